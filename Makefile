@@ -2,10 +2,10 @@
 #   make demo   installs into .venv, then checks a simulated node, first by reading and then with real CPU ranks
 #     For the ranks it fetches PyTorch, unless $(PYTHON) has one: TORCH_INDEX=https://download.pytorch.org/whl/cpu is the
 #     small CPU build, TORCH=no leaves PyTorch out
-#   make test   installs the same way, then runs every test
+#   make test   installs the same way, then runs a cheap test of every behaviour: four minutes on two cores
 # While you work:
 #   make test-fast   facts, checks and reports, without the tests that start processes: under a minute
-#   make test-wide   every fault on every node and the like, of which make test takes a part
+#   make test-wide   what make test leaves out: whole matrices, long tests from end to end
 #   make lint        ruff, mypy --strict and import-linter
 #   make site        builds the documentation pages in build/site
 #   make accept      regenerates goldens and generated files and lists what changed; read the difference
@@ -56,11 +56,11 @@ build/.compiled: $(shell find gpudoctor tests -name '*.py') | $(VENV)/.installed
 test: $(VENV)/.installed-dev build/.compiled
 	$(BIN)/python -m pytest -n $(TWO_A_CORE) --maxprocesses=8 $(BY_FILE) --no-loadscope-reorder
 
-WIDE := tests/checks/test_faults_matrix.py tests/checks/test_missing_leaves.py tests/facts/test_error_cost.py \
-  tests/checks/test_peer_gaps.py tests/checks/test_parts_removed.py \
-  tests/cluster/test_slurm.py::test_each_node_of_a_step_makes_one_report_of_its_own_tasks
-test-wide: $(VENV)/.installed-dev
-	GPUDOCTOR_WIDE=1 $(BIN)/python -m pytest -n $$(nproc) $(BY_FILE) $(WIDE)
+# Only test and test-fast leave out what is wide
+accept coverage fuzz test-cuda-build test-engines test-frameworks test-packages test-wide: export GPUDOCTOR_WIDE = 1
+
+test-wide: $(VENV)/.installed-dev build/.compiled
+	$(BIN)/python -m pytest -m wide -n $(TWO_A_CORE) --maxprocesses=8 $(BY_FILE) --no-loadscope-reorder
 
 # What a test imports or calls when it starts processes: a new test of that kind is left out without further work
 STARTS := subprocess|Popen|multiprocessing|Sampler\(|DriverWatch\(|collect_live\(|live_nodes

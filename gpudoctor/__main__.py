@@ -58,13 +58,13 @@ def _import_msgspec() -> None:
         del sys.modules["typing_extensions"]
 
 
-def _may_read_this_machine(words: list[str]) -> bool:
+def _may_read_this_machine(parts: list[str]) -> bool:
     """Guess from the raw arguments, before the options are parsed, whether the driver will be read.
 
     A wrong guess is harmless: the process that was started ahead is ended before it touches the driver.
     """
     other = ("-h", "--help", "--node", "--version")
-    return words[:1] in _LIVE and not any(word.partition("=")[0] in other for word in words)
+    return parts[:1] in _LIVE and not any(word.partition("=")[0] in other for word in parts)
 
 
 def _hold_standard_streams() -> None:

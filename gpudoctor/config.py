@@ -31,13 +31,11 @@ if TYPE_CHECKING:
 SYSTEM_FILE = Path("/etc/gpudoctor/config.yaml")
 
 Thresholds = dict[str, dict[str, float | dict[str, dict[str, float]]]]
+FailOn = Literal["fail", "warn", "never"]
 
 
 class ConfigError(UserError):
     """The configuration cannot be used; the message names file, line and key."""
-
-
-FailOn = Literal["fail", "warn", "never"]
 
 
 class HostConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -165,8 +163,8 @@ class _Wrong(NamedTuple):
 def _wrong_names(config: Config, checks: tuple[Check, ...]) -> Iterator[_Wrong]:
     """Each place in a configuration that names an unknown check, threshold or host, and the error message."""
     names = [*(check.id for check in checks), *{check.domain for check in checks}]
-    for key, words in (("skip", config.skip), ("require", config.require)):
-        for number, word in enumerate(words):
+    for key, text in (("skip", config.skip), ("require", config.require)):
+        for number, word in enumerate(text):
             if not any(matches(check, word) for check in checks):
                 # what must give a verdict cannot be left out
                 yield _Wrong((key, number), f"no check is called {word!r}{_nearest(word, names)}", key == "skip")

@@ -31,8 +31,8 @@ def is_host_name(name: str) -> bool:
 
 def natural(name: str) -> tuple[tuple[int, int, str], ...]:
     """A sort key that puts node2 before node10."""
-    words = _DIGITS.split(name)
-    return tuple((1, int(word[:18]), word) if word.isdecimal() else (0, 0, word) for word in words)
+    parts = _DIGITS.split(name)
+    return tuple((1, int(word[:18]), word) if word.isdecimal() else (0, 0, word) for word in parts)
 
 
 def hostlist(names: Iterable[str]) -> str:
@@ -51,10 +51,10 @@ def hostlist(names: Iterable[str]) -> str:
             plain.add(name)
         else:
             numbered.setdefault(match[1], set()).add(match[2])
-    words = sorted(plain)
+    parts = sorted(plain)
     for prefix in sorted(numbered):
-        words += _folded(prefix, numbered[prefix])
-    return ",".join(words)
+        parts += _folded(prefix, numbered[prefix])
+    return ",".join(parts)
 
 
 def expand_hostlist(text: str) -> tuple[str, ...]:
@@ -126,12 +126,12 @@ def _folded(prefix: str, digits: set[str]) -> list[str]:
     for number in digits:
         width = len(number) if len(number) in widths else 0
         groups.setdefault(width, []).append(int(number))
-    words = []
+    parts = []
     for width in sorted(groups):
         ranges = [_range(first, last, width) for first, last in _runs(sorted(groups[width]))]
         single = len(ranges) == 1 and "-" not in ranges[0]
-        words.append(f"{prefix}{ranges[0]}" if single else f"{prefix}[{','.join(ranges)}]")
-    return words
+        parts.append(f"{prefix}{ranges[0]}" if single else f"{prefix}[{','.join(ranges)}]")
+    return parts
 
 
 def _runs(numbers: list[int]) -> list[tuple[int, int]]:

@@ -195,13 +195,13 @@ def preflight(
         report = run_check(request)
     if report.exit_code != 0 or report.verdict in ("fail", "unknown"):
         what = "simulated node" if report.simulated else "node"
-        words = f"{what} {report.run.source.name} is not fit to train on: {report.reason}"
-        raise local_verdict.NotFitError(words, report)
+        text = f"{what} {report.run.source.name} is not fit to train on: {report.reason}"
+        raise local_verdict.NotFitError(text, report)
     return report
 
 
-def _words(words: Words) -> tuple[str, ...]:
-    return (words,) if isinstance(words, str) else tuple(words)
+def _words(parts: Words) -> tuple[str, ...]:
+    return (parts,) if isinstance(parts, str) else tuple(parts)
 
 
 def _paths(paths: Source | Iterable[Source]) -> tuple[str, ...]:

@@ -134,7 +134,7 @@ def _limit_s(prep: Prepared) -> float:
 
 def _refuse_confined(place: LocalPlacement, prep: Prepared, workers: LocalWorkers) -> None:
     """Raise UserError if the first process cannot open the GPUs of the others: its pass would not cover them."""
-    if prep.request.node is None and any(theirs != openable_gpus() for theirs in workers.openable):
+    if prep.request.node is None and any(other != openable_gpus() for other in workers.openable):
         raise UserError(
             f"{place.engine} confined each process of this node to GPUs of its own, which the first one cannot check "
             "for all; srun --gpu-bind=none opens them, or check the node in the prolog: gpudoctor check --level quick"

@@ -76,10 +76,10 @@ class ProgressLines:
         self._said: dict[int, tuple[str, str]] = {}
         self._rounds: dict[int, int] = {}
 
-    def __call__(self, words: str) -> None:
+    def __call__(self, text: str) -> None:
         # empty words clear the line of a terminal
-        if words:
-            self._tell(ProgressLine(words))
+        if text:
+            self._tell(ProgressLine(text))
         else:
             self._show(None)
 

@@ -50,10 +50,10 @@ class YamlFile(NamedTuple):
 
     def error(self, place: Place, problem: str) -> YamlFileError:
         """An error that names the file, the key, and the line of the deepest part of `place` that exists."""
-        there = place
-        while there and there not in self.lines:
-            there = there[:-1]
-        return _error(self.path, self.lines.get(there, 1), place or _TOP, problem)
+        present = place
+        while present and present not in self.lines:
+            present = present[:-1]
+        return _error(self.path, self.lines.get(present, 1), place or _TOP, problem)
 
     def without(self, place: Place) -> YamlFile:
         """The file without what is at a place; the items of a list that follow keep their lines."""

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -37,8 +38,11 @@ sys.dont_write_bytecode = False
 settings.register_profile("gpudoctor", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("gpudoctor")
 
-# `make test-wide`: every fault on every node, every lost leaf in every way, every code from every call of the driver
+# `make test` has a cheap representative of each behaviour and leaves out what is marked `wide`: whole matrices, and
+# tests from end to end that take long. With GPUDOCTOR_WIDE=1, or if a test is named by `::`, nothing is left out
 WIDE = os.environ.get("GPUDOCTOR_WIDE") == "1"
+LEFT_OUT = pytest.StashKey[int]()
+WIDE_MARKER = "wide(but=[ids], every=n): only `make test-wide` runs it, but for these cases or each n-th"
 # What takes longest, first: no worker is to begin one of these files when the others are about to end. Those that wait
 # (engines, limits of time) alternate with those that compute (ranks)
 SLOWEST = (
@@ -59,8 +63,10 @@ TEARDOWN_LIMIT_S = 120.0
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Tests of programs that this machine lacks are skipped."""
+    """Tests of programs that this machine lacks are skipped, and wide ones left out."""
     config.pluginmanager.register(needs)
+    config.addinivalue_line("markers", WIDE_MARKER)
+    config.stash[LEFT_OUT] = 0
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)
@@ -107,11 +113,39 @@ def pytest_collection() -> None:
     gc.disable()
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The slowest files first, in their order."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is wide; the slowest files first, in their order."""
+    by_name = any("::" in arg for arg in config.args)
+    _keep_representatives(items, all_cases=not by_name)
+    if not WIDE and not by_name:
+        wide = [item for item in items if item.get_closest_marker("wide")]
+        config.stash[LEFT_OUT] = len(wide)
+        config.hook.pytest_deselected(items=wide)
+        items[:] = [item for item in items if not item.get_closest_marker("wide")]
     place = {ROOT / "tests" / f"{name}.py": number for number, name in enumerate(SLOWEST)}
     items.sort(key=lambda item: place.get(item.path, len(place)))
+
+
+def _keep_representatives(items: list[pytest.Item], *, all_cases: bool) -> None:
+    """Take the marker from the cases that `wide(but=[ids])` or `wide(every=8)` spares.
+
+    UsageError for a case that does not exist.
+    """
+    cases: dict[str, dict[str, pytest.Item]] = {}
+    for item in items:
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+            cases.setdefault(item.nodeid.partition("[")[0], {})[item.callspec.id] = item
+    for test, by_id in cases.items():
+        mark = next(iter(by_id.values())).get_closest_marker("wide")
+        if mark is None or not mark.kwargs:
+            continue
+        every = mark.kwargs.get("every")
+        spared = list(by_id)[::every] if every else list(mark.kwargs["but"])
+        if all_cases and (unknown := [case for case in spared if case not in by_id]):
+            raise pytest.UsageError(f"{test}: wide(but=...) names no case: {unknown}")
+        for case in set(spared) & by_id.keys():
+            by_id[case].own_markers.remove(mark)
 
 
 def pytest_collection_finish() -> None:
@@ -122,6 +156,24 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
     gc.enable()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker of xdist tells how many tests it left out; each leaves out the same."""
+    if (output := getattr(session.config, "workeroutput", None)) is not None:
+        output["wide"] = session.config.stash[LEFT_OUT]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """The same, in the process that reports."""
+    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("wide", 0)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """One line on what was left out."""
+    if count := config.stash[LEFT_OUT]:
+        terminalreporter.write_line(f"{count} wide tests left out: make test-wide runs them")
 
 
 @pytest.hookimpl(trylast=True)

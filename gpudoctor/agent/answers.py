@@ -30,6 +30,8 @@ from gpudoctor.http.server import HEADERS, one_line
 CONNECTIONS_MAX = 32
 CONNECTION_S = 10.0  # Prometheus itself gives up after 10 s
 _SHUTDOWN_S = 0.5
+# the only metric of a stale report that is still exported
+_TIMESTAMP = "gpudoctor_run_timestamp_seconds"
 
 
 class AgentAnswers:
@@ -78,8 +80,8 @@ class AgentAnswers:
         node = self._status()
         if path == "/healthz":
             # only clients with the token learn which part of the node is broken
-            said = node.line if knows else "healthy" if node.healthy else "not healthy"
-            text = f"{self._prefix}{printable(said)}\n"
+            reported = node.line if knows else "healthy" if node.healthy else "not healthy"
+            text = f"{self._prefix}{printable(reported)}\n"
             return web.Response(status=200 if node.healthy else 503, text=text, headers=HEADERS)
         if path == "/report":
             return _report(node, self._prefix)
@@ -94,10 +96,6 @@ def _report(node: NodeStatus, prefix: str) -> web.Response:
     headers = {**HEADERS, **age, "Content-Type": "application/json"}
     status = 503 if node.report is None else 200
     return web.Response(status=status, body=render_json(node.last.report).encode(), headers=headers)
-
-
-# the only metric of a stale report that is still exported
-_TIMESTAMP = "gpudoctor_run_timestamp_seconds"
 
 
 class AgentMetrics(Collector):

@@ -85,10 +85,10 @@ class NodeStatus(msgspec.Struct, frozen=True):
         """One line for people: the verdict, the reason and the report's age."""
         if self.report is None:
             return f"UNKNOWN {self.why_not}"
-        said = self.report.reason if self.report.error is None else f"UNKNOWN {self.report.error}"
+        reported = self.report.reason if self.report.error is None else f"UNKNOWN {self.report.error}"
         waits = [alarm.check for alarm in self.alarms if alarm.status.value == "warn"]
         repeated = f"; repeatedly: {', '.join(dict.fromkeys(waits))}" if waits else ""
-        return f"{said}{repeated} ({self.age_s or 0:.0f} s old)"
+        return f"{reported}{repeated} ({self.age_s or 0:.0f} s old)"
 
 
 class ScrapeFigures(NamedTuple):

@@ -72,9 +72,9 @@ def run_agent(request: AgentRequest) -> int:
 
     where = listen_address(request.listen, "--listen", DEFAULT_LISTEN)
     token = token_of(request.token_file, os.environ, where)
-    with ExitStack() as kept:
-        sockets = [kept.enter_context(each) for each in where.listening_sockets()]
-        schedule = _schedule(request, kept)
+    with ExitStack() as retained:
+        sockets = [retained.enter_context(each) for each in where.listening_sockets()]
+        schedule = _schedule(request, retained)
         plan = schedule.plan
         metrics = AgentMetrics(schedule.scrape_figures)
         answers = AgentAnswers(HttpAccess(token, where.host), metrics, schedule.status, plan.prefix)
@@ -105,21 +105,21 @@ def check_once(request: AgentRequest) -> int | tuple[NodeStatus, str]:
 
     Return the node's status and its prefix (`SchedulePlan.prefix`), or 128 + n if signal n ended the run.
     """
-    with ExitStack() as kept:
-        schedule = _schedule(request, kept)
+    with ExitStack() as retained:
+        schedule = _schedule(request, retained)
         adopt_orphans()
         ended_by = asyncio.run(_until_signal(schedule.once()))
     return (schedule.status(), schedule.plan.prefix) if ended_by is None else ended_by
 
 
-def _schedule(request: AgentRequest, kept: ExitStack) -> Schedule:
+def _schedule(request: AgentRequest, retained: ExitStack) -> Schedule:
     plan = _plan(request)
     subject = WatchedSubject(plan.host, _utf8(request.node), tuple(_utf8(fault) or "" for fault in request.faults))
     folder = request.state or default_directory(os.environ)
     if request.state is None and request.node is not None and not os.environ.get("STATE_DIRECTORY"):
         folder /= "tried"  # the state of this machine is another one
     state = StateDirectory(folder, subject)
-    kept.callback(state.close)
+    retained.callback(state.close)
     return Schedule(plan, state)
 
 
@@ -178,16 +178,16 @@ def _source(request: AgentRequest, named: Sequence[str]) -> SourceSummary:
 def _asked(command: str, options: Sequence[str]) -> bytes:
     """stdout of another gpudoctor, which reads the user's input so that this process stays small. Raise UserError."""
     try:
-        words = [*own_gpudoctor(), command, *options]
-        done = run_command(words, _ASK_S, OUTPUT_BYTES_MAX, environment(os.environ), with_stderr=True)
+        arguments = [*own_gpudoctor(), command, *options]
+        done = run_command(arguments, _ASK_S, OUTPUT_BYTES_MAX, environment(os.environ), with_stderr=True)
     except CommandLateError:
         raise UserError(f"gpudoctor {command} {' '.join(options)}: no answer in {_ASK_S:g} s") from None
     except OSError as error:
         raise UserError(f"gpudoctor cannot be started again: {error.strerror or error}") from None
     if done.returncode == 0:
         return done.stdout.encode()
-    said = done.stderr.strip().rpartition("\n")[2]
-    raise UserError(printable(said.removeprefix("gpudoctor: ").removeprefix("error: ")) or f"{command} failed")
+    reported = done.stderr.strip().rpartition("\n")[2]
+    raise UserError(printable(reported.removeprefix("gpudoctor: ").removeprefix("error: ")) or f"{command} failed")
 
 
 def _utf8(text: str | None) -> str | None:

@@ -26,6 +26,10 @@ _LOOK_S = 0.05
 _NAP_MAX_S = 30.0  # asyncio's clock stops while the machine is suspended
 SOFT_S, HARD_S = 4.0, 2.0  # a check needs less than a second to end after SIGTERM
 END_SOFT_S, END_HARD_S = 0.9, 0.6  # the agent must end within 2 s
+TOKEN_VARIABLE = "GPUDOCTOR_AGENT_TOKEN"
+# a quick report of 16 GPUs is below 1 MiB
+OUTPUT_BYTES_MAX = 16 << 20
+WORDS_MAX = 300
 
 
 class SchedulePlan(msgspec.Struct, frozen=True):
@@ -206,11 +210,6 @@ def _end_now(run: QuickRun) -> None:
 
 # One run.
 
-TOKEN_VARIABLE = "GPUDOCTOR_AGENT_TOKEN"
-# a quick report of 16 GPUs is below 1 MiB
-OUTPUT_BYTES_MAX = 16 << 20
-WORDS_MAX = 300
-
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The agent's environment without the variables that are for the agent only."""
@@ -260,21 +259,21 @@ class QuickRun:
         status = self._process.returncode
         try:
             output = content(self._out, OUTPUT_BYTES_MAX + 1)
-            words = _last_line(content(self._err, OUTPUT_BYTES_MAX + 1))
+            text = _last_line(content(self._err, OUTPUT_BYTES_MAX + 1))
         finally:
             self._close()
-        said = f": {words}" if words else ""
+        reported = f": {text}" if text else ""
         if len(output) > OUTPUT_BYTES_MAX:
             return "the check wrote more than any report can be: it was ended"
         if not output.strip():
-            return f"the check gave no report ({ending_words(status)}){said}"
+            return f"the check gave no report ({ending_words(status)}){reported}"
         try:
             report = decoded(output)
         except ValueError as error:
-            return f"the check gave a report that cannot be read ({printable(str(error))[:WORDS_MAX]}){said}"
+            return f"the check gave a report that cannot be read ({printable(str(error))[:WORDS_MAX]}){reported}"
         if report.exit_code != status:
             how = ending_words(status)
-            return f"the check ended otherwise than its report says ({how}, not {report.exit_code}){said}"
+            return f"the check ended otherwise than its report says ({how}, not {report.exit_code}){reported}"
         return report
 
     def abandon(self) -> None:
@@ -301,6 +300,6 @@ def decoded(data: bytes) -> Report:
     return msgspec.json.decode(clean, type=Report)
 
 
-def _last_line(words: bytes) -> str:
-    line = words.decode("utf-8", "replace").strip().rpartition("\n")[2]
+def _last_line(output: bytes) -> str:
+    line = output.decode("utf-8", "replace").strip().rpartition("\n")[2]
     return printable(line)[:WORDS_MAX]

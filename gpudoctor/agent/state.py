@@ -115,10 +115,10 @@ class StateDirectory:
             return None
 
     def _read(self, path: Path) -> Last:
-        kept = msgspec.json.decode(read_own_file(path, STATE_BYTES_MAX), type=_Kept)
-        if kept.subject != self._subject:
+        retained = msgspec.json.decode(read_own_file(path, STATE_BYTES_MAX), type=_Kept)
+        if retained.subject != self._subject:
             raise ValueError("it is of another node")
-        return kept.last
+        return retained.last
 
     def save(self, last: Last) -> bool:
         """Write the state atomically. Return False if that fails, with a message at the first failure only."""

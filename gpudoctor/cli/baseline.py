@@ -79,9 +79,9 @@ def _compare(args: argparse.Namespace) -> int:
 def write_error(args: argparse.Namespace, message: str, code: int) -> int:
     """Write the error as a JSON document if JSON was requested; return the exit code."""
     if args.baseline_command == "compare" and args.format == "json":
-        place, said = args.report or args.node or "", printable(message)
+        place, reported = args.report or args.node or "", printable(message)
         nothing = compare.Comparison(
-            "gpudoctor.comparison/1", __version__, "", False, 0, place, "unknown", code, error=said
+            "gpudoctor.comparison/1", __version__, "", False, 0, place, "unknown", code, error=reported
         )
         write_error_document(json_line(nothing), args)
     return code

@@ -96,12 +96,12 @@ def write_error(args: argparse.Namespace, message: str, code: int) -> int:
     return code
 
 
-def _say_bad(heard: records.ReportRecord | reading.Refused) -> None:
+def _say_bad(reporting: records.ReportRecord | reading.Refused) -> None:
     """Print each bad report at once while reports arrive on stdin."""
-    if isinstance(heard, reading.Refused):
-        say(f"{heard.place}: {heard.why}")
-    elif heard.verdict in ("fail", "unknown"):
-        say(f"{heard.name}: {heard.reason}")
+    if isinstance(reporting, reading.Refused):
+        say(f"{reporting.place}: {reporting.why}")
+    elif reporting.verdict in ("fail", "unknown"):
+        say(f"{reporting.name}: {reporting.reason}")
 
 
 def _progress() -> Callable[[reading.Gathered | None], None]:

@@ -80,12 +80,12 @@ def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 def _name_or_file(kind: str, names: Sequence[str]) -> dict[str, object]:
     """A custom completion for shtab: names or files. bash quotes the results of functions with "file" in their name."""
-    function, words = f"_gpudoctor_{kind}_or_file", " ".join(names)
-    bash = f'{function}() {{ compgen -W "{words}" -- "$1"; compgen -f -- "$1"; }}'
-    zsh = f"{function}() {{ _alternative 'names:{kind}:({words})' 'files:file:_files' }}"
+    function, text = f"_gpudoctor_{kind}_or_file", " ".join(names)
+    bash = f'{function}() {{ compgen -W "{text}" -- "$1"; compgen -f -- "$1"; }}'
+    zsh = f"{function}() {{ _alternative 'names:{kind}:({text})' 'files:file:_files' }}"
     return {
         "bash": function,
         "zsh": function,
-        "fish": f"{words} (__fish_complete_path (commandline -ct))",
+        "fish": f"{text} (__fish_complete_path (commandline -ct))",
         "preamble": {"bash": bash, "zsh": zsh},
     }

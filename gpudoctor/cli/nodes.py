@@ -25,12 +25,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the name and title of each node and fault. Raise UserError if a word is in none."""
-    words = [word.lower() for word in args.words]
-    nodes = [row for row in node_titles().items() if _has(words, row)]
+    pieces = [word.lower() for word in args.words]
+    nodes = [row for row in node_titles().items() if _has(pieces, row)]
     kit = [(each.name, each.check, each.title) for each in faults()]
-    kit = [row for row in kit if _has(words, row)]
-    jobs = [row for row in example_jobs.EXAMPLE_JOBS.items() if _has(words, row)]
-    if words and not nodes and not kit and not jobs:
+    kit = [row for row in kit if _has(pieces, row)]
+    jobs = [row for row in example_jobs.EXAMPLE_JOBS.items() if _has(pieces, row)]
+    if pieces and not nodes and not kit and not jobs:
         named = " or ".join(map(printable, args.words))
         raise UserError(f"no simulated node, fault or example job has {named} in its name or title")
     if args.json:
@@ -55,8 +55,8 @@ def run(args: argparse.Namespace) -> int:
     return OK
 
 
-def _has(words: list[str], row: tuple[str, ...]) -> bool:
-    return not words or any(word in " ".join(row).lower() for word in words)
+def _has(parts: list[str], row: tuple[str, ...]) -> bool:
+    return not parts or any(word in " ".join(row).lower() for word in parts)
 
 
 def write_error(args: argparse.Namespace, message: str, code: int) -> int:

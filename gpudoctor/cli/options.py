@@ -22,14 +22,6 @@ with lazy_imports():
     from gpudoctor import api, progress
     from gpudoctor.report import output_files
 
-
-class _Document(Protocol):
-    """Any report with an `error` field."""
-
-    @property
-    def error(self) -> str | None: ...
-
-
 # argparse's parsers and groups share what adds an option
 _Options = argparse._ActionsContainer
 
@@ -38,6 +30,15 @@ NODE_HELP = (
     "a recorded watch, - for stdin, or a simulated node's name (see: gpudoctor nodes)"
 )
 _R = TypeVar("_R", bound=msgspec.Struct)
+
+
+class _Document(Protocol):
+    """Any report with an `error` field."""
+
+    @property
+    def error(self) -> str | None: ...
+
+
 _D = TypeVar("_D", bound=_Document)
 
 
@@ -186,8 +187,8 @@ def seconds(text: str) -> float:
 
 def seconds_between(least: float, most: float) -> Callable[[str], float]:
     """A parser of seconds within a range, both ends included."""
-    wanted = f"a number of seconds from {least:g} to {most:g}"
-    return lambda text: _number(text, lambda value: least <= value <= most, wanted)
+    expected = f"a number of seconds from {least:g} to {most:g}"
+    return lambda text: _number(text, lambda value: least <= value <= most, expected)
 
 
 def rate(text: str) -> float:
@@ -206,11 +207,11 @@ def up_to(largest: int, wanted: str = "a number") -> Callable[[str], int]:
     return whole_number
 
 
-def _number(text: str, fits: Callable[[float], bool], wanted: str) -> float:
+def _number(text: str, fits: Callable[[float], bool], expected: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = float("nan")
     if not fits(value):  # NaN never fits
-        raise argparse.ArgumentTypeError(f"{text!r}: {wanted} is wanted")
+        raise argparse.ArgumentTypeError(f"{text!r}: {expected} is wanted")
     return value

@@ -58,12 +58,12 @@ def _parsed(given: list[str]) -> argparse.Namespace:
     return args
 
 
-def _before_program(command: str, words: list[str]) -> tuple[list[str], list[str]]:
+def _before_program(command: str, arguments: list[str]) -> tuple[list[str], list[str]]:
     """The options of a command that starts a program, and that program, which argparse must not interpret."""
-    if command not in _BEFORE_A_PROGRAM or "--" not in words:
-        return words, []
-    place = words.index("--")
-    return words[:place], words[place + 1 :]
+    if command not in _BEFORE_A_PROGRAM or "--" not in arguments:
+        return arguments, []
+    place = arguments.index("--")
+    return arguments[:place], arguments[place + 1 :]
 
 
 def _parser_of(command: str) -> Parser:

@@ -81,9 +81,9 @@ def run(args: argparse.Namespace) -> int:
     if sys.stdout is None:
         raise UserError("stdout is closed: gpudoctor watch writes its lines there")
     lines = LineWriter(sys.stdout.buffer)
-    with ExitStack() as kept:
+    with ExitStack() as retained:
         source = sources.open_source(args.node, args.fault, args.interval)
-        kept.callback(source.close)
+        retained.callback(source.close)
         with suppress(ClosedError):
             follow(source, lines, args.interval)
     return OK
@@ -96,11 +96,11 @@ def follow(
     due_s = monotonic()
     while True:
         at_s = round(clock(), 3)
-        told = False
+        reported = False
         for line in source.lines(at_s):
             lines.write(line)
-            told = True
-        if not told:
+            reported = True
+        if not reported:
             return
         due_s += interval_s
         if due_s < monotonic() - interval_s:

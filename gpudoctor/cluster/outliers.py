@@ -35,6 +35,10 @@ MOST_NAMED_SHARE = 0.25
 _CHANCE = 0.01
 _MAD_TO_SIGMA = 1.4826
 _FEWEST_SIGMAS = 3.5  # Iglewicz and Hoaglin 1993: the usual bound of the modified z-score
+# A node is blamed if its pairs with nearly all partners are slow (gpudoctor's own choice: three of four), and only if
+# it has two or more partners: with one, there is no telling which of the two it is.
+NEARLY_ALL = 0.75
+_FEWEST_PARTNERS = 2
 
 
 class Bad(msgspec.Struct, frozen=True, gc=False):
@@ -162,11 +166,6 @@ def _criterion(ordered: Sequence[float]) -> float:
 
 # Slow nodes and links, by the rates of pairs of nodes.
 
-# A node is blamed if its pairs with nearly all partners are slow (gpudoctor's own choice: three of four), and only if
-# it has two or more partners: with one, there is no telling which of the two it is.
-NEARLY_ALL = 0.75
-_FEWEST_PARTNERS = 2
-
 
 class Named(msgspec.Struct, frozen=True):
     """`nodes` are slow with nearly all partners; `links` are the other slow pairs."""
@@ -211,11 +210,11 @@ def name_outliers(measured: Iterable[Pair], outliers: Sequence[Pair]) -> Named:
         if worst is None or outlier_partners[worst] / partners[worst] < NEARLY_ALL:
             break
         nodes.append(worst)
-        gone = {pair for pair in left if worst in pair}
-        partners.subtract(_counted(gone))
-        outlier_partners.subtract(_counted(gone & outliers_left))
-        left -= gone
-        outliers_left -= gone
+        missing = {pair for pair in left if worst in pair}
+        partners.subtract(_counted(missing))
+        outlier_partners.subtract(_counted(missing & outliers_left))
+        left -= missing
+        outliers_left -= missing
     return Named(tuple(sorted(nodes)), tuple(sorted(outliers_left)))
 
 

@@ -88,8 +88,8 @@ def stalled(answer: Diagnosis, stall: Stall) -> Diagnosis:
     """The answer for a job that makes no progress: something is wrong, even if no line shows it."""
     if answer.verdict != "nothing":
         return answer
-    words = "; ".join(stall.last[:8]) or "no step was seen"
-    text = f"no step for {stall.seconds:g} s, and no line says why; last known: {words}"
+    message = "; ".join(stall.last[:8]) or "no step was seen"
+    text = f"no step for {stall.seconds:g} s, and no line says why; last known: {message}"
     cause = Cause("stalled", None, None, None, "possible", text)
     return msgspec.structs.replace(answer, verdict="unknown", cause=cause, collect=COLLECT, reason="")
 
@@ -117,8 +117,8 @@ def _doubt(job: Job, gathered: GatheredLogs) -> str:
 
 def _nothing_reason(gathered: GatheredLogs) -> str:
     strange = [file for file in gathered.files if file.text and not file.like_a_job]
-    words = "nothing in it says that something failed"
-    return f"{words}; {len(strange)} of {len(gathered.files)} not recognised as logs" if strange else words
+    text = "nothing in it says that something failed"
+    return f"{text}; {len(strange)} of {len(gathered.files)} not recognised as logs" if strange else text
 
 
 def _cause(job: Job, found: Hypothesis, confidence: Confidence, gathered: GatheredLogs) -> Cause:
@@ -157,17 +157,17 @@ def _dump_evidence(job: Job, found: Hypothesis, gathered: GatheredLogs) -> tuple
 
 def _others(job: Job, found: list[Hypothesis], best: Hypothesis, gathered: GatheredLogs) -> list[Cause]:
     """The remaining hypotheses of another kind or place, without those that merely follow from the best one."""
-    kept: list[Cause] = []
+    retained: list[Cause] = []
     seen = {(best.what, best.ranks)}
     if len(best.ranks) > 1 and best.what == "rank_behind":
-        kept += [_cause(job, _of_rank(best, rank), best.confidence, gathered) for rank in best.ranks[1:]]
+        retained += [_cause(job, _of_rank(best, rank), best.confidence, gathered) for rank in best.ranks[1:]]
     for hypothesis in found[1:]:
         key = (hypothesis.what, hypothesis.ranks)
         if key in seen or hypothesis.unknown or (hypothesis.ranks and set(hypothesis.ranks) <= set(best.ranks)):
             continue
         seen.add(key)
-        kept.append(_cause(job, hypothesis, "possible", gathered))
-    return kept[:_MOST_OTHERS]
+        retained.append(_cause(job, hypothesis, "possible", gathered))
+    return retained[:_MOST_OTHERS]
 
 
 def _of_rank(best: Hypothesis, rank: int) -> Hypothesis:
@@ -175,14 +175,14 @@ def _of_rank(best: Hypothesis, rank: int) -> Hypothesis:
 
 
 def _victims(job: Job, attempt: int, best: Hypothesis) -> Iterable[Victim]:
-    told: set[object] = set()
+    reported: set[object] = set()
     proof = {(e.file, e.line) for e in best.events} if not best.unknown else set()
     shown = {e.rank for e in best.events if e.rank is not None} if proof else set()
     for event in job.of("victim", "wait", attempt=attempt):
         key = event.rank if event.rank is not None else (event.host, event.file)
         if event.what == "ib_flushed":  # it follows from an error of the same queue, which may be this process's own
             continue
-        if key in told or len(told) >= _MOST_VICTIMS or (event.rank is not None and event.rank in best.ranks):
+        if key in reported or len(reported) >= _MOST_VICTIMS or (event.rank is not None and event.rank in best.ranks):
             continue
         if ((event.file, event.line) in proof or event.rank in shown) and best.what not in (
             "rank_hung",
@@ -190,7 +190,7 @@ def _victims(job: Job, attempt: int, best: Hypothesis) -> Iterable[Victim]:
             "node_lost",
         ):
             continue
-        told.add(key)
+        reported.add(key)
         name = job.files[event.file].name
         why = "waited for a peer" if event.role == "wait" else "lost the connection to a peer or to the store"
         yield Victim(event.rank, event.host, why, (EvidenceLine(name, event.line, event.text.strip()),))

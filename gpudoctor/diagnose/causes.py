@@ -10,6 +10,24 @@ from pathlib import Path
 import msgspec
 
 _PAGES = Path(__file__).parent / "pages"
+_PROGRAM = "Fix the program or its data; no machine is at fault by this."
+_NCCL_AGAIN = "Run again with NCCL_DEBUG=WARN (INFO for the start) and keep the output of every rank."
+_RECORDER = "Run again with TORCH_FR_BUFFER_SIZE=2000 (before torch 2.9: TORCH_NCCL_TRACE_BUFFER_SIZE) and keep the dumps of all ranks."
+_STACKS = "While it hangs: py-spy dump --pid PID of every rank; the odd one out is the suspect."
+_SHM = "Give /dev/shm more room: docker --shm-size=16g, or an emptyDir of medium Memory; remove left-over files there."
+_IB = "Look at the port counters and cables of both ends, and whether the peer died before."
+# for a cause that is unknown or only possible
+COLLECT = (
+    "the output of every rank, not of one alone (torchrun --log-dir DIR --redirects 3, srun -l)",
+    "the kernel log of each host: dmesg -T",
+    "flight recorder dumps: TORCH_FR_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1",
+    "while it hangs: py-spy dump of every rank, and ncclras",
+)
+_HARDWARE = ("gpu_ecc", "gpu_reset_required", "gpu_lost", "gpu_xid", "nvlink_failed", "wrong_results")
+_LOOK_FIRST = (
+    "Look before you drain: only the job's output says so. Read dmesg -T on that node and run the checks below there; "
+    "their reports (--reports) confirm it or not.",
+)
 
 
 class CauseText(msgspec.Struct, frozen=True):
@@ -24,13 +42,6 @@ class CauseText(msgspec.Struct, frozen=True):
 def _c(page: str, title: str, *steps: str, checks: str = "") -> CauseText:
     return CauseText(title, page, steps, tuple(checks.split()))
 
-
-_PROGRAM = "Fix the program or its data; no machine is at fault by this."
-_NCCL_AGAIN = "Run again with NCCL_DEBUG=WARN (INFO for the start) and keep the output of every rank."
-_RECORDER = "Run again with TORCH_FR_BUFFER_SIZE=2000 (before torch 2.9: TORCH_NCCL_TRACE_BUFFER_SIZE) and keep the dumps of all ranks."
-_STACKS = "While it hangs: py-spy dump --pid PID of every rank; the odd one out is the suspect."
-_SHM = "Give /dev/shm more room: docker --shm-size=16g, or an emptyDir of medium Memory; remove left-over files there."
-_IB = "Look at the port counters and cables of both ends, and whether the peer died before."
 
 CAUSES: dict[str, CauseText] = {
     "user_exception": _c("user-exception", "the program raised an exception", "Read its traceback; the last frame of your own code is named above.", _PROGRAM),
@@ -141,21 +152,6 @@ CAUSES: dict[str, CauseText] = {
     "recovered": _c("ended-from-outside", "an attempt failed, and a later one ended well", "Nothing to do for this job; the first attempt's cause is named above."),
 }  # fmt: skip
 
-# for a cause that is unknown or only possible
-COLLECT = (
-    "the output of every rank, not of one alone (torchrun --log-dir DIR --redirects 3, srun -l)",
-    "the kernel log of each host: dmesg -T",
-    "flight recorder dumps: TORCH_FR_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1",
-    "while it hangs: py-spy dump of every rank, and ncclras",
-)
-
-
-_HARDWARE = ("gpu_ecc", "gpu_reset_required", "gpu_lost", "gpu_xid", "nvlink_failed", "wrong_results")
-_LOOK_FIRST = (
-    "Look before you drain: only the job's output says so. Read dmesg -T on that node and run the checks below there; "
-    "their reports (--reports) confirm it or not.",
-)
-
 
 def text_of_cause(what: str) -> CauseText:
     """The text for a value of `cause.what`; a plain one for a value without a row."""
@@ -174,9 +170,9 @@ def page_names() -> list[str]:
 
 def page_of(name: str) -> str | None:
     """The page with this name, or of this value of `cause.what`; None if there is none."""
-    wanted = name.removeprefix("diagnose.")
-    word = CAUSES.get(wanted.replace("-", "_"))
-    path = _PAGES / f"{wanted.replace('_', '-')}.md"
+    expected = name.removeprefix("diagnose.")
+    word = CAUSES.get(expected.replace("-", "_"))
+    path = _PAGES / f"{expected.replace('_', '-')}.md"
     if path.name in {f"{page}.md" for page in page_names()}:
         return path.read_text(encoding="utf-8")
     return (_PAGES / f"{word.page}.md").read_text(encoding="utf-8") if word else None

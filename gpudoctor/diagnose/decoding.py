@@ -120,8 +120,8 @@ def raw_blocks(source: LogSource) -> Iterator[bytes]:
                         f"it unpacks to more than {unpacked >> 20} MiB: only what comes before was read"
                     )
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-        words = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise UnreadableError(words.partition("\n")[0]) from None
+        text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise UnreadableError(text.partition("\n")[0]) from None
 
 
 def _blocks_of(stream: IO[bytes], name: str) -> Iterator[bytes]:

@@ -174,24 +174,12 @@ def _dump(content: dict[str, Any], rank: int, file: int) -> Dump:
     entries: list[RecordedCollective] = []
     names: dict[int, str] = {}
     for entry in content.get("entries") or ():
-        process_group = entry.get("process_group") or ("0", "")
-        name = _word(process_group[0]) or "0"
-        names[int(entry.get("pg_id") or 0)] = name
-        entries.append(
-            RecordedCollective(
-                group=(name, groups.get(name, ())),
-                group_name=_word(process_group[1]) or name,
-                seq=int((entry.get("p2p_seq_id") if entry.get("is_p2p") else entry.get("collective_seq_id")) or 0),
-                name=_word(entry.get("profiling_name")),
-                sizes=_sizes(entry.get("input_sizes", "")),
-                finished=bool(entry.get("retired")) or entry.get("state") == "completed",
-                p2p=bool(entry.get("is_p2p")),
-                time_ns=int(entry.get("time_created_ns") or 0),
-            )
-        )
+        recorded = _recorded(entry, groups)
+        names[int(entry.get("pg_id") or 0)] = recorded.group[0]
+        entries.append(recorded)
     status: dict[tuple[str, tuple[int, ...]], GroupStatus] = {}
-    told = content.get("pg_status") or {}
-    for key, counts in told.items() if isinstance(told, dict) else ():
+    reported = content.get("pg_status") or {}
+    for key, counts in reported.items() if isinstance(reported, dict) else ():
         name = names.get(int(key), "0" if int(key) == 0 and "0" in groups else "")
         if name:
             status[name, groups.get(name, ())] = GroupStatus(
@@ -200,6 +188,21 @@ def _dump(content: dict[str, Any], rank: int, file: int) -> Dump:
     host = content.get("host_name")
     version = _word(content.get("version", "?"))
     return Dump(rank, version, _word(host) or None, groups, tuple(entries), status, file)
+
+
+def _recorded(entry: dict[str, Any], groups: dict[str, tuple[int, ...]]) -> RecordedCollective:
+    process_group = entry.get("process_group") or ("0", "")
+    name = _word(process_group[0]) or "0"
+    return RecordedCollective(
+        group=(name, groups.get(name, ())),
+        group_name=_word(process_group[1]) or name,
+        seq=int((entry.get("p2p_seq_id") if entry.get("is_p2p") else entry.get("collective_seq_id")) or 0),
+        name=_word(entry.get("profiling_name")),
+        sizes=_sizes(entry.get("input_sizes", "")),
+        finished=bool(entry.get("retired")) or entry.get("state") == "completed",
+        p2p=bool(entry.get("is_p2p")),
+        time_ns=int(entry.get("time_created_ns") or 0),
+    )
 
 
 def _word(value: object) -> str:

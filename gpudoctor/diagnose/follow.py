@@ -140,7 +140,7 @@ def follow(sources: list[LogSource], stall_s: float, say: Callable[[str], None])
         if any(moved):
             moved_s = time.monotonic()
         elif time.monotonic() - moved_s >= stall_s:
-            last = tuple(f"{who}: {words}" for tail in tails for who, words in sorted(tail.last.items()))
+            last = tuple(f"{who}: {text}" for tail in tails for who, text in sorted(tail.last.items()))
             stall = Stall(stall_s, last)
             break
         if all(tail.ended for tail in tails):

@@ -164,9 +164,9 @@ def _lanes(answer: Diagnosis, timeline: list[TimelineEntry]) -> Iterator[Part]:
     ends = (timeline[0].time or "", timeline[-1].time or "") if by_time else ("first line", "last line")
     label = "Events of each rank, the cause marked"
     yield Lanes(label, tuple(lanes[:_MOST_LANES]), *ends)
-    words = "Each host by its own clock." if by_time else "In the order of the lines: not all of them have a time."
+    message = "Each host by its own clock." if by_time else "In the order of the lines: not all of them have a time."
     more = f" {len(lanes) - _MOST_LANES} more ranks and hosts are in the timeline." if len(lanes) > _MOST_LANES else ""
-    yield Paragraph(f"{words}{more} The same as a table: Timeline, below.", "legend")
+    yield Paragraph(f"{message}{more} The same as a table: Timeline, below.", "legend")
 
 
 def _do(answer: Diagnosis) -> tuple[Section, ...]:
@@ -205,9 +205,9 @@ def _rest(answer: Diagnosis, timeline: list[TimelineEntry], paths: Paths) -> Ite
             (e.time or "-", chips[kind], _who(e.rank, e.host), e.what, _path(e.file, e.line, paths), e.text)
             for e, kind in zip(timeline, _kinds(answer, timeline), strict=True)
         )
-        words = "Each host by its own clock; a line without a time stands between its neighbours in the file."
+        text = "Each host by its own clock; a line without a time stands between its neighbours in the file."
         head = ("time", "", "who", "what", "line", "text")
-        yield Section("Timeline", (Paragraph(words, "legend"), Rows(head, rows, wraps=True)), "timeline")
+        yield Section("Timeline", (Paragraph(text, "legend"), Rows(head, rows, wraps=True)), "timeline")
     files = tuple((short, full) for full, short in paths.items() if short != full)
     if files:
         yield Section("Files", (Rows(("short", "whole path"), files, wraps=True),), "files")

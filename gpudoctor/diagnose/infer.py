@@ -57,12 +57,32 @@ def hypotheses(job: Job, dumps: list[Dump], stacks: list[Stack]) -> list[Hypothe
     if attempt is None and not dumps and not stacks:
         return []
     at = attempt or 0
-    hardware = gpu_faults(job, at)
-    direct = direct_causes(job, at)
+    found = [hypothesis for tier in _tiers(job, at, dumps, stacks) for hypothesis in tier]
+    if not found and not job.of("done"):
+        found = undecided_stacks(_stacks_by_process(job, stacks))
+    if found and found[0].events and all(e.role == "echo" and e.detail.get("warning") for e in found[0].events):
+        found = [*unknown_errors(job), *found]  # the job may have gone on after it
+    found = _with_own_words(job, at, found)
+    if found and found[0].ranks and not found[0].host:
+        _find_host(job, found[0])
+    return found
+
+
+def _with_own_words(job: Job, at: int, found: list[Hypothesis]) -> list[Hypothesis]:
+    """With what the programs said themselves, if the best hypothesis names no reason."""
+    if not found or found[0].unknown or found[0].what in _WITHOUT_REASON:
+        statement = failed_saying(job, at)
+        if found and statement and found[0].what == statement[0].what:
+            return found
+        return [*statement, *found]
+    if found[0].what in _DEATHS:
+        found[0] = with_reason(job, at, found[0])
+    return found
+
+
+def _tiers(job: Job, at: int, dumps: list[Dump], stacks: list[Stack]) -> tuple[list[Hypothesis], ...]:
+    """The hypotheses about this attempt, those that decide first."""
     exits = unexplained_exits(job, at)
-    dead = [h for h in exits if not h.unknown and h.what != "silent_exit"]
-    quiet = [h for h in exits if h.what == "silent_exit"]
-    died = _said_dead(job, at)
     waits = [
         *from_dumps(dumps),
         *from_stacks(_stacks_by_process(job, stacks)),
@@ -70,21 +90,21 @@ def hypotheses(job: Job, dumps: list[Dump], stacks: list[Stack]) -> list[Hypothe
         *nccl_timeouts(job, at),
         *stalled_tensors(job, at),
     ]
-    tiers: list[list[Hypothesis]] = [
-        hardware,
+    return (
+        gpu_faults(job, at),
         scheduler_endings(job, at),
         out_of_host_memory(job, at),
         mismatches(job, at),
-        direct,
-        dead,
-        died,
+        direct_causes(job, at),
+        [h for h in exits if not h.unknown and h.what != "silent_exit"],
+        _said_dead(job, at),
         echoes(job, at, 2),
         waits,
         watchdogs_stuck(job, at),
         missing_ranks(job, at),
         gloo_timeouts(job, at),
         early_exit(job, at),
-        quiet,
+        [h for h in exits if h.what == "silent_exit"],
         signals_and_cancels(job, at),
         program_xids(job),
         silent_places(job, at),
@@ -93,20 +113,7 @@ def hypotheses(job: Job, dumps: list[Dump], stacks: list[Stack]) -> list[Hypothe
         [h for h in exits if h.unknown],
         only_victims(job, at),
         only_a_launcher(job, at),
-    ]
-    found = [hypothesis for tier in tiers for hypothesis in tier]
-    if not found and not job.of("done"):
-        found = undecided_stacks(_stacks_by_process(job, stacks))
-    if found and found[0].events and all(e.role == "echo" and e.detail.get("warning") for e in found[0].events):
-        found = [*unknown_errors(job), *found]  # the job may have gone on after it
-    if not found or found[0].unknown or found[0].what in _WITHOUT_REASON:
-        said = failed_saying(job, at)
-        found = found if found and said and found[0].what == said[0].what else [*said, *found]
-    elif found[0].what in _DEATHS:
-        found[0] = with_reason(job, at, found[0])
-    if found and not any(h.host for h in found[:1]) and found[0].ranks:
-        _find_host(job, found[0])
-    return found
+    )
 
 
 def first_failed_attempt(job: Job) -> int | None:

@@ -103,8 +103,8 @@ class Job:
         for event in self.events:
             place = event.file, event.attempt
             if event.role == "exit":
-                told = event.word("by")
-                weak = told == "horovod" or (told in ("shell", "own") and event.rank is None)
+                reported = event.word("by")
+                weak = reported == "horovod" or (reported in ("shell", "own") and event.rank is None)
                 weak = weak and lost.get(place, -1) < event.line
             else:
                 weak = event.role == "ending" and event.strength <= 2 and " CANCELLED AT " not in event.text
@@ -144,8 +144,8 @@ class Job:
     @property
     def members(self) -> set[int]:
         """All ranks if the world size is known, else all up to the highest one that is named."""
-        heard = self.ranks_heard()
-        return set(range(self.world or max(heard, default=-1) + 1))
+        reporting = self.ranks_heard()
+        return set(range(self.world or max(reporting, default=-1) + 1))
 
     def _excuse_pods(self) -> None:
         """A pod that came later still lists what held it up: a fact if the job's output shows that it ran.
@@ -235,8 +235,8 @@ def _ends(job: Job, attempt: int) -> dict[str, float]:
     """When each host's launcher noticed the end; empty unless a connection was lost and no rank was timing out."""
     if job.of("wait", "stuck", attempt=attempt) or not job.of("victim", attempt=attempt):
         return {}
-    told = [e for e in job.of("exit", "closed", attempt=attempt) if e.detail.get("by") != "table"]
-    return _first_times(told)
+    reported = [e for e in job.of("exit", "closed", attempt=attempt) if e.detail.get("by") != "table"]
+    return _first_times(reported)
 
 
 def _timeouts(job: Job, attempt: int) -> dict[object, dict[str, float]]:

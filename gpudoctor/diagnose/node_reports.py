@@ -16,6 +16,16 @@ from gpudoctor.diagnose.rules.model import Hypothesis
 _MAX_BYTES = 64 << 20
 _MAX_FILES = 10_000
 _UP: dict[Confidence, Confidence] = {"possible": "likely", "likely": "certain", "certain": "certain"}
+_OWN_WORDS = {
+    "user_exception",
+    "import_error",
+    "cuda_oom",
+    "gpu_ecc",
+    "gpu_lost",
+    "gpu_xid",
+    "host_oom",
+    "killed_sigkill",
+}
 
 
 class NodeReport(msgspec.Struct, frozen=True):
@@ -74,34 +84,22 @@ def weigh(best: Hypothesis, reports: list[NodeReport]) -> tuple[Hypothesis, Conf
     """The hypothesis, its confidence given the nodes' reports, and a note for each report that counts."""
     confidence = best.confidence
     notes: list[str] = []
-    wanted = text_of_cause(best.what).checks
+    expected = text_of_cause(best.what).checks
     named = [r for r in reports if best.host and _same(r.host, best.host)]
     for report in named:
-        failed = [check for check in report.failed if check in wanted]
+        failed = [check for check in report.failed if check in expected]
         if failed:
             confidence = _UP[confidence]
             notes.append(f"the report of {report.host} agrees: {', '.join(failed)} failed")
-        elif wanted and all(check in report.passed for check in wanted):
+        elif expected and all(check in report.passed for check in expected):
             confidence = "likely" if confidence == "certain" and best.what not in _OWN_WORDS else confidence
-            notes.append(f"the report of {report.host} shows no fault: {', '.join(wanted)} passed")
+            notes.append(f"the report of {report.host} shows no fault: {', '.join(expected)} passed")
     if not named and best.host is None:
         unfit = [r for r in reports if r.failed]
         if len(unfit) == 1 and len(reports) > 1 and (best.unknown or confidence == "possible"):
             best.host = unfit[0].host
             notes.append(f"only {unfit[0].host} of {len(reports)} nodes is unfit: {', '.join(unfit[0].failed[:4])}")
     return best, confidence, notes
-
-
-_OWN_WORDS = {
-    "user_exception",
-    "import_error",
-    "cuda_oom",
-    "gpu_ecc",
-    "gpu_lost",
-    "gpu_xid",
-    "host_oom",
-    "killed_sigkill",
-}
 
 
 def _same(one: str, other: str) -> bool:

@@ -251,8 +251,8 @@ class LogReader:
         if head["host"] and process not in self._seen and len(self._seen) < _MOST_WRITERS:
             self._seen.add(process)
             yield Event(role="fact", what="seen")
-        words = text[head.end() :]
-        if init := facts.INIT.search(words):
+        message = text[head.end() :]
+        if init := facts.INIT.search(message):
             yield Event(
                 role="fact",
                 what="comm",
@@ -261,38 +261,30 @@ class LogReader:
                     "world": int(init["world"]),
                     "dev": int(init["dev"]),
                     "bus": facts.bus_id(init["bus"]),
-                    "complete": int("COMPLETE" in words),
+                    "complete": int("COMPLETE" in message),
                 },
             )
             return
-        if channel := facts.CHANNEL.search(words):
+        if channel := facts.CHANNEL.search(message):
             rank = channel["dst"] if channel["way"] == "[receive]" else channel["src"]
             yield Event(role="fact", what="comm_rank", detail={"comm_rank": int(rank)})
             return
-        if facts.RETRIES.search(words):
-            yield Event(role="said", what="network", detail={"form": "sentence", "message": words})
-        if facts.INTERFACE.search(words):
+        if facts.RETRIES.search(message):
+            yield Event(role="said", what="network", detail={"form": "sentence", "message": message})
+        if facts.INTERFACE.search(message):
             yield Event(role="fact", what="interface")
             return
-        if proxy := facts.PROXY.search(words):
+        if proxy := facts.PROXY.search(message):
             yield Event(role="fact", what="comm_rank", detail={"comm_rank": int(proxy["rank"])})
-        if segment := facts.SEGMENT.search(words):
+        if segment := facts.SEGMENT.search(message):
             rank = segment["dst"] if segment["way"] == "recv" else segment["src"]
             yield Event(role="fact", what="comm_rank", detail={"comm_rank": int(rank)})
         if head["level"] == "WARN":
-            if event := error_event(text):
-                if event.what == "duplicate_rank":  # rank 0 prints it, of others
-                    event.host = event.gpu = ""
-                yield event
-            elif is_harmless(text):
-                return
-            else:
-                detail: dict[str, str | int] = {"form": "level", "severity": "error", "message": words}
-                yield Event(role="said", what=kind_of(words), detail=detail)
-        elif returned := facts.RETURNED.search(words):
+            yield from _nccl_warning(text, message)
+        elif returned := facts.RETURNED.search(message):
             what, role = _RETURNED[returned["code"]]
             yield Event(role=role, what=what, strength=1, names_rank=False)
-        elif facts.LAST_RETRY.search(words) or ("Call to connect returned" in words and "retrying" not in words):
+        elif facts.LAST_RETRY.search(message) or ("Call to connect returned" in message and "retrying" not in message):
             yield Event(role="echo", what="bootstrap_connect_failed", strength=1)
 
     def _kernel(self, line: _Line) -> list[Event] | None:
@@ -301,23 +293,37 @@ class LogReader:
             return None
         if probed := facts.PROBED.search(text):  # the driver's report on it goes on in the next lines
             self._probed = line.number, probed["gpu"]
-        told = parse_message(read_line(line.raw).message)
-        if told is None and origin.rank is None and origin.local_rank is None:  # a rank does not print kernel messages
-            told = parse_message(read_line(text).message)
-        if told is None:
+        reported = parse_message(read_line(line.raw).message)
+        if (
+            reported is None and origin.rank is None and origin.local_rank is None
+        ):  # a rank does not print kernel messages
+            reported = parse_message(read_line(text).message)
+        if reported is None:
             return None
-        if told.kind == "xid":
+        if reported.kind == "xid":
             first = facts.PREVIOUS_XID.search(text)
-            code = int(first["code"]) if first else told.code or 0
-            return [Event(role="cause", what="gpu_xid", gpu=told.bus_id, strength=2, detail={"xid": code})]
-        if told.kind == "off-bus":
+            code = int(first["code"]) if first else reported.code or 0
+            return [Event(role="cause", what="gpu_xid", gpu=reported.bus_id, strength=2, detail={"xid": code})]
+        if reported.kind == "off-bus":
             near = self._probed[1] if self._probed and line.number <= self._probed[0] + 3 else None
-            return [Event(role="cause", what="gpu_lost", gpu=told.bus_id or near, strength=3)]
-        if told.kind == "aer":
-            return [Event(role="fact", what="aer", gpu=told.bus_id)]
-        if told.kind in ("gsp", "nvlink", "rm"):
-            return [Event(role="cause", what="gpu_xid", gpu=told.bus_id, strength=1)]
+            return [Event(role="cause", what="gpu_lost", gpu=reported.bus_id or near, strength=3)]
+        if reported.kind == "aer":
+            return [Event(role="fact", what="aer", gpu=reported.bus_id)]
+        if reported.kind in ("gsp", "nvlink", "rm"):
+            return [Event(role="cause", what="gpu_xid", gpu=reported.bus_id, strength=1)]
         return None
+
+
+def _nccl_warning(text: str, message: str) -> Iterator[Event]:
+    """A known error, or what NCCL says in its own words; nothing if it is harmless."""
+    if event := error_event(text):
+        if event.what == "duplicate_rank":  # rank 0 prints it, of others
+            event.host = event.gpu = ""
+        yield event
+    elif not is_harmless(text):
+        yield Event(
+            role="said", what=kind_of(message), detail={"form": "level", "severity": "error", "message": message}
+        )
 
 
 def _error_handler(line: _Line) -> list[Event] | None:
@@ -346,10 +352,10 @@ def _plain(line: _Line) -> list[Event]:
     text = line.text
     event = error_event(text)
     if event is None:
-        told = list(read_facts(text))
-        if not told or told[0].role == "progress":  # "AssertionError: size mismatch at step 3"
-            return list(_statement(line.number, line.origin, text, line.raw, told)) or told
-        return told
+        reported = list(read_facts(text))
+        if not reported or reported[0].role == "progress":  # "AssertionError: size mismatch at step 3"
+            return list(_statement(line.number, line.origin, text, line.raw, reported)) or reported
+        return reported
     if oom := facts.SRUN_OOM.search(text):
         return [
             Event(role="cause", what="host_oom", strength=3, task=task, host=oom["host"])
@@ -363,12 +369,12 @@ def _plain(line: _Line) -> list[Event]:
     return [with_place(event, text)]
 
 
-def _statement(number: int, origin: Origin, text: str, raw: str, told: list[Event]) -> Iterator[Event]:
+def _statement(number: int, origin: Origin, text: str, raw: str, reported: list[Event]) -> Iterator[Event]:
     """What the line says by its form, if no table knows it; each kernel log has such words: what matters is known."""
     if OF_A_KERNEL.search(raw) or is_harmless(raw):
         return
     found = statement_of(number, origin, text, raw.strip())
-    if found is None or (told and found.form != "exception"):
+    if found is None or (reported and found.form != "exception"):
         return
     detail: dict[str, str | int] = {"form": found.form, "severity": found.severity, "message": found.message}
     yield Event(role="said", what=found.kind, detail=detail)

@@ -158,9 +158,9 @@ def read_ras(lines: list[str], file: int) -> list[Event]:
             counts.append(_event("operations", behind, file, number, line))
             counts[-1].detail["operation"] = int(behind["operation"])
         elif section in ("DEAD", "INCOMPLETE", "TIMEOUT") and (
-            gone := _RANK_MISSING.search(line) or _MISSING.search(line)
+            missing := _RANK_MISSING.search(line) or _MISSING.search(line)
         ):
-            event = _event("process_died_unknown", gone, file, number, line)
+            event = _event("process_died_unknown", missing, file, number, line)
             event.role = "cause"
             events.append(event)
     most = max((e.number("operation") or 0 for e in counts), default=0)

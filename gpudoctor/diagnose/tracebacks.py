@@ -98,6 +98,17 @@ class _Open(msgspec.Struct):
     raised_text: str = ""
 
 
+def _exception(text: str, *, frames: int) -> re.Match[str] | None:
+    """The exception in the last line of a traceback with so many frames; None if the line is none."""
+    found = _EXCEPTION.match(text)
+    if found is None or " " in found["type"] or not _CLASS.search(found["type"]):
+        return None
+    if _NAMED.match(found["type"]):
+        return found
+    bare = not found["message"] and text != found["type"]
+    return None if frames == 0 or bare else found
+
+
 class Tracebacks:
     """The tracebacks of one file; at most one is open for each writer."""
 
@@ -124,17 +135,7 @@ class Tracebacks:
             return True, None
         begin = _BEGIN.search(text)
         if begin is not None:
-            if len(self._open) >= _MOST_OPEN:
-                self._open.clear()
-            rank = int(begin["rank"]) if begin["rank"] else None
-            reraised = "Original Traceback" in text
-            self._open[stream] = _Open(
-                number, text, rank, chained=stream in self._chain, reraised=reraised, functions=set()
-            )
-            self._open[stream].ignored = stream in self._ignored
-            self._logged = (number, stream, writer) if begin.start() else None
-            self._chain.discard(stream)
-            self._ignored.discard(stream)
+            self._begin(stream, number, text, begin, writer)
             return True, None
         trace = self._open.get(stream)
         if frame := _FRAME.match(text):
@@ -154,14 +155,24 @@ class Tracebacks:
             if text.lstrip().startswith(("raise ", "assert ")):
                 trace.raised, trace.raised_text = number, text.strip()
             return True, None
-        found = _EXCEPTION.match(text)
-        # without prefixes, lines of another writer may come in between
-        if found is None or (trace.frames == 0 and not _NAMED.match(found["type"])) or not _CLASS.search(found["type"]):
-            return False, None
-        if " " in found["type"] or (not found["message"] and not _NAMED.match(found["type"]) and text != found["type"]):
+        found = _exception(text, frames=trace.frames)
+        if found is None:  # without prefixes, lines of another writer may come in between
             return False, None
         del self._open[stream]
         return True, self._event(stream, trace, found, text)
+
+    def _begin(self, stream: object, number: int, text: str, begin: re.Match[str], writer: int | None) -> None:
+        if len(self._open) >= _MOST_OPEN:
+            self._open.clear()
+        rank = int(begin["rank"]) if begin["rank"] else None
+        reraised = "Original Traceback" in text
+        self._open[stream] = _Open(
+            number, text, rank, chained=stream in self._chain, reraised=reraised, functions=set()
+        )
+        self._open[stream].ignored = stream in self._ignored
+        self._logged = (number, stream, writer) if begin.start() else None
+        self._chain.discard(stream)
+        self._ignored.discard(stream)
 
     def without_end(self) -> Iterable[tuple[int, str]]:
         """The number and words of each line at which a traceback began whose exception was not read."""
@@ -281,8 +292,8 @@ def read_error_file(data: bytes, file: int) -> Event | None:
     traces = Tracebacks()
     event: Event | None = None
     for number, line in enumerate(with_short_numbers(stack).split("\n")[:2000]):
-        _, told = traces.read(None, number, line)
-        event = told or event
+        _, reported = traces.read(None, number, line)
+        event = reported or event
     if event is None:
         event = exception_event(with_short_numbers(message.split("\n")[0]))
     event.file, event.line, event.text = file, 1, message.split("\n")[0]

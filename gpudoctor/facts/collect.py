@@ -33,6 +33,7 @@ _DriverFacts = tuple[Driver, tuple[Gpu, ...], "tuple[GpuPair, ...] | Missing"]
 
 # how long the parent waits for its own listener thread beyond the deadline
 _SLACK_S = 1.0
+_NOT_LOOKED_FOR = Missing("not looked for")
 _HIDDEN_BINDING = (
     "other Python programs get {} instead of NVIDIA's own binding, nvidia-ml-py, and misread this driver: "
     "pip uninstall pynvml"
@@ -90,12 +91,12 @@ def collect_live(
             collector.wait(deadline_s + _SLACK_S)
     except BaseException as error:  # noqa: BLE001 - raised again below, after `on_interrupt`
         stop = error
-    words = None if stop is None else f"interrupted by {str(stop) or type(stop).__name__}"
+    text = None if stop is None else f"interrupted by {str(stop) or type(stop).__name__}"
     if collector is not None:
-        driver_facts = _complete(collector.end(patience, words), driver)
-    if words is not None:
+        driver_facts = _complete(collector.end(patience, text), driver)
+    if text is not None:
         for name in AROUND:
-            around.setdefault(name, fill(getattr(Node(), name), Missing(words, "failed")))
+            around.setdefault(name, fill(getattr(Node(), name), Missing(text, "failed")))
     node = _merge(root, *driver_facts, around)
     node = node if simulated is None else simulated.placed(node)
     if stop is not None:
@@ -130,9 +131,8 @@ def _merge(
         collected_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         notes=() if driver.binding_hidden_by is None else (_HIDDEN_BINDING.format(driver.binding_hidden_by),),
     )
-    return Node(
-        source=source, driver=driver, gpus=tuple(sorted(placed, key=lambda gpu: gpu.bus_id)), pairs=pairs, **host
-    )
+    gpus = tuple(sorted(placed, key=lambda gpu: gpu.bus_id))
+    return fill(Node(source=source, driver=driver, gpus=gpus, pairs=pairs, **host), _NOT_LOOKED_FOR)
 
 
 def _complete(collected: CollectorResult, read_before: Driver) -> _DriverFacts:
@@ -150,7 +150,7 @@ def _complete(collected: CollectorResult, read_before: Driver) -> _DriverFacts:
     unread = [index for index in range(count) if index not in gpus and index not in collected.handle_errors]
     driver = replace(
         driver,
-        handle_errors=tuple(f"index {index}: {words}" for index, words in sorted(collected.handle_errors.items())),
+        handle_errors=tuple(f"index {index}: {text}" for index, text in sorted(collected.handle_errors.items())),
         # not an answer of the driver: checks must not take it for one
         unread_handles=tuple(f"GPU {index}: {why.get(index, failure)}" for index in unread),
         unanswered=collected.unanswered,

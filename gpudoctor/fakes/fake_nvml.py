@@ -201,15 +201,15 @@ class FakeNvml:
             raise pynvml.NVMLError(fault.code)
         return fault.value
 
-    def _fields(self, handle: FakeHandle, wanted: list[Any]) -> Any:
+    def _fields(self, handle: FakeHandle, expected: list[Any]) -> Any:
         """The values of `wanted`, of which each is (field id, scope) or a field id."""
-        values = (pynvml.c_nvmlFieldValue_t * len(wanted))()
+        values = (pynvml.c_nvmlFieldValue_t * len(expected))()
         striking = [
             fault
             for place, fault in enumerate(self._faults)
             if fault.field is not None and self._hits[place, handle.index] >= max(fault.from_call, 1)
         ]
-        for value, asked in zip(values, wanted, strict=True):
+        for value, asked in zip(values, expected, strict=True):
             field, scope = asked if isinstance(asked, tuple | list) else (asked, 0)
             value.fieldId, value.scopeId = field, scope
             fault = next((fault for fault in striking if fault.field == field), None)

@@ -69,6 +69,8 @@ _NOT_SUPPORTED = 3
 _SENT, _RECEIVED = 138, 139  # field ids: what the NVLinks carried
 _PROCESS_VALUES = 4
 _BINDING_PROCESS = struct.Struct("I4xQII")
+# pynvml's functions that look up a function of the library, and load the library
+_POINTER, _LIBRARY = "_nvmlGetFunctionPointer", "_LoadNvmlLibrary"
 
 
 class FakeHandle(msgspec.Struct, frozen=True):
@@ -264,10 +266,6 @@ def _code_of(leaf: Missing) -> int:
     if code in words.ERROR_WORDS and code and words.missing_for(code, "").kind == "failed":
         return code
     return _CODES[leaf.kind]
-
-
-# pynvml's functions that look up a function of the library, and load the library
-_POINTER, _LIBRARY = "_nvmlGetFunctionPointer", "_LoadNvmlLibrary"
 
 
 def replace_functions(

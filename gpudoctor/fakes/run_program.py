@@ -96,7 +96,7 @@ def _private_folder() -> Iterator[Path]:
             shutil.rmtree(name, ignore_errors=True)
 
         try:
-            guardian = ForkedProcess(remove_it_then, new_session=True)
+            guardian = ForkedProcess(remove_it_then, new_group=True)
         finally:
             os.close(life)
         try:
@@ -122,11 +122,11 @@ def _call_latency_ms(asked: str | None) -> float:
 
 def _run(program: Sequence[str], environ: dict[str, str]) -> int:
     """Start the program and wait for its end; pass signals on to it."""
-    wanted = (*_PASSED_ON, signal.SIGCHLD)
+    expected = (*_PASSED_ON, signal.SIGCHLD)
     # blocked, so that no signal is lost between the start and the wait
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, expected)
     try:
-        return _wait(_start(program, environ, before), wanted)
+        return _wait(_start(program, environ, before), expected)
     except FileNotFoundError as error:
         # perhaps the interpreter of a script is missing
         say(f"error: {program[0]}: {error.strerror or error}")
@@ -149,16 +149,17 @@ def _start(program: Sequence[str], environ: dict[str, str], mask: set[signal.Sig
     return Child(program, stdin=None, stdout=None, stderr=None, env=environ, new_session=False, in_child=in_child)
 
 
-def _wait(process: Child, wanted: tuple[signal.Signals, ...]) -> int:
+def _wait(process: Child, expected: tuple[signal.Signals, ...]) -> int:
     asked_to_end = 0
     while True:
-        info = signal.sigwaitinfo(wanted)
+        info = signal.sigwaitinfo(expected)
         if info.si_signo == signal.SIGCHLD:
             code = process.poll()
             if code is not None:
                 return code if code >= 0 else 128 - code
         elif info.si_code <= 0:  # sent by a process, perhaps only to us
             process.send(info.si_signo)
+            process.send(signal.SIGCONT)  # one that is stopped gets no signal before it goes on, see timeout(1)
         elif info.si_signo == signal.SIGINT:
             # from the terminal: the program got it too, but Python handles SIGINT only after a call that hangs
             asked_to_end += 1
@@ -189,7 +190,7 @@ def library_folder(branch: int, private: Path, environ: Mapping[str, str]) -> Pa
             continue
         os.close(number)
         try:
-            _compile(compiler, branch, made)
+            Path(made).write_bytes(_compiled(compiler, branch, private))
             Path(made).chmod(0o644)  # the linker's mode depends on the umask
             # concurrent builds replace the same library atomically
             os.replace(made, library)  # noqa: PTH105 - a name, not a Path
@@ -207,13 +208,13 @@ def find_compiler(environ: Mapping[str, str]) -> tuple[str, ...]:
     asked = environ.get("CC", "").strip()
     if asked:
         try:
-            words = shlex.split(asked)
+            parts = shlex.split(asked)
         except ValueError as error:
             raise UserError(f"CC={asked}: {error}") from None
-        found = shutil.which(words[0], path=path)
+        found = shutil.which(parts[0], path=path)
         if found is None:
             raise UserError(f"CC={asked}: no such compiler; unset CC to take cc, gcc or clang")
-        return (found, *words[1:])
+        return (found, *parts[1:])
     for name in _COMPILERS:
         found = shutil.which(name, path=path)
         if found is not None:
@@ -243,18 +244,21 @@ def _cache(environ: Mapping[str, str]) -> tuple[Path, ...]:
     return (Path(home) / ".cache" / "gpudoctor",) if home.startswith("/") else ()
 
 
-def _compile(compiler: tuple[str, ...], branch: int, into: str) -> None:
-    command = (*compiler, *FLAGS, f"-DDRIVER={branch}", "-o", into, str(SOURCES[0]))
+def _compiled(compiler: tuple[str, ...], branch: int, private: Path) -> bytes:
+    """The library. Whatever a compiler that is killed leaves lies in `private`, which is removed in any case."""
+    into = private / LIBRARY
+    command = (*compiler, *FLAGS, f"-DDRIVER={branch}", "-o", str(into), str(SOURCES[0]))
     try:
-        done = run_command(command, _BUILD_DEADLINE_S, with_stderr=True)
+        done = run_command(command, _BUILD_DEADLINE_S, environ={**os.environ, "TMPDIR": str(private)}, with_stderr=True)
     except OSError as error:
         raise UserError(f"{compiler[0]} could not be started: {error.strerror or error}") from None
     except CommandLateError:
         raise UserError(f"{compiler[0]} did not end in {_BUILD_DEADLINE_S:g} s") from None
     if done.returncode:
-        said = done.stderr.splitlines()
-        lines = [line for line in said if "error" in line] or said or ["it said nothing"]
+        reported = done.stderr.splitlines()
+        lines = [line for line in reported if "error" in line] or reported or ["it said nothing"]
         raise UserError(
             f"{compiler[0]} could not build the library of the fake driver: {lines[0][:200]}; the C library's headers "
             "may be missing: apt install gcc libc6-dev, dnf install gcc glibc-devel"
         )
+    return into.read_bytes()

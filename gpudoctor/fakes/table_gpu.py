@@ -16,6 +16,7 @@ _SAMPLE_PERIOD_US = 167_000
 UNKNOWN_BYTES = (1 << 64) - 1
 _MASK_BYTES = 512  # 4096 CPUs
 _KINDS = {"Compute": "C", "Graphics": "G", "MPSCompute": "M"}
+PCI_INFO = "16s5I32s"
 
 
 def version_of(size: int, number: int) -> int:
@@ -60,9 +61,6 @@ def _add_identity(table: NvmlTable, gpu: Gpu) -> None:
     info = pci_info(gpu.bus_id, _hexadecimal(gpu.pci_device_id), _hexadecimal(gpu.pci_subsystem_id))
     table.put("nvmlDeviceGetPciInfo_v3", me, PCI_INFO, *info)
     table.put("nvmlDeviceGetPciInfo_v2", me, "16s5I4I", *info[:-1], 0, 0, 0, 0)
-
-
-PCI_INFO = "16s5I32s"
 
 
 def pci_info(bus_id: str, device_id: int = 0, subsystem_id: int = 0) -> tuple[Any, ...]:

@@ -48,6 +48,8 @@ _WATT_FIELDS = {
 }
 _HOT = ("throttle_times.sw_thermal_us", "throttle_times.hw_thermal_us", "throttle_times.hw_power_brake_us")
 _SLOWED_TIMES = {74: "throttle_times.sw_power_cap_us", 75: _HOT[0], 76: "throttle_times.sync_boost_us"}
+_HIDDEN = (b"FFFF:FF:FF.0", 0xFFFF_FFFF, 0xFF, 0xFF, 0, 0, b"FFFFFFFF:FF:FF.0")
+_COMPLETED = 3
 
 
 def _slowed_times(driver: tuple[int, ...]) -> dict[int, str]:
@@ -109,10 +111,6 @@ def _link_fields(link: NvLink) -> dict[int, Any]:
         165: number_of(link.state, words.LINK_STATES),
         166: number_of(link.version, words.LINK_VERSIONS),
     }
-
-
-_HIDDEN = (b"FFFF:FF:FF.0", 0xFFFF_FFFF, 0xFF, 0xFF, 0, 0, b"FFFFFFFF:FF:FF.0")
-_COMPLETED = 3
 
 
 def add_links(table: NvmlTable, gpu: Gpu) -> None:

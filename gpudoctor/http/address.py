@@ -18,6 +18,8 @@ from gpudoctor.errors import UserError
 from gpudoctor.output import printable, say
 
 _BACKLOG = 64
+TOKEN_LENGTH_MIN = 8
+TOKEN_BYTES_MAX = 4096
 
 
 @dataclass(frozen=True)
@@ -95,10 +97,6 @@ def is_loopback(host: str) -> bool:
         return False
     mapped = getattr(address, "ipv4_mapped", None)  # ::ffff:127.0.0.1
     return (mapped or address).is_loopback
-
-
-TOKEN_LENGTH_MIN = 8
-TOKEN_BYTES_MAX = 4096
 
 
 def read_token(file: Path, *, proves_us: bool = False) -> str:

@@ -23,6 +23,8 @@ with lazy_imports():
     from gpudoctor.facts.kernel_log import records  # its patterns take 3 ms to compile
 
 _GONE = Missing("the driver did not show this GPU any more after the load", "failed")
+SHORTEST_BURN_S, LONGEST_BURN_S = 10.0, 86400.0
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600}
 
 
 def counter_deltas(before: Node, after: Node) -> tuple[GpuCounters, ...]:
@@ -77,10 +79,6 @@ def _identity(event: KernelEvent) -> tuple[float | None, str]:
     if event.time_s is None:
         return None, event.text
     return round(event.time_s, 6), records.read_line(event.text).message
-
-
-SHORTEST_BURN_S, LONGEST_BURN_S = 10.0, 86400.0
-_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600}
 
 
 def burn_duration_s(asked: str | None, level: Level, usual_s: float) -> float | None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from gpudoctor.checks.core.registry import LEVELS, Check, Level
+from gpudoctor.checks.core.registry import Check, Level
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.measured_hardware import StorageRead
 from gpudoctor.facts.model.measurements import Measurements
@@ -36,6 +36,10 @@ _WRONG_NAME = {
     errno.EACCES: "may not be read by this user",
     errno.EPERM: "may not be read by this user",
 }
+READ = "storage.read"
+_FEW_READERS = (1, 4)
+# more than the usual number of data loader workers on a node; each is a process here
+_MOST_READERS = 64
 
 
 def absolute_paths(paths: Sequence[str]) -> tuple[str, ...]:
@@ -103,12 +107,6 @@ def _why_not(status: PathStatus, mounts: tuple[Mount, ...] | Missing) -> str | N
     return None
 
 
-READ = "storage.read"
-_FEW_READERS = (1, 4)
-# more than the usual number of data loader workers on a node; each is a process here
-_MOST_READERS = 64
-
-
 def with_storage(
     node: Node,
     measured: Measurements,
@@ -119,7 +117,7 @@ def with_storage(
     environ: Mapping[str, str] = os.environ,
 ) -> Measurements:
     """The measurements with read rates of each path of `--data`, or of a file in TMPDIR; or with why there are none."""
-    if not any(check.id == READ and LEVELS.index(check.level) <= LEVELS.index(level) for check in checks):
+    if not any(check.id == READ and check.runs_at(level) for check in checks):
         return measured
     if node.source.kind != "live" and request.backend != "gloo":
         why = Missing("the storage of this machine says nothing of another node; --backend gloo measures here")
@@ -127,11 +125,11 @@ def with_storage(
     from gpudoctor.probes.storage.measure import read_paths
 
     silent = _silent_paths(node)
-    wanted = [StorageRead(path) for path in request.data]
+    expected = [StorageRead(path) for path in request.data]
     if not request.data:
-        wanted = [StorageRead(os.path.abspath(environ.get("TMPDIR") or "/tmp"), own_file=True)]  # noqa: PTH100
-    reads = read_paths([each for each in wanted if each.path not in silent], _readers(node), progress)
-    lost = (msgspec.structs.replace(each, failure=silent[each.path]) for each in wanted if each.path in silent)
+        expected = [StorageRead(os.path.abspath(environ.get("TMPDIR") or "/tmp"), own_file=True)]  # noqa: PTH100
+    reads = read_paths([each for each in expected if each.path not in silent], _readers(node), progress)
+    lost = (msgspec.structs.replace(each, failure=silent[each.path]) for each in expected if each.path in silent)
     if progress is not None:
         progress("")
     return msgspec.structs.replace(measured, storage=(*reads, *lost))
@@ -152,7 +150,7 @@ def _silent_paths(node: Node) -> dict[str, Missing]:
     found: dict[str, Missing] = {}
     for mount in known(node.storage.mounts) or ():
         if node.source.kind == "live" and mount.error is not None:
-            words = mount.error.reason if isinstance(mount.error, Missing) else f"it answers {mount.error}"
+            text = mount.error.reason if isinstance(mount.error, Missing) else f"it answers {mount.error}"
             kind = mount.error.kind if isinstance(mount.error, Missing) else "failed"
-            found |= {path.path: Missing(f"{words} (see storage.mount)", kind) for path in mount.paths}
+            found |= {path.path: Missing(f"{text} (see storage.mount)", kind) for path in mount.paths}
     return found

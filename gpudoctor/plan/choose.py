@@ -244,4 +244,4 @@ def nearest_split(
     if found is None:
         return None
     given = ((f"--tensor {found[0]}", tensor, found[0]), (f"--pipeline {found[1]}", pipeline, found[1]))
-    return f"the nearest that works: {' '.join(words for words, asked, now in given if asked > 1 or now > 1)}"
+    return f"the nearest that works: {' '.join(text for text, asked, now in given if asked > 1 or now > 1)}"

@@ -84,8 +84,8 @@ class _Fields:
             if value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= _LARGEST:
-                wanted = f"a whole number from 1 to {_LARGEST}"
-                raise ModelError(f"{self._shown}: {name} is {value!r:.40}: it must be {wanted}")
+                expected = f"a whole number from 1 to {_LARGEST}"
+                raise ModelError(f"{self._shown}: {name} is {value!r:.40}: it must be {expected}")
             return value
         if default is None:
             raise ModelError(f"{self._shown}: the key {names[0]!r} is missing")

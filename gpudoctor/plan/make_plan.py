@@ -100,7 +100,7 @@ def make_plan(request: PlanRequest, shape: ModelShape, sourced: Sourced) -> tupl
     taken = choice.taken
     step = step_time(taken.job, taken.split, machine)
     batch = batch_of(taken.job, taken.split)
-    wanted = tuple(wanted_settings(machine, taken.split, node))
+    expected = tuple(wanted_settings(machine, taken.split, node))
     bucket = bucket_of(taken.job, taken.split, measurements)
     made = Plan(
         source=SourceSummary(node.source.kind, node.source.name, node.source.faults),
@@ -118,7 +118,7 @@ def make_plan(request: PlanRequest, shape: ModelShape, sourced: Sourced) -> tupl
         learning_rate=learning_rates(batch),
         bucket=bucket,
         communication=communication_summary(step, machine),
-        wanted=wanted,
+        wanted=expected,
         harmful=tuple(harmful_settings(machine, node)),
         left_out=tuple((i, why) for i, why in sorted(unfit.items()) if scope is None or i in scope),
         troubles=tuple(_meant(t, node, machine, choice, step, measurements) for t in troubles(report, unfit)),
@@ -129,7 +129,7 @@ def make_plan(request: PlanRequest, shape: ModelShape, sourced: Sourced) -> tupl
             *_warnings(request, machine, taken, step, measurements),
             *node.source.notes,
         ),
-        launch=launch_of(machine, taken.job, taken.split, batch, wanted, bucket, len(gpus) == len(node.gpus)),
+        launch=launch_of(machine, taken.job, taken.split, batch, expected, bucket, len(gpus) == len(node.gpus)),
         formulas=formulas() if request.explain else (),
     )
     return made, taken
@@ -220,9 +220,9 @@ def cpu_plan(request: PlanRequest, shape: ModelShape, sourced: Sourced) -> tuple
     taken = next((option for option in options if option.works), None)
     if taken is None:
         least = min(option.memory.total for option in options if option.memory)
-        there = "of unknown size" if room is None else f"of {gib_text(room, 0)}"
+        size = "of unknown size" if room is None else f"of {gib_text(room, 0)}"
         raise UserError(
-            f"{shape.name} does not fit {ranks} CPU ranks in RAM {there} (least: {gib_text(least)} a rank): plan "
+            f"{shape.name} does not fit {ranks} CPU ranks in RAM {size} (least: {gib_text(least)} a rank): plan "
             f"it for GPUs, and try it here: --node hgx-h100-8 --backend gloo --try"
         )
     node = sourced.node

@@ -84,10 +84,10 @@ class RankSplit(msgspec.Struct, frozen=True):
             return f"FSDP over {self.shards}, {self.data // self.shards} replicas (HSDP)"
         if self.name in ("tensor", "pipeline", "3d"):
             parts = ((self.tensor, "tensor"), (self.pipeline, "pipeline"), (self.data, "data"))
-            words = " x ".join(f"{word} {ways}" for ways, word in parts if ways > 1)
-            if not words:
+            text = " x ".join(f"{word} {ways}" for ways, word in parts if ways > 1)
+            if not text:
                 return TITLES[self.name]
-            return f"{'3D' if self.name == '3d' else TITLES[self.name]}: {words}"
+            return f"{'3D' if self.name == '3d' else TITLES[self.name]}: {text}"
         return TITLES[self.name]
 
 
@@ -181,13 +181,13 @@ def _stage(job: PlanJob, split: RankSplit, stage: int) -> Memory:
     host = 0.0
     if split.offload:
         host, weights, gradients, optimizer = weights + gradients + optimizer, 0.0, 0.0, 0.0
-    kept, working, loss = activation_parts(job, split, stage)
+    retained, working, loss = activation_parts(job, split, stage)
     layer_gathered, loss_gathered, last_gathered = gathered_parts(job, split)
     if working + layer_gathered >= loss + loss_gathered:
         moment, gathered = working, layer_gathered
     else:
         moment, gathered = loss, loss_gathered
-    activations = kept + moment
+    activations = retained + moment
     # during the backward pass gradients replace activations: only the larger end counts
     early = 0.0 if not gradients_persist(job, split) else gradients
     if early + activations + gathered > gradients + last_gathered:
@@ -246,7 +246,7 @@ def activation_parts(job: PlanJob, split: RankSplit, stage: int) -> tuple[float,
     mixed = job.precision in ("bf16", "fp16")
     kernels = msgspec.structs.replace(job.kernels, autocast=split.name == "ddp" and mixed)
     a_token = kept_bytes(shape, job.precision, job.seq, kernels, job.recompute)
-    kept = layers * a_token * tokens * in_flight
+    retained = layers * a_token * tokens * in_flight
     whole = layer_bytes(shape, job.precision, job.seq, kernels)
     input_whole = compute_bytes(job.precision) * shape.hidden * (job.tokens - tokens)
     again = 0.0 if job.recompute == "none" else max(whole - a_token, 0.0)
@@ -255,7 +255,7 @@ def activation_parts(job: PlanJob, split: RankSplit, stage: int) -> tuple[float,
     loss = loss_bytes(shape, job.precision, split.tensor, kernels) * job.tokens + input_whole if last else 0.0
     if last and split.engine != "megatron":
         working += compute_bytes(job.precision) * shape.vocab / split.tensor * job.tokens
-    return kept, working, loss
+    return retained, working, loss
 
 
 def gathered_parts(job: PlanJob, split: RankSplit) -> tuple[float, float, float]:

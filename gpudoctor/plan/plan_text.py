@@ -37,12 +37,12 @@ def _head(plan: Plan, width: int) -> Iterator[str]:
     source, model, machine, trial = plan.source, plan.model, plan.machine, plan.trial
     assert source is not None
     assert model is not None
-    said = f"{plan.precision}, {plan.optimizer}, sequences of {plan.seq} tokens"
+    reported = f"{plan.precision}, {plan.optimizer}, sequences of {plan.seq} tokens"
     if machine is None:
         devices = f"{trial.ranks} CPU ranks" if trial is not None else "CPU ranks"
     else:
         devices = (f"{machine.nodes} nodes of " if machine.nodes > 1 else "") + machine.gpu_names
-        said += f". {machine.memory_gib:.1f} GiB of GPU memory each. {_nvlink(machine)}"
+        reported += f". {machine.memory_gib:.1f} GiB of GPU memory each. {_nvlink(machine)}"
     if plan.simulated:
         with_faults = f" with {', '.join(source.faults)}" if source.faults else ""
         yield from wrapped(f"SIMULATED node {source.name}{with_faults}: made up, no plan for a real machine", width)
@@ -51,8 +51,8 @@ def _head(plan: Plan, width: int) -> Iterator[str]:
     size = count_text(model.parameters)
     active = f", {count_text(model.active_parameters)} active" if model.active_parameters != model.parameters else ""
     title = f"gpudoctor {plan.tool.version} | plan | {model.name}, {size} parameters{active} | {devices}"
-    for words in (title, said, f"Dimensions: {model.origin}"):
-        yield from wrapped(words, width)
+    for text in (title, reported, f"Dimensions: {model.origin}"):
+        yield from wrapped(text, width)
     for index, reason in plan.left_out:
         yield from wrapped(f"GPU {index} is left out: {reason}", width)
 
@@ -73,23 +73,23 @@ def _strategies(plan: Plan, width: int) -> Iterator[str]:
     title = max(len(row[1]) for row in rows)
     gib = "GiB/GPU" if plan.machine is not None else "GiB"
     if width < title + len("  GiB/GPU  fits     ") + _WORDS:  # text below the name, not beside it
-        for mark, name, amount, fit, words in rows:
+        for mark, name, amount, fit, text in rows:
             yield from hanging(f"{mark} ", name, width)
             yield from hanging(
-                "    ", f"{'' if amount == '-' else f'{amount} {gib}, '}{_LONE.get(fit, fit)}: {words}", width
+                "    ", f"{'' if amount == '-' else f'{amount} {gib}, '}{_LONE.get(fit, fit)}: {text}", width
             )
         return
     yield f"  {'strategy':<{title}}  {gib:>7}  fits   batch x accumulation"
-    for mark, name, amount, fit, words in rows:
-        yield from hanging(f"{mark} {name:<{title}}  {amount:>7}  {fit:<5}  ", words, width)
+    for mark, name, amount, fit, text in rows:
+        yield from hanging(f"{mark} {name:<{title}}  {amount:>7}  {fit:<5}  ", text, width)
 
 
 def _row(strategy: PlannedStrategy, taken: bool) -> tuple[str, str, str, str, str]:
     gib = f"{strategy.memory.total_gib:.1f}" if strategy.memory else "-"
-    words = f"{strategy.micro_batch} x {strategy.micro_batches}, {_RECOMPUTE[strategy.recompute]}"
+    text = f"{strategy.micro_batch} x {strategy.micro_batches}, {_RECOMPUTE[strategy.recompute]}"
     if strategy.fit in ("no", "not here"):
-        words = strategy.reason
-    return (">" if taken else " "), strategy.title, gib, _FITS[strategy.fit], words
+        text = strategy.reason
+    return (">" if taken else " "), strategy.title, gib, _FITS[strategy.fit], text
 
 
 def _recommended(plan: Plan, width: int) -> Iterator[str]:
@@ -110,8 +110,8 @@ def _recommended(plan: Plan, width: int) -> Iterator[str]:
         (memory.allocator_gib, "lost by the allocator"),
         (memory.framework_gib, "CUDA and NCCL"),
     ]
-    words = ", ".join(f"{gib:.1f} {name}" for gib, name in parts if gib >= 0.05)
-    yield from row_of("memory", f"{memory.total_gib:.1f} GiB on the fullest {device}: {words}", width)
+    text = ", ".join(f"{gib:.1f} {name}" for gib, name in parts if gib >= 0.05)
+    yield from row_of("memory", f"{memory.total_gib:.1f} GiB on the fullest {device}: {text}", width)
     if memory.host_gib:
         yield from row_of("", f"and {memory.host_gib:.0f} GiB of RAM for each GPU", width)
     yield from rows_of("instead", plan.instead, width)

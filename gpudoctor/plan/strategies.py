@@ -57,10 +57,10 @@ def tried(machine: Machine, job: PlanJob, split: RankSplit, global_batch: int | 
     # Megatron-LM's "selective" drops only attention scores, which flash attention does not keep anyway
     recomputes: tuple[Recompute, ...] = ("none", "full") if split.engine == "megatron" else RECOMPUTES
     best: Option | None = None
-    for wanted in ("fits", "tight"):
+    for expected in ("fits", "tight"):
         for recompute in recomputes:
             option = _at(machine, job, split, recompute, 1, per_rank)
-            if option.fit == wanted:
+            if option.fit == expected:
                 return _larger(machine, option, per_rank)
             if best is None or option.memory is None or best.memory is None or option.memory.total < best.memory.total:
                 best = option
@@ -85,8 +85,8 @@ def _at(
         if machine.ram_bytes is None:
             return Option(split, job, "not here", None, "the node's RAM is not known")
         if memory.host * ranks > machine.ram_bytes:
-            wanted, there = gib_text(memory.host * ranks, 0), gib_number(machine.ram_bytes, 0)
-            fit, reason = "no", f"{wanted} of RAM a node are needed, {there} are free"
+            needed, free = gib_text(memory.host * ranks, 0), gib_number(machine.ram_bytes, 0)
+            fit, reason = "no", f"{needed} of RAM a node are needed, {free} are free"
     if fit == "no" and not reason:
         reason = f"{gib_text(memory.total - room)} too much"
     return Option(split, job, fit, memory, reason)

@@ -22,8 +22,8 @@ def row_of(label: str, words: str, width: int) -> Iterator[str]:
 
 def rows_of(label: str, rows: Iterable[str], width: int) -> Iterator[str]:
     """Several rows, of which only the first shows the label."""
-    for number, words in enumerate(rows):
-        yield from row_of(label if number == 0 else "", words, width)
+    for number, text in enumerate(rows):
+        yield from row_of(label if number == 0 else "", text, width)
 
 
 def hanging(lead: str, words: str, width: int) -> Iterator[str]:
@@ -47,8 +47,8 @@ def verification_lines(plan: Plan, width: int) -> Iterator[str]:
     tried = plan.trial
     if tried is None:
         return
-    for label, words in _rows(tried):
-        yield from row_of(label, words, width)
+    for label, text in _rows(tried):
+        yield from row_of(label, text, width)
 
 
 def _rows(tried: PlanVerification) -> Iterator[tuple[str, str]]:
@@ -94,7 +94,7 @@ def _rows(tried: PlanVerification) -> Iterator[tuple[str, str]]:
 
 def _rates(tried: PlanVerification) -> str:
     assert tried.compute_s is not None
-    words = f"predicted from {seconds_text(tried.compute_s)} of products at {tried.gflops:.4g} GFLOP/s"
+    text = f"predicted from {seconds_text(tried.compute_s)} of products at {tried.gflops:.4g} GFLOP/s"
     if tried.allreduce_gb_s is not None and tried.communication_s is not None:
-        words += f" and {seconds_text(tried.communication_s)} of exchange at {tried.allreduce_gb_s:.3g} GB/s"
-    return f"{words}, as these ranks reached just before"
+        text += f" and {seconds_text(tried.communication_s)} of exchange at {tried.allreduce_gb_s:.3g} GB/s"
+    return f"{text}, as these ranks reached just before"

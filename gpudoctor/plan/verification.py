@@ -263,9 +263,9 @@ def reduced_job(job: PlanJob, split: RankSplit, size: ReducedSize) -> PlanJob:
     hidden = min(shape.hidden, size.hidden)
     share = hidden / shape.hidden
     group = shape.heads // shape.kv_heads
-    wanted = shape.query_width * share
-    kv_heads = tensor * max(1, round(wanted / (group * min(shape.head_dim, size.head_dim) * tensor)))
-    head_dim = max(8, round(wanted / (group * kv_heads) / 8) * 8)
+    expected = shape.query_width * share
+    kv_heads = tensor * max(1, round(expected / (group * min(shape.head_dim, size.head_dim) * tensor)))
+    head_dim = max(8, round(expected / (group * kv_heads) / 8) * 8)
     if share == 1:
         kv_heads, head_dim = shape.kv_heads, shape.head_dim
     step = 8 * tensor

@@ -37,10 +37,10 @@ class AsyncChild(Child):
 
         Does not wait for the end of the pipes: processes that the child started may keep them open.
         """
-        heard = asyncio.Event(), asyncio.Event()
-        await self.read_into(Taker(out, heard[0].set), Taker(err, heard[1].set))
+        reporting = asyncio.Event(), asyncio.Event()
+        await self.read_into(Taker(out, reporting[0].set), Taker(err, reporting[1].set))
         await self.exit_status()
-        for one in heard:
+        for one in reporting:
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(one.wait(), _REST_S)
 

@@ -22,8 +22,8 @@ def dependent_python(
     module: str, function: str, *arguments: str, sent: int = signal.SIGKILL, python: str | None = None
 ) -> list[str]:
     """Like `own_python`, but the process gets the signal `sent` when this process dies."""
-    words = (str(os.getpid()), str(int(sent)), module, function, *arguments)
-    return own_python(__name__, "begin", *words, python=python)
+    options = (str(os.getpid()), str(int(sent)), module, function, *arguments)
+    return own_python(__name__, "begin", *options, python=python)
 
 
 def dependent_program(argv: Sequence[str]) -> list[str]:

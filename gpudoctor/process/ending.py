@@ -13,6 +13,8 @@ from time import monotonic, sleep
 from typing import NoReturn
 
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # sent by users and service managers
+_OBEY_S = 1.0
+_PAUSE_S = 0.2
 
 
 class RunningProcess(ABC):
@@ -117,10 +119,6 @@ def process_state(pid: int) -> str:
         return ""
 
 
-_OBEY_S = 1.0
-_PAUSE_S = 0.2
-
-
 def end_leftovers(spare: Collection[int] = ()) -> tuple[int, ...]:
     """Kill and reap all children except those to `spare`; return those that have not ended (yet).
 
@@ -137,12 +135,12 @@ def end_leftovers(spare: Collection[int] = ()) -> tuple[int, ...]:
 def marked_processes(variable: str, value: str) -> dict[int, str]:
     """The processes of this machine that were started with this environment variable: pid -> name."""
     found: dict[int, str] = {}
-    wanted = f"{variable}={value}".encode()
+    expected = f"{variable}={value}".encode()
     for folder in Path("/proc").iterdir():
         if not folder.name.isdecimal() or int(folder.name) == os.getpid():
             continue
         with suppress(OSError):  # it has ended, or belongs to another user
-            if wanted in (folder / "environ").read_bytes().split(b"\0"):
+            if expected in (folder / "environ").read_bytes().split(b"\0"):
                 found[int(folder.name)] = (folder / "comm").read_text(encoding="utf-8", errors="replace").strip()
     return found
 

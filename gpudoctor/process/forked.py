@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from time import monotonic, sleep
 from typing import NoReturn
 
@@ -14,15 +15,20 @@ from gpudoctor.process.ending import RunningProcess, leave, reap
 class ForkedProcess(RunningProcess):
     """A forked child that runs a function and never returns into the caller's code. Raise OSError if fork fails.
 
-    With `new_session` it leads a session. It ends with status 0 when `run` returns, and with 1 and a traceback if `run`
+    With `new_session` it leads a session, with `new_group` a process group: if it is stopped when its parent ends, the
+    kernel lets it go on, as its group is orphaned then (credentials(7); a session would be orphaned from the start). It
+    ends with status 0 when `run` returns, and with 1 and a traceback if `run`
     raises.
     """
 
-    def __init__(self, run: Callable[[], object], *, new_session: bool = False) -> None:
+    def __init__(self, run: Callable[[], object], *, new_session: bool = False, new_group: bool = False) -> None:
         self._returncode: int | None = None
         self.pid = os.fork()
         if self.pid == 0:
-            _be_child(run, new_session)
+            _be_child(run, new_session, new_group)
+        if new_group:
+            with suppress(OSError):  # it has done so itself, or has ended
+                os.setpgid(self.pid, self.pid)
 
     @property
     def returncode(self) -> int | None:
@@ -46,11 +52,13 @@ class ForkedProcess(RunningProcess):
         self._returncode = -signal.SIGKILL
 
 
-def _be_child(run: Callable[[], object], new_session: bool) -> NoReturn:
+def _be_child(run: Callable[[], object], new_session: bool, new_group: bool) -> NoReturn:
     status = 1
     try:
         if new_session:
             os.setsid()
+        elif new_group:
+            os.setpgid(0, 0)
         run()
         status = 0
     except BaseException:  # noqa: BLE001 - the process ends here

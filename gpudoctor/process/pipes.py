@@ -28,14 +28,14 @@ def pipe_with_child(child: Literal["reads", "writes"]) -> Iterator[tuple[int, in
     Our end stays open, unless the block raises. Raise OSError.
     """
     reader, writer = os.pipe()
-    ours, theirs = (reader, writer) if child == "writes" else (writer, reader)
+    own, other = (reader, writer) if child == "writes" else (writer, reader)
     try:
-        yield ours, theirs
+        yield own, other
     except BaseException:
-        os.close(ours)
+        os.close(own)
         raise
     finally:
-        os.close(theirs)
+        os.close(other)
 
 
 def write_all(descriptor: int, data: bytes) -> None:

@@ -24,6 +24,8 @@ _CATALOGUE = "NVIDIA's Xid catalogue"
 _OF_LOADING = ("signature-rejected", "other-kernel", "other-driver")
 
 Row = tuple[str, str, str]
+_HEADING = "## Thresholds"
+_NEXT_HEADING = "## False alarms"
 
 
 def word_list(check_id: str) -> list[str]:
@@ -32,8 +34,8 @@ def word_list(check_id: str) -> list[str]:
     if not rows:
         return []
     lines = ["### Words that it looks for", "", "As regular expressions; what they mean; who prints them.", ""]
-    for words, meaning, source in rows:
-        lines += wrap(words, COLUMNS, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False)
+    for text, meaning, source in rows:
+        lines += wrap(text, COLUMNS, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False)
         lines += wrap(f"{meaning} ({source})", COLUMNS, initial_indent=" " * 8, subsequent_indent=" " * 8)
     return [*lines, ""]
 
@@ -41,9 +43,9 @@ def word_list(check_id: str) -> list[str]:
 def _rows(check_id: str) -> Iterator[Row]:
     if check_id == "gpu.xid":
         yield from _driver_messages()
-        for register, bits, words in XID_74_BITS:
+        for register, bits, text in XID_74_BITS:
             numbers = ", ".join(map(str, bits))
-            yield f"Xid 74, register {register}, bits {numbers}", words, _CATALOGUE
+            yield f"Xid 74, register {register}, bits {numbers}", text, _CATALOGUE
         for code, unit in NVLINK5_UNITS.items():
             yield f"Xid {code}", f"NVLink 5, unit {unit}; subcode: bits 20 to 25 of the first number", _CATALOGUE
     elif check_id == "gpu.count":
@@ -65,14 +67,10 @@ def _driver_messages(only_not_started: bool = False) -> Iterator[Row]:
             yield row.pattern, meaning.words, f"NVIDIA kernel module: {row.source}"
 
 
-def _host_messages(wanted: Callable[[str], bool]) -> Iterator[Row]:
+def _host_messages(expected: Callable[[str], bool]) -> Iterator[Row]:
     for row in message_tables.HOST_MESSAGES:
-        if wanted(row.kind):
+        if expected(row.kind):
             yield row.pattern, row.kind, f"Linux: {row.source}" if not row.source.startswith("NVIDIA") else row.source
-
-
-_HEADING = "## Thresholds"
-_NEXT_HEADING = "## False alarms"
 
 
 def page_text(check: Check) -> str:
@@ -86,8 +84,8 @@ def page_text(check: Check) -> str:
         body = f"# {check.id}: {check.title}\n\nThis check comes without a page."
     if check.limits:
         body = _with_table(body, check)
-    if check.page is None and (words := word_list(check.id)):
-        body = "\n".join([body, "", *words]).rstrip()
+    if check.page is None and (parts := word_list(check.id)):
+        body = "\n".join([body, "", *parts]).rstrip()
     if check.domain == "run":
         return f"{body}\n\nA finding of: gpudoctor run -- COMMAND\n"
     return f"{body}\n\nLevel: {check.level}. Run it alone: gpudoctor check {check.id}\n"

@@ -105,8 +105,8 @@ def judge(
         verdict = "unknown"
     evaluated = evaluated_of(results, question.level, part=part)
     code = exit_code(results, verdict, question.fail_on, bool(lacking))
-    wanted = tuple(f"required, and without a verdict: {result.id}" for result in lacking)
-    notes = (*node.source.notes, *suppressed, *wanted, *_scope_note(case), *set_aside(results))
+    expected = tuple(f"required, and without a verdict: {result.id}" for result in lacking)
+    notes = (*node.source.notes, *suppressed, *expected, *_scope_note(case), *set_aside(results))
     return Report(
         schema="gpudoctor.report/1",
         tool=Tool(),
@@ -132,13 +132,13 @@ def without_verdict(results: Iterable[CheckResult], required: Iterable[str]) -> 
 
     A check with a suppressed finding that fails anyway does have a verdict.
     """
-    words = tuple(required)
+    parts = tuple(required)
     silent = (
         r
         for r in results
         if r.status in (Status.SKIP, Status.UNKNOWN) or (r.status is not Status.FAIL and suppressed_in((r,)))
     )
-    return tuple(r for r in silent if any(matches(r, word) for word in words))
+    return tuple(r for r in silent if any(matches(r, word) for word in parts))
 
 
 def set_aside(results: Iterable[CheckResult]) -> tuple[str, ...]:
@@ -151,9 +151,9 @@ def set_aside(results: Iterable[CheckResult]) -> tuple[str, ...]:
         if any(evidence.source == "kernel log" for evidence in finding.evidence)
     ]
     more = len(harmless) - _MOST_SET_ASIDE
-    kept = [_cut(text, _NOTE_LENGTH) for text in harmless[:_MOST_SET_ASIDE]]
+    retained = [_cut(text, _NOTE_LENGTH) for text in harmless[:_MOST_SET_ASIDE]]
     return tuple(
-        f"set aside in the kernel log: {text}" for text in (*kept, *([f"{more} more, see -v"] if more > 0 else ()))
+        f"set aside in the kernel log: {text}" for text in (*retained, *([f"{more} more, see -v"] if more > 0 else ()))
     )
 
 
@@ -208,8 +208,8 @@ def _quiet_reason(
     if lacking:
         return f"UNKNOWN required but without a verdict: {', '.join(r.id for r in lacking)}"
     if verdict == "unknown":
-        there = [r.id for r in results if r.status is Status.PASS]
-        alone = f"only {', '.join(there)} passed" if there else "nothing could be judged"
+        passing = [r.id for r in results if r.status is Status.PASS]
+        alone = f"only {', '.join(passing)} passed" if passing else "nothing could be judged"
         why = _common_reason(results) or ", ".join(unknown) or alone
         return f"UNKNOWN {why}"
     if verdict == "warn":

@@ -19,6 +19,9 @@ from gpudoctor.json_text import json_line
 from gpudoctor.output import printable
 
 Verdict = Literal["pass", "warn", "fail", "unknown"]
+# what passes as soon as it is there says nothing about whether a node is well
+PRESENCE = ("driver.loaded", "gpu.count", "host.kernel")
+COULD_NOT_REASON = "UNKNOWN gpudoctor could not do its work"
 
 
 class Tool(msgspec.Struct, frozen=True):
@@ -193,10 +196,6 @@ def evaluated_of(results: Iterable[CheckResult], level: Level, *, part: bool) ->
     return Evaluated(looked, len(asked), part and 2 * looked < len(asked))
 
 
-# what passes as soon as it is there says nothing about whether a node is well
-PRESENCE = ("driver.loaded", "gpu.count", "host.kernel")
-
-
 def verdict_of(results: tuple[CheckResult, ...], *, part: bool = False) -> Verdict:
     """The worst status of all; unknown if no check has a verdict.
 
@@ -223,9 +222,6 @@ def counts_of(results: tuple[CheckResult, ...]) -> Counts:
         skip=statuses.count(Status.SKIP),
         unknown=statuses.count(Status.UNKNOWN),
     )
-
-
-COULD_NOT_REASON = "UNKNOWN gpudoctor could not do its work"
 
 
 def error_report(

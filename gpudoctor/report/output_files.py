@@ -50,8 +50,8 @@ def write_new_file(path: Path, data: bytes) -> None:
     except ValueError:
         raise OutputError(f"{path}: cannot write: not the name of a file") from None
     except OSError as error:
-        said = _THERE if error.errno == _EEXIST else error.strerror or error
-        raise OutputError(f"{path}: cannot write: {said}") from None
+        reported = _THERE if error.errno == _EEXIST else error.strerror or error
+        raise OutputError(f"{path}: cannot write: {reported}") from None
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -63,28 +63,28 @@ def _write(path: Path, data: bytes) -> None:
         _pour(os.dup(number), data)
         return
     try:
-        there = path.stat()
+        present = path.stat()
     except FileNotFoundError:
-        there = None
-    if there is not None:
-        if stat.S_ISDIR(there.st_mode):
+        present = None
+    if present is not None:
+        if stat.S_ISDIR(present.st_mode):
             raise OutputError(f"{path}: cannot write: is a directory")
-        if stat.S_ISBLK(there.st_mode):
+        if stat.S_ISBLK(present.st_mode):
             raise OutputError(f"{path}: cannot write: is a disk")
-        if stat.S_ISCHR(there.st_mode):
-            _pour(_open_stream(path, there), data)
+        if stat.S_ISCHR(present.st_mode):
+            _pour(_open_stream(path, present), data)
             return
     name = path.name
     if path.is_symlink():
         name = _name_behind(path)
-        if there is not None:
-            _refuse_foreign(path, there, folder)
-    if there is not None and not stat.S_ISREG(there.st_mode):
-        _pour(_open_stream(path, there), data)
+        if present is not None:
+            _refuse_foreign(path, present, folder)
+    if present is not None and not stat.S_ISREG(present.st_mode):
+        _pour(_open_stream(path, present), data)
         return
-    if there is not None and not os.access(path, os.W_OK, effective_ids=os.access in os.supports_effective_ids):
+    if present is not None and not os.access(path, os.W_OK, effective_ids=os.access in os.supports_effective_ids):
         raise OutputError(f"{path}: cannot write: it is there and must not be written to")
-    _put(path.parent, name, data, like=there, replace=True)
+    _put(path.parent, name, data, like=present, replace=True)
 
 
 def _refuse_foreign(path: Path, found: os.stat_result, folder: os.stat_result) -> None:

@@ -16,6 +16,13 @@ from gpudoctor.facts.system.services import NodeExporter
 from gpudoctor.report.model import Report, Verdict, suppressed_in
 from gpudoctor.units import GIB, KIB, MIB
 
+# suffixes that Prometheus reserves for other types of metric than gauges
+_RESERVED = ("total", "count", "sum", "bucket", "info", "created")
+Labels = dict[str, str]
+Sample = tuple[Labels, float]
+
+VERDICTS: tuple[str, ...] = get_args(Verdict)
+
 
 class MetricUnit(NamedTuple):
     """The suffix of a metric's name, and the factors that convert a number to the metric's unit."""
@@ -53,24 +60,16 @@ _BASE = {
     "share": MetricUnit("ratio"),
     None: MetricUnit("number"),  # a code such as an Xid's, a loss
 }
-# suffixes that Prometheus reserves for other types of metric than gauges
-_RESERVED = ("total", "count", "sum", "bucket", "info", "created")
 
 
 def metric_unit(unit: str | None) -> MetricUnit:
     """The base unit of a check's unit; counted things (lanes, open files) are units themselves."""
     if unit in _BASE:
         return _BASE[unit]
-    words = re.sub(r"[^a-z0-9]+", "_", (unit or "").lower()).strip("_")
-    if not words:
+    text = re.sub(r"[^a-z0-9]+", "_", (unit or "").lower()).strip("_")
+    if not text:
         return _BASE[None]
-    return MetricUnit(f"{words}_unit" if words.rpartition("_")[2] in _RESERVED else words)
-
-
-Labels = dict[str, str]
-Sample = tuple[Labels, float]
-
-VERDICTS: tuple[str, ...] = get_args(Verdict)
+    return MetricUnit(f"{text}_unit" if text.rpartition("_")[2] in _RESERVED else text)
 
 
 class Family(NamedTuple):
@@ -179,15 +178,15 @@ def _judged(report: Report) -> Iterator[_Judged]:
     """The numbers of each check; if there are several for one subject and base unit, the worst."""
     uuids = {str(gpu.index): gpu.uuid or "" for gpu in report.gpus}
     for result in report.checks:
-        told: set[tuple[str, str, str]] = set()
+        reported: set[tuple[str, str, str]] = set()
         for finding in sorted(result.findings, key=lambda finding: WORST_FIRST.index(finding.status)):
             found, expected = finding.found, finding.expected
             if found is None or not isinstance(found.value, (int, float)):
                 continue
             gpu, part, suffix = _gpu_label(finding), _part(finding.subject), metric_unit(found.unit).suffix
-            if (gpu, part, suffix) in told:
+            if (gpu, part, suffix) in reported:
                 continue
-            told.add((gpu, part, suffix))
+            reported.add((gpu, part, suffix))
             labels = {"check": result.id, "gpu": gpu, "uuid": uuids.get(gpu, ""), "part": part}
             limit: float | None = None
             if expected is not None and isinstance(expected.value, (int, float)) and expected.unit == found.unit:

@@ -147,8 +147,8 @@ def _domains(report: Report, verbose: bool) -> RenderableType:
     if higher:
         counts = Counter(r.level for r in higher)
         where = ", ".join(f"{level} ({counts[level]})" for level in LEVELS if counts[level])
-        words = f"{check_count(len(higher))} of level {where}: asked for {report.run.level}"
-        table.add_row(status_word(Status.SKIP), plain("higher"), plain(words))
+        text = f"{check_count(len(higher))} of level {where}: asked for {report.run.level}"
+        table.add_row(status_word(Status.SKIP), plain("higher"), plain(text))
     return Padding(table, (0, 0, 0, 2))
 
 
@@ -238,13 +238,13 @@ def _worst_check(report: Report) -> str:
 
 def _same_run(argv: tuple[str, ...]) -> str:
     """The options of this run that select the node and its load, quoted for a shell, for the command to run next."""
-    kept = []
+    retained = []
     for word, value in zip_longest(argv, argv[1:], fillvalue=""):
         if word in _KEPT_OPTIONS:
-            kept.append(f"{word} {quote(value)}")
+            retained.append(f"{word} {quote(value)}")
         elif word.partition("=")[0] in _KEPT_OPTIONS:
-            kept.append(quote(word))
-    return "".join(f" {option}" for option in kept)
+            retained.append(quote(word))
+    return "".join(f" {option}" for option in retained)
 
 
 def verdict_style(report: Report) -> str:
@@ -272,22 +272,22 @@ class TextRows:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         if not self._rows:
             return
-        *kept, _ = zip(*self._rows, strict=True)
-        widest = [max(cell.cell_len for cell in column) for column in kept]
-        if options.max_width - sum(widest) - _GAP * len(kept) >= _WORDS_MIN:
+        *retained, _ = zip(*self._rows, strict=True)
+        widest = [max(cell.cell_len for cell in column) for column in retained]
+        if options.max_width - sum(widest) - _GAP * len(retained) >= _WORDS_MIN:
             table = Table.grid(padding=(0, _GAP), pad_edge=False)
-            for _ in kept:
+            for _ in retained:
                 table.add_column(no_wrap=True)
             table.add_column(overflow="fold", ratio=1)
             for row in self._rows:
                 table.add_row(*row)
             yield table
             return
-        for *first, words in self._rows:
+        for *first, cell in self._rows:
             line = Text(" " * _GAP, overflow="fold").join(first)
             line.rstrip()
             yield line
-            if words.plain:
-                words = words.copy()
-                words.overflow = "fold"
-                yield Padding(words, (0, 0, 0, 2 * _GAP))
+            if cell.plain:
+                cell = cell.copy()
+                cell.overflow = "fold"
+                yield Padding(cell, (0, 0, 0, 2 * _GAP))

@@ -67,7 +67,7 @@ def storage_lines(measurements: Measurements) -> list[str]:
 
 
 def _training_lines(training: Training) -> list[str]:
-    lines = ["  DDP train:", *(f"    {each}" for words in training_words(training) for each in wrap(words, 74))]
+    lines = ["  DDP train:", *(f"    {each}" for text in training_words(training) for each in wrap(text, 74))]
     for who, compute, wait, data, other, step, _, _, first, last in training_table(training, plain_name).rows:
         parts = f"compute {compute} + wait {wait} + data {data} + other {other} = {step} ms"
         lines.append(f"    {who}: {parts}, loss {first} -> {last}")

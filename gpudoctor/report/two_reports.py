@@ -21,6 +21,17 @@ from gpudoctor.units import size_text
 FIGURE_CHANGE_MIN = 0.05
 
 Kind = Literal["new", "changed", "gone", "figure"]
+_Key = tuple[object, ...]
+_NOTE = "only some checks were run again; the others are as found at "
+_APART = ("frameworks", "deepspeed", "tensorflow")
+_FIELDS: dict[str, tuple[str, ...]] = {
+    "collective": ("collectives", "pairs"),
+    "link": ("host_links", "peer_links"),
+    "compute": ("compute",),
+    "train": ("training",),
+    "strategy": ("strategies",),
+    "data": ("data_loading",),
+}
 
 
 class Difference(msgspec.Struct, frozen=True):
@@ -39,15 +50,12 @@ class Difference(msgspec.Struct, frozen=True):
     after: Status | None = None
 
 
-_Key = tuple[object, ...]
-
-
 def differences(old: Report, new: Report) -> tuple[Difference, ...]:
     """What is different in `new`, worst first; only checks that both reports contain are compared."""
     was = {result.id: result for result in old.checks}
-    gone = frozenset(gpu.index for gpu in old.gpus) - {gpu.index for gpu in new.gpus}
+    missing = frozenset(gpu.index for gpu in old.gpus) - {gpu.index for gpu in new.gpus}
     judged_twice = (result for result in new.checks if result.id in was)
-    found = [each for result in judged_twice for each in _of_check(was[result.id], result, gone)]
+    found = [each for result in judged_twice for each in _of_check(was[result.id], result, missing)]
     found.sort(key=_order)
     return (*found, *_figures(old.measurements, new.measurements))
 
@@ -101,12 +109,12 @@ def _short(subject: Subject) -> str:
 
 def _by_subject(result: CheckResult) -> dict[_Key, Finding]:
     """The worst finding on each subject."""
-    kept: dict[_Key, Finding] = {}
+    retained: dict[_Key, Finding] = {}
     for finding in result.findings:
         key = _key(finding.subject)
-        if key not in kept or WORST_FIRST.index(finding.status) < WORST_FIRST.index(kept[key].status):
-            kept[key] = finding
-    return kept
+        if key not in retained or WORST_FIRST.index(finding.status) < WORST_FIRST.index(retained[key].status):
+            retained[key] = finding
+    return retained
 
 
 def _key(subject: Subject) -> _Key:
@@ -162,8 +170,8 @@ def joined(old: Report, new: Report) -> Report:
     again are kept if the backend and the number of ranks are the same.
     """
     again = {result.id: result for result in new.checks}
-    kept = [result for result in old.checks if result.id not in again]
-    if not kept:
+    retained = [result for result in old.checks if result.id not in again]
+    if not retained:
         return new
     ids = {result.id for result in old.checks}
     results = [again.get(result.id, result) for result in old.checks]
@@ -183,9 +191,6 @@ def joined(old: Report, new: Report) -> Report:
         exit_code=exit_code(explained, verdict, "fail", lacking=False),
         measurements=_measured(old.measurements, new.measurements),
     )
-
-
-_NOTE = "only some checks were run again; the others are as found at "
 
 
 def _measured(old: Measurements, new: Measurements) -> Measurements:
@@ -219,14 +224,3 @@ def _of_ranks(old: Measurements, new: Measurements) -> Measurements:
 def _reasons(part: str, measured: Measurements) -> dict[str, Missing]:
     """The reasons why figures of this part, or of a component of it, are missing."""
     return {name: why for name, why in measured.not_run.items() if name.partition(".")[0] == part}
-
-
-_APART = ("frameworks", "deepspeed", "tensorflow")
-_FIELDS: dict[str, tuple[str, ...]] = {
-    "collective": ("collectives", "pairs"),
-    "link": ("host_links", "peer_links"),
-    "compute": ("compute",),
-    "train": ("training",),
-    "strategy": ("strategies",),
-    "data": ("data_loading",),
-}

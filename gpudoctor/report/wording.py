@@ -24,6 +24,22 @@ from gpudoctor.checks.driver.responsive import WAKING
 from gpudoctor.facts.captures import ABSENT
 from gpudoctor.report.model import Report, findings_of, is_above
 
+# the command whose output is missing from a capture, by domain; for the kernel log, by check
+_COMMANDS = {
+    "gpu.xid": "dmesg",
+    "gpu": "nvidia-smi -q",
+    "pcie": "lspci -vvv (as root)",
+    "nvlink": "nvidia-smi nvlink -s",
+    "topology": "nvidia-smi topo -m",
+    "host": "free -m; df -m /dev/shm",
+    "env": "env",
+    "network": "ibstat",
+}
+_MOST_COMMANDS = 3
+_MOST_LINES = 20  # of what a block of several subjects says of each
+PARTLY = "PARTLY JUDGED"
+Part = str | tuple[Evidence, ...] | tuple[Advice, ...] | tuple[str, ...]
+
 
 def check_count(count: int) -> str:
     return f"{count} {'check' if count == 1 else 'checks'}"
@@ -72,21 +88,6 @@ def _reason(result: CheckResult) -> str:
     return next((f.reason for f in result.findings if f.reason), "nothing to judge")
 
 
-# the command whose output is missing from a capture, by domain; for the kernel log, by check
-_COMMANDS = {
-    "gpu.xid": "dmesg",
-    "gpu": "nvidia-smi -q",
-    "pcie": "lspci -vvv (as root)",
-    "nvlink": "nvidia-smi nvlink -s",
-    "topology": "nvidia-smi topo -m",
-    "host": "free -m; df -m /dev/shm",
-    "env": "env",
-    "network": "ibstat",
-}
-_MOST_COMMANDS = 3
-_MOST_LINES = 20  # of what a block of several subjects says of each
-
-
 def also_paste(report: Report) -> str:
     """ "To judge nvlink, also paste: nvidia-smi nvlink -s"; "" if the capture has something for every domain."""
     if report.run.source.kind != "capture":
@@ -104,9 +105,6 @@ def also_paste(report: Report) -> str:
         name, _, command = parts[0].partition(": ")
         return f"To judge {name}, also paste: {command}"
     return f"To judge more, also paste: {' | '.join(parts[:_MOST_COMMANDS])}"
-
-
-PARTLY = "PARTLY JUDGED"
 
 
 def verdict_word(report: Report) -> str:
@@ -129,14 +127,14 @@ def verdict_words(report: Report) -> str:
         return f"{report.evaluated.words}; nothing wrong in these"
     if report.verdict == "fail" and is_no_gpu_node(report):
         return "this is no GPU node"
-    words = {
+    parts = {
         "pass": f"nothing wrong in the {check_count(report.counts.passed)} that could look; no GPU was put under load",
         "warn": f"works; look at the warnings{aside}",
         "fail": "not fit to train on" + (", by what this text says" if report.evaluated.partly else ""),
     }
     if report.verdict == "unknown" and not report.counts.unknown and report.reason.startswith("UNKNOWN "):
         return f"not known: {report.reason.removeprefix('UNKNOWN ')}"
-    return words.get(report.verdict, "not known: what got no answer is not a pass")
+    return parts.get(report.verdict, "not known: what got no answer is not a pass")
 
 
 def problem_groups(report: Report) -> Iterator[tuple[CheckResult, list[Finding]]]:
@@ -168,9 +166,6 @@ def alike(findings: Iterable[Finding]) -> Iterator[tuple[Finding, str]]:
 def label_of(findings: Sequence[Finding]) -> str:
     """The subjects of findings with the same words; that of a single one in full."""
     return findings[0].subject.label if len(findings) == 1 else grouped_label(f.subject for f in findings)
-
-
-Part = str | tuple[Evidence, ...] | tuple[Advice, ...] | tuple[str, ...]
 
 
 def block_parts(findings: Sequence[Finding], explains: Iterable[str]) -> Iterator[tuple[str, Part]]:
@@ -229,7 +224,7 @@ def _of_each(findings: Sequence[Finding], words_of: Callable[[Finding], str | No
         groups.setdefault(words_of(finding), []).append(finding)
     if len(groups) == 1:
         return next(iter(groups))
-    lines = [f"{label_of(group)}: {words}" for words, group in groups.items() if words]
+    lines = [f"{label_of(group)}: {text}" for text, group in groups.items() if text]
     more = len(lines) - _MOST_LINES
     return (*lines[:_MOST_LINES], *([f"{more} more (--format json)"] if more > 0 else ()))
 
@@ -260,8 +255,8 @@ def explained_by(report: Report, check_id: str, findings: list[Finding]) -> list
         subjects = [f.subject for f in findings]
         of = [fault for fault in report.faults if fault.check == check_id]
         gpus = {subject.gpu for subject in subjects}
-        mine = [fault for fault in of if (gpus.issuperset(fault.gpus) if fault.gpus else fault.subject in subjects)]
-        lines = list(dict.fromkeys(line for fault in mine for line in fault.explains))
+        own = [fault for fault in of if (gpus.issuperset(fault.gpus) if fault.gpus else fault.subject in subjects)]
+        lines = list(dict.fromkeys(line for fault in own for line in fault.explains))
     else:
         lines = [
             f"{result.id} {f.status.value}: {headline(f)}"

@@ -24,6 +24,10 @@ _BYTES_MAX = 64 << 20
 _FIELD = {name: lazy_pattern(rf"(?:^| ){name}=(\S+)") for name in ("NodeName", "State", "Gres", "Partitions")}
 # newer versions of Slurm write more fields after it
 _SIGNED_REASON = lazy_pattern(r"(.*) \[([^\[\]]*@[^\[\]]*)\](?: [A-Z]\w*=.*)?")
+Say = Callable[[str], None]
+
+# how often, and how far apart, a node that may stay drained checks whether the others have undrained themselves
+_LOOKS, _PAUSE_S = 4, 0.3
 
 
 class NodeRecord(msgspec.Struct, frozen=True):
@@ -54,9 +58,9 @@ class NodeRecord(msgspec.Struct, frozen=True):
 
 def read_nodes(name: str | None = None) -> tuple[NodeRecord, ...]:
     """The record of one node, or of all; empty if slurmctld does not answer."""
-    words = () if name is None else (name,)
+    arguments = () if name is None else (name,)
     try:
-        done = run_command(["scontrol", "-a", "-o", "show", "node", *words], _DEADLINE_S, _BYTES_MAX)
+        done = run_command(["scontrol", "-a", "-o", "show", "node", *arguments], _DEADLINE_S, _BYTES_MAX)
     except (OSError, CommandLateError):
         return ()
     if done.returncode != 0:
@@ -113,19 +117,14 @@ def is_of_hardware(reason: str) -> bool:
     return failed is not None and failed[1] not in _NOT_OF_HARDWARE and failed[2] not in _NOT_OF_HARDWARE
 
 
-def _update(name: str, *words: str) -> bool:
+def _update(name: str, *text: str) -> bool:
     try:
-        return run_command(["scontrol", "update", f"nodename={name}", *words], _DEADLINE_S).returncode == 0
+        return run_command(["scontrol", "update", f"nodename={name}", *text], _DEADLINE_S).returncode == 0
     except (OSError, CommandLateError):
         return False
 
 
 # The decision to drain.
-
-Say = Callable[[str], None]
-
-# how often, and how far apart, a node that may stay drained checks whether the others have undrained themselves
-_LOOKS, _PAUSE_S = 4, 0.3
 
 
 class DrainResult(Enum):

@@ -90,8 +90,8 @@ class _Run:
         numbers = self._environ.get("SLURM_JOB_GPUS", "")
         if not numbers and not self._settings.trial and not has_gpus():
             return HookResult(True, self._of_no_gpu(wrong))
-        if self._hook == "prolog" and wrong is None and (kept := kept_verdict.fresh(self._settings)) is not None:
-            verdict = HookVerdict(kept.verdict, f"{kept.reason} (health check of {kept.age_s:.0f} s ago)")
+        if self._hook == "prolog" and wrong is None and (retained := kept_verdict.fresh(self._settings)) is not None:
+            verdict = HookVerdict(retained.verdict, f"{retained.reason} (health check of {retained.age_s:.0f} s ago)")
         else:
             gpus = job_gpus(numbers) if numbers and self._settings.scope == "job" else None
             verdict = wrong or check(self._settings, gpus, _DEADLINE_S)

@@ -95,9 +95,9 @@ def keep(
     if about is None or mark is None or not settings.max_age_s:
         forget(settings)
         return
-    kept = _Kept(about, began_s, mark, verdict, reason)
+    retained = _Kept(about, began_s, mark, verdict, reason)
     try:
-        write_file(settings.state / _FILE, msgspec.json.encode(kept).decode())
+        write_file(settings.state / _FILE, msgspec.json.encode(retained).decode())
     except OutputError:
         forget(settings)
 
@@ -123,13 +123,17 @@ def fresh(settings: HookSettings, root: Path = Path("/")) -> FreshVerdict | None
     try:
         if why_replaceable(path) is not None:
             return None
-        kept = msgspec.json.decode(path.read_bytes(), type=_Kept)
+        retained = msgspec.json.decode(path.read_bytes(), type=_Kept)
     except (OSError, ValueError, RecursionError):  # msgspec raises UnicodeDecodeError too
         return None
-    age_s = since_boot_s() - kept.since_boot_s
-    if not 0 <= age_s <= settings.max_age_s or kept.identity != identity(settings, root):
+    age_s = since_boot_s() - retained.since_boot_s
+    if not 0 <= age_s <= settings.max_age_s or retained.identity != identity(settings, root):
         return None
-    return FreshVerdict(kept.verdict, kept.reason, age_s) if _kernel_is_quiet_since(kept.kernel_last, root) else None
+    return (
+        FreshVerdict(retained.verdict, retained.reason, age_s)
+        if _kernel_is_quiet_since(retained.kernel_last, root)
+        else None
+    )
 
 
 def since_boot_s() -> float:

@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     from gpudoctor.report.model import Report
 
 Verdict = Literal["pass", "warn", "fail", "unknown"]
+_NUMBERS = lazy_pattern(r"\d{1,4}(?:,\d{1,4})*")
+_MINOR = lazy_pattern(r"^Device Minor:\s*(\d+)", re.MULTILINE)
+_BUS = lazy_pattern(r"^Bus Location:\s*(\S+)", re.MULTILINE)
+# MIG instances: if there are any, Slurm numbers these, and number 1 may be an instance on GPU 0
+_MIG = "proc/driver/nvidia/capabilities/gpu*/mig/gi*"
+_NVIDIA = "0x10de"
+_DISPLAY_CLASS = "0x03"
 
 
 class HookVerdict(msgspec.Struct, frozen=True):
@@ -101,14 +108,6 @@ def _matches(check: str, word: str) -> bool:
 
 # The job's GPUs, and whether this machine has any.
 
-_NUMBERS = lazy_pattern(r"\d{1,4}(?:,\d{1,4})*")
-_MINOR = lazy_pattern(r"^Device Minor:\s*(\d+)", re.MULTILINE)
-_BUS = lazy_pattern(r"^Bus Location:\s*(\S+)", re.MULTILINE)
-# MIG instances: if there are any, Slurm numbers these, and number 1 may be an instance on GPU 0
-_MIG = "proc/driver/nvidia/capabilities/gpu*/mig/gi*"
-_NVIDIA = "0x10de"
-_DISPLAY_CLASS = "0x03"
-
 
 def job_gpus(slurm_job_gpus: str, root: Path = Path("/")) -> str | None:
     """SLURM_JOB_GPUS as comma-separated bus ids: Slurm counts device files, whose order need not be the driver's.
@@ -127,8 +126,8 @@ def job_gpus(slurm_job_gpus: str, root: Path = Path("/")) -> str | None:
         minor, bus = _MINOR.search(text), _BUS.search(text)
         if minor and bus:
             bus_of[minor[1]] = bus[1]
-    wanted = [bus_of.get(number) for number in slurm_job_gpus.split(",")]
-    return None if None in wanted else ",".join(bus for bus in wanted if bus)
+    expected = [bus_of.get(number) for number in slurm_job_gpus.split(",")]
+    return None if None in expected else ",".join(bus for bus in expected if bus)
 
 
 def has_gpus(root: Path = Path("/")) -> bool:

@@ -96,10 +96,10 @@ def _value(name: str, field: str, text: str) -> object:
     if (field, text) == ("undrain_after", "never"):
         return None
     if field in _NUMBERS:
-        pattern, least, most, wanted = _NUMBERS[field]
+        pattern, least, most, expected = _NUMBERS[field]
         match = pattern.fullmatch(text)
         if match is None or not least <= int(match[1]) <= most:
-            raise SettingsError(f"{name}={text[:60]}: it must be {wanted}")
+            raise SettingsError(f"{name}={text[:60]}: it must be {expected}")
         return int(match[1])
     if field in _FOLDERS:
         if not text.startswith("/"):

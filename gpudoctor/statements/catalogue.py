@@ -8,35 +8,17 @@ those that any failure may cause. An unknown text is still an error, in its own 
 from __future__ import annotations
 
 import re
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Literal
 
 import msgspec
 
+from gpudoctor.lazy_pattern import lazy_pattern
 from gpudoctor.statements.xids import Bucket, xid
 
 # hardware: a GPU or link is at fault. kernel: work on a GPU died; program or hardware. refused: the GPU accepts no
 # process. memory: none is left. setup: driver, library, container or configuration. program: its own input
 Effect = Literal["hardware", "kernel", "refused", "memory", "setup", "program"]
-
-
-class KnownError(msgspec.Struct, frozen=True):
-    """One error text. `label`: the word of `gpudoctor diagnose`. `plain`: what happened, in plain words.
-
-    `needle`: a lower-case literal of each match. `strength`: 3 the cause itself, 1 may follow from many. `own`:
-    whether the fault lies with the process or GPU that reports it, not with a peer, a path or the whole node.
-    """
-
-    label: str
-    needle: str
-    text: re.Pattern[str]
-    effect: Effect
-    plain: str = ""
-    source: str = ""
-    strength: int = 3
-    own: bool = True
-
-
 _ILLEGAL = "the GPU reached for memory that is not its own"
 _NO_GPU = "CUDA shows this process no GPU"
 _TOO_OLD = "the driver is too old for the CUDA of this program"
@@ -114,13 +96,7 @@ _ROWS: tuple[_Row, ...] = (
     ("host_alloc_failed", "allocat", r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory).{0,40}(?:allocate )?(?P<bytes>\d+)? ?|Unable to allocate [\d.]+ [KMGTPE]iB for an array", "memory", "the host has no memory left", "torch", 3, True),
     ("host_alloc_failed", "memory", r"OSError: \[Errno 12\] Cannot allocate memory|^MemoryError", "memory", "the host has no memory left", "errno 12", 3, True),
 )  # fmt: skip
-KNOWN_ERRORS: tuple[KnownError, ...] = tuple(
-    KnownError(label, needle, re.compile(text), effect, plain, source, strength, own)
-    for label, needle, text, effect, plain, source, strength, own in _ROWS
-)
-# by the number alone: "CUDA error 804", "error code: 214"
-_BY_CODE = {int(code): row for row in KNOWN_ERRORS for code in re.findall(r"CUDA (\d{3})", row.source)}
-_CODE = re.compile(
+_CODE = lazy_pattern(
     r"(?i)\b(?:cuda\w*|cu) ?(?:error|failure|result)?(?: code)?(?:[:= (]{1,3})(\d{3})\b|\b(?:cuda|nvml|cu\w+).{0,60}\berror(?: code)?[:= (]{1,3}(\d{3})\b|^\W*error (\d{3})\b(?=.*cuda)"
 )
 # the libraries and calls that run programs on accelerators without CUDA
@@ -130,7 +106,31 @@ RUNTIME = (
 )
 _MOST_CACHED = 1000
 _DIGITS = str.maketrans("123456789", "0" * 9)
-_XID = re.compile(r"\bXid:? ?(?:\(PCI:[\w:.]{4,20}\): ?|errors?:? |codes?:? |\()?(\d{1,3})\b")
+_XID = lazy_pattern(r"\bXid:? ?(?:\(PCI:[\w:.]{4,20}\): ?|errors?:? |codes?:? |\()?(\d{1,3})\b")
+ECC_XIDS = frozenset({48, 63, 64, 94, 95, 140, 171, 172})
+
+
+class KnownError(msgspec.Struct, frozen=True):
+    """One error text. `label`: the word of `gpudoctor diagnose`. `plain`: what happened, in plain words.
+
+    `needle`: a lower-case literal of each match. `strength`: 3 the cause itself, 1 may follow from many. `own`:
+    whether the fault lies with the process or GPU that reports it, not with a peer, a path or the whole node.
+    """
+
+    label: str
+    needle: str
+    text: re.Pattern[str]
+    effect: Effect
+    plain: str = ""
+    source: str = ""
+    strength: int = 3
+    own: bool = True
+
+
+KNOWN_ERRORS: tuple[KnownError, ...] = tuple(
+    KnownError(label, needle, lazy_pattern(text), effect, plain, source, strength, own)
+    for label, needle, text, effect, plain, source, strength, own in _ROWS
+)
 
 
 def known_error(text: str) -> KnownError | None:
@@ -144,8 +144,14 @@ def known_error(text: str) -> KnownError | None:
     rows = _rows_of(kind) if len(kind) <= _MOST_CACHED else _rows_of.__wrapped__(kind)
     row = next((row for row in rows if row.text.search(text)), None)
     if row is None and "cu" in kind and (found := _CODE.search(text[:4096])):
-        row = _BY_CODE.get(int(found[1] or found[2] or found[3]))
+        row = _rows_by_code().get(int(found[1] or found[2] or found[3]))
     return row
+
+
+@cache
+def _rows_by_code() -> dict[int, KnownError]:
+    """By the number alone: "CUDA error 804", "error code: 214"."""
+    return {int(code): row for row in KNOWN_ERRORS for code in re.findall(r"CUDA (\d{3})", row.source)}
 
 
 @lru_cache(maxsize=2048)
@@ -188,6 +194,3 @@ def label_of_xid(code: int) -> str:
 def bucket_of_xid(code: int) -> Bucket:
     """How bad an Xid is."""
     return xid(code).bucket
-
-
-ECC_XIDS = frozenset({48, 63, 64, 94, 95, 140, 171, 172})

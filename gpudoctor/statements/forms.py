@@ -29,17 +29,6 @@ _COMPLAINTS = (
     r"|bad |too many|too few|refused|denied|panic|abort(?:ed|ing)?"
 )
 _VERDICTS = r"FAIL(?:ED|URE)?|Fail(?:ed|ure)?|FAULTY|Faulty|UNHEALTHY|Unhealthy|NOT ?OK|Not OK|NotReady|DEGRADED|Degraded|CRITICAL|Critical|ERROR|Error"
-
-
-class Reading(msgspec.Struct, frozen=True):
-    """The form of a line, how bad it is, and its message without the mark."""
-
-    form: Form
-    severity: Severity
-    message: str
-    program: str | None = None
-
-
 _Row = tuple[Form, Severity, str]
 # in the order in which they are tried; `message` and `program` are groups
 _TEXTS: tuple[_Row, ...] = (
@@ -90,6 +79,15 @@ _SUPPOSES = re.compile(
 _HEAD = re.compile(r":? ?([IWEF]) \S{1,200}:\d{1,6}\] ?")
 _LOUD_LEVELS = ("E", "F", "ERROR", "CRITICAL", "FATAL")
 _QUIET_LEVELS = ("I", "V", "D", "T", "INFO", "DEBUG")
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """The form of a line, how bad it is, and its message without the mark."""
+
+    form: Form
+    severity: Severity
+    message: str
+    program: str | None = None
 
 
 def form_of(text: str, level: str | None = None) -> Reading | None:

@@ -20,43 +20,6 @@ _SECONDS_A_DAY = 86400
 _MONTHS = {
     m: n for n, m in enumerate(["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"], 1)
 }
-
-
-class Origin(msgspec.Struct):
-    """Who wrote a line, and when, as far as its prefixes show. `time_s`: seconds within a year, without time zone."""
-
-    rank: int | None = None
-    local_rank: int | None = None
-    task: int | None = None
-    host: str | None = None
-    label: str | None = None
-    pid: int | None = None
-    ip: str | None = None
-    gpu: str | None = None
-    time_s: float | None = None
-    source: str | None = None
-    level: str | None = None
-    thread: str | None = None
-    level_word: str | None = None
-    program: str | None = None
-    program_pid: int | None = None
-
-    @property
-    def stream(self) -> object:
-        """Equal for all lines of one writer."""
-        return self.rank, self.local_rank, self.task, self.label, self.pid, self.host
-
-
-class Labels(msgspec.Struct, frozen=True):
-    """Labels recognised from many lines only: `3: ` of `srun -l`, `node17: ` of pdsh, the margin of a quoted log."""
-
-    tasks: bool = False
-    hosts: frozenset[str] = frozenset()
-    margin: str = ""
-
-
-NO_LABELS = Labels()
-
 _TASK = re.compile(r" {0,5}(\d{1,6}): ?(?=\S|$)")
 _HOST_LABEL = re.compile(r"([A-Za-z][\w.-]{1,80}|\d{1,3}(?:\.\d{1,3}){3}):(?: |$)")
 _NO_HOSTS = re.compile(
@@ -66,8 +29,6 @@ _NO_HOSTS = re.compile(
 _LEVEL_BEHIND = re.compile(r" ?\[?(?:DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL)\b")
 _COLOURS = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]")
 _TIME = r"\d\d:\d\d:\d\d(?:[.,]\d{1,9})?"
-
-
 _CAPITALS, _DIGITS = string.ascii_uppercase, string.digits
 _WORD = "_" + string.ascii_letters + _DIGITS
 # what it may begin with, how it is taken, the expression
@@ -153,6 +114,46 @@ _PREFIXES: dict[str, tuple[tuple[str, re.Pattern[str]], ...]] = {
 }
 _MARGIN = re.compile(r"[ \t>]{0,40}")
 _INDENTED = re.compile(r"[ \t]+\[(?:rank|default|[IWEF]\d{3,4} )")  # a log that was quoted
+_MARKS = re.compile(r"[ \t]{0,20}(?:>[ \t]?|#{1,6}[ \t]+|[*+-][ \t]+(?=[A-Za-z`*\[(]))")
+_EMPHASIS = re.compile(r"(?<!\*)\*\*(?=[^\s*])([^*]{1,300})\*\*(?!\*)")
+_CODE = re.compile(r"(?<!Assertion )`([^`]{1,400})`")
+_FENCE = re.compile(r"[ \t]{0,20}(?:```|~~~)[\w+-]{0,20}[ \t]*$")
+
+
+class Origin(msgspec.Struct):
+    """Who wrote a line, and when, as far as its prefixes show. `time_s`: seconds within a year, without time zone."""
+
+    rank: int | None = None
+    local_rank: int | None = None
+    task: int | None = None
+    host: str | None = None
+    label: str | None = None
+    pid: int | None = None
+    ip: str | None = None
+    gpu: str | None = None
+    time_s: float | None = None
+    source: str | None = None
+    level: str | None = None
+    thread: str | None = None
+    level_word: str | None = None
+    program: str | None = None
+    program_pid: int | None = None
+
+    @property
+    def stream(self) -> object:
+        """Equal for all lines of one writer."""
+        return self.rank, self.local_rank, self.task, self.label, self.pid, self.host
+
+
+class Labels(msgspec.Struct, frozen=True):
+    """Labels recognised from many lines only: `3: ` of `srun -l`, `node17: ` of pdsh, the margin of a quoted log."""
+
+    tasks: bool = False
+    hosts: frozenset[str] = frozenset()
+    margin: str = ""
+
+
+NO_LABELS = Labels()
 
 
 def with_short_numbers(line: str) -> str:
@@ -233,12 +234,6 @@ def stripped(line: str, labels: Labels = NO_LABELS) -> tuple[Origin, str]:
     return origin, line
 
 
-_MARKS = re.compile(r"[ \t]{0,20}(?:>[ \t]?|#{1,6}[ \t]+|[*+-][ \t]+(?=[A-Za-z`*\[(]))")
-_EMPHASIS = re.compile(r"(?<!\*)\*\*(?=[^\s*])([^*]{1,300})\*\*(?!\*)")
-_CODE = re.compile(r"(?<!Assertion )`([^`]{1,400})`")
-_FENCE = re.compile(r"[ \t]{0,20}(?:```|~~~)[\w+-]{0,20}[ \t]*$")
-
-
 def unmarked(line: str) -> str:
     """The line without Markdown's marks: quotes, headings, bullets, back-ticks, emphasis; empty for a fence.
 
@@ -267,9 +262,9 @@ def _without_label(origin: Origin, line: str, labels: Labels) -> str | None:
 
 
 def _take(origin: Origin, how: str, found: re.Match[str]) -> bool:
-    said = found.groupdict()
+    groups = found.groupdict()
     if how == "local":
-        role, number = said["role"], int(said["local_rank"])
+        role, number = groups["role"], int(groups["local_rank"])
         if role.lower() in ("rank", "pg", "step", "epoch"):
             return False
         origin.local_rank = number
@@ -277,51 +272,51 @@ def _take(origin: Origin, how: str, found: re.Match[str]) -> bool:
     if how == "in group":
         # after torch's own label this is the rank in a process group, not in the job
         if origin.rank is None:
-            origin.rank = int(said["rank"])
+            origin.rank = int(groups["rank"])
         return True
-    if said.get("rank") is not None:
+    if groups.get("rank") is not None:
         # `[rank0]:[rank12]:` comes from a changed template: the local rank, then torch's own label with the global rank
         if origin.rank is not None and origin.local_rank is None:
             origin.local_rank = origin.rank
-        origin.rank = int(said["rank"])
-    if said.get("tprank") is not None:
-        origin.rank = int(said["tprank"])
-    if said.get("pid") is not None:
-        origin.pid = int(said["pid"])
-    actor = said.get("actor")
+        origin.rank = int(groups["rank"])
+    if groups.get("tprank") is not None:
+        origin.rank = int(groups["tprank"])
+    if groups.get("pid") is not None:
+        origin.pid = int(groups["pid"])
+    actor = groups.get("actor")
     if actor and origin.rank is None and (worker := re.fullmatch(r"Worker_TP(\d+)", actor)):
         origin.rank = int(worker[1])
     if actor:
         origin.label = actor
-    if said.get("program_pid") is not None:
-        origin.program_pid = int(said["program_pid"])
+    if groups.get("program_pid") is not None:
+        origin.program_pid = int(groups["program_pid"])
     for field in ("ip", "source", "level", "level_word", "thread", "program"):
-        if said.get(field) is not None:
-            setattr(origin, field, said[field])
-    if said.get("level_mark") is not None:
-        origin.level_word = said["level_mark"]
-    if said.get("host") is not None:
-        host = said["host"]
+        if groups.get(field) is not None:
+            setattr(origin, field, groups[field])
+    if groups.get("level_mark") is not None:
+        origin.level_word = groups["level_mark"]
+    if groups.get("host") is not None:
+        host = groups["host"]
         if how == "stream":
             host = host.rpartition(".")[2] or host
         if not _NO_HOSTS.fullmatch(host):  # `stderr: [rank0]: `
             origin.host = host
-    if said.get("label") is not None:
-        origin.label = said["label"]
-    if said.get("clock") is not None and origin.time_s is None:
-        origin.time_s = _seconds(said)
+    if groups.get("label") is not None:
+        origin.label = groups["label"]
+    if groups.get("clock") is not None and origin.time_s is None:
+        origin.time_s = _seconds(groups)
     return True
 
 
-def _seconds(said: dict[str, str | None]) -> float | None:
-    date, mmdd, clock = said.get("date"), said.get("mmdd"), said.get("clock") or ""
+def _seconds(groups: dict[str, str | None]) -> float | None:
+    date, mmdd, clock = groups.get("date"), groups.get("mmdd"), groups.get("clock") or ""
     if date:
         month, day = int(date[5:7]), int(date[8:10])
     elif mmdd:
         digits = mmdd.replace("-", "")
         month, day = int(digits[:-2]), int(digits[-2:])
     else:
-        month, day = _MONTHS.get(said.get("month") or "", 0), int(said.get("day") or 0)
+        month, day = _MONTHS.get(groups.get("month") or "", 0), int(groups.get("day") or 0)
     return seconds_in_year(month, day, clock)
 
 

@@ -25,20 +25,6 @@ ADVICE: dict[Bucket, str] = {
     "application": "Tell the job's owner: a program did this, most often an illegal memory access.",
     "info": "Nothing to do.",
 }
-
-
-class Xid(msgspec.Struct, frozen=True):
-    """One code with its bucket and its meaning as report text."""
-
-    code: int
-    bucket: Bucket
-    words: str
-
-    @property
-    def advice(self) -> str:
-        return OWN_ADVICE.get(self.code) or ADVICE[self.bucket]
-
-
 OWN_ADVICE: dict[int, str] = {
     54: "Power the node off and check the auxiliary power cables of this board.",
     62: "Drain the node and reset the GPU; update driver and firmware if it returns.",
@@ -52,6 +38,36 @@ OWN_ADVICE: dict[int, str] = {
     120: "Drain the node and reset the GPU; if it returns, update the driver.",
     121: "Watch the C2C link; reset both GPU and host if it returns.",
 }
+# the part that a code concerns, for `explains`: a link that is down explains Xid 74, but never Xid 79
+LINK_CODES = (74, 136, *range(144, 151), 155)
+MEMORY_CODES = (48, 63, 64, 92, 94, 95, 140, 168, 171, 172)
+BUS_CODES = (79, 167)
+# the GPU or its processor (GSP) stopped; None: a line without a code, of a GPU that fell off the bus or did not start
+STOPPED_CODES = (46, 61, 62, *BUS_CODES, 109, 119, 120, 143, 158, 169, None)
+# NVSwitch temperature events: a warning even if the line calls them fatal or non-fatal
+SXID_THERMAL = frozenset({10004, 10005})
+
+# Fatal to the links or the whole switch; used only if the line itself does not contain "Fatal" or "Non-fatal"
+SXID_FATAL = frozenset(
+    {10003, 10006, 10007, 10008, 11001, 11009, 11013, *range(11017, 11021), *range(11028, 11031), 12001, 12002}
+    | {12020, 12022, *range(12024, 12028), *range(12030, 12033), *range(12035, 12048, 2), 14001, 14002, 14008}
+    | {14010, 14017, 14018, 15001, 15009, 15010, 15012, 15013, 15015, 15017, 15019, 18020, 19004, *range(19013, 19016)}
+    | {19021, 19036, 19037, *range(19046, 19049), 19053, 19054, 19056, 19058, 19060, 19061, 19063, 19064, 19066, 19067}
+    | {12048, 19069, 19070, 19080, 19083, 19084, *range(20004, 20008), 20034, *range(20036, 20039), 22003, 22011, 22012}
+    | set(range(23001, 23018))
+)
+
+
+class Xid(msgspec.Struct, frozen=True):
+    """One code with its bucket and its meaning as report text."""
+
+    code: int
+    bucket: Bucket
+    words: str
+
+    @property
+    def advice(self) -> str:
+        return OWN_ADVICE.get(self.code) or ADVICE[self.bucket]
 
 
 def _entries() -> dict[int, Xid]:
@@ -114,36 +130,15 @@ def _entries() -> dict[int, Xid]:
         ("info", "power smoothing circuitry switched", (162, 163)),
         ("info", "the recovery the GPU asks for changed", (154,)),
     ]
-    return {code: Xid(code, bucket, words) for bucket, words, codes in rows for code in codes}
+    return {code: Xid(code, bucket, text) for bucket, text, codes in rows for code in codes}
 
 
 XIDS: dict[int, Xid] = _entries()
-
-# the part that a code concerns, for `explains`: a link that is down explains Xid 74, but never Xid 79
-LINK_CODES = (74, 136, *range(144, 151), 155)
-MEMORY_CODES = (48, 63, 64, 92, 94, 95, 140, 168, 171, 172)
-BUS_CODES = (79, 167)
-# the GPU or its processor (GSP) stopped; None: a line without a code, of a GPU that fell off the bus or did not start
-STOPPED_CODES = (46, 61, 62, *BUS_CODES, 109, 119, 120, 143, 158, 169, None)
 
 
 def xid(code: int) -> Xid:
     """The entry of a code; bucket `unknown` for one that is missing from the catalogue or unused there."""
     return XIDS.get(code) or Xid(code, "unknown", "not in the catalogue")
-
-
-# NVSwitch temperature events: a warning even if the line calls them fatal or non-fatal
-SXID_THERMAL = frozenset({10004, 10005})
-
-# Fatal to the links or the whole switch; used only if the line itself does not contain "Fatal" or "Non-fatal"
-SXID_FATAL = frozenset(
-    {10003, 10006, 10007, 10008, 11001, 11009, 11013, *range(11017, 11021), *range(11028, 11031), 12001, 12002}
-    | {12020, 12022, *range(12024, 12028), *range(12030, 12033), *range(12035, 12048, 2), 14001, 14002, 14008}
-    | {14010, 14017, 14018, 15001, 15009, 15010, 15012, 15013, 15015, 15017, 15019, 18020, 19004, *range(19013, 19016)}
-    | {19021, 19036, 19037, *range(19046, 19049), 19053, 19054, 19056, 19058, 19060, 19061, 19063, 19064, 19066, 19067}
-    | {12048, 19069, 19070, 19080, 19083, 19084, *range(20004, 20008), 20034, *range(20036, 20039), 22003, 22011, 22012}
-    | set(range(23001, 23018))
-)
 
 
 def sxid_fatal(code: int | None, said: bool | None) -> bool | None:

@@ -51,6 +51,10 @@ KEYS: tuple[BindingType, ...] = (
     Binding("end", "seek(1e9)", "To the end", show=False),
     Binding("ctrl+z", "suspend_process", "Suspend", show=False, tooltip="Back to the shell; fg returns"),
 )
+# (heading, [(keys, description)])
+Group = tuple[str, list[tuple[str, str]]]
+# every widget of Textual that scrolls has these; the obvious keys
+_SCROLLING = ("scroll_", "page_")
 
 
 def palette_commands(app: Doctor) -> Iterable[SystemCommand]:
@@ -71,12 +75,6 @@ def palette_commands(app: Doctor) -> Iterable[SystemCommand]:
     yield SystemCommand("Filter checks", "In the check list", app.action_filter)
     yield SystemCommand("Keys", "All keys, and what the words mean", app.action_help)
     yield SystemCommand("Quit", "End gpudoctor", app.action_quit)
-
-
-# (heading, [(keys, description)])
-Group = tuple[str, list[tuple[str, str]]]
-# every widget of Textual that scrolls has these; the obvious keys
-_SCROLLING = ("scroll_", "page_")
 
 
 class KeyLine(Footer):

@@ -179,17 +179,17 @@ class _Child(AsyncChild):
 
     def _hear(self, line: bytes) -> None:
         try:
-            heard = self._decoder.decode(line)
+            reporting = self._decoder.decode(line)
         except msgspec.DecodeError:  # an error message of gpudoctor or ssh
             self.last_words = printable(line.decode("utf-8", "replace").strip()) or self.last_words
             return
         if self._on_progress is not None:
-            self._on_progress(heard)
+            self._on_progress(reporting)
 
 
 def _outcome(child: _Child, remote: str | None) -> tuple[Report | None, str | None]:
     """The report, or one line with the reason why there is none."""
-    said = f": {child.last_words}" if child.last_words else ""
+    reported = f": {child.last_words}" if child.last_words else ""
     if child.too_large:
         return None, "the report is larger than can be: it was not read"
     try:
@@ -198,12 +198,12 @@ def _outcome(child: _Child, remote: str | None) -> tuple[Report | None, str | No
         if child.cancelled:
             return None, "cancelled, without a report"
         if not child.report.strip():
-            return None, f"gpudoctor check gave no report ({ending_words(child.returncode)}){said}"
+            return None, f"gpudoctor check gave no report ({ending_words(child.returncode)}){reported}"
         # another version of gpudoctor, or another program
         where = "the gpudoctor over there" if remote else "gpudoctor check"
-        return None, f"{where} gave a report that cannot be read ({printable(str(error))}){said}"
+        return None, f"{where} gave a report that cannot be read ({printable(str(error))}){reported}"
     if report.error is not None or report.exit_code == COULD_NOT:
-        return None, report.error or f"gpudoctor check could not do its work{said}"
+        return None, report.error or f"gpudoctor check could not do its work{reported}"
     return report, None
 
 

@@ -89,8 +89,8 @@ class ChildFeed:
                     await asyncio.sleep(0)  # let the app handle keys while many lines are waiting
                 else:
                     return
-                words = await child.last_words()
-                why = f"{why}: {words}" if words else why
+                text = await child.last_words()
+                why = f"{why}: {text}" if text else why
             except OSError as error:
                 why = f"{self._command[0]}: {error.strerror or error}"
             finally:
@@ -154,8 +154,8 @@ class _Child(AsyncChild):
         """The last line on stderr, which may arrive after the end of stdout."""
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._heard.wait(), 0.1)
-        words = self._words.rest if self._words.rest.strip() else self._last_words
-        return printable(words.decode("utf-8", "replace").strip())[:200]
+        text = self._words.rest if self._words.rest.strip() else self._last_words
+        return printable(text.decode("utf-8", "replace").strip())[:200]
 
     def end_soon(self, *, now: bool = False) -> None:
         """End the process group without waiting: by SIGTERM and SIGKILL a second later; `now`: SIGKILL at once."""
@@ -168,8 +168,8 @@ class _Child(AsyncChild):
 
 
 def _nonsense(line: bytes, error: Exception) -> str:
-    said = printable(line[:60].decode("utf-8", "replace").strip())
-    return f"wrote what is no line of gpudoctor watch ({' '.join(str(error).split())[:80]}): {said}"
+    reported = printable(line[:60].decode("utf-8", "replace").strip())
+    return f"wrote what is no line of gpudoctor watch ({' '.join(str(error).split())[:80]}): {reported}"
 
 
 class PlaybackFeed:

@@ -30,6 +30,88 @@ _HELD = {
     "idle": "idle",
 }
 LEVELS = "▁▂▃▄▅▆▇█"
+# "low": a figure far below its peers that no check has judged
+Tone = Literal["fail", "unknown", "warn", "pass", "skip", "low", "head", "quiet"]
+
+WORDS = {Status.FAIL: "FAIL", Status.UNKNOWN: "unknown", Status.WARN: "warn", Status.PASS: "PASS", Status.SKIP: "skip"}
+_GREY = "$foreground 65%"  # not $text-muted: as a style of Content it is brighter than the text beside it
+# the tones above, and those of widgets that draw their lines themselves
+_COLOURED: dict[str, str] = {
+    "fail": "bold $text-error",
+    "unknown": "bold $text-secondary",
+    "warn": "$text-warning",
+    "pass": "$text-success",
+    "ok": "$text-success",
+    "skip": _GREY,
+    "quiet": _GREY,
+    "dim": _GREY,
+    "detail": "$foreground 75%",
+    "rest": "$foreground 25%",
+    "low": "$text-error",
+    "head": "bold",
+    "strong": "bold",
+    "title": "bold $text-primary",
+    "bar-low": "$primary 40%",
+    "bar": "$primary 75%",
+    "bar-high": "$success",
+    "tag": "bold reverse $text-warning",
+    "kernel": "bold $text-warning",
+    "event": "$text-accent",
+    "cursor": "on $primary-muted",
+    "cursor-focused": "$block-cursor-foreground on $block-cursor-background",
+}
+# Textual's grey of an error colour is darker than that of plain text
+_PLAIN: dict[str, str] = {
+    **dict.fromkeys(("warn", "head", "strong", "title", "kernel"), "bold"),
+    **dict.fromkeys(("fail", "tag"), "bold reverse"),
+    "unknown": "bold underline",
+    "cursor": "underline",
+    "cursor-focused": "reverse",
+}
+_DARK = Theme(
+    name="dark",
+    primary="#4f9fd9",
+    secondary="#b48ead",
+    accent="#e0b25c",
+    foreground="#dce3ea",
+    background="#10151b",
+    surface="#171d25",
+    panel="#1f2833",
+    success="#7fc97f",
+    warning="#e9b44c",
+    error="#ff6b6b",
+    dark=True,
+)
+_LIGHT = Theme(
+    name="light",
+    primary="#1f5f99",
+    secondary="#6b3d8f",
+    accent="#9a5b00",
+    foreground="#1b232b",
+    background="#fbfbf9",
+    surface="#f3f3ef",
+    panel="#e4e7e9",
+    success="#1e7a34",
+    warning="#8f5a00",
+    error="#b3161f",
+    dark=False,
+)
+# blue for good, orange for bad: distinguishable with every common colour vision deficiency (Okabe and Ito)
+_COLOUR_BLIND = Theme(
+    name="colour-blind",
+    primary="#56b4e9",
+    secondary="#cc79a7",
+    accent="#f0e442",
+    foreground="#e6e6e6",
+    background="#101418",
+    surface="#171c21",
+    panel="#222a32",
+    success="#56b4e9",
+    warning="#f0e442",
+    error="#e69f00",
+    dark=True,
+)
+THEMES = {theme.name: theme for theme in (_DARK, _LIGHT, _COLOUR_BLIND)}
 
 
 def held(events: Sequence[str] | None) -> str:
@@ -100,46 +182,6 @@ def clock(at_s: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(at_s))
 
 
-# "low": a figure far below its peers that no check has judged
-Tone = Literal["fail", "unknown", "warn", "pass", "skip", "low", "head", "quiet"]
-
-WORDS = {Status.FAIL: "FAIL", Status.UNKNOWN: "unknown", Status.WARN: "warn", Status.PASS: "PASS", Status.SKIP: "skip"}
-_GREY = "$foreground 65%"  # not $text-muted: as a style of Content it is brighter than the text beside it
-# the tones above, and those of widgets that draw their lines themselves
-_COLOURED: dict[str, str] = {
-    "fail": "bold $text-error",
-    "unknown": "bold $text-secondary",
-    "warn": "$text-warning",
-    "pass": "$text-success",
-    "ok": "$text-success",
-    "skip": _GREY,
-    "quiet": _GREY,
-    "dim": _GREY,
-    "detail": "$foreground 75%",
-    "rest": "$foreground 25%",
-    "low": "$text-error",
-    "head": "bold",
-    "strong": "bold",
-    "title": "bold $text-primary",
-    "bar-low": "$primary 40%",
-    "bar": "$primary 75%",
-    "bar-high": "$success",
-    "tag": "bold reverse $text-warning",
-    "kernel": "bold $text-warning",
-    "event": "$text-accent",
-    "cursor": "on $primary-muted",
-    "cursor-focused": "$block-cursor-foreground on $block-cursor-background",
-}
-# Textual's grey of an error colour is darker than that of plain text
-_PLAIN: dict[str, str] = {
-    **dict.fromkeys(("warn", "head", "strong", "title", "kernel"), "bold"),
-    **dict.fromkeys(("fail", "tag"), "bold reverse"),
-    "unknown": "bold underline",
-    "cursor": "underline",
-    "cursor-focused": "reverse",
-}
-
-
 def style_of(tone: str | Status, no_color: bool) -> str:
     """A style for textual.content; `no_color` is the App's."""
     name = tone.value if isinstance(tone, Status) else tone
@@ -160,51 +202,6 @@ def worst_first(finding: Finding) -> int:
 
 
 # The themes; their names are the values of `--theme`
-
-_DARK = Theme(
-    name="dark",
-    primary="#4f9fd9",
-    secondary="#b48ead",
-    accent="#e0b25c",
-    foreground="#dce3ea",
-    background="#10151b",
-    surface="#171d25",
-    panel="#1f2833",
-    success="#7fc97f",
-    warning="#e9b44c",
-    error="#ff6b6b",
-    dark=True,
-)
-_LIGHT = Theme(
-    name="light",
-    primary="#1f5f99",
-    secondary="#6b3d8f",
-    accent="#9a5b00",
-    foreground="#1b232b",
-    background="#fbfbf9",
-    surface="#f3f3ef",
-    panel="#e4e7e9",
-    success="#1e7a34",
-    warning="#8f5a00",
-    error="#b3161f",
-    dark=False,
-)
-# blue for good, orange for bad: distinguishable with every common colour vision deficiency (Okabe and Ito)
-_COLOUR_BLIND = Theme(
-    name="colour-blind",
-    primary="#56b4e9",
-    secondary="#cc79a7",
-    accent="#f0e442",
-    foreground="#e6e6e6",
-    background="#101418",
-    surface="#171c21",
-    panel="#222a32",
-    success="#56b4e9",
-    warning="#f0e442",
-    error="#e69f00",
-    dark=True,
-)
-THEMES = {theme.name: theme for theme in (_DARK, _LIGHT, _COLOUR_BLIND)}
 
 
 def next_theme(name: str) -> str:

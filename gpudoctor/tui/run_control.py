@@ -43,8 +43,8 @@ def load_report(path: str) -> Report:
     try:
         report = msgspec.json.decode(data, type=Report)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        said = "nested too deeply" if isinstance(error, RecursionError) else printable(str(error))
-        raise UserError(f"{name}: not a report of gpudoctor check --json ({said})") from None
+        reported = "nested too deeply" if isinstance(error, RecursionError) else printable(str(error))
+        raise UserError(f"{name}: not a report of gpudoctor check --json ({reported})") from None
     if isinstance(report.facts, Node):
         try:
             report = msgspec.structs.replace(report, facts=checked(report.facts))
@@ -164,16 +164,16 @@ class RunControl:
         title = "Compare with a saved report (JSON of gpudoctor check --json); empty: with the run before"
         self._app.push_screen(screens.PathScreen(title), answered)
 
-    def _start(self, words: tuple[str, ...], level: Level, *, force: bool) -> None:
+    def _start(self, arguments: tuple[str, ...], level: Level, *, force: bool) -> None:
         if self._checker.busy:  # another run was started while the question was open
             self._say("a check runs already: c cancels it")
             return
-        self._state.running = Running(words, level, time.time())
+        self._state.running = Running(arguments, level, time.time())
         # as a worker of the App it is cancelled, and the child killed, when the App ends
-        self._app.run_worker(self._run(words, level, force=force), group="check", exit_on_error=False)
+        self._app.run_worker(self._run(arguments, level, force=force), group="check", exit_on_error=False)
         self._on_change()
 
-    async def _run(self, words: tuple[str, ...], level: Level, *, force: bool) -> None:
+    async def _run(self, arguments: tuple[str, ...], level: Level, *, force: bool) -> None:
         phases: dict[int, str] = {}
 
         def heard(line: ProgressLine) -> None:
@@ -190,9 +190,9 @@ class RunControl:
             self._on_change()
 
         try:
-            run = await self._checker.run(words, level, force=force, on_progress=heard)
+            run = await self._checker.run(arguments, level, force=force, on_progress=heard)
         except UserError as error:
-            run = FinishedRun(time.time(), words, level, None, str(error))
+            run = FinishedRun(time.time(), arguments, level, None, str(error))
         finally:
             self._state.running = None
         self._take(run)

@@ -165,11 +165,11 @@ class SaveScreen(BoxScreen[str]):
             return
         try:
             path = Path(event.value.strip()).expanduser()
-            there = path.exists()
+            present = path.exists()
         except (OSError, RuntimeError, ValueError) as error:
             self._say(f"{event.value}: {getattr(error, 'strerror', None) or error}")
             return
-        if not there:
+        if not present:
             self._save(path)
         elif not path.is_file():
             self._say(f"{path}: there is something that is no regular file; it is not written to")
@@ -196,9 +196,9 @@ class SaveScreen(BoxScreen[str]):
         return html.render_html(self._report)
 
     def _say(self, text: str) -> None:
-        said = self.query_one("#said", Static)
-        said.add_class("message")
-        said.update(Content(printable(text)))
+        reported = self.query_one("#said", Static)
+        reported.add_class("message")
+        reported.update(Content(printable(text)))
 
 
 class LevelScreen(BoxScreen[Level]):

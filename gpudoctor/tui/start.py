@@ -81,16 +81,16 @@ def opened(request: TuiRequest) -> tuple[Feed, check_runner.Checker]:
             raise UserError("--config: a machine over ssh is judged with its own configuration")
         feed = feeds.ChildFeed(ssh_command(host, request.interval_s), host)
         return feed, check_runner.Checker(check_runner.ssh_prefix(host), [])
-    words = [] if source is None else ["--node", source]
-    words += [word for fault in request.faults for word in ("--fault", fault)]
+    arguments = [] if source is None else ["--node", source]
+    arguments += [word for fault in request.faults for word in ("--fault", fault)]
     options = ["--config", str(request.config)] if request.config else []
-    checker = check_runner.Checker(own_gpudoctor(), words, options=options)
+    checker = check_runner.Checker(own_gpudoctor(), arguments, options=options)
     if source is not None and source != "-" and recording.is_stream_file(source):
         if request.faults:
             raise UserError("--fault is for simulated nodes and captures, not for a recorded stream")
         return feeds.PlaybackFeed(recording.read_stream(source), _file_name(source)), checker
     _refuse(source, request.faults)
-    watch = [*own_gpudoctor(), "watch", "--interval", f"{request.interval_s:g}", *words]
+    watch = [*own_gpudoctor(), "watch", "--interval", f"{request.interval_s:g}", *arguments]
     return feeds.ChildFeed(watch, _label(source)), checker
 
 

@@ -202,9 +202,9 @@ class State:
         self.history.clear()
         self.lost = frozenset()
         self.trouble = self.trouble_since_s = None
-        kept = [line for line in self.log if line.kind not in ("kernel", "driver")]
+        retained = [line for line in self.log if line.kind not in ("kernel", "driver")]
         self.log.clear()
-        self.log.extend(kept)
+        self.log.extend(retained)
         self.open(opening)
         for tick in ticks:
             self.take(tick)

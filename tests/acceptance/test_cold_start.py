@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.acceptance.conftest import Accept
 from tests.acceptance.test_run import only, texts
 
 
+@pytest.mark.wide
 def test_a_driver_that_forgets_its_settings_is_given_none(accept: Accept) -> None:
     """A node without persistence mode: the power cap would be lost before the check that should report it."""
     ran = accept(*only("settings"), node="cold-start-8")

@@ -86,6 +86,7 @@ def test_the_figure_of_one_gpu_that_is_off_is_named_and_no_other() -> None:
     assert len(of(iter(items), "agreed")) == 8
 
 
+@pytest.mark.wide
 @needs("torch")
 def test_the_plain_loops_run_on_a_cpu() -> None:
     order = msgspec.json.encode(LoopOrder((), "fp32", 128, 0.1)).decode()
@@ -279,6 +280,7 @@ def test_a_child_that_leaves_a_grandchild_with_its_pipe_is_not_waited_for(tmp_pa
     assert (done.code, done.late) == (0, False)
 
 
+@pytest.mark.wide
 def test_a_driver_call_that_hangs_is_named_and_ends_the_reading(cache: Path) -> None:
     """A GPU on which one call never returns: reading its driver reports which call, and does not wait forever."""
     command = [*COMMAND, "--node", "hgx-h100-8", "--fault", "driver-hang@3", "--"]

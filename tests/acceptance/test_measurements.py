@@ -204,6 +204,7 @@ def test_each_of_the_ten_is_taken_by_a_step_and_listed_with_its_worst_result() -
     assert len(lines) == 10
 
 
+@pytest.mark.wide
 @needs("torch")
 def test_without_a_gpu_every_step_runs_and_says_which_of_the_ten_it_takes(accept: Accept) -> None:
     steps = [step.name for step in STEPS if step.measures and step.name not in ("under-load", "rates")]

@@ -44,6 +44,7 @@ def texts(ran: Ran, step: str, outcome: str) -> list[str]:
     return [item["text"] for item in told(ran)["steps"][step]["items"] if item["outcome"] == outcome]
 
 
+@pytest.mark.wide
 def test_without_a_gpu_it_ends_green_and_lists_what_it_could_not_look_at(accept: Accept) -> None:
     steps = ("driver", "quick", "facts", "standard", "rates", "all-reduce", "under-load", "interrupt", "left-behind")
     ran = accept(*only(*steps), smi=False)
@@ -78,6 +79,7 @@ def test_without_a_gpu_it_ends_green_and_lists_what_it_could_not_look_at(accept:
     assert report["measurements"]["launch"]["world_size"] == 2  # of its standard check, judged again
 
 
+@pytest.mark.wide
 def test_facts_that_nvidia_smi_tells_the_same_way_agree(accept: Accept) -> None:
     ran = accept(*only("facts"))
     assert ran.code == 0, ran.out
@@ -85,6 +87,7 @@ def test_facts_that_nvidia_smi_tells_the_same_way_agree(accept: Accept) -> None:
     assert "nvidia-smi.xml" in members(ran.archive)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", ["qx-h100.xml", "qx-t4.xml"])
 def test_a_real_dump_agrees_with_what_the_live_readers_make_of_its_driver(
     accept: Accept, captures: Path, name: str
@@ -96,6 +99,7 @@ def test_a_real_dump_agrees_with_what_the_live_readers_make_of_its_driver(
     assert int(texts(ran, "facts", "agreed")[0].split()[0]) >= 90
 
 
+@pytest.mark.wide
 def test_each_value_that_nvidia_smi_tells_differently_is_named(accept: Accept) -> None:
     lies = {
         "default_power_limit=650.00 W": "power.default_limit_w: gpudoctor 700.0, nvidia-smi 650.0",
@@ -111,6 +115,7 @@ def test_each_value_that_nvidia_smi_tells_differently_is_named(accept: Accept) -
         assert [text.startswith("GPU 0 (0000:1b:00.0): ") for text in said if named in text] == [True], named
 
 
+@pytest.mark.wide
 def test_an_answer_of_nvidia_smi_that_is_no_xml_breaks_one_step_only(accept: Accept) -> None:
     ran = accept(*only("facts", "quick"), env={"FAKE_SMI_LIE": "serial=<broken"})
     assert ran.code == 1
@@ -118,6 +123,7 @@ def test_an_answer_of_nvidia_smi_that_is_no_xml_breaks_one_step_only(accept: Acc
     assert told(ran)["steps"]["quick"]["outcome"] == "agreed"
 
 
+@pytest.mark.wide
 def test_a_broken_gpu_did_not_agree_and_is_named(accept: Accept) -> None:
     """A node with a lost GPU: the run reports it and ends as usual."""
     ran = accept(*only("quick"), faults=("gpu-lost@3",))
@@ -125,6 +131,7 @@ def test_a_broken_gpu_did_not_agree_and_is_named(accept: Accept) -> None:
     assert any(said.startswith("gpu.lost fail: GPU 3") for said in texts(ran, "quick", "did not agree"))
 
 
+@pytest.mark.wide
 def test_a_power_cap_is_named_and_taken_back(accept: Accept) -> None:
     ran = accept(*only("settings", "left-behind"))
     assert ran.code == 0, ran.out
@@ -135,6 +142,7 @@ def test_a_power_cap_is_named_and_taken_back(accept: Accept) -> None:
     assert "the settings of 8 GPUs are as before" in texts(ran, "left-behind", "agreed")
 
 
+@pytest.mark.wide
 def test_without_root_the_settings_are_not_looked_at_and_nothing_is_set(accept: Accept) -> None:
     ran = accept(*only("settings"), env={"FAKE_SMI_DENY": "1"})
     assert (ran.code, ran.set_to) == (0, []), ran.out
@@ -142,6 +150,7 @@ def test_without_root_the_settings_are_not_looked_at_and_nothing_is_set(accept: 
     assert ("needs root; " in texts(ran, "settings", "could not look")[0]) == (os.geteuid() != 0)
 
 
+@pytest.mark.wide
 def test_a_setting_that_the_driver_does_not_have_is_not_looked_for(accept: Accept) -> None:
     """A cloud GPU: nvidia-smi prints "not supported" and exits with 0."""
     ran = accept(*only("settings"), env={"FAKE_SMI_CANNOT": "1"})
@@ -149,6 +158,7 @@ def test_a_setting_that_the_driver_does_not_have_is_not_looked_for(accept: Accep
     assert "is not supported for GPU" in texts(ran, "settings", "could not look")[0]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, 137)])
 def test_a_signal_while_a_power_cap_is_set_takes_it_back(begin: Begin, number: signal.Signals, code: int) -> None:
     process, ran = begin(*only("settings"))
@@ -173,6 +183,7 @@ def test_a_signal_while_a_power_cap_is_set_takes_it_back(begin: Begin, number: s
         process.communicate()
 
 
+@pytest.mark.wide
 def test_a_process_that_is_left_is_named_and_ended(accept: Accept) -> None:
     ran = accept(*only("facts", "left-behind"), env={"FAKE_SMI_STRAY": "1"})
     assert ran.code == 1
@@ -182,6 +193,7 @@ def test_a_process_that_is_left_is_named_and_ended(accept: Accept) -> None:
     assert not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids)
 
 
+@pytest.mark.wide
 def test_the_archive_names_neither_a_gpu_nor_a_serial_unless_it_is_asked_to(accept: Accept) -> None:
     gpu = load_node("hgx-h100-8").gpus[0]
     for options, kept in (((), False), (("--no-redact",), True)):
@@ -199,6 +211,7 @@ def test_no_gpu_is_one_line_with_the_way_out(accept: Accept) -> None:
     assert "make gpu-acceptance BACKEND=gloo" in ran.err
 
 
+@pytest.mark.wide
 def test_an_archive_that_is_there_already_is_not_replaced(accept: Accept, tmp_path: Path) -> None:
     (tmp_path / "acceptance.tar.gz").write_text("mine", encoding="utf-8")
     ran = accept(*only("quick"))
@@ -207,15 +220,18 @@ def test_an_archive_that_is_there_already_is_not_replaced(accept: Accept, tmp_pa
     assert ran.archive.read_text(encoding="utf-8") == "mine"
 
 
+@pytest.mark.wide
 @needs("prlimit")
 def test_a_disk_that_fills_up_costs_the_archive_and_not_the_summary(accept: Accept) -> None:
-    ran = accept(*only("driver"), before=("prlimit", "--fsize=20000"))
+    # a module that is compiled under such a limit would be cut off in __pycache__
+    ran = accept(*only("driver"), before=("prlimit", "--fsize=20000", "env", "PYTHONDONTWRITEBYTECODE=1"))
     assert ran.code == 2
     assert ran.err.splitlines()[1:] == [f"gpudoctor: error: {ran.archive}: cannot write: File too large"]
     assert "AGREED: 1 steps agreed" in ran.out
     assert not ran.archive.exists()
 
 
+@pytest.mark.wide(every=4)
 @pytest.mark.parametrize(
     ("options", "words"),
     [

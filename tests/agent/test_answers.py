@@ -75,6 +75,7 @@ def test_the_metrics_are_those_of_check_and_the_agents_own(faulty: Agent) -> Non
     assert metrics.of("gpudoctor_agent_runs_total", outcome="report") == [1]
 
 
+@pytest.mark.wide
 def test_healthz_says_what_the_configuration_sets_aside(tmp_path: Path) -> None:
     config = tmp_path / "c.yaml"
     config.write_text("suppress: [{check: pcie, until: 2999-01-01, reason: riser is ordered}]\n")
@@ -286,6 +287,7 @@ def test_any_other_address_wants_a_token_and_healthz_does_not(tmp_path: Path) ->
         assert TOKEN not in " ".join(psutil.Process(it.process.pid).cmdline()) + it.words()
 
 
+@pytest.mark.wide
 def test_ipv6_is_written_in_brackets(tmp_path: Path) -> None:
     try:
         with socket.socket(socket.AF_INET6) as probe:
@@ -339,6 +341,7 @@ def test_what_is_no_address_is_one_clear_line(text: str, word: str) -> None:
         _ = address_of(text).is_loopback
 
 
+@pytest.mark.wide(every=2)
 @pytest.mark.parametrize("library", ["prometheus_client", "aiohttp"])
 def test_without_a_library_the_line_says_what_to_install(tmp_path: Path, library: str) -> None:
     (tmp_path / f"{library}.py").write_text(f"raise ModuleNotFoundError(name={library!r})\n")

@@ -54,6 +54,7 @@ def left(kept: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.wide
 def test_after_kill_9_the_last_report_and_its_strikes_are_there_with_their_age(left: Path) -> None:
     before = json.loads(state_file(left).read_text())["last"]
     with agent(left, *FAULTY) as it:
@@ -70,6 +71,7 @@ def test_after_kill_9_the_last_report_and_its_strikes_are_there_with_their_age(l
         assert "s old)" in it.ask("/healthz").body
 
 
+@pytest.mark.wide(every=2)
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -107,6 +109,7 @@ def test_a_corrupt_state_is_said_and_replaced(tmp_path: Path) -> None:
         assert json.loads(state_file(tmp_path).read_text())["last"]["report"]["verdict"] == "pass"
 
 
+@pytest.mark.wide
 def test_the_report_of_another_node_is_never_shown_as_ours(left: Path) -> None:
     with agent(left, *HEALTHY) as it:
         assert "it is of another node" in it.words()
@@ -114,6 +117,7 @@ def test_the_report_of_another_node_is_never_shown_as_ours(left: Path) -> None:
         assert it.ask("/healthz").status == 200
 
 
+@pytest.mark.wide
 def test_before_the_first_report_nothing_is_ok(tmp_path: Path) -> None:
     with agent(tmp_path, *HEALTHY, "--interval", "86400", jitter="86400") as it:
         metrics, health = it.metrics(), it.ask("/healthz")
@@ -123,6 +127,7 @@ def test_before_the_first_report_nothing_is_ok(tmp_path: Path) -> None:
         assert "gpudoctor_agent_alarms" not in metrics
 
 
+@pytest.mark.wide
 def test_a_second_agent_with_the_same_state_is_refused(tmp_path: Path) -> None:
     with agent(tmp_path, *HEALTHY) as it:
         done = refused(tmp_path, "--listen", "127.0.0.1:0", *HEALTHY)
@@ -131,6 +136,7 @@ def test_a_second_agent_with_the_same_state_is_refused(tmp_path: Path) -> None:
         assert it.after_run()
 
 
+@pytest.mark.wide
 def test_systemds_state_directory_is_taken_and_a_state_that_cannot_be_kept_is_said(tmp_path: Path) -> None:
     folder = tmp_path / "of-systemd"
     (folder / "agent.json").mkdir(parents=True)
@@ -141,6 +147,7 @@ def test_systemds_state_directory_is_taken_and_a_state_that_cannot_be_kept_is_sa
     assert (folder / "agent.lock").is_file()
 
 
+@pytest.mark.wide
 def test_a_warn_is_an_alarm_once_it_came_often_enough_and_a_fail_at_once(tmp_path: Path) -> None:
     node = tmp_path / "node.json"
     write_node(node, "persistence-off")
@@ -178,6 +185,7 @@ def hanging(folder: Path) -> tuple[dict[str, str], Path]:
     return install(site, code), flag
 
 
+@pytest.mark.wide
 def test_a_run_that_hangs_is_ended_said_and_never_doubled_and_the_agent_answers_meanwhile(tmp_path: Path) -> None:
     env, flag = hanging(tmp_path)
     node = ("--node", "hgx-h100-8", "--fault", "persistence-off")
@@ -206,6 +214,7 @@ def test_a_run_that_hangs_is_ended_said_and_never_doubled_and_the_agent_answers_
         assert min(it.metrics().of("gpudoctor_agent_strikes", check="gpu.settings")) > min(s["in_row"] for s in strikes)
 
 
+@pytest.mark.wide(every=3)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_ends_it_in_the_middle_of_a_run_and_nothing_is_left(tmp_path: Path, number: signal.Signals) -> None:
     env, flag = hanging(tmp_path)
@@ -219,6 +228,7 @@ def test_a_signal_ends_it_in_the_middle_of_a_run_and_nothing_is_left(tmp_path: P
         assert [path.name for path in state_file(tmp_path).parent.iterdir() if path.name.startswith(".")] == []
 
 
+@pytest.mark.wide
 def test_a_source_that_breaks_later_is_unknown_and_not_the_end(tmp_path: Path) -> None:
     node = tmp_path / "node.json"
     write_node(node)

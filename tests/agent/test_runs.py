@@ -338,6 +338,7 @@ def test_of_several_numbers_about_one_part_the_worst_is_told() -> None:
     assert [value for _, value in values.samples] == [7 << 20]
 
 
+@pytest.mark.wide(every=2)
 @pytest.mark.parametrize(
     ("options", "code", "said"),
     [(("--node", "hgx-h100-8"), 0, "SIMULATED PASS"), (FAULTY, 1, "SIMULATED FAIL pcie.link-width GPU 5")],
@@ -376,6 +377,7 @@ def test_once_that_is_told_to_end_leaves_no_check_behind(tmp_path: Path) -> None
     wait_for(lambda: not any(child.is_running() for child in children))
 
 
+@pytest.mark.wide
 def test_once_serves_no_metrics_and_needs_no_library_for_them(tmp_path: Path) -> None:
     hidden = (
         "import sys; sys.modules['prometheus_client'] = None; from gpudoctor.cli.main import main; sys.exit(main())"

@@ -60,6 +60,7 @@ def test_every_option_of_the_command_line_has_its_keyword() -> None:
     assert {names.get(name, name) for name in options} == set(signature(gpudoctor.check).parameters)
 
 
+@pytest.mark.wide
 def test_a_saved_report_is_judged_again_with_its_measurements(tmp_path: Path) -> None:
     saved = tmp_path / "report.json"
     only = "collective.correct"

@@ -81,12 +81,14 @@ def _example(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
+@pytest.mark.wide
 def test_the_example_trains_on_a_node_that_is_fit() -> None:
     run = _example(NODE)
     assert run.returncode == 0, run.stderr
     assert (run.stdout.count("preflight: PASS"), run.stdout.count("trained: loss")) == (2, 1)
 
 
+@pytest.mark.wide
 def test_the_example_does_not_train_on_a_node_that_is_not() -> None:
     run = _example(NODE, "pcie-width-x8@1")
     assert run.returncode == 1
@@ -95,6 +97,7 @@ def test_the_example_does_not_train_on_a_node_that_is_not() -> None:
     assert "trained: loss" not in run.stdout
 
 
+@pytest.mark.wide
 def test_one_process_checks_and_each_call_learns_its_own_result(start: Start) -> None:
     """The second call in the same job must not find leftovers of the first."""
     asked: list[dict[str, Any]] = [{"node": NODE}, {"node": NODE, "faults": ["gpu-lost@2"]}, {"node": NODE}]
@@ -118,6 +121,7 @@ def test_what_could_not_be_checked_is_the_same_error_in_all(start: Start) -> Non
     assert answers[0][0][1].startswith("no-such-node: no such file")
 
 
+@pytest.mark.wide(every=2)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, -2)])
 def test_a_first_process_that_is_lost_is_no_pass(number: signal.Signals, code: int, start: Start) -> None:
     """Killed for memory, or by Ctrl-C, in the midst of its check: it reads its node from stdin."""

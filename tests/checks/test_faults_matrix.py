@@ -13,7 +13,6 @@ from gpudoctor.facts.simulated.load import apply_faults, faults, node_names
 from gpudoctor.report.judge import Question, judge
 from gpudoctor.report.model import Report
 from tests.checks.simulated_nodes import findings, healthy_report, packaged, speaks_of
-from tests.conftest import WIDE
 
 
 def wrong(fault: SimulatedFault, name: str) -> list[str]:
@@ -54,12 +53,22 @@ def _extra_faults(fault: SimulatedFault, report: Report, name: str) -> list[str]
 
 @pytest.mark.parametrize("fault", faults(), ids=lambda fault: fault.name)
 def test_a_fault_trips_its_check_on_its_gpu_and_nothing_unexplained(fault: SimulatedFault) -> None:
-    names = [name for name in node_names() if fault.happens_on(packaged(name))]
+    """On one node, for each fault another one."""
+    names = nodes_of(fault)
     assert names, f"{fault.name} happens on no packaged node, so nothing tests it"
-    if not WIDE:  # a third of them, for each fault another one: each node has a third of its faults
-        names = names[faults().index(fault) % min(3, len(names)) :: 3]
-    problems = [problem for name in names for problem in wrong(fault, name)]
+    name = names[faults().index(fault) % len(names)]
+    assert not wrong(fault, name)
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("fault", faults(), ids=lambda fault: fault.name)
+def test_so_it_does_on_every_node(fault: SimulatedFault) -> None:
+    problems = [problem for name in nodes_of(fault) for problem in wrong(fault, name)]
     assert not problems, "\n" + "\n".join(problems)
+
+
+def nodes_of(fault: SimulatedFault) -> list[str]:
+    return [name for name in node_names() if fault.happens_on(packaged(name))]
 
 
 def test_every_fault_names_a_check_that_exists() -> None:

@@ -16,7 +16,6 @@ from gpudoctor.report.judge import judge
 from gpudoctor.report.model import Report
 from tests.checks.gpu_nodes import put
 from tests.checks.simulated_nodes import healthy_report, packaged
-from tests.conftest import WIDE
 
 KINDS: tuple[MissingKind, ...] = ("failed", "absent", "unsupported", "denied")
 NODES = ("hgx-h100-8", "rtx4090-4")
@@ -84,39 +83,34 @@ def without(node: Node, leaf: str, kind: MissingKind, gpus: int) -> Node:
     return replace(node, gpus=(*(put(gpu, **lost) for gpu in node.gpus[:gpus]), *node.gpus[gpus:]))
 
 
-def kinds(number: int) -> tuple[MissingKind, ...]:
-    """How the leaf of this number is lost: asked for in vain, and in one other way; all in the wide sweep."""
-    return KINDS if WIDE else (KINDS[0], KINDS[1 + number % 3])
-
-
-def losses(name: str) -> Iterator[tuple[str, MissingKind, Report]]:
-    """(leaf, how it was lost, the report without it), over one GPU, all of them, and the node."""
+def losses(name: str, kind: MissingKind) -> Iterator[tuple[str, Report]]:
+    """(leaf, the report without it), over one GPU, all of them, and the node."""
     node = packaged(name)
-    for number, leaf in enumerate(leaves(node.gpus[0])):
-        for kind in kinds(number):
-            yield leaf, kind, judge(without(node, leaf, kind, len(node.gpus)))
-        if len(node.gpus) > 1:
-            yield leaf, "failed", judge(without(node, leaf, "failed", 1))
-    for number, leaf in enumerate(leaves(node)):
-        for kind in kinds(number):
-            yield leaf, kind, judge(without(node, leaf, kind, 0))
+    for leaf in leaves(node.gpus[0]):
+        yield leaf, judge(without(node, leaf, kind, len(node.gpus)))
+        if len(node.gpus) > 1 and kind == "failed":
+            yield leaf, judge(without(node, leaf, kind, 1))
+    for leaf in leaves(node):
+        yield leaf, judge(without(node, leaf, kind, 0))
 
 
 def said(report: Report, status: Status) -> set[tuple[str, str]]:
     return {(c.id, f.subject.label) for c in report.checks for f in c.findings if f.status is status}
 
 
+@pytest.mark.wide(but=["failed-rtx4090-4"])
 @pytest.mark.parametrize("name", NODES)
-def test_a_lost_fact_crashes_nothing_fails_nothing_and_lets_nothing_more_pass(name: str) -> None:
+@pytest.mark.parametrize("lost", KINDS)
+def test_a_lost_fact_crashes_nothing_fails_nothing_and_lets_nothing_more_pass(lost: MissingKind, name: str) -> None:
     before = healthy_report(name)
     wrong = []
-    for leaf, kind, report in losses(name):
+    for leaf, report in losses(name, lost):
         crashed = [f.reason for c in report.checks for f in c.findings if "itself failed" in (f.reason or "")]
         failed = said(report, Status.FAIL) - said(before, Status.FAIL)
-        passed = said(report, Status.PASS) - said(before, Status.PASS) if kind == "failed" else set()
+        passed = said(report, Status.PASS) - said(before, Status.PASS) if lost == "failed" else set()
         passed = {each for each in passed if each[0] not in EXCUSES.get(leaf, ())}
         if crashed or failed or passed:
-            wrong.append((leaf, kind, crashed, failed, passed))
+            wrong.append((leaf, crashed, failed, passed))
     assert wrong == []
 
 

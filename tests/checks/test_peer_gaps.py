@@ -18,7 +18,6 @@ from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.simulated.load import node_names, put
 from gpudoctor.report.judge import judge
 from tests.checks.simulated_nodes import findings, healthy_report, packaged
-from tests.conftest import WIDE
 
 
 def has_peers(node: Node) -> bool:
@@ -26,7 +25,6 @@ def has_peers(node: Node) -> bool:
 
 
 NODES = [name for name in node_names() if has_peers(packaged(name)) and healthy_report(name).exit_code == 0]
-SAMPLE = NODES if WIDE else ["hgx-h100-8", "rtx4090-4", "a100-mig-8"]
 
 
 def with_last(node: Node, gpu: Gpu) -> Node:
@@ -59,7 +57,8 @@ def value_of(fact: Fact, leaf: str) -> object:
     return getattr(getattr(fact, section) if section else fact, name)
 
 
-@pytest.mark.parametrize("name", SAMPLE)
+@pytest.mark.wide(but=["rtx4090-4"])
+@pytest.mark.parametrize("name", NODES)
 def test_a_gpu_that_lacks_what_its_peers_show_is_unknown_by_name_and_fails_nothing(name: str) -> None:
     node = packaged(name)
     last = node.gpus[-1]

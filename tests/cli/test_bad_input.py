@@ -190,6 +190,7 @@ def test_a_stdout_that_was_never_open_is_one_line_and_exit_2() -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.wide(every=3)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_gives_the_partial_report_and_its_exit_code(number: signal.Signals, code: int, tmp_path: Path) -> None:
     # the source is a pipe without a writer: the run blocks reading it until the signal arrives

@@ -226,6 +226,7 @@ def test_an_error_is_redacted_too(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
     assert "amelie" not in shown.out
 
 
+@pytest.mark.wide
 def test_redacted_facts_are_judged_as_before_on_every_node_with_every_fault() -> None:
     kit = faults()
     for place, name in enumerate(node_names()):

@@ -87,6 +87,7 @@ TYPED = {
 }
 
 
+@pytest.mark.wide(but=["bash"])
 def test_tab_completes_commands_options_names_and_files(terminal: Terminal) -> None:
     for typed, words in TYPED.items():
         terminal.type(typed + "\n")

@@ -48,6 +48,7 @@ def of_status(check: dict[str, Any], status: str) -> list[dict[str, Any]]:
     return [finding for finding in check["findings"] if finding["status"] == status]
 
 
+@pytest.mark.wide
 @needs("taskset", "two processor cores")
 def test_files_are_loaded_by_workers_and_a_core_that_they_all_share_is_named_with_its_cause(
     temporary: Path, tmp_path: Path
@@ -95,6 +96,7 @@ def _own_shm(command: str, size: str = "1m") -> list[str]:
     return [*shell, f"{mount} && {command}"]
 
 
+@pytest.mark.wide
 @needs("root", "unshare", "mount")
 def test_a_tiny_dev_shm_is_named_and_never_filled(temporary: Path) -> None:
     code, check, measured = checked(*_own_shm(" ".join((*CHECK, "--ranks", "1"))))
@@ -107,6 +109,7 @@ def test_a_tiny_dev_shm_is_named_and_never_filled(temporary: Path) -> None:
     assert list(temporary.iterdir()) == []
 
 
+@pytest.mark.wide
 @needs("root", "unshare", "mount")
 def test_a_dev_shm_without_a_limit_is_not_a_full_one(temporary: Path) -> None:
     code, check, measured = checked(*_own_shm(" ".join((*CHECK, "--ranks", "1")), size="0"))
@@ -130,6 +133,7 @@ def test_data_in_which_there_is_nothing_to_read_is_no_pass(
     assert list(temporary.iterdir()) == []
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_of_a_run_that_ends_while_workers_load(temporary: Path, number: signal.Signals) -> None:
     run = subprocess.Popen(

@@ -96,6 +96,7 @@ def test_a_request_has_absolute_paths_each_once(monkeypatch: pytest.MonkeyPatch,
         _ = CheckRequest(data=tuple(f"/{n}" for n in range(33))).load
 
 
+@pytest.mark.wide
 def test_data_is_read_at_level_full_and_judged_against_the_need(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
     folder = tmp_path / "amelie"
     folder.mkdir()

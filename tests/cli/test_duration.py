@@ -171,6 +171,7 @@ def test_a_duration_is_told_apart_from_the_one_of_another_level() -> None:
         burn_duration_s("10m", "full", 600.0)
 
 
+@pytest.mark.wide
 @needs("torch")
 def test_ctrl_c_in_a_later_round_keeps_what_was_known_and_leaves_no_rank(tmp_path: Path) -> None:
     reading, writing = os.openpty()  # progress is shown on a terminal only, with the round

@@ -57,6 +57,7 @@ def test_a_suppressed_fault_stays_visible(gpudoctor: Gpudoctor, tmp_path: Path) 
     assert "suppressed until 2999-01-01" in verbose.out[verbose.out.index("PASS     pcie.link-width") :]
 
 
+@pytest.mark.wide(every=5)
 @pytest.mark.parametrize("buffered", ["env -u PYTHONUNBUFFERED", "env PYTHONUNBUFFERED=1"])
 @pytest.mark.parametrize(
     "command",
@@ -71,6 +72,7 @@ def test_a_stream_that_takes_nothing_turns_no_error_into_another_exit_code(comma
     assert b"Exception ignored" not in done.stderr
 
 
+@pytest.mark.wide(every=4)
 @pytest.mark.parametrize("option", ["--node", "--gpu", "--profile", "--config"])
 def test_an_argument_that_is_not_utf8_is_an_error_with_a_document(option: str) -> None:
     raw = os.fsencode("/tmp/") + b"\xff.xml"
@@ -181,6 +183,7 @@ sys.exit(gpudoctor.cli.main.main({argv!r}))
 """
 
 
+@pytest.mark.wide(every=4)
 @pytest.mark.parametrize(
     ("within", "at"),
     [("api", "all_checks"), ("api", "load_config"), ("api", "read_source"), ("report.judge", "judge")],

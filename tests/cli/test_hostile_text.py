@@ -70,6 +70,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(file)
 
 
+@pytest.mark.wide(every=2)
 @pytest.mark.parametrize("form", ["text", "json", "nagios", "prometheus", "junit", "html"])
 def test_no_format_lets_a_strangers_text_act(form: str, hostile: str, gpudoctor: Gpudoctor) -> None:
     outcome = gpudoctor("check", "--level", "quick", "--node", hostile, "--format", form, "-v", "--include-facts")

@@ -106,6 +106,7 @@ def parsed() -> dict[Path, ast.Module]:
     return {path: ast.parse(path.read_text()) for path in Path(gpudoctor.__file__).parent.rglob("*.py")}
 
 
+@pytest.mark.wide
 def test_each_lazy_import_names_a_module() -> None:
     """An import inside a function or a class would only fail when it is called."""
     named = []
@@ -122,6 +123,7 @@ def test_each_lazy_import_names_a_module() -> None:
     assert [name for name in named if find_spec(name) is None] == []
 
 
+@pytest.mark.wide
 def test_no_import_follows_those_that_are_lazy_or_for_types_only() -> None:
     """ruff sorts the imports after such a block separately, and does not see a second import of one module there."""
     found = []
@@ -137,6 +139,7 @@ def _only_imports(body: list[ast.stmt]) -> bool:
     return all(isinstance(each, ast.Import | ast.ImportFrom) for each in body)
 
 
+@pytest.mark.wide
 def test_imports_stand_at_the_top() -> None:
     """torch in rank processes, and what is there on some machines only, are the exceptions: some 85 of them."""
     inside = 0

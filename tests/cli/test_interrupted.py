@@ -80,6 +80,7 @@ def ended(process: subprocess.Popen[bytes]) -> tuple[int, bytes, str]:
     return process.returncode, out, err.decode()
 
 
+@pytest.mark.wide(but=["numbers2-json"])
 @pytest.mark.parametrize(
     ("numbers", "form"),
     [((FIRST,), "json"), ((SECOND,), "text"), ((HANGUP, SECOND, HANGUP), "json"), ((FIRST,) * 5, "json")],
@@ -135,6 +136,7 @@ def journal_processes(process: subprocess.Popen[bytes], env: dict[str, str]) -> 
     return [psutil.Process(int(pid)) for pid in Path(env["JOURNAL_PIDS"]).read_text().split()]
 
 
+@pytest.mark.wide(every=2)
 @pytest.mark.parametrize(("number", "code"), [(FIRST, 130), (HANGUP, 129)])
 def test_while_journalctl_hangs_the_report_comes_and_its_processes_end(
     number: signal.Signals, code: int, hung_journal: dict[str, str], temporary: Path

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PLUGIN = """
 from gpudoctor.checks.core.finding import ok
 from gpudoctor.checks.core.subject import NODE
@@ -70,6 +72,7 @@ def test_a_plugins_check_is_listed_run_and_explained(tmp_path: Path) -> None:
     assert gpudoctor(environ, "explain", "site.motd").stdout.startswith("site.motd: ours")
 
 
+@pytest.mark.wide
 def test_a_plugins_limit_is_read_and_configured(tmp_path: Path) -> None:
     environ = install(tmp_path, LIMITED)
     run = ("check", "site", "--node", "hgx-h100-8", "--level", "quick", "--verbose")
@@ -80,6 +83,7 @@ def test_a_plugins_limit_is_read_and_configured(tmp_path: Path) -> None:
     assert "room_gib" in gpudoctor(environ, "explain", "site.scratch").stdout
 
 
+@pytest.mark.wide
 def test_a_plan_says_what_a_plugins_warning_means_for_a_training(tmp_path: Path) -> None:
     run = ("plan", "7b", "--node", "hgx-h100-8")
     said = " ".join(gpudoctor(install(tmp_path, SLOW), *run).stdout.split())

@@ -52,6 +52,7 @@ def two_at_once(
     return [(Outcome(run.returncode, *words), path) for run, words, path in zip(runs, said, saved, strict=True)]
 
 
+@pytest.mark.wide
 def test_collectives_and_a_train_on_cpu_ranks_are_measured_and_called_cpu_ranks(
     gpudoctor: Gpudoctor, two_at_once: list[tuple[Outcome, Path]]
 ) -> None:
@@ -118,6 +119,7 @@ def injected(gpudoctor: Gpudoctor, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     return check
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("case", "ranks", "check", "rank"),
     [("wrong-sum=3", 4, "collective.correct", 3), ("desync=1", 3, "train.sync", 1)],
@@ -163,6 +165,7 @@ def test_memory_that_runs_out_is_told_as_such_and_the_others_are_only_held_up(
     assert any("can't allocate memory" in line for line in problem.output)
 
 
+@pytest.mark.wide
 def test_a_nan_is_traced_to_the_rank_where_it_began(injected: Callable[..., Measurements]) -> None:
     found = injected("nan=0:train", 2, "train.sync", 0)
     training = found.training
@@ -175,6 +178,7 @@ def test_a_nan_is_traced_to_the_rank_where_it_began(injected: Callable[..., Meas
     assert all(rank.loss_first is not None and rank.loss_last is None for rank in training.ranks)
 
 
+@pytest.mark.wide
 def test_two_checks_at_once_on_one_machine_are_both_right(two_at_once: list[tuple[Outcome, Path]]) -> None:
     for outcome, saved in two_at_once:
         assert outcome.code == 0
@@ -200,6 +204,7 @@ def test_an_injection_without_a_probe_is_refused(gpudoctor: Gpudoctor) -> None:
     assert "level quick" in outcome.err
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_while_ranks_hang_ends_them_and_keeps_what_they_had_measured(
     number: signal.Signals, code: int, tmp_path: Path, forked_python: Callable[..., ForkedPython]

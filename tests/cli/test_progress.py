@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from gpudoctor.probes.runner.messages import Left, Phase
 from gpudoctor.progress import ProgressLine, ProgressLines
@@ -20,6 +21,7 @@ def lines_of(text: str) -> list[ProgressLine]:
     return [msgspec.json.decode(line, type=ProgressLine) for line in text.splitlines()]
 
 
+@pytest.mark.wide
 def test_each_rank_tells_what_it_does_and_stdout_is_the_report_alone(gpudoctor: Gpudoctor) -> None:
     outcome = gpudoctor(*RANKS)
     assert outcome.json["schema"] == "gpudoctor.report/1"

@@ -115,6 +115,7 @@ def node_with(text: str) -> Node:
     return from_json(json.dumps(raw))
 
 
+@pytest.mark.wide(every=5)
 @pytest.mark.parametrize("secret", SECRETS)
 def test_a_secret_in_any_field_is_in_no_redacted_facts_and_no_redacted_report(secret: str) -> None:
     node = node_with(SECRETS[secret].format(secret))
@@ -126,6 +127,7 @@ def test_a_secret_in_any_field_is_in_no_redacted_facts_and_no_redacted_report(se
     assert secret not in msgspec.json.encode(report).decode()
 
 
+@pytest.mark.wide(every=5)
 @pytest.mark.parametrize(
     "wrapping", ["", "[pod/amelie-train-0/main] ", "amelie-train-1  | ", "amelie-kern.log:12:", "17:"]
 )
@@ -148,6 +150,7 @@ def test_who_wrote_a_line_of_a_kernel_log_is_hidden_behind_every_prefix(wrapping
         ]
 
 
+@pytest.mark.wide(every=3)
 @pytest.mark.parametrize("form", ["text", "json", "html", "junit", "nagios", "prometheus"])
 def test_all_of_them_at_once_are_in_no_output(gpudoctor: Gpudoctor, tmp_path: Path, form: str) -> None:
     path = tmp_path / "node.json"

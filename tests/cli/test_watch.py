@@ -300,6 +300,7 @@ def hangs_at_first(path: str) -> FakeNvml:
     return fake
 
 
+@pytest.mark.wide
 def test_facts_that_were_cut_short_are_read_anew_once_the_driver_answers(
     live: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -409,6 +409,7 @@ def test_on_one_node_no_token_is_needed_and_the_hub_listens_on_loopback_only() -
     assert [node["address"] for node in json.loads(done.stdout)["nodes"]] == ["127.0.0.1"]
 
 
+@pytest.mark.wide
 def test_insecure_is_told_loudly() -> None:
     done = rank_of(OVER_A_NETWORK, "--insecure", "--json")
     assert done.stderr.splitlines()[0].startswith("gpudoctor: INSECURE: this job has no token"), done.stderr
@@ -441,6 +442,7 @@ def test_a_token_file_that_proves_nothing_is_refused_in_one_line(
     assert str(file) in done.stderr
 
 
+@pytest.mark.wide
 def test_nodes_with_the_same_token_meet_and_no_process_of_theirs_shows_it(tmp_path: Path) -> None:
     """Two ranks on this machine that know each other by a file; every command line and environment is looked at."""
     file = tmp_path / "token"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.cluster.check.report import ClusterReport
@@ -29,6 +30,7 @@ cluster.shutdown()
 """
 
 
+@pytest.mark.wide
 @needs("ray")
 def test_ray_runs_one_check_a_node_and_says_that_its_nodes_are_one_machine(tmp_path: Path) -> None:
     env = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}

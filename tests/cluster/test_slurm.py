@@ -19,6 +19,8 @@ from tests.cluster.slurm import HOOKS, Slurm, SlurmError
 from tests.conftest import WIDE
 from tests.needs import fixture_needs, missing
 
+pytestmark = pytest.mark.wide
+
 _REASON = "gpudoctor: SIMULATED FAIL gpu.xid GPU 3 (0000:4b:00.0): Xid 79: GPU has fallen off the bus"
 _JOB_OUTPUT = """\
 [rank3]: Traceback (most recent call last):

@@ -90,6 +90,7 @@ def test_a_refusal_fails_prolog_and_epilog_and_never_the_health_check(bench: Ben
     assert [bench.run(script).returncode for script in _HOOK_OF] == [1, 1, 0]
 
 
+@pytest.mark.wide(every=5)
 @pytest.mark.parametrize("answer", _NO_ANSWER.values(), ids=_NO_ANSWER)
 @SCRIPTS
 def test_a_run_without_an_answer_is_seen_and_stops_no_job(bench: Bench, script: str, answer: str) -> None:
@@ -259,6 +260,7 @@ def test_nothing_of_the_jobs_environment_runs_or_is_read(bench: Bench, script: s
     }
 
 
+@pytest.mark.wide
 def test_the_real_gpudoctor_answers_as_the_scripts_expect(bench: Bench) -> None:
     bench.gpudoctor(f'PYTHONPATH={ROOT} exec {sys.executable} -m gpudoctor "$@"')
     (bench.folder / "scontrol").write_text(
@@ -310,6 +312,7 @@ def test_a_failed_job_that_cannot_be_diagnosed_is_in_the_log(bench: Bench) -> No
     )
 
 
+@pytest.mark.wide
 @needs("shellcheck")
 def test_shellcheck_finds_nothing() -> None:
     scripts = sorted(path.name for path in HOOKS.iterdir() if path.suffix in (".sh", ".sbatch"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import combinations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,6 +38,7 @@ def named(rates: dict[Pair, float]) -> Named:
     return name_outliers(rates, slow_pairs(rates, _SHARE))
 
 
+@pytest.mark.wide
 @given(healthy_rates())
 def test_nobody_is_named_among_healthy_nodes(rates: dict[Pair, float]) -> None:
     assert named(rates) == Named((), ())
@@ -52,6 +54,7 @@ def test_a_node_that_is_slow_with_everybody_is_named_and_only_it(rates: dict[Pai
     assert named(rates) == Named((bad,), ())
 
 
+@pytest.mark.wide
 @given(healthy_rates(smallest=3), st.data())
 def test_a_link_that_alone_is_slow_is_named_and_neither_of_its_nodes(
     rates: dict[Pair, float], data: st.DataObject
@@ -61,6 +64,7 @@ def test_a_link_that_alone_is_slow_is_named_and_neither_of_its_nodes(
     assert named(rates) == Named((), (bad,))
 
 
+@pytest.mark.wide
 @given(healthy_rates(smallest=5), st.data())
 def test_two_slow_nodes_and_a_slow_link_between_others_are_told_apart(
     rates: dict[Pair, float], data: st.DataObject

@@ -67,6 +67,7 @@ def ended(processes: Sequence[subprocess.Popen[str]]) -> list[tuple[str, str]]:
     return [process.communicate(timeout=_LIMIT_S) for process in processes]
 
 
+@pytest.mark.wide
 def test_torchrun_with_one_host_at_100_mbit_names_that_host_and_only_it(hosts: Hosts) -> None:
     hosts.slow(3, "100mbit")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=3", "--nproc-per-node=1"]
@@ -104,6 +105,7 @@ def rsh_agent(hosts: Hosts) -> Path:
     return agent
 
 
+@pytest.mark.wide
 @needs("mpirun")
 def test_mpirun_starts_one_check_a_host_and_healthy_hosts_are_not_named(
     hosts: Hosts, rsh_agent: Path, tmp_path: Path
@@ -128,6 +130,7 @@ def test_mpirun_starts_one_check_a_host_and_healthy_hosts_are_not_named(
     assert [len(report.gpus) for report in kept] == [8, 8, 8]
 
 
+@pytest.mark.wide
 def test_a_host_that_is_cut_off_in_the_middle_is_named_and_nothing_is_left_running(hosts: Hosts) -> None:
     hosts.slow(3, "20mbit")  # so that it is in the middle of a meeting when the cable is pulled
     ranks = start_ranks(hosts, 3, "--deadline=10", "--progress")
@@ -171,6 +174,7 @@ def gpudoctors_on(hosts: Hosts, i: int) -> list[str]:
     return [line for line in lines if "gpudoctor" in line]
 
 
+@pytest.mark.wide
 def test_a_hostname_of_loopback_and_an_interface_that_is_not_there_are_told_and_the_link_measured_all_the_same(
     hosts: Hosts,
 ) -> None:
@@ -203,6 +207,7 @@ def test_a_hostname_of_loopback_and_an_interface_that_is_not_there_are_told_and_
     assert ranks[0].returncode == 1
 
 
+@pytest.mark.wide
 @needs("mpirun")
 def test_an_interrupted_check_writes_what_it_knows_and_leaves_nothing_running(hosts: Hosts, rsh_agent: Path) -> None:
     env = {"OMPI_MCA_plm_rsh_agent": str(rsh_agent), "OMPI_MCA_oob_tcp_if_include": "eth0"}

@@ -58,6 +58,7 @@ def noisy(seed: int, lines: int = 3000) -> str:
     return "\n".join([*noise, *made, *noise]) + "\n"
 
 
+@pytest.mark.wide(every=5)
 @pytest.mark.parametrize("seed", range(5))
 def test_a_noisy_job_that_ended_well_is_well(seed: int, tmp_path: Path) -> None:
     assert said(answer_to(noisy(seed) + "training finished\n" + GOODBYE, tmp_path)) == ("healthy", None)
@@ -74,6 +75,7 @@ def test_a_job_that_still_runs_is_well(tmp_path: Path) -> None:
     assert said(answer_to(noisy(9), tmp_path)) == ("healthy", None)
 
 
+@pytest.mark.wide
 def test_an_xid_of_some_program_does_not_matter_to_a_job_that_ended_well(tmp_path: Path) -> None:
     (tmp_path / "job.log").write_text(noisy(3) + "training finished\n")
     (tmp_path / "dmesg.txt").write_text(

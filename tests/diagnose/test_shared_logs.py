@@ -28,6 +28,7 @@ def is_right(answer: Diagnosis, truth: dict[str, Any]) -> bool:
     return what == truth["what"] and (rank == wanted or (isinstance(wanted, list) and rank in wanted))
 
 
+@pytest.mark.wide
 def test_nearly_all_are_right_and_nobody_is_wrongly_blamed(cases: list[tuple[Path, dict[str, Any]]]) -> None:
     answers = [(case["id"], case["truth"], answer_of(path)) for path, case in cases]
     wrong = [(name, said(answer)) for name, truth, answer in answers if not is_right(answer, truth)]
@@ -36,6 +37,7 @@ def test_nearly_all_are_right_and_nobody_is_wrongly_blamed(cases: list[tuple[Pat
     assert blamed == []
 
 
+@pytest.mark.wide
 def test_the_lines_that_decide_are_shown(cases: list[tuple[Path, dict[str, Any]]]) -> None:
     found = total = 0
     for path, case in cases:
@@ -57,6 +59,7 @@ def single_logs(cases: list[tuple[Path, dict[str, Any]]]) -> Iterator[tuple[dict
             yield case, files[0].read_bytes().splitlines(keepends=True)
 
 
+@pytest.mark.wide
 def test_a_log_whose_end_was_cut_names_nobody_else(cases: list[tuple[Path, dict[str, Any]]], tmp_path: Path) -> None:
     chance = random.Random(7)
     wrong = []
@@ -74,6 +77,7 @@ def test_a_log_whose_end_was_cut_names_nobody_else(cases: list[tuple[Path, dict[
     assert wrong == []
 
 
+@pytest.mark.wide
 def test_a_log_whose_head_was_cut_blames_no_other_rank(
     cases: list[tuple[Path, dict[str, Any]]], tmp_path: Path
 ) -> None:
@@ -92,6 +96,7 @@ def test_a_log_whose_head_was_cut_blames_no_other_rank(
     assert wrong == []
 
 
+@pytest.mark.wide(every=5)
 @pytest.mark.parametrize(
     "prefix",
     [

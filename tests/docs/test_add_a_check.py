@@ -55,6 +55,7 @@ def test_the_page_adds_a_check_in_five_files() -> None:
     assert len(PAGE.splitlines()) <= 120
 
 
+@pytest.mark.wide
 def test_the_new_check_judges_as_the_page_says(copy: Path) -> None:
     checked, explained = (run(copy, *argv) for argv in commands()[:2])
     assert checked.returncode == 0, checked.stderr
@@ -67,6 +68,7 @@ def test_the_new_check_judges_as_the_page_says(copy: Path) -> None:
     assert (result["id"], result["status"]) == (CHECK, "pass")
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("argv", commands()[2:], ids=lambda argv: argv[1])
 def test_no_test_asks_for_more_than_the_five_files(copy: Path, argv: list[str]) -> None:
     done = run(copy, *argv, "-q", "-x", "-p", "no:cacheprovider")
@@ -74,6 +76,7 @@ def test_no_test_asks_for_more_than_the_five_files(copy: Path, argv: list[str]) 
     assert " passed" in done.stdout or "[100%]" in done.stdout
 
 
+@pytest.mark.wide
 def test_the_code_of_the_page_has_the_projects_style(copy: Path) -> None:
     files = [name for _, name, _ in FILES.findall(PAGE) if name.endswith(".py")]
     for check in (("check",), ("format", "--check")):

@@ -8,6 +8,8 @@ from collections import defaultdict
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 import gpudoctor
 
 PACKAGE = Path(gpudoctor.__file__).parent
@@ -35,10 +37,12 @@ def set_aside() -> set[str]:
     return {word for word in words if word and not word.startswith("-")}
 
 
+@pytest.mark.wide
 def test_no_class_name_stands_for_two_things() -> None:
     assert {name: where for name, where in public_classes().items() if len(where) > 1} == {}
 
 
+@pytest.mark.wide
 def test_no_class_is_named_by_a_word_that_the_glossary_sets_aside() -> None:
     aside = set_aside()
     assert {"Door", "Trouble", "Helper"} <= aside

@@ -20,7 +20,7 @@ from gpudoctor.diagnose.causes import page_names
 from tests.needs import find, needs
 from tests.tui.chromium import browsing
 
-pytestmark = needs("mkdocs")
+pytestmark = [pytest.mark.wide, needs("mkdocs")]
 ROOT = Path(__file__).parent.parent.parent
 
 

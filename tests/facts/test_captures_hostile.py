@@ -55,6 +55,7 @@ def test_a_number_that_cannot_be_is_a_failed_reading(write: Write, gpu: dict[str
     assert '"kind":"failed"' in saved
 
 
+@pytest.mark.wide
 def test_more_than_1024_gpus_are_no_machine(write: Write) -> None:
     gpus = [{"index": n, "bus_id": f"{n:04x}:01:00.0"} for n in range(1025)]
     assert "more than 1024 GPUs" in said(write(json.dumps({"schema": "gpudoctor.facts/1", "gpus": gpus})))

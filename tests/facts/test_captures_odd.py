@@ -139,6 +139,7 @@ def test_the_mig_devices_of_a_text_dump_are_told_apart(captures: Path) -> None:
     assert node_of(text.encode()).gpus[1:] == node_of((head + MIG_TEXT.lstrip("\n") + tail).encode()).gpus[1:]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("file", ["nvlink-status.txt", "nvlink-errors.txt"])
 def test_nvlink_text_cut_off_inside_its_last_gpu_is_never_links_that_are_down(captures: Path, file: str) -> None:
     text = (captures / "hgx-h100-dump" / file).read_text().rstrip("\n") + "\n"

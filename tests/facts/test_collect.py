@@ -82,6 +82,7 @@ def test_a_gpu_that_hangs_at_once_is_still_named_by_its_bus_id(root: Path) -> No
     assert node.gpus[1].uuid.kind == "failed"
 
 
+@pytest.mark.wide
 def test_two_gpus_that_hang_are_both_named(root: Path) -> None:
     faults = (
         ScriptedFault("nvmlDeviceGetName", gpu=0, hang=True),
@@ -95,6 +96,7 @@ def test_two_gpus_that_hang_are_both_named(root: Path) -> None:
     assert "nvmlDeviceGetMigMode on GPU 2" in node.gpus[2].settings.mig_enabled.reason
 
 
+@pytest.mark.wide
 def test_a_handle_lookup_that_hangs_gets_the_whole_deadline_and_costs_only_that_gpu(root: Path) -> None:
     told = make_node(4)
     hang = ScriptedFault("nvmlDeviceGetHandleByIndex", gpu=1, hang=True)
@@ -131,6 +133,7 @@ def test_a_stall_of_seconds_under_running_ranks_is_no_dead_driver(root: Path) ->
 
 
 # 1, 3, 8 and 30 s if a call has 10 s
+@pytest.mark.wide(every=2)
 @pytest.mark.parametrize(
     ("stall_s", "call_deadline_s", "answers"),
     [(0.2, 2.0, True), (0.6, 2.0, True), (1.6, 20.0, True), (30.0, 0.8, False)],
@@ -197,6 +200,7 @@ def test_gpus_that_wake_one_after_the_other_are_waited_for_and_the_time_is_told(
     assert f"persistence mode is off: the driver took {node.driver.start_s:.3g} s to wake" in words(responsive)
 
 
+@pytest.mark.wide
 def test_gpus_that_still_wake_when_the_time_is_over_are_unknown_and_not_lost(root: Path) -> None:
     node = collect(
         root, asleep(4), maker="tests.facts.test_collect:cold", deadline_s=2.5 * WAKE_S, call_deadline_s=WAKE_S / 2
@@ -390,6 +394,7 @@ def pausing(path: str) -> Pausing:
     return Pausing(from_file(path))
 
 
+@pytest.mark.wide
 def test_a_thread_between_two_calls_counts_as_alive_while_another_hangs(root: Path) -> None:
     told = make_node(2)
     hang = ScriptedFault("nvmlDeviceGetName", gpu=0, hang=True)

@@ -88,6 +88,7 @@ def machine(tmp_path: Path) -> tuple[dict[str, str], Path]:
     return environ, loaded
 
 
+@pytest.mark.wide(every=2)
 @pytest.mark.parametrize("arguments", [QUICK, ("facts",)])
 def test_a_driver_that_is_to_be_read_is_loaded(
     program: Program, machine: tuple[dict[str, str], Path], arguments: tuple[str, ...]
@@ -97,6 +98,7 @@ def test_a_driver_that_is_to_be_read_is_loaded(
     assert loaded.exists()
 
 
+@pytest.mark.wide(every=6)
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
@@ -139,6 +141,7 @@ def _fake_driver(program: Program, *words: str, faults: tuple[str, ...] = (), **
     return program(*GPUDOCTOR, "fake-driver", "--node", "hgx-h100-8", *struck, "--", *words, **options)
 
 
+@pytest.mark.wide
 def test_it_is_not_started_by_the_name_that_python_has_for_itself(program: Program) -> None:
     # an embedded interpreter, or one that was replaced by an update while it ran, cannot be started again
     code = f"import sys; sys.executable, sys.argv = '/nowhere', ['gpudoctor', *{QUICK!r}]\n"
@@ -166,6 +169,7 @@ def test_nor_does_the_process_that_asks_the_driver_before_it_asks(program: Progr
     assert _SLOW_TO_IMPORT & set(done.stdout.decode().split()) == set()
 
 
+@pytest.mark.wide
 def test_a_driver_that_hangs_costs_that_gpu_only(program: Program) -> None:
     done = _fake_driver(program, *GPUDOCTOR, *QUICK, faults=("driver-hang@3",))
     report = json.loads(done.stdout)
@@ -174,6 +178,7 @@ def test_a_driver_that_hangs_costs_that_gpu_only(program: Program) -> None:
     assert (fault["check"], fault["subject"]["gpu"]) == ("driver.responsive", 3)
 
 
+@pytest.mark.wide
 def test_modules_in_the_working_directory_are_not_imported(program: Program, tmp_path: Path) -> None:
     for name in ("pynvml", "ctypes", "faulthandler"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('posing as another module')\n")
@@ -183,6 +188,7 @@ def test_modules_in_the_working_directory_are_not_imported(program: Program, tmp
     assert json.loads(done.stdout)["verdict"] == "pass"
 
 
+@pytest.mark.wide(every=4)
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_a_standard_stream_that_is_closed_is_not_taken_for_the_driver_dying(
     program: Program, tmp_path: Path, closed: str
@@ -193,6 +199,7 @@ def test_a_standard_stream_that_is_closed_is_not_taken_for_the_driver_dying(
     assert json.loads(report.read_text())["reason"].startswith("PASS")
 
 
+@pytest.mark.wide(every=3)
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129)])
 def test_a_signal_in_a_hung_call_gives_a_partial_report_and_leaves_nothing(
     program: Program, name: str, code: int
@@ -253,6 +260,7 @@ def test_it_reads_what_one_reads_that_is_started_later_and_only_once(nodes_read:
     assert _read_from_driver(ahead) == _read_from_driver(later)
 
 
+@pytest.mark.wide
 def test_one_that_was_ordered_to_read_another_root_is_not_taken(nodes_read: Callable[..., list[Any]]) -> None:
     [node] = nodes_read("start_ahead(); order_ahead(Path('/nowhere')); read()")
     assert len(node["gpus"]) == 2

@@ -50,6 +50,7 @@ def killed(path: str) -> FakeNvml:
     return from_file(path)
 
 
+@pytest.mark.wide(every=2)
 @pytest.mark.parametrize(("maker", "words"), [("garbled", "no message"), ("killed", "died by SIGKILL")])
 def test_a_collector_that_is_killed_or_garbled_is_a_failure_and_not_the_drivers(
     root: Path, maker: str, words: str
@@ -80,6 +81,7 @@ by_sigkill, by_sigabrt, by_sigterm = dying(signal.SIGKILL), dying(signal.SIGABRT
 DRAW = "nvmlDeviceGetTemperature"
 
 
+@pytest.mark.wide(every=2)
 @pytest.mark.parametrize(("name", "status"), [("SIGKILL", Status.UNKNOWN), ("SIGABRT", Status.FAIL)])
 def test_a_collector_that_dies_in_a_call_names_that_call_and_gpu_and_keeps_the_other(
     root: Path, name: str, status: Status
@@ -99,6 +101,7 @@ def test_a_collector_that_dies_in_a_call_names_that_call_and_gpu_and_keeps_the_o
     assert "did not return" not in str(finding.evidence)
 
 
+@pytest.mark.wide(every=2)
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM"])
 def test_gpus_that_a_dead_collector_did_not_reach_are_not_called_lost(root: Path, name: str) -> None:
     # the last memory of a container was taken while the GPUs woke: all eight were to be power-cycled
@@ -115,6 +118,7 @@ def test_gpus_that_a_dead_collector_did_not_reach_are_not_called_lost(root: Path
         assert f"died by {name}" in " ".join(str(finding.reason) for finding in result.findings)
 
 
+@pytest.mark.wide
 def test_where_nobody_knows_in_which_call_it_was_killed_no_gpu_is_convicted(root: Path) -> None:
     hang, crash = ScriptedFault(DRAW, gpu=0, hang=True), ScriptedFault(DRAW, gpu=1, crash=True)
     slow = ScriptedFault(DRAW, gpu=1, delay_s=1.0)

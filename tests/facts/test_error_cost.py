@@ -24,13 +24,11 @@ from gpudoctor.fakes.fake_nvml import FakeNvml, ScriptedFault
 from gpudoctor.report.judge import judge
 from gpudoctor.report.model import Report
 from tests.checks.test_missing_leaves import ESSENTIAL
-from tests.conftest import WIDE
 from tests.facts.nvml_nodes import Heard, make_root
 
 # those that may condemn a GPU, or are its loss; of the others each costs one value
-SPECIAL = (15, 16, 999)
-OTHERS = (3, 4, 13, 18, 21, 25, 27)
-CODES = (*SPECIAL, *OTHERS)
+CODES = (15, 16, 999, 3, 4, 13, 18, 21, 25, 27)
+ALL = pytest.mark.parametrize("all_codes", [False, pytest.param(True, marks=pytest.mark.wide)], ids=["one code", "all"])
 STRUCK = 1
 T = TypeVar("T")
 HANDLE = "nvmlDeviceGetHandleByIndex"
@@ -149,9 +147,9 @@ def fields(root: Path) -> list[int]:
     return sorted(asked)
 
 
-def struck_by(code: int, asked: list[T]) -> list[T]:
-    """All of them by a special code; each by one of the others, or by all in the wide sweep."""
-    return asked if WIDE or code in SPECIAL else asked[OTHERS.index(code) :: len(OTHERS)]
+def struck_by(code: int, asked: list[T], *, all_codes: bool) -> list[T]:
+    """Each of them by one code, or by all."""
+    return asked if all_codes else asked[CODES.index(code) :: len(CODES)]
 
 
 def statuses(report: Report, gpu: int) -> set[tuple[str, Status]]:
@@ -185,10 +183,11 @@ def problems(healthy: Report, node: Node, condemned: bool) -> dict[str, Any]:
     return {words: wrong for words, wrong in found.items() if wrong}
 
 
+@ALL
 @pytest.mark.parametrize("code", CODES)
-def test_one_answer_of_a_call_costs_what_the_rule_says(code: int, root: Path, healthy: Report) -> None:
+def test_one_answer_of_a_call_costs_what_the_rule_says(code: int, all_codes: bool, root: Path, healthy: Report) -> None:
     wrong = {}
-    for call, turn in struck_by(code, calls(root)):
+    for call, turn in struck_by(code, calls(root), all_codes=all_codes):
         node = read(root, Once(FakeNvml(bridged()), call, turn, code))
         condemned = (code in (15, 16) and call not in OF_PAIRS) or (code == 999 and call == HANDLE)
         if found := problems(healthy, node, condemned):
@@ -196,10 +195,11 @@ def test_one_answer_of_a_call_costs_what_the_rule_says(code: int, root: Path, he
     assert wrong == {}
 
 
+@ALL
 @pytest.mark.parametrize("code", CODES)
-def test_one_field_of_many_costs_what_the_rule_says(code: int, root: Path, healthy: Report) -> None:
+def test_one_field_of_many_costs_what_the_rule_says(code: int, all_codes: bool, root: Path, healthy: Report) -> None:
     wrong = {}
-    for field in struck_by(code, fields(root)):
+    for field in struck_by(code, fields(root), all_codes=all_codes):
         fault = ScriptedFault("nvmlDeviceGetFieldValues", gpu=STRUCK, field=field, code=code)
         if found := problems(healthy, read(root, FakeNvml(bridged(), fault)), condemned=code in (15, 16)):
             wrong[field] = found

@@ -480,6 +480,7 @@ def test_no_reader_takes_the_line_of_another_tool(reader: TextReader) -> None:
     assert taken == []
 
 
+@pytest.mark.wide(every=5)
 @pytest.mark.parametrize(
     "reader", [*HOST_READERS, *DCGM_READERS, *BENCHMARK_READERS, *MONITOR_READERS], ids=lambda reader: reader.name
 )

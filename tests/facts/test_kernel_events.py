@@ -189,6 +189,7 @@ def test_what_healthy_hosts_log_is_no_event(line: str) -> None:
     assert host_of(line) == []
 
 
+@pytest.mark.wide
 @given(form=st.sampled_from(WITH_USERS_WORDS), name=names, other=names)
 @settings(max_examples=300, deadline=None)
 def test_a_name_of_a_user_makes_no_other_event_of_the_host_than_the_kernel_meant(

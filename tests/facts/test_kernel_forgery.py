@@ -61,6 +61,7 @@ def test_the_lines_that_were_passed_over_are_counted(tmp_path: Path) -> None:
     assert live(tmp_path, kmsg(crash), kmsg(crash), kmsg("eth0: link up")).quoted == 2
 
 
+@pytest.mark.wide
 @given(form=st.sampled_from((*WITH_USERS_WORDS, OF_A_PROGRAM)), name=names, other=names)
 @example(form=WITH_USERS_WORDS[1], name="NVRM: GSP", other="timeout")
 @example(form=WITH_USERS_WORDS[1], name="NVRM: Xid (): 7", other="")
@@ -106,6 +107,7 @@ def test_a_gpu_lost_at_boot_is_one_record_of_three_lines(tmp_path: Path) -> None
 # --- dumps -------------------------------------------------------------------------------------
 
 
+@pytest.mark.wide
 @given(form=st.sampled_from(WITH_USERS_WORDS), name=names, other=names, stamp=st.sampled_from(STAMPS[1:]))
 @settings(max_examples=300, deadline=None)
 def test_no_name_makes_an_error_in_a_dump(form: str, name: str, other: str, stamp: str) -> None:

@@ -112,6 +112,7 @@ IMPOSSIBLE: list[tuple[ScriptedFault, str, str, str]] = [
 JUDGED_WITHOUT = ("pcie.width_max", "pcie.generation_max", "utilization.gpu_pct", "clocks.sm_max_mhz")
 
 
+@pytest.mark.wide(every=4)
 @pytest.mark.parametrize(
     ("lie", "leaf", "raw", "check"), IMPOSSIBLE, ids=[f"{leaf} {raw}" for _, leaf, raw, _ in IMPOSSIBLE]
 )

@@ -79,6 +79,7 @@ def test_every_leaf_comes_back_as_the_driver_told_it(root: Path) -> None:
     assert (driver.cuda_version, driver.device_count) == ("13.0", 2)
 
 
+@pytest.mark.wide(every=4)
 @pytest.mark.parametrize("name", CARRIED)
 def test_a_node_of_each_kind_comes_back_through_the_driver(name: str, root: Path) -> None:
     node = load_node(name)

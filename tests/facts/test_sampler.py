@@ -107,6 +107,7 @@ def test_a_slow_driver_is_asked_more_seldom() -> None:
     assert rests[0] >= 4 * 0.06
 
 
+@pytest.mark.wide(every=4)
 @pytest.mark.parametrize("call_ms", [0.3, 2.0, 5.0, 10.0])
 def test_a_train_of_three_seconds_is_seen_five_times_on_each_of_eight_gpus(
     call_ms: float, monkeypatch: pytest.MonkeyPatch
@@ -367,6 +368,7 @@ def broken(path: str) -> FakeNvml:
     raise RuntimeError("no such driver")
 
 
+@pytest.mark.wide(every=3)
 @pytest.mark.parametrize(
     ("maker", "words"),
     [("killed", "died by SIGKILL"), ("garbled", "no sample"), ("broken", "RuntimeError: no such driver")],
@@ -380,6 +382,7 @@ def test_a_sampler_that_fails_is_not_the_drivers_fault(sampler: Callable[..., Sa
     assert all(gpu.unread["sm_mhz"].kind == "failed" for gpu in recording.between(0.0, float("inf")))
 
 
+@pytest.mark.wide
 def test_a_gpu_that_nobody_asked_for_is_left_out(sampler: Callable[..., Sampler]) -> None:
     one = sampler(maker="meddling")
     one.stop()

@@ -199,6 +199,7 @@ def test_the_kit_has_at_least_45_faults_with_distinct_names() -> None:
     assert len(fault_names()) == len(set(fault_names())) == len(faults()) >= 45
 
 
+@pytest.mark.wide(every=3)
 @pytest.mark.parametrize("name", fault_names())
 def test_a_fault_changes_the_node_and_leaves_valid_facts(name: str) -> None:
     fault = next(fault for fault in faults() if fault.name == name)

@@ -16,20 +16,19 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpudoctor.facts.captures.opened import read_stream
 from gpudoctor.facts.captures.source import SourceError, load_source
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import Measurements, TorchView
-from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.missing import Missing, fill
 from gpudoctor.facts.model.node import Driver, Host, Node, Source, to_json
 
-NODE = Node(
-    source=Source(kind="live", name="here"),
-    driver=Driver(init_code=0),
-    gpus=(Gpu(0, "0000:18:00.0", name="X"), Gpu(1, "0000:19:00.0", serial=Missing("no", "denied"))),
-    host=Host(ram_mib=65536),
-)
+GPUS = (Gpu(0, "0000:18:00.0", name="X"), Gpu(1, "0000:19:00.0", serial=Missing("no", "denied")))
+SPARSE = Node(source=Source(kind="live", name="here"), driver=Driver(init_code=0), host=Host(ram_mib=65536))
+# every leaf has a value or its reason, as in the facts that gpudoctor writes
+NODE = replace(fill(SPARSE, Missing("not asked")), gpus=tuple(fill(gpu, Missing("not asked")) for gpu in GPUS))
 
 
 @pytest.fixture
@@ -61,10 +60,16 @@ def as_yaml(node: Node) -> str:
 
 def test_facts_json_gives_the_same_node_and_a_live_one_is_facts_now(write: Write) -> None:
     loaded = load_source(write(to_json(NODE)))
-    assert loaded.node.gpus == NODE.gpus
-    assert loaded.node.host.ram_mib == 65536
+    assert replace(loaded.node, source=NODE.source) == NODE
     assert (loaded.node.source.kind, loaded.node.source.name) == ("facts", "file")
     assert loaded.measurements is None
+
+
+def test_what_the_file_lacks_could_not_be_read(write: Write) -> None:
+    lacking = load_source(write(to_json(replace(SPARSE, gpus=GPUS)))).node
+    absent = (lacking.network.rdma_ports, lacking.host.shm_mib, lacking.pairs, lacking.gpus[0].ecc.enabled)
+    assert set(absent) == {Missing("not in this file", "failed")}
+    assert (lacking.host.ram_mib, lacking.gpus[1].serial) == (65536, Missing("no", "denied"))
 
 
 def test_facts_yaml_gives_the_same_node(write: Write) -> None:
@@ -258,6 +263,7 @@ def test_a_huge_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
     assert "larger than 64 MiB" in said(str(path))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("sort_keys", [True, False])
 def test_facts_of_a_whole_node_as_yaml_are_read_and_no_part_of_them_is(write: Write, sort_keys: bool) -> None:
     node = load_source("rtx3090-nvlink-2", environ={}).node
@@ -279,7 +285,7 @@ class Endless(io.RawIOBase):
     def read(self, size: int = -1, /) -> bytes:
         assert size >= 0, "an endless stream must be read in bounds"
         self.taken += size
-        return b"some other text.\n" * (size // 17) + b"x" * (size % 17)
+        return (b"some other text" * 60 + b"\n") * (size // 901) + b"x" * (size % 901)
 
 
 def test_an_endless_stdin_is_read_no_further_than_the_limit() -> None:
@@ -347,6 +353,7 @@ def only_source_errors(data: bytes) -> None:
     assert "\n" not in line
 
 
+@pytest.mark.wide
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_mutated_and_cut_dumps_raise_nothing_but_source_errors(captures: Path, data: st.DataObject) -> None:
@@ -367,6 +374,7 @@ def test_mutated_and_cut_dumps_raise_nothing_but_source_errors(captures: Path, d
     only_source_errors(bytes(content[:end]))
 
 
+@pytest.mark.wide
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_mutated_facts_raise_nothing_but_source_errors(data: st.DataObject) -> None:

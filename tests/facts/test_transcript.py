@@ -78,6 +78,7 @@ def test_a_paste_of_all_is_one_node_of_eight_gpus_with_what_each_text_tells() ->
     assert node.source.notes == ()
 
 
+@pytest.mark.wide
 @settings(max_examples=25, deadline=None)
 @given(order=st.permutations(sorted(BLOCKS)), prompt=st.sampled_from(["$ ", "root@n[/]# ", "[me@n ~]$ ", "n:~ # "]))
 def test_the_order_of_the_texts_changes_nothing(order: list[str], prompt: str) -> None:
@@ -134,6 +135,7 @@ def test_a_paste_in_utf_16_reads_the_same() -> None:
     assert facts(PASTE.encode("utf-16")) == facts(PASTE)
 
 
+@pytest.mark.wide
 @settings(max_examples=40, deadline=None)
 @given(places=st.lists(st.tuples(st.integers(0, 400), st.sampled_from(PROSE)), max_size=6))
 def test_prose_between_the_lines_changes_nothing_and_is_counted(places: list[tuple[int, str]]) -> None:
@@ -152,6 +154,7 @@ def test_lines_that_nobody_knows_are_named_by_their_numbers() -> None:
     assert note == "standard input: 3 lines were not recognised: 1, 11-12"
 
 
+@pytest.mark.wide
 @settings(max_examples=60, deadline=None)
 @given(end=st.integers(0, len(PASTE)))
 def test_a_cut_paste_passes_no_gpu_that_the_whole_fails_and_invents_none(end: int) -> None:
@@ -452,6 +455,7 @@ def test_figures_alone_are_no_pass(name: str) -> None:
     assert report.run.notes[0].startswith(f"standard input: {name}: ")
 
 
+@pytest.mark.wide(every=4)
 @pytest.mark.parametrize(
     ("text", "said", "status"),
     [
@@ -688,6 +692,7 @@ def test_prose_about_tools_is_no_text_of_theirs() -> None:
         read(ABOUT_TOOLS)
 
 
+@pytest.mark.wide(every=4)
 @pytest.mark.parametrize(
     "text",
     [*(text for text in transcripts.READ if "0000:" not in text), *transcripts.NOT_JUDGED.values()],

@@ -136,6 +136,7 @@ def dies_once(path: str) -> FakeNvml:
     return fake
 
 
+@pytest.mark.wide
 def test_it_is_started_again_and_the_silence_ends(start: Start) -> None:
     watch = start(maker="hangs_once", call_deadline_s=0.5)
     whole, _ = until_answered(watch)
@@ -155,6 +156,7 @@ def test_a_crash_is_told_with_its_signal_and_call(start: Start) -> None:
     until_answered(watch)
 
 
+@pytest.mark.wide
 def test_readers_that_die_one_after_the_other_leave_no_descriptor_open(start: Start) -> None:
     watch = start(ScriptedFault("nvmlDeviceGetMemoryInfo", gpu=1, from_call=2, crash=True))
     counts = []
@@ -165,6 +167,7 @@ def test_readers_that_die_one_after_the_other_leave_no_descriptor_open(start: St
     assert counts == [counts[0]] * 3
 
 
+@pytest.mark.wide
 def test_each_silence_has_its_own_begin(start: Start) -> None:
     watch = start(ScriptedFault("nvmlDeviceGetMemoryInfo", gpu=1, from_call=2, crash=True))
     begins = []
@@ -174,6 +177,7 @@ def test_each_silence_has_its_own_begin(start: Start) -> None:
     assert begins[0] < begins[1]
 
 
+@pytest.mark.wide
 def test_a_driver_that_does_not_start_is_asked_again_later_and_later(start: Start) -> None:
     watch = start(ScriptedFault("nvmlInit", code=9), first_backoff_s=0.01)
     words: list[str] = []
@@ -222,6 +226,7 @@ def broken(path: str) -> FakeNvml:
     raise RuntimeError("no such driver")
 
 
+@pytest.mark.wide(every=3)
 @pytest.mark.parametrize(
     ("maker", "words"),
     [

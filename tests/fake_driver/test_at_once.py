@@ -14,6 +14,7 @@ def _users_environment(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 
+@pytest.mark.wide
 def test_eight_checks_at_once_are_all_right_and_leave_nothing() -> None:
     answers, wrong = at_once.at_once("hgx-h100-8", 8)
     assert wrong == []

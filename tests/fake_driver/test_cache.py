@@ -67,6 +67,7 @@ if os.geteuid() == 0:
     }
 
 
+@pytest.mark.wide(every=9)
 @pytest.mark.parametrize("how", OPENED)
 def test_a_library_that_others_could_have_put_there_is_built_anew_and_said(how: str, made: Path, run: Run) -> None:
     OPENED[how](library_in(made))
@@ -89,6 +90,7 @@ def test_a_link_that_a_stranger_laid_on_the_way_is_not_followed(made: Path, run:
     assert f"{link} is a link that another user made (uid {STRANGER})" in done.stderr
 
 
+@pytest.mark.wide
 def test_a_cache_below_a_folder_as_tmp_is_used(run: Run, tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()

@@ -17,6 +17,7 @@ from tests.fake_driver.conftest import COMMAND, ROOT, Run
 SHOW = "import os; print(os.environ['GPUDOCTOR_FAKE_DRIVER'], os.environ['LD_LIBRARY_PATH'].split(':')[0])"
 
 
+@pytest.mark.wide(every=3)
 @pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -KILL $$", 137)])
 def test_the_exit_code_is_the_programs_own(run: Run, script: str, code: int) -> None:
     assert run("t4-cloud-4", "sh", "-c", script).returncode == code
@@ -44,6 +45,7 @@ def test_a_program_that_is_not_there_is_127_with_one_line_and_one_that_cannot_ru
     assert run("t4-cloud-4", str(plain)).returncode == 126
 
 
+@pytest.mark.wide(every=4)
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -108,6 +110,7 @@ def test_the_library_is_built_once_and_then_comes_from_the_cache(run: Run, tmp_p
     assert log.read_text(encoding="utf-8") == "built\nbuilt\n"
 
 
+@pytest.mark.wide
 def test_two_at_once_on_an_empty_cache_both_work(environ: dict[str, str], tmp_path: Path) -> None:
     env = {**environ, "XDG_CACHE_HOME": str(tmp_path)}
     program = "import pynvml; pynvml.nvmlInit(); print(pynvml.nvmlDeviceGetCount())"
@@ -121,6 +124,7 @@ def test_two_at_once_on_an_empty_cache_both_work(environ: dict[str, str], tmp_pa
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["libnvidia-ml.so.1"]
 
 
+@pytest.mark.wide
 def test_a_cache_that_cannot_be_written_is_done_without_and_nothing_is_left(run: Run, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
     done = run("t4-cloud-4", sys.executable, "-c", SHOW, env={"XDG_CACHE_HOME": str(tmp_path / "file")})

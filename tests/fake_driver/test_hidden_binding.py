@@ -46,6 +46,7 @@ def test_the_folder_is_what_other_programs_get(run: Run, legacy: dict[str, str])
     assert run("hgx-h100-8", sys.executable, "-c", told, env=legacy).stdout == "bytes\n"
 
 
+@pytest.mark.wide
 def test_the_node_is_read_as_without_it_and_the_folder_is_named_once(run: Run, legacy: dict[str, str]) -> None:
     with_it = run("hgx-h100-8", *GPUDOCTOR, "facts", env=legacy)
     without = run("hgx-h100-8", *GPUDOCTOR, "facts")

@@ -28,6 +28,7 @@ def code(call):
 """
 
 
+@pytest.mark.wide(every=3)
 @pytest.mark.parametrize("branch", [470, 535, 580])
 def test_the_source_builds_without_a_warning(cache: Path, tmp_path: Path, branch: int) -> None:
     library = tmp_path / "made.so"
@@ -84,6 +85,7 @@ def test_wrong_arguments_get_the_codes_of_the_real_library(ask: Ask) -> None:
     assert told == [2, 6, 2, 3, 25, 0, 1]
 
 
+@pytest.mark.wide
 def test_mig_instances_have_handles_of_their_own(ask: Ask) -> None:
     told = ask(
         "a100-mig-8",
@@ -95,6 +97,7 @@ def test_mig_instances_have_handles_of_their_own(ask: Ask) -> None:
     assert told[1:] == [1, 0]
 
 
+@pytest.mark.wide(every=2)
 @pytest.mark.parametrize("code", [9, 18])
 def test_a_driver_that_does_not_start_says_why(ask: Ask, tmp_path: Path, code: int) -> None:
     node = Node(driver=Driver(module_loaded=True, init_code=code))
@@ -128,6 +131,7 @@ def test_a_driver_of_the_larger_process_struct_confuses_a_binding_that_does_not_
     assert told == [[7, 8], [7, 0]]
 
 
+@pytest.mark.wide
 def test_facts_of_any_kind_give_answers_or_error_codes(ask: Ask, tmp_path: Path) -> None:
     big = 1 << 62
     hostile = Gpu(

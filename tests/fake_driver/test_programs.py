@@ -81,6 +81,7 @@ def as_nvitop_says(gpu: Gpu) -> dict[str, Any]:
     }
 
 
+@pytest.mark.wide(but=["hgx-h100-8"])
 @needs("nvitop")
 @pytest.mark.parametrize("name", ["hgx-h100-8", "t4-cloud-4", "dgx-a100-8"])
 def test_nvitop_shows_what_the_node_file_says(run: Run, name: str) -> None:
@@ -94,6 +95,7 @@ def test_nvitop_shows_what_the_node_file_says(run: Run, name: str) -> None:
     assert "FunctionNotFound" not in done.stderr
 
 
+@pytest.mark.wide
 @needs("nvitop")
 def test_nvitop_shows_a_lost_gpu_without_values_beside_seven_with(run: Run) -> None:
     done = run("hgx-h100-8", sys.executable, "-c", NVITOP, faults=("gpu-lost@2",))
@@ -102,6 +104,7 @@ def test_nvitop_shows_a_lost_gpu_without_values_beside_seven_with(run: Run) -> N
     assert [gpu["used"] == "N/A" for gpu in shown] == [index == 2 for index in range(8)]
 
 
+@pytest.mark.wide
 @needs("nvitop")
 def test_nvitop_itself_runs_once_and_ends(run: Run) -> None:
     done = run("hgx-h100-8", sys.executable, "-m", "nvitop", "-1", faults=("gpu-lost@2",))
@@ -110,6 +113,7 @@ def test_nvitop_itself_runs_once_and_ends(run: Run) -> None:
     assert "570.172.08" in done.stdout
 
 
+@pytest.mark.wide
 @needs("gpustat")
 def test_gpustat_shows_what_the_node_file_says(run: Run) -> None:
     done = run("hgx-h100-8", str(find("gpustat")), "--json", faults=("gpu-lost@2",))
@@ -137,6 +141,7 @@ def comparable(gpu: Gpu, driver: tuple[int, ...]) -> Gpu:
     return replace(gpu, nvlinks=tuple(replace(link, remote_bus_id=hidden) for link in gpu.nvlinks))
 
 
+@pytest.mark.wide(but=["hgx-h100-8"])
 @pytest.mark.parametrize("name", ["hgx-h100-8", "t4-cloud-4", "a10g-cloud-1", "rtx3090-nvlink-2", "wsl2-1"])
 def test_our_own_reader_gives_back_the_node_file(run: Run, name: str) -> None:
     done = run(name, *GPUDOCTOR, "facts")
@@ -155,6 +160,7 @@ def statuses(report: dict[str, Any]) -> dict[str, str]:
     return {check["id"]: check["status"] for check in report["checks"]}
 
 
+@pytest.mark.wide(every=5)
 @pytest.mark.parametrize(
     ("name", "fault"),
     [
@@ -182,6 +188,7 @@ def test_the_verdict_is_that_of_the_simulated_node_and_simulated(run: Run, name:
     assert statuses(report) == statuses(json.loads(out.getvalue()))
 
 
+@pytest.mark.wide(but=["json"])
 @pytest.mark.parametrize("form", ["text", "json", "nagios", "junit", "html", "prometheus"])
 def test_every_output_under_the_fake_driver_says_simulated(run: Run, form: str) -> None:
     done = run("t4-cloud-4", *GPUDOCTOR, "check", "--level", "quick", "--format", form)
@@ -217,6 +224,7 @@ def test_gpus_without_persistence_mode_wake_one_after_the_other_and_the_node_pas
     assert "PASS nothing wrong" in shown
 
 
+@pytest.mark.wide
 def test_a_driver_that_stalls_once_costs_nothing_and_is_told(run: Run) -> None:
     words = ("check", "--level", "quick", "--json", "--include-facts")
     # one GPU: beside the start of another one, which may wait behind the stall, nobody can tell whose time it is
@@ -228,6 +236,7 @@ def test_a_driver_that_stalls_once_costs_nothing_and_is_told(run: Run) -> None:
     assert "unanswered" not in driver
 
 
+@pytest.mark.wide
 def test_a_mock_driver_on_a_machine_without_the_kernel_module_is_read(environ: dict[str, str], tmp_path: Path) -> None:
     # as NVIDIA's nvml-mock: a library on LD_LIBRARY_PATH, and nothing in /sys. gpudoctor does not know that it is ours
     if Path("/sys/module/nvidia").exists() or Path("/usr/bin/nvidia-modprobe").exists():
@@ -278,6 +287,7 @@ def test_a_folder_that_is_gone_is_an_error_and_never_this_machine(environ: dict[
     assert "no fake driver is there" in done.stderr
 
 
+@pytest.mark.wide
 def test_links_that_a_capture_does_not_tell_are_no_fault_when_its_driver_is_played(run: Run, captures: Path) -> None:
     done = run(str(captures / "qx-h100.xml"), *GPUDOCTOR, "check", "--level", "quick", "--json")
     told = statuses(json.loads(done.stdout))

@@ -17,6 +17,19 @@ NUMBERS = (
     *(b"0", b"-1", b"255", b"4294967295", b"4294967296", b"18446744073709551615", b"99999999999999999999999"),
     *(b"1e999", b"-0.0", b"NaN", b"1.5", b"1e-320", b"9" * 4400, b"0x10", b"007"),
 )
+# whole lines that may stand between others wherever people copy from
+LINES = (
+    *(
+        b"and now it works again on the other node\n",
+        b"root@node7:~# nvidia-smi\n",
+        b"```\n",
+        b"\n",
+        b"\0\n",
+        b"\xff\n",
+    ),
+    *(b"thanks for any help!\n", b"> quoted\n", b"[12345.678] usb 1-1: new device\n", b"+-----------------+\n"),
+    *(b"Thu Nov 26 10:00:00 2026\n", b"No devices were found\n", b"GPU 0: OK\n", b"everything passes: 0 errors\n"),
+)
 _NUMBER = re.compile(rb"\d+")
 
 Step = tuple[str, int, int, int]

@@ -202,6 +202,7 @@ def test_merge_keys_of_yaml_which_take_the_square_of_their_number_are_refused(tm
     assert refused(lambda: load_source(str(path))) == f"{path}: line 3: YAML merge keys are refused"
 
 
+@pytest.mark.wide(but=["bombs"])
 @pytest.mark.parametrize("kind", ["dumps", "bombs"])
 def test_a_directory_of_dumps_is_bounded_as_a_whole(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """1000 files of 64 MiB each would be 64 GB."""

@@ -9,7 +9,12 @@ they are not in this claim.
 from __future__ import annotations
 
 import gzip
+import json
+import os
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,10 +22,13 @@ from hypothesis import strategies as st
 
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.facts.model.node import to_json
+from gpudoctor.facts.simulated.load import apply_faults, faults
 from gpudoctor.report.model import Report
+from tests.checks.simulated_nodes import packaged
+from tests.conftest import ROOT
 from tests.fuzz import seeds
-from tests.fuzz.mutate import Step, mutated
-from tests.fuzz.profile import fuzzed, ran
+from tests.fuzz.mutate import LINES, Step, mutated
+from tests.fuzz.profile import LONG, fuzzed, ran
 from tests.fuzz.test_parsers import judged
 
 
@@ -90,6 +98,7 @@ def test_a_capture_that_is_cut_off_never_passes_what_the_whole_fails(name: str, 
         assert false_passes(whole, part) == []
 
 
+@pytest.mark.wide
 @fuzzed("gaps", few=100)
 @given(
     name=st.sampled_from([name for name in sorted(BROKEN) if name.startswith(("smi", "captured"))]),
@@ -117,9 +126,116 @@ ADDITIONS = st.lists(
 )
 
 
+@pytest.mark.wide
 @fuzzed("additions", few=100)
 @given(name=st.sampled_from(sorted(set(BROKEN) - {"bundle.tar.gz"})), what=ADDITIONS)
 def test_a_capture_into_which_something_came_is_no_pass(name: str, what: list[Step]) -> None:
     ran("additions")
     report = judged(mutated(BROKEN[name], what))
+    assert report is None or report.exit_code != 0
+
+
+MOVES = st.lists(
+    st.tuples(
+        st.sampled_from(["line twice", "lines swapped", "lines lost", "block twice"]),
+        *(st.integers(0, 65535), st.integers(0, 65535), st.integers(0, 255)),
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+@fuzzed("moves", few=50)
+@given(name=st.sampled_from(["facts.yaml", "smi.xml", "smi.txt", "bug-report"]), what=MOVES)
+def test_a_capture_whose_lines_changed_places_is_no_pass(name: str, what: list[Step]) -> None:
+    ran("moves")
+    report = judged(mutated(BROKEN[name], what))
+    assert report is None or report.exit_code != 0
+
+
+# What a list of events or settings lacks leaves no trace: a message of the kernel, a mount, a variable.
+_LISTED = ("gpu.xid", "host.kernel", "pcie.errors", "storage.", "env.")
+_NODES = ("hgx-h100-8", "rtx4090-4", "h100-nvl-2", "gh200-1")
+PARTS = st.lists(
+    st.tuples(
+        st.sampled_from(["remove", "remove", "double", "reverse", "add"]), st.integers(0, 65535), st.integers(1, 4)
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+@cache
+def faulty_facts() -> list[bytes]:
+    """Facts of nodes that each fail for one fault of their state."""
+    found = []
+    for name in _NODES:
+        node = packaged(name)
+        last = len(node.gpus) - 1
+        for fault in faults():
+            where = {"gpu": f"@{last}", "link": f"@{last}", "pair": f"@0-{last}"}.get(fault.kind, "")
+            spec = fault.name + where
+            if fault.level != "quick" or fault.status != "fail" or fault.given or fault.check.startswith(_LISTED):
+                continue
+            if fault.happens_on(node, spec):
+                found.append(to_json(apply_faults(node, [spec])))
+    return found
+
+
+def _places(value: Any, deepest: int) -> Iterator[tuple[Any, Any]]:
+    """(container, key) of every part down to this depth; a placeholder with its reason is one part."""
+    if deepest == 0 or not isinstance(value, (dict, list)) or (isinstance(value, dict) and "missing" in value):
+        return
+    for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+        if key != "schema":
+            yield value, key
+        yield from _places(part, deepest - 1)
+
+
+@fuzzed("parts", few=100)
+@given(which=st.integers(0, 65535), what=PARTS)
+def test_facts_that_fail_do_not_pass_without_a_part(which: int, what: list[tuple[str, int, int]]) -> None:
+    ran("parts")
+    facts = json.loads(faulty_facts()[which * len(faulty_facts()) >> 16])
+    for how, place, depth in what:
+        places = [*_places(facts, depth)]
+        holder, key = places[place * len(places) >> 16]
+        if how == "remove":
+            del holder[key]
+        elif how == "add" and isinstance(holder, dict):
+            holder[f"x-{place}"] = place
+        elif how == "double" and isinstance(holder, list):
+            holder.append(holder[key])
+        elif isinstance(holder, list):
+            holder.reverse()
+    report = judged(json.dumps(facts).encode())
+    assert report is None or report.exit_code != 0
+
+
+@cache
+def failing_complaints() -> list[bytes]:
+    """What people pasted of machines that fail; of the normal suite only the kernel's log, as it is everywhere."""
+    folder = Path(os.environ.get("GPUDOCTOR_CAPTURES", ROOT.parent / "shared" / "captures")) / "cases"
+    cases = json.loads((folder / "cases.json").read_bytes())["cases"] if LONG and folder.is_dir() else []
+    texts = [(folder / case["file"]).read_bytes() for case in cases if (folder / case.get("file", "")).is_file()]
+    reports = ((text, judged(text)) for text in (seeds.kernel_log(), *(text for text in texts if len(text) < 300_000)))
+    return [text for text, report in reports if report is not None and report.exit_code == 1]
+
+
+@fuzzed("noise", few=30)
+@given(
+    which=st.integers(0, 65535),
+    noise=st.lists(st.tuples(st.sampled_from(LINES), st.integers(0, 65535)), min_size=1, max_size=4),
+    what=ADDITIONS,
+)
+def test_a_complaint_that_fails_does_not_pass_amid_other_lines(
+    which: int, noise: list[tuple[bytes, int]], what: list[Step]
+) -> None:
+    ran("noise")
+    text = failing_complaints()[which * len(failing_complaints()) >> 16]
+    for line, place in noise:
+        lines = text.splitlines(keepends=True)
+        lines.insert(place * (len(lines) + 1) >> 16, line)
+        text = b"".join(lines)
+    report = judged(mutated(text, [step for step in what if step[0] != "insert"]))
     assert report is None or report.exit_code != 0

@@ -36,13 +36,20 @@ def with_check(id: str, says: Finding) -> tuple[Check, ...]:
     return tuple(replace(check, function=blind) if check.id == id else check for check in registry())
 
 
+@pytest.mark.wide
 def test_a_short_soak_finds_no_wrong_verdict(capsys: pytest.CaptureFixture[str]) -> None:
     assert soak.soak(60, seed=7, left_out=PROCESSES) == 0
     assert capsys.readouterr().out.endswith("60 checks, 0 wrong\n")
 
 
+@pytest.mark.wide
 def test_a_driver_that_hangs_is_seen_through_the_collector() -> None:
     assert soak.wrong(replace(faulty("driver-hang", gpu=3), source="collector")) == []
+
+
+def test_what_is_not_asked_of_a_gpu_in_use_is_no_gap_beside_its_idle_peers() -> None:
+    # the infoROM is not read while a process uses the GPU
+    assert soak.wrong(replace(faulty("foreign-process", "gb200-tray-4", gpu=3), source="nvml")) == []
 
 
 def test_every_fault_has_its_verdict_in_the_table_and_the_kit_agrees() -> None:
@@ -52,6 +59,7 @@ def test_every_fault_has_its_verdict_in_the_table_and_the_kit_agrees() -> None:
     assert set(NODES) <= set(node_names())
 
 
+@pytest.mark.wide(every=4)
 @pytest.mark.parametrize("id", sorted({check for check, status in EXPECTED.values() if status is not Status.PASS}))
 def test_a_check_that_always_passes_is_caught(id: str) -> None:
     blind = with_check(id, ok(NODE, "all is well"))

@@ -29,6 +29,7 @@ def _named(manifest: Manifest) -> str:
     return manifest.file
 
 
+@pytest.mark.wide(every=4)
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_manifest_is_valid_for_this_version(schemas: Any, version: str) -> None:
     for manifest in manifests():

@@ -28,6 +28,7 @@ def test_every_folder_is_built_or_added_here() -> None:
     assert kustomizations == {"base", *OVERLAYS, *COMPONENTS}
 
 
+@pytest.mark.wide(every=4)
 @needs("kubectl")
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
 @pytest.mark.parametrize("overlay", OVERLAYS)

@@ -34,6 +34,7 @@ def test_a_round_of_the_daemonset_leaves_verdict_and_metrics(tmp_path: Path) -> 
     assert 'gpudoctor_verdict{verdict="fail",simulated="true"} 1' in metrics
 
 
+@pytest.mark.wide
 def test_a_round_that_gives_no_report_does_not_repeat_the_last_one(tmp_path: Path) -> None:
     _install(tmp_path, "")
     _one_round(tmp_path)
@@ -48,6 +49,7 @@ def test_a_round_that_gives_no_report_does_not_repeat_the_last_one(tmp_path: Pat
     assert 'verdict="pass"} 1' not in metrics
 
 
+@pytest.mark.wide
 def test_the_jobs_log_is_the_report_also_of_a_bad_node(tmp_path: Path) -> None:
     _install(tmp_path, "--fault xid-79@3")
 
@@ -60,6 +62,7 @@ def test_the_jobs_log_is_the_report_also_of_a_bad_node(tmp_path: Path) -> None:
     assert (tmp_path / "termination-log").read_text().startswith("GPUDOCTOR CRITICAL - ")
 
 
+@pytest.mark.wide
 def test_the_logs_of_the_jobs_pods_in_one_file_are_a_report_on_all_nodes(tmp_path: Path) -> None:
     """`kubectl logs -l ...` of the README, and what it does with it."""
     logs: list[str] = []
@@ -94,6 +97,7 @@ def test_a_pod_of_the_job_without_a_report_fails_and_says_why(tmp_path: Path) ->
     assert (done.returncode, done.stdout, done.stderr) == (2, "", "cannot\n")
 
 
+@pytest.mark.wide(every=4)
 @pytest.mark.parametrize(
     ("faults", "starts"),
     [("", True), ("--fault persistence-off", True), ("--fault no-such", True), ("--fault xid-79@3", False)],
@@ -199,6 +203,7 @@ def _script(path: Path, text: str) -> None:
     path.chmod(0o755)
 
 
+@pytest.mark.wide
 def test_the_agent_keeps_its_state_in_a_volume_that_every_user_may_write_to(tmp_path: Path) -> None:
     """Kubernetes creates an emptyDir this way, and the agent requires a private folder."""
     (tmp_path / "state").mkdir()
@@ -215,6 +220,7 @@ def test_the_agent_keeps_its_state_in_a_volume_that_every_user_may_write_to(tmp_
     assert (tmp_path / "state" / "gpudoctor").stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.wide
 def test_the_pods_between_nodes_give_one_report_by_the_nodes_names_also_of_a_bad_node(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     _script(

@@ -46,6 +46,7 @@ def small_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "gpudoctor_1.2_amd64.deb"
 
 
+@pytest.mark.wide
 def test_the_package_holds_command_pages_completions_and_units(small_package: Path, tmp_path: Path) -> None:
     run("dpkg-deb", "--extract", small_package, tmp_path)
     files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
@@ -67,6 +68,7 @@ def test_the_package_holds_command_pages_completions_and_units(small_package: Pa
     assert owners == {"root/root"}
 
 
+@pytest.mark.wide
 def test_the_package_says_what_it_needs(small_package: Path) -> None:
     fields = dict(
         line.split(": ", 1) for line in run("dpkg-deb", "--field", small_package).splitlines() if ": " in line

@@ -46,6 +46,7 @@ def test_the_wheel_tells_its_licence_and_addresses(wheel: Path) -> None:
     assert "torch" not in {need.partition(">")[0] for need in told.get_all("Requires-Dist", []) if "extra" not in need}
 
 
+@pytest.mark.wide
 def test_the_sdist_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
     sdist = build("sdist", ROOT, tmp_path / "sdist")
     with tarfile.open(sdist) as archive:

@@ -92,6 +92,7 @@ def test_tensor_parallelism_stays_inside_nvlink(gpudoctor: Gpudoctor) -> None:
     assert "NVLink" in tensor["reason"]
 
 
+@pytest.mark.wide
 def test_every_simulated_node_gives_a_plan_or_one_line(gpudoctor: Gpudoctor) -> None:
     from gpudoctor.facts.simulated.load import node_names
 
@@ -144,6 +145,7 @@ def test_older_gpus_get_fp16_and_a_word_where_bf16_was_asked_for(gpudoctor: Gpud
     assert "no bf16 arithmetic" in warned["warnings"][0]
 
 
+@pytest.mark.wide(every=4)
 @pytest.mark.parametrize(
     "argv",
     ["7b --node rtx4090-4", "70b --node hgx-h100-8", "405b --node hgx-h100-8 --nodes 16", "405b --node hgx-h100-8"],

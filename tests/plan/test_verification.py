@@ -37,6 +37,7 @@ def tried(gpudoctor: Gpudoctor, *argv: str) -> Any:
     return outcome.json
 
 
+@pytest.mark.wide(but=["ddp"])
 @with_torch
 @pytest.mark.parametrize(
     ("argv", "strategy"),
@@ -68,6 +69,7 @@ def test_memory_is_predicted_within_10_percent_and_the_train_learns(
     assert trial["step_predicted_s"] > 0
 
 
+@pytest.mark.wide
 @with_torch
 def test_the_text_calls_cpu_ranks_cpu_ranks_and_names_both_figures(gpudoctor: Gpudoctor) -> None:
     outcome = gpudoctor("plan", "124m", *CPU, "--ranks", "1")

@@ -28,6 +28,7 @@ from gpudoctor.probes.plan_verification.messages import VerificationFigures
 from gpudoctor.probes.runner.plan import ProbePlan
 
 
+@pytest.mark.wide(every=4)
 @pytest.mark.parametrize("size", list(PUBLISHED))
 @pytest.mark.parametrize("tensor", [1, 2, 4])
 @pytest.mark.parametrize("limits", [CPU_SIZE, GPU_SIZE])

@@ -45,6 +45,7 @@ def _rounds(rank: FakeRank, clock: Callable[[], float], monkeypatch: pytest.Monk
     return [message.probe for message in rank.sent]
 
 
+@pytest.mark.wide
 def test_rank_zero_decides_whether_there_is_another_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """This rank's own clock never reaches the duration; only rank 0's decision counts."""
     rank = FakeRank(5.0, ("collective", "train"), iter([1, 1, 0]))
@@ -53,6 +54,7 @@ def test_rank_zero_decides_whether_there_is_another_round(monkeypatch: pytest.Mo
     assert rank.asked == [1, 1, 1]
 
 
+@pytest.mark.wide
 def test_a_rank_that_is_rank_zero_says_when_the_duration_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
 

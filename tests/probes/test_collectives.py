@@ -30,6 +30,7 @@ def of(run: Measurements, op: str) -> list[Collective]:
     return [c for c in run.collectives if c.op == op]
 
 
+@pytest.mark.wide
 def test_every_collective_is_measured_from_small_to_large(run: Measurements) -> None:
     assert run.problems == ()
     assert list(dict.fromkeys(c.op for c in run.collectives)) == ["all_reduce", *OTHERS]
@@ -42,12 +43,14 @@ def test_every_collective_is_measured_from_small_to_large(run: Measurements) -> 
         assert len(sizes) >= 1
 
 
+@pytest.mark.wide
 def test_a_wrong_sum_is_wrong_in_all_reduce_and_nowhere_else(run: Measurements) -> None:
     assert {c.wrong_ranks for c in of(run, "all_reduce")} == {(1,)}
     assert {c.wrong_ranks for op in OTHERS for c in of(run, op)} == {()}
     assert {pair.wrong_ranks for pair in run.pairs} == {()}
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("op", "factor"),
     [
@@ -66,6 +69,7 @@ def test_bus_bandwidth_is_by_the_factors_of_nccl_tests(run: Measurements, op: st
         assert c.busbw_gb_s == pytest.approx(c.algbw_gb_s * factor)
 
 
+@pytest.mark.wide
 def test_every_pair_of_ranks_is_measured(run: Measurements) -> None:
     assert [(pair.a, pair.b) for pair in run.pairs] == [(0, 1), (0, 2), (1, 2)]
     for pair in run.pairs:
@@ -73,6 +77,7 @@ def test_every_pair_of_ranks_is_measured(run: Measurements) -> None:
         assert pair.busbw_gb_s == pytest.approx(pair.size_bytes / pair.time_us / 1000)
 
 
+@pytest.mark.wide
 def test_a_rank_that_hangs_in_another_collective_is_named_with_it() -> None:
     found = measure(full(3, "hang-rank=2:all_gather"), probe_deadline_s=8.0)
     [problem] = found.problems
@@ -81,6 +86,7 @@ def test_a_rank_that_hangs_in_another_collective_is_named_with_it() -> None:
     assert [c.op for c in found.collectives][-1] == "all_gather", "what was delivered before is kept"
 
 
+@pytest.mark.wide
 def test_a_rank_that_dies_among_the_pairs_is_named_with_its_partner() -> None:
     found = measure(full(2, "die-rank=1:pairs"))
     [problem] = found.problems

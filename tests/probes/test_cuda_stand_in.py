@@ -93,6 +93,7 @@ def ddp_on_gpu_0(model: torch.nn.Module, device_ids: list[int], **options: Any) 
     return DistributedDataParallel(model, **options)
 
 
+@pytest.mark.wide
 def test_the_train_on_a_gpu_measures_by_events_and_tells_its_peak(
     tmp_path: Path, memory: Memory, group: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,6 +239,7 @@ def test_the_step_of_one_gpu_alone_ends_when_the_gpu_is_done(memory: Memory, mon
     assert len(waited) == len(alone.losses) == STEPS
 
 
+@pytest.mark.wide
 def test_each_variant_of_a_strategy_has_a_peak_of_its_own(
     tmp_path: Path, memory: Memory, group: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -80,6 +80,7 @@ def trained_by_dp(monkeypatch: pytest.MonkeyPatch, peaks: list[int]) -> tuple[Be
     return bench, sample
 
 
+@pytest.mark.wide
 def test_data_parallel_takes_the_whole_batch_in_one_process_and_trains_what_one_device_trains(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -89,6 +89,7 @@ def test_what_is_waited_for_is_said_of_the_ranks_that_are_behind(outcome: RunCol
     assert isinstance(found.import_s, float)
 
 
+@pytest.mark.wide
 def test_a_slow_import_says_what_it_waits_for_and_is_no_problem(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,6 +119,7 @@ def test_a_slow_import_says_what_it_waits_for_and_is_no_problem(
     assert 0 < found.launch.import_s <= found.launch.start_s
 
 
+@pytest.mark.wide
 def test_a_join_that_hangs_ends_at_the_limit_of_the_meeting(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = ProbePlan("gloo", 2, probes=("collective",), inject=("hang-rank=1:join",))
     found = measure(plan, deadline_s=8.0)

@@ -56,6 +56,7 @@ def _hung_run(folder: Path) -> tuple[subprocess.Popen[str], list[psutil.Process]
     return run, children
 
 
+@pytest.mark.wide(every=2)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_no_rank_and_no_folder_outlives_the_parent(number: signal.Signals, private_folders: Path) -> None:
     run, children = _hung_run(private_folders)
@@ -93,6 +94,7 @@ def test_ranks_die_with_their_starter_which_convicts_no_gpu(private_folders: Pat
     assert seen.count("all_reduce of 16 MiB") == 1
 
 
+@pytest.mark.wide
 def test_a_starter_that_somebody_stopped_is_not_taken_for_a_driver_that_hangs(
     private_folders: Path, forked_starter: None
 ) -> None:
@@ -175,6 +177,7 @@ os._exit(0 if len(found.collectives) == 3 and not found.problems else 3)
 """
 
 
+@pytest.mark.wide
 def test_closed_standard_files_are_no_reason_not_to_run(private_folders: Path) -> None:
     assert (
         subprocess.run([sys.executable, "-c", _WITHOUT_STANDARD_FILES, str(private_folders)], check=False).returncode
@@ -183,6 +186,7 @@ def test_closed_standard_files_are_no_reason_not_to_run(private_folders: Path) -
     assert list(private_folders.iterdir()) == []
 
 
+@pytest.mark.wide
 def test_a_working_directory_that_was_removed_is_no_reason_not_to_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,6 +210,7 @@ def test_a_starter_that_can_make_no_process_says_so(
     assert "could not be started: [Errno 11] Resource temporarily unavailable" in problem.text
 
 
+@pytest.mark.wide
 def test_a_folder_that_is_removed_under_the_ranks_convicts_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, private_folders: Path
 ) -> None:
@@ -220,6 +225,7 @@ def test_a_folder_that_is_removed_under_the_ranks_convicts_nobody(
     assert list(private_folders.iterdir()) == []
 
 
+@pytest.mark.wide
 def test_a_rank_that_was_stopped_by_a_signal_is_told_as_such(forked_starter: None) -> None:
     def stop_rank_one(text: str) -> None:
         if "16 MiB" in text:
@@ -283,6 +289,7 @@ def test_a_torch_that_does_not_load_in_gpu_ranks_is_no_crash_of_a_gpu(
     assert {found.not_run[name].kind for name in ("torch", "collective", "train")} == {"failed"}
 
 
+@pytest.mark.wide
 def test_settings_of_openmp_do_not_put_all_ranks_on_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("OMP_PROC_BIND", "true"), ("GOMP_CPU_AFFINITY", "0"), ("OMP_NUM_THREADS", "8")):
         monkeypatch.setenv(name, value)
@@ -326,6 +333,7 @@ def test_a_rank_that_sticks_in_nccl_dies_by_itself_whatever_the_user_has_set(mon
     assert seen["NCCL_DEBUG"] == "INFO", "what the user wants to see of NCCL is the user's"
 
 
+@pytest.mark.wide
 def test_two_runs_at_once_do_not_meet(private_folders: Path, forked_starter: None) -> None:
     found: list[Measurements] = []
 
@@ -367,6 +375,7 @@ def test_a_torch_that_does_not_load_is_a_failure_and_not_an_absence(
     assert {found.not_run[name].kind for name in ("torch", "collective", "train")} == {"failed"}
 
 
+@pytest.mark.wide
 def test_a_torch_without_cuda_cannot_run_nccl_and_says_so() -> None:
     gpus = ((0, "GPU-aa", "0000:18:00.0"), (1, "GPU-bb", "0000:2a:00.0"))
     found = measure(ProbePlan("nccl", 2, gpus=gpus, probes=("collective",)))
@@ -378,6 +387,7 @@ def test_a_torch_without_cuda_cannot_run_nccl_and_says_so() -> None:
     assert [rank.uuid for rank in found.launch.ranks] == ["GPU-aa", "GPU-bb"]
 
 
+@pytest.mark.wide
 def test_a_users_own_torch_py_in_the_working_directory_is_not_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -420,6 +430,7 @@ if "rank_starter" in " ".join(sys.orig_argv):
 """
 
 
+@pytest.mark.wide(but=["DISK"])
 @pytest.mark.parametrize("disk", ["FULL_DISK", "DISK"])
 def test_an_exception_of_any_class_in_a_rank_is_no_crash_of_its_gpu(
     disk: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -431,6 +442,7 @@ def test_an_exception_of_any_class_in_a_rank_is_no_crash_of_its_gpu(
     assert (problem.kind, problem.text) == ("error", "rank 0 failed in choose sizes: EOFError")
 
 
+@pytest.mark.wide
 def test_one_rank_has_nobody_to_reduce_with_but_can_train(forked_starter: None) -> None:
     found = measure(ProbePlan("gloo", ranks=1, probes=("collective", "train", "strategy")))
     assert found.not_run["collective"] == Missing("one rank has nobody to reduce with")

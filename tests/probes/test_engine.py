@@ -67,6 +67,7 @@ def _leader(engine: str, ranks: int) -> LocalWorkers:
     return LocalWorkers(placement)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("engine", "ranks"), [("torchrun", 2), ("srun", 3)])
 def test_the_first_process_reports_on_ranks_that_all_of_them_host(engine: str, ranks: int) -> None:
     processes = [_started(engine, rank, ranks) for rank in range(ranks)]
@@ -103,6 +104,7 @@ def test_no_rank_outlives_a_leader_that_is_killed() -> None:
     assert worker.returncode == 0
 
 
+@pytest.mark.wide(every=2)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_process_that_is_lost_is_named_and_convicts_nobody(number: signal.Signals) -> None:
     leader, worker = _started("srun", 0, 2, _HANGS), _started("srun", 1, 2, _HANGS)
@@ -128,6 +130,7 @@ def test_a_signal_to_the_leader_ends_all_and_keeps_its_report() -> None:
     assert psutil.wait_procs(left, timeout=GONE_WITHIN_S)[1] == []
 
 
+@pytest.mark.wide
 def test_another_number_of_ranks_than_the_engine_started_is_refused() -> None:
     processes = [_started("torchrun", rank, 2, (*_CHECK, "--ranks", "4")) for rank in range(2)]
     out, err, *of_worker = _end(*processes)
@@ -163,6 +166,7 @@ def test_where_no_rank_is_wanted_the_others_end_at_once(
     assert capsys.readouterr() == ("", "")
 
 
+@pytest.mark.wide
 def test_variables_that_were_inherited_by_a_single_process_cost_a_wait_and_no_ranks(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], imported_torch: ImportedTorch
 ) -> None:
@@ -249,6 +253,7 @@ def test_every_rank_gets_the_gpu_that_its_process_was_given() -> None:
     assert isinstance(indices([None] * 9), str)
 
 
+@pytest.mark.wide
 def test_a_guest_that_leaves_before_it_is_given_a_rank_does_not_stop_the_run() -> None:
     began = time.monotonic()
     leader = _leader("mpirun", 2)

@@ -29,7 +29,8 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node, Source
 from gpudoctor.facts.simulated.load import load_node
 from gpudoctor.load.devices import LoadRequest
-from gpudoctor.load.measure import PARTS, measure, parts_wanted, with_parts, without_parts
+from gpudoctor.load.frameworks import FRAMEWORKS, frameworks_wanted, with_frameworks, without_frameworks
+from gpudoctor.load.measure import measure
 from gpudoctor.probes.frameworks import run as frameworks
 from gpudoctor.probes.frameworks.isolated import IsolatedProcess, IsolatedResult
 from gpudoctor.probes.frameworks.isolated_child import IsolatedAnswer, TensorflowTask
@@ -37,7 +38,7 @@ from gpudoctor.probes.runner import launch
 from gpudoctor.probes.runner.plan import ProbePlan
 from tests.checks.one_check import env, gpu
 
-ALL = tuple(PARTS.values())
+ALL = tuple(FRAMEWORKS.values())
 CPU_PLAN = ProbePlan("gloo", 2)
 GPU_PLAN = ProbePlan("nccl", 2, ((0, "GPU-a", "0000:01:00.0"), (1, "GPU-b", "0000:02:00.0")))
 MEMORY = StrategyMemory(4, 4, 8)
@@ -79,17 +80,17 @@ def answer(task: Any) -> IsolatedAnswer:
 
 
 def test_each_part_is_wanted_by_its_own_check_at_its_own_level() -> None:
-    chosen = tuple(check for check in registry() if check.id in PARTS)
-    assert parts_wanted(chosen, "full") == ALL
-    assert parts_wanted(chosen, "standard") == ()
-    assert parts_wanted(tuple(c for c in chosen if c.id == "strategy.tensorflow"), "full") == ("tensorflow",)
+    chosen = tuple(check for check in registry() if check.id in FRAMEWORKS)
+    assert frameworks_wanted(chosen, "full") == ALL
+    assert frameworks_wanted(chosen, "standard") == ()
+    assert frameworks_wanted(tuple(c for c in chosen if c.id == "strategy.tensorflow"), "full") == ("tensorflow",)
 
 
 def test_what_is_not_installed_is_skipped_with_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     find_spec: Callable[..., Any] = importlib.util.find_spec
     absent = ("deepspeed", "tensorflow", "jax")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name in absent else find_spec(name, *a))
-    measured = with_parts(("deepspeed", "tensorflow"), CPU_PLAN, Measurements(), None, nothing)
+    measured = with_frameworks(("deepspeed", "tensorflow"), CPU_PLAN, Measurements(), None, nothing)
     for name in ("deepspeed", "tensorflow"):
         why = measured.not_run[name]
         assert why.kind == "absent"
@@ -97,7 +98,7 @@ def test_what_is_not_installed_is_skipped_with_the_line_that_installs_it(monkeyp
 
 
 def test_tensorflow_gets_one_process_for_all_devices_and_then_one_for_each(started: list[IsolatedProcess]) -> None:
-    measured = with_parts(("tensorflow",), GPU_PLAN, Measurements(), None, nothing)
+    measured = with_frameworks(("tensorflow",), GPU_PLAN, Measurements(), None, nothing)
     assert measured.tensorflow is not None
     assert [run.variant for run in measured.tensorflow.strategies.runs] == ["mirrored", "multi-worker"]
     assert [start.environ["CUDA_VISIBLE_DEVICES"] for start in started] == ["GPU-a,GPU-b", "GPU-a", "GPU-b"]
@@ -110,7 +111,7 @@ def test_tensorflow_gets_one_process_for_all_devices_and_then_one_for_each(start
 
 
 def test_on_cpu_ranks_no_gpu_is_shown_to_tensorflow(started: list[IsolatedProcess]) -> None:
-    with_parts(("tensorflow",), CPU_PLAN, Measurements(), None, nothing)
+    with_frameworks(("tensorflow",), CPU_PLAN, Measurements(), None, nothing)
     assert {start.environ["CUDA_VISIBLE_DEVICES"] for start in started} == {"-1"}
     assert {start.environ["TF_CONFIG"] for start in started} == {None}
 
@@ -127,7 +128,7 @@ def test_a_worker_that_broke_costs_its_own_strategy_only_and_tells_why(
         return [IsolatedResult(REFERENCE, late), IsolatedResult(failure=broken)]
 
     monkeypatch.setattr(frameworks, "run_isolated", run)
-    measured = with_parts(("tensorflow",), CPU_PLAN, Measurements(), None, nothing)
+    measured = with_frameworks(("tensorflow",), CPU_PLAN, Measurements(), None, nothing)
     assert measured.tensorflow is not None
     assert [run.variant for run in measured.tensorflow.strategies.runs] == ["mirrored"]
     assert measured.tensorflow.strategies.not_run == {"multi-worker": broken}
@@ -135,7 +136,7 @@ def test_a_worker_that_broke_costs_its_own_strategy_only_and_tells_why(
 
 def test_a_strategy_that_lacks_a_replica_is_no_figure(monkeypatch: pytest.MonkeyPatch, installed: None) -> None:
     monkeypatch.setattr(frameworks, "run_isolated", lambda starts, **_: [IsolatedResult(REFERENCE) for _ in starts])
-    measured = with_parts(("tensorflow",), CPU_PLAN, Measurements(), None, nothing)
+    measured = with_frameworks(("tensorflow",), CPU_PLAN, Measurements(), None, nothing)
     assert measured.tensorflow is None
     assert measured.not_run["tensorflow"].kind == "failed"
 
@@ -155,7 +156,7 @@ def test_a_rank_that_hangs_in_a_later_stage_of_zero_is_told_beside_the_earlier_o
 
     monkeypatch.setattr(frameworks, "run_probes", run_probes)
     plan = ProbePlan("gloo", 2, inject=("desync=1", "slow-rank=0:2"))
-    measured = with_parts(("deepspeed",), plan, Measurements(), None, nothing)
+    measured = with_frameworks(("deepspeed",), plan, Measurements(), None, nothing)
     assert measured.deepspeed is not None
     assert measured.deepspeed.strategies.runs == (run,)
     assert measured.deepspeed.strategies.not_run == {"deepspeed": Missing(problem.text, "failed")}
@@ -172,7 +173,7 @@ def test_a_rank_that_hangs_in_a_later_stage_of_zero_is_told_beside_the_earlier_o
     ],
 )
 def test_what_cannot_be_run_here_is_left_out_with_the_reason(plan: ProbePlan, part: str, word: str) -> None:
-    measured = with_parts((part,), plan, Measurements(), None, nothing)
+    measured = with_frameworks((part,), plan, Measurements(), None, nothing)
     assert measured.not_run[part].kind == "absent"
     assert word in measured.not_run[part].reason
 
@@ -180,7 +181,7 @@ def test_what_cannot_be_run_here_is_left_out_with_the_reason(plan: ProbePlan, pa
 def test_reasons_of_the_ranks_stay_and_those_of_the_parts_are_their_own(started: list[IsolatedProcess]) -> None:
     no_torch = Missing("PyTorch is not installed")
     before = Measurements(not_run=dict.fromkeys(("torch", "train", *ALL), no_torch))
-    measured = with_parts(("tensorflow",), CPU_PLAN, before, None, nothing)
+    measured = with_frameworks(("tensorflow",), CPU_PLAN, before, None, nothing)
     assert measured.not_run["train"] == no_torch
     assert "tensorflow" not in measured.not_run
     assert measured.not_run["deepspeed"].reason == "not asked for"
@@ -191,7 +192,7 @@ def test_nothing_more_is_started_on_gpus_whose_ranks_hung(
     plan: ProbePlan, more: bool, started: list[IsolatedProcess]
 ) -> None:
     hung = ProbeProblem("train", "timeout", "rank 1 did not leave the train within 60 s", 1)
-    measured = with_parts(("tensorflow",), plan, Measurements(problems=(hung,)), None, nothing)
+    measured = with_frameworks(("tensorflow",), plan, Measurements(problems=(hung,)), None, nothing)
     assert bool(started) is (measured.tensorflow is not None) is more
     if not more:
         assert measured.not_run["tensorflow"] == Missing(f"not tried: {hung.text}", "failed")
@@ -221,7 +222,7 @@ def test_what_there_was_is_kept_where_a_signal_ends_it(
     monkeypatch.setattr(frameworks, "framework_views", interrupted)
     kept: list[Measurements] = []
     with pytest.raises(KeyboardInterrupt):
-        with_parts(("tensorflow", "frameworks"), GPU_PLAN, Measurements(), None, kept.append)
+        with_frameworks(("tensorflow", "frameworks"), GPU_PLAN, Measurements(), None, kept.append)
     assert kept[0].tensorflow is not None
 
 
@@ -266,7 +267,7 @@ def test_what_is_asked_of_gpus_is_skipped_on_a_node_that_is_not_this_machine(mon
 
 def test_cpu_ranks_are_no_advice_for_what_is_asked_of_gpus() -> None:
     why = Missing("a capture cannot be put under load; --backend gloo measures CPU ranks of this machine")
-    not_run = without_parts(Measurements(), why).not_run
+    not_run = without_frameworks(Measurements(), why).not_run
     assert not_run["frameworks"] == Missing("a capture cannot be put under load")
     assert not_run["deepspeed"] == why
 
@@ -278,7 +279,7 @@ def test_workers_that_get_no_port_cost_their_own_strategy_only(
         raise OSError(errno.EADDRINUSE, "Address already in use")
 
     monkeypatch.setattr("socket.socket", no_port)
-    measured = with_parts(("tensorflow",), CPU_PLAN, Measurements(), None, nothing)
+    measured = with_frameworks(("tensorflow",), CPU_PLAN, Measurements(), None, nothing)
     assert measured.tensorflow is not None
     [(variant, why)] = measured.tensorflow.strategies.not_run.items()
     assert (variant, why.kind, len(started)) == ("multi-worker", "failed", 1)
@@ -297,7 +298,7 @@ def test_a_library_that_does_not_load_is_not_started_again_as_workers(
         return [IsolatedResult(failure=why, loaded=False)]
 
     monkeypatch.setattr(frameworks, "run_isolated", run)
-    measured = with_parts(("tensorflow",), CPU_PLAN, Measurements(), None, nothing)
+    measured = with_frameworks(("tensorflow",), CPU_PLAN, Measurements(), None, nothing)
     assert (measured.not_run["tensorflow"], asked) == (why, [1])
 
 

@@ -131,6 +131,7 @@ def test_an_import_has_a_deadline_of_its_own(tmp_path: Path, monkeypatch: pytest
     assert (heard.loaded, heard.failure) == (False, Missing("JAX did not leave 'import jax' within 1 s", "failed"))
 
 
+@pytest.mark.wide
 def test_one_that_waited_for_another_is_not_told_as_the_one_that_hung(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,6 +160,7 @@ sys.modules["gpudoctor.probes.frameworks.tensorflow_steps"] = steps
 """
 
 
+@pytest.mark.wide
 @needs("numpy")
 def test_a_worker_stays_until_the_others_are_done_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """TensorFlow's workers fetch from each other what the last step has summed: if one leaves first, another fails."""

@@ -13,6 +13,7 @@ from tests.probes.conftest import measure
 pytestmark = pytest.mark.usefixtures("forked_starters")
 
 
+@pytest.mark.wide
 def test_a_rank_that_hangs_in_the_train_is_named_with_its_step() -> None:
     plan = ProbePlan("gloo", ranks=2, probes=("train",), inject=("hang-rank=0:train",))
     [problem] = measure(plan, probe_deadline_s=5.0).problems
@@ -31,12 +32,14 @@ def three_faults() -> Measurements:
     return measure(ProbePlan("gloo", ranks=2, inject=("wrong-sum=0", "slow-rank=1:3", "desync=1")))
 
 
+@pytest.mark.wide
 def test_wrong_sums_are_pinned_on_the_rank_that_has_them(three_faults: Measurements) -> None:
     assert three_faults.problems == ()
     assert len(three_faults.collectives) == 3
     assert {c.wrong_ranks for c in three_faults.collectives} == {(0,)}
 
 
+@pytest.mark.wide
 def test_a_slow_rank_computes_longer_and_arrives_later(three_faults: Measurements) -> None:
     assert three_faults.training is not None
     fast, slow = three_faults.training.ranks
@@ -48,6 +51,7 @@ def test_a_slow_rank_computes_longer_and_arrives_later(three_faults: Measurement
     assert fast.step_ms > 2 * fast.compute_ms, "in a real step the fast rank takes as long as the slow one"
 
 
+@pytest.mark.wide
 def test_a_rank_with_other_weights_shows_in_its_checksum(three_faults: Measurements) -> None:
     assert three_faults.training is not None
     first, second = (rank.weights_sha256 for rank in three_faults.training.ranks)

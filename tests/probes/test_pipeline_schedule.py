@@ -84,6 +84,7 @@ def test_every_microbatch_goes_forward_and_back_once_on_every_stage(
             assert actions.index(Action("forward", index)) < actions.index(Action("backward", index))
 
 
+@pytest.mark.wide(every=4)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize(("stages", "microbatches"), SIZES)
 def test_on_a_clock_of_its_own_a_stage_idles_for_the_share_of_the_formula(

@@ -101,6 +101,7 @@ def test_a_file_of_several_names_is_read_once(tmp_path: Path) -> None:
     assert [file.path for file in listed([str(tmp_path)]).files] == [str(tmp_path / "a")]
 
 
+@pytest.mark.wide
 def test_holes_and_room_set_aside_are_not_taken_for_a_disk(tmp_path: Path) -> None:
     sparse, aside = tmp_path / "sparse", tmp_path / "aside"
     with sparse.open("wb") as file:
@@ -130,6 +131,7 @@ def test_where_no_extents_are_told_holes_are_asked_for_by_lseek(
     assert not mostly_holes(str(tmp_path / "whole"), (tmp_path / "whole").stat())
 
 
+@pytest.mark.wide(every=2)
 @pytest.mark.parametrize(("size", "word"), [(1, "smaller than 4 KiB"), (8192, "8 KiB of files in all: too little")])
 def test_too_little_to_measure_is_no_rate(size: int, word: str, tmp_path: Path) -> None:
     (tmp_path / "tiny").write_bytes(os.urandom(size))
@@ -311,6 +313,7 @@ def image(tmp_path: Path) -> Path:
     return tmp_path / "image"
 
 
+@pytest.mark.wide(every=2)
 @needs("root", "mount", "mkfs.ext4", "losetup", "findmnt")
 @pytest.mark.parametrize(("options", "word"), [("loop", "is a file"), ("loop,data=journal", "is a file")])
 def test_a_loop_device_is_not_taken_for_a_disk(options: str, word: str, image: Path, tmp_path: Path) -> None:

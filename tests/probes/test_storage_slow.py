@@ -73,6 +73,7 @@ def test_a_slow_file_system_is_named(tmp_path: Path) -> None:
     assert "whose reads are random waits for data" in words(result)
 
 
+@pytest.mark.wide
 @needs(*FUSE)
 def test_a_mount_that_hangs_costs_its_own_findings_and_no_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -106,6 +107,7 @@ def _holds(cmdline: Path, word: str) -> bool:
         return False
 
 
+@pytest.mark.wide
 @needs(*FUSE)
 def test_a_home_that_hangs_costs_the_users_configuration_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpudoctor.facts.system.path_status.PATH", Deadline(1.0, "for this test"))
@@ -228,6 +230,7 @@ def test_a_name_of_bytes_that_are_no_text_may_hang(tmp_path: Path) -> None:
     assert not may_hang("/n\u00e9/data", mounts)
 
 
+@pytest.mark.wide
 @needs(*FUSE)
 def test_a_mount_that_falls_silent_while_it_is_read_keeps_what_was_measured(tmp_path: Path) -> None:
     with fuse_mount(tmp_path / "later", 0.0) as server:
@@ -289,6 +292,7 @@ def on_disk(file: Path, mib: int) -> Path:
     return file
 
 
+@pytest.mark.wide
 def test_a_disk_that_a_cgroup_throttles_is_read_as_slow_as_it_is(tmp_path: Path) -> None:
     file = on_disk(tmp_path / "shard.bin", 32)
     file.read_bytes()  # in the page cache, which must not answer
@@ -299,6 +303,7 @@ def test_a_disk_that_a_cgroup_throttles_is_read_as_slow_as_it_is(tmp_path: Path)
     assert result.status is Status.FAIL
 
 
+@pytest.mark.wide
 @needs("fio")
 def test_rates_are_those_of_fio_on_the_same_file_within_15_percent(tmp_path: Path) -> None:
     """At a rate that a cgroup holds: how fast a shared disk is changes from one second to the next."""

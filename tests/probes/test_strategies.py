@@ -68,6 +68,7 @@ def variant(tried: Strategies, name: str) -> StrategyRun:
     return found
 
 
+@pytest.mark.wide
 def test_every_variant_trains_what_one_rank_trains(tried: Strategies) -> None:
     assert [run.variant for run in tried.runs] == [
         *("ddp", "ddp-accumulation", "zero1", "fsdp", "fsdp-bf16", "fsdp1", "fsdp1-bf16", "checkpointing", "tensor")
@@ -84,11 +85,13 @@ def test_every_variant_trains_what_one_rank_trains(tried: Strategies) -> None:
             assert rank.weights_error < allowed, run.variant
 
 
+@pytest.mark.wide
 def test_the_checks_pass_on_a_machine_that_is_sound(run: Measurements) -> None:
     statuses = {name: judged(run, f"strategy.{name}").status for name in DATA}
     assert statuses == dict.fromkeys(DATA, Status.PASS) | {"dp": Status.SKIP}
 
 
+@pytest.mark.wide
 def test_ten_steps_begin_to_learn_so_that_a_step_that_does_nothing_would_show(tried: Strategies) -> None:
     losses = tried.reference.losses
     assert len(losses) == tried.steps == 10
@@ -99,6 +102,7 @@ def test_ten_steps_begin_to_learn_so_that_a_step_that_does_nothing_would_show(tr
     assert mean_losses(variant(tried, "ddp"))[0] == pytest.approx(first, rel=ROUNDING)
 
 
+@pytest.mark.wide
 def test_each_rank_holds_its_share_of_what_the_strategy_divides(tried: Strategies) -> None:
     whole = tried.reference.memory
     assert whole.parameters_bytes == 4 * tried.reference.parameters
@@ -117,6 +121,7 @@ def test_each_rank_holds_its_share_of_what_the_strategy_divides(tried: Strategie
         assert rank.memory.optimizer_bytes == pytest.approx(whole.optimizer_bytes / 2, rel=0.01)
 
 
+@pytest.mark.wide
 def test_activations_follow_the_part_of_the_batch_that_is_under_way(tried: Strategies) -> None:
     def kept(name: str) -> float:
         found = variant(tried, name).ranks[0].memory.activations_bytes
@@ -135,12 +140,14 @@ def test_activations_follow_the_part_of_the_batch_that_is_under_way(tried: Strat
     assert figures["checkpointed_kept_bytes"] == kept("checkpointing") < 0.2 * kept("ddp")
 
 
+@pytest.mark.wide
 def test_what_is_computed_again_gives_the_gradients_that_were_there_without(tried: Strategies) -> None:
     figures = variant(tried, "checkpointing").figures
     assert [figures[f"error_rank_{rank}"] for rank in (0, 1)] == [0.0, 0.0], "the same operations on the same numbers"
     assert not [name for name in figures if "peak" in name], "CPU ranks have no peak to read"
 
 
+@pytest.mark.wide
 def test_the_bytes_exchanged_are_those_that_the_strategy_needs(tried: Strategies) -> None:
     def sent(name: str) -> list[Any]:
         return [rank.communicated_bytes for rank in variant(tried, name).ranks]
@@ -158,11 +165,13 @@ def test_the_bytes_exchanged_are_those_that_the_strategy_needs(tried: Strategies
         assert 1.2 * gradients < bytes_sent <= 1.5 * gradients
 
 
+@pytest.mark.wide
 def test_data_parallel_says_why_not_on_cpu_ranks(tried: Strategies) -> None:
     assert "CPU ranks" in tried.not_run["dp"].reason
     assert tried.not_run["dp"].kind == "absent"
 
 
+@pytest.mark.wide
 def test_two_ranks_split_tensors_rightly_and_say_why_they_do_not_split_three_ways(
     run: Measurements, tried: Strategies
 ) -> None:
@@ -188,6 +197,7 @@ def test_a_rank_that_dies_in_a_strategy_is_named_with_it(
     assert judged(found, "strategy.zero1").status is Status.UNKNOWN
 
 
+@pytest.mark.wide
 def test_what_an_older_torch_cannot_shard_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch.distributed.fsdp
 
@@ -202,6 +212,7 @@ def test_what_an_older_torch_cannot_shard_is_said_in_words(monkeypatch: pytest.M
     assert why_not_fsdp(one, on_gpu=True) is None
 
 
+@pytest.mark.wide
 def test_traffic_is_counted_past_the_tensors_by_which_torch_plans() -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode  # for seconds: not in every worker that collects
 
@@ -295,6 +306,7 @@ def said(tmp_path: Path, forked_python: Callable[..., ForkedPython]) -> Said:
     return run
 
 
+@pytest.mark.wide
 def test_a_strategy_that_fails_is_told_and_the_next_one_runs(tmp_path: Path, said: Said) -> None:
     zero, one = said("on_one, not_offered, sound,")
     left_out = [message for message in one if message["type"] == "StrategyLeftOut"]
@@ -317,6 +329,7 @@ def test_a_strategy_that_fails_is_told_and_the_next_one_runs(tmp_path: Path, sai
     assert standings[0].moves == standings[1].moves > 10
 
 
+@pytest.mark.wide
 def test_a_rank_whose_others_wait_elsewhere_gives_up_with_its_own_error(said: Said) -> None:
     zero, one = said("leaving_one_behind, sound,", patience_s=1.0)
     [raised] = [message for message in one if message["type"] == "raised"]

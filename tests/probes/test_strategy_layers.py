@@ -71,11 +71,13 @@ def four_ranks() -> Measurements:
     return run_probes(plan, deadline_s=DEADLINE_S, probe_deadline_s=DEADLINE_S)
 
 
+@pytest.mark.wide
 def test_weights_that_one_rank_changes_by_itself_are_caught_by_ddp(two_faulty_ranks: Measurements) -> None:
     assert failures(two_faulty_ranks, "strategy.ddp") != []
     assert "desync=1" in two_faulty_ranks.injected
 
 
+@pytest.mark.wide
 def test_a_rank_with_a_wrong_shard_is_named_by_the_check_of_tensor_parallelism(
     two_faulty_ranks: Measurements,
 ) -> None:
@@ -85,6 +87,7 @@ def test_a_rank_with_a_wrong_shard_is_named_by_the_check_of_tensor_parallelism(
     assert [finding.subject.label for finding in failures(two_faulty_ranks, "strategy.tensor")] == ["rank 1"]
 
 
+@pytest.mark.wide
 def test_tensor_parallelism_sums_twice_forward_and_twice_backward_in_each_layer(four_ranks: Measurements) -> None:
     tried = strategies_of(four_ranks)
     shape = tried.shape
@@ -94,6 +97,7 @@ def test_tensor_parallelism_sums_twice_forward_and_twice_backward_in_each_layer(
     assert [rank.communicated_bytes for rank in run_of(tried, "tensor").ranks] == [expected] * 4
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("strategy", ["fsdp", "fsdp1"])
 def test_a_gather_that_one_rank_skips_is_caught_by_the_check_of_fsdp(
     two_faulty_ranks: Measurements, strategy: str
@@ -105,6 +109,7 @@ def test_a_gather_that_one_rank_skips_is_caught_by_the_check_of_fsdp(
     assert [finding.subject.label for finding in failures(two_faulty_ranks, f"strategy.{strategy}")] == ["rank 1"]
 
 
+@pytest.mark.wide
 def test_a_rank_that_computes_something_else_again_is_named_and_no_other(two_faulty_ranks: Measurements) -> None:
     run = run_of(strategies_of(two_faulty_ranks), "checkpointing")
     assert [run.figures[f"error_rank_{rank}"] == 0.0 for rank in range(2)] == [True, False]
@@ -112,6 +117,7 @@ def test_a_rank_that_computes_something_else_again_is_named_and_no_other(two_fau
     assert [finding.subject.label for finding in failures(two_faulty_ranks, "strategy.checkpointing")] == ["rank 1"]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_a_pipeline_of_four_stages_trains_what_one_rank_trains(four_ranks: Measurements, schedule: str) -> None:
     run = run_of(strategies_of(four_ranks), schedule)
@@ -123,6 +129,7 @@ def test_a_pipeline_of_four_stages_trains_what_one_rank_trains(four_ranks: Measu
     assert failures(four_ranks, "strategy.pipeline") == []
 
 
+@pytest.mark.wide
 def test_1f1b_keeps_fewer_activations_than_gpipe_on_every_stage(four_ranks: Measurements) -> None:
     tried = strategies_of(four_ranks)
     for less, more in zip(run_of(tried, "1f1b").ranks, run_of(tried, "gpipe").ranks, strict=True):
@@ -131,6 +138,7 @@ def test_1f1b_keeps_fewer_activations_than_gpipe_on_every_stage(four_ranks: Meas
         assert less.memory.activations_bytes <= 0.6 * more.memory.activations_bytes
 
 
+@pytest.mark.wide
 def test_four_ranks_train_split_by_tensors_and_stages(four_ranks: Measurements) -> None:
     run = run_of(strategies_of(four_ranks), "3d")
     assert weights_error(run) < ROUNDING
@@ -138,6 +146,7 @@ def test_four_ranks_train_split_by_tensors_and_stages(four_ranks: Measurements) 
     assert failures(four_ranks, "strategy.3d") == []
 
 
+@pytest.mark.wide
 def test_eight_ranks_train_with_data_tensor_and_pipeline_parallelism() -> None:
     plan = ProbePlan("gloo", ranks=8, probes=("strategy",), level="full", strategies=("3d",))
     found = measure(plan, deadline_s=DEADLINE_S, probe_deadline_s=DEADLINE_S)

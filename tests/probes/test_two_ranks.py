@@ -139,6 +139,7 @@ def test_no_figure_is_infinite_or_nan(run: Measurements, training: Training) -> 
     assert all(math.isfinite(figure) for figure in figures)
 
 
+@pytest.mark.wide
 def test_the_process_that_asks_for_probes_never_imports_torch(tmp_path: Path) -> None:
     program = (
         "import sys; from gpudoctor.probes.runner.launch import ProbePlan, run_probes\n"

@@ -15,6 +15,7 @@ import pytest
 RUN = [sys.executable, "-m", "gpudoctor", "run", "--precheck", "none", "--"]
 
 
+@pytest.mark.wide(every=4)
 @pytest.mark.parametrize(
     ("command", "code"),
     [
@@ -52,6 +53,7 @@ def test_what_the_command_leaves_in_the_background_goes_on() -> None:
         assert process.stdout.read() == b"later on\n"
 
 
+@pytest.mark.wide
 def test_a_script_without_interpreter_line_runs_as_a_shell_runs_it(tmp_path: Path) -> None:
     script = tmp_path / "train"
     script.write_text("echo from the script\n", encoding="utf-8")
@@ -95,6 +97,7 @@ print(*seen, flush=True)
 """
 
 
+@pytest.mark.wide(every=6)
 @pytest.mark.parametrize("to_group", [False, True])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_each_signal_reaches_the_command_once(number: signal.Signals, to_group: bool) -> None:
@@ -116,6 +119,7 @@ def test_each_signal_reaches_the_command_once(number: signal.Signals, to_group: 
     process.stdout.close()
 
 
+@pytest.mark.wide
 def test_an_ignored_signal_stays_ignored_and_no_other_is() -> None:
     shows = "grep SigIgn /proc/self/status"
     ignores = ["sh", "-c", f"trap '' INT; exec {sys.executable} -m gpudoctor run --precheck none -- {shows}"]
@@ -137,6 +141,7 @@ def test_a_command_that_stops_stops_its_caller_as_without() -> None:
     assert process.wait() == 5
 
 
+@pytest.mark.wide(every=2)
 @pytest.mark.parametrize(("on_exit", "ends"), [("leave", False), ("end", True)])
 def test_the_command_outlives_a_killed_gpudoctor_unless_it_shall_not(on_exit: str, ends: bool) -> None:
     command = [*RUN[:-1], "--on-exit", on_exit, "--", "sh", "-c", "echo $$; exec sleep 600"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import ROOT
 
 PACKAGE = ROOT / "gpudoctor"
@@ -29,6 +31,7 @@ def found_in(path: Path) -> set[str]:
     return found
 
 
+@pytest.mark.wide
 def test_nothing_outside_the_room_starts_talks_to_or_ends_a_process() -> None:
     elsewhere = {
         (str(path.relative_to(PACKAGE)), what)

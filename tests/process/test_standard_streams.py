@@ -27,6 +27,7 @@ def test_no_file_of_the_agents_takes_the_number_of_a_closed_stream(tmp_path: Pat
         assert agent.wait(60) == 143
 
 
+@pytest.mark.wide(every=6)
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&-", ">&- 2>&-", "<&- >&- 2>&-"])
 def test_the_report_goes_where_it_was_asked_for_and_the_exit_code_says_whether_it_came(
     closed: str, tmp_path: Path

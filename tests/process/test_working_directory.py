@@ -129,6 +129,7 @@ def test_the_attack_would_be_seen(attack: Attack) -> None:
     assert set(attack.imported()) == {"gpudoctor", "torch"}
 
 
+@pytest.mark.wide(every=4)
 @pytest.mark.parametrize(
     "words",
     [
@@ -143,6 +144,7 @@ def test_of_a_command(words: tuple[str, ...], attack: Attack) -> None:
     assert attack.run(*words).returncode != 2
 
 
+@pytest.mark.wide(but=["frameworks"])
 @with_torch
 @pytest.mark.parametrize("method", ["ranks", "frameworks"])
 def test_of_the_ranks_and_of_the_frameworks_views(method: str, attack: Attack) -> None:
@@ -152,12 +154,14 @@ def test_of_the_ranks_and_of_the_frameworks_views(method: str, attack: Attack) -
     assert "pass" in done.stdout.lower()
 
 
+@pytest.mark.wide
 @with_torch
 def test_of_a_trial_of_a_plan(attack: Attack) -> None:
     done = attack.run("plan", "350m", "--node", "cpu-only", "--try", "--backend", "gloo", "--ranks", "2")
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.wide
 @needs("textual_serve")
 def test_of_the_screen_and_its_browsers(attack: Attack, tmp_path: Path) -> None:
     script = tmp_path / "bin" / "children.py"
@@ -166,6 +170,7 @@ def test_of_the_screen_and_its_browsers(attack: Attack, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.wide
 @needs("prometheus_client")
 def test_of_the_agent(attack: Attack, tmp_path: Path) -> None:
     script = tmp_path / "bin" / "asking.py"
@@ -174,6 +179,7 @@ def test_of_the_agent(attack: Attack, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.wide
 @with_torch
 def test_of_all_nodes_of_a_cluster(attack: Attack, tmp_path: Path) -> None:
     srun = tmp_path / "bin" / "srun"
@@ -185,6 +191,7 @@ def test_of_all_nodes_of_a_cluster(attack: Attack, tmp_path: Path) -> None:
     assert "2 nodes" in done.stdout
 
 
+@pytest.mark.wide
 @needs("cc")
 def test_of_a_program_before_the_fake_driver(attack: Attack) -> None:
     done = attack.run("fake-driver", "--node", "hgx-h100-8", "--", *attack.command("check", "gpu.count", "--json"))
@@ -202,6 +209,7 @@ def test_ray_is_not_told_of_it(attack: Attack, tmp_path: Path) -> None:
     assert "(ConnectionError: is /)" in done.stderr
 
 
+@pytest.mark.wide(every=4)
 @pytest.mark.parametrize("pythonpath", ["{root}:", ":{root}", "{root}:.", "{root}::{root}"])
 def test_of_an_empty_entry_in_pythonpath(pythonpath: str, attack: Attack) -> None:
     """export PYTHONPATH=$PYTHONPATH:/opt/x: Python itself looks there for the first modules of all, we do not."""
@@ -218,6 +226,7 @@ def test_of_an_empty_entry_in_pythonpath(pythonpath: str, attack: Attack) -> Non
     assert done.stdout.startswith("{")
 
 
+@pytest.mark.wide
 def test_of_python_m(attack: Attack) -> None:
     """torchrun starts us by -m: Python searches the working directory for our package, and then for nothing else."""
     shutil.rmtree(attack.here / "gpudoctor")

@@ -58,6 +58,7 @@ def test_the_test_rules_try_every_alert() -> None:
     assert raised == {alert["alert"] for alert in ALERTS}
 
 
+@pytest.mark.wide(every=2)
 @needs("promtool")
 @pytest.mark.parametrize(
     "words", [("check", "rules", "gpudoctor.rules.yml"), ("test", "rules", "gpudoctor.rules.test.yml")]

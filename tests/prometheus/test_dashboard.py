@@ -37,6 +37,7 @@ def rows(site: Site, query: str) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("title", "query"), QUERIES, ids=[title for title, _ in QUERIES])
 def test_every_query_is_answered_for_all_nodes_and_for_one(site: Site, title: str, query: str) -> None:
     if title in MAY_BE_EMPTY:
@@ -125,6 +126,7 @@ def test_it_names_only_metrics_that_there_are(site: Site) -> None:
     assert exact <= set(every)
 
 
+@pytest.mark.wide
 def test_grafanas_own_model_of_a_dashboard_takes_all_of_it() -> None:
     """No Grafana can be installed from Debian or PyPI; its makers publish what it reads."""
     models = module("grafana_foundation_sdk.models.dashboard")

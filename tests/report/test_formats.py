@@ -26,6 +26,7 @@ BROKEN = judge(apply_faults(load_node("rtx4090-4"), ["pcie-width-x4@2"]))
 EMPTY = judge(Node())
 
 
+@pytest.mark.wide(every=3)
 @pytest.mark.parametrize("report", [HEALTHY, BROKEN, EMPTY], ids=["healthy", "broken", "empty"])
 def test_json_is_one_document_that_the_schema_accepts(report: Report) -> None:
     document = json.loads(render_json(report))

@@ -242,11 +242,13 @@ def test_text_places_of_a_report_are_found() -> None:
     assert len(places()) > 500
 
 
+@pytest.mark.wide(every=11)
 @pytest.mark.parametrize("text", HOSTILE)
 def test_hostile_names_stay_text(text: str) -> None:
     assert_it_stays_text(text)
 
 
+@pytest.mark.wide
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.text(min_size=1, max_size=40).filter(lambda text: text.strip()))
 def test_no_text_whatever_adds_an_element(text: str) -> None:

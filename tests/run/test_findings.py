@@ -15,12 +15,14 @@ def watched(*ranks: WatchedRank, **fields: object) -> Watched:
     return msgspec.structs.replace(Watched(ranks=ranks, world_size=len(ranks)), **fields)
 
 
+@pytest.mark.wide(every=3)
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_equal_ranks_are_fine(size: int) -> None:
     for seed in range(20):
         assert problems(watched(*(rank(n, seed=seed, noise=0.3) for n in range(size)))) == []
 
 
+@pytest.mark.wide
 def test_a_rank_that_computes_15_percent_longer_is_named_every_time() -> None:
     for seed in range(20):
         ranks = [rank(n, seed=seed, noise=0.2) for n in range(4)]

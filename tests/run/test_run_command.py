@@ -48,6 +48,7 @@ def report_of(
     return content, done
 
 
+@pytest.mark.wide
 def test_a_single_process_is_watched_and_its_output_is_its_own(tmp_path: Path) -> None:
     content, done = report_of(tmp_path, sys.executable, "-c", SINGLE)
     alone = subprocess.run([sys.executable, "-c", SINGLE], capture_output=True, text=True, check=True)
@@ -77,6 +78,7 @@ def test_what_cannot_be_seen_is_said(tmp_path: Path, isolated: list[str]) -> Non
     assert "no Python process that imports torch" in " ".join(content["notes"])
 
 
+@pytest.mark.wide
 def test_an_observer_that_breaks_switches_itself_off_and_says_so(tmp_path: Path) -> None:
     breaks = "import torch; torch.linalg.vector_norm = None\n" + SINGLE
     content, done = report_of(tmp_path, sys.executable, "-c", breaks)
@@ -91,6 +93,7 @@ def test_without_room_for_records_the_command_runs_unchanged(tmp_path: Path) -> 
     assert any("nothing was observed" in note for note in content["notes"])
 
 
+@pytest.mark.wide
 def test_the_rank_that_hangs_is_named_with_its_line_of_code(tmp_path: Path) -> None:
     options = ("--hang-after", "4", "--on-hang", "end")
     late = ("--hang", "1", "--at", "141", "--steps", "200")  # a step that is not timed
@@ -101,6 +104,7 @@ def test_the_rank_that_hangs_is_named_with_its_line_of_code(tmp_path: Path) -> N
     assert "time.sleep(10_000)" in found["found"]["text"]
 
 
+@pytest.mark.wide
 def test_the_rank_that_dies_is_named_with_its_error(tmp_path: Path) -> None:
     content, done = report_of(tmp_path, *TORCHRUN, str(EXAMPLE), "--die", "1")
     assert done.returncode == content["exit_code"] == 1
@@ -110,12 +114,14 @@ def test_the_rank_that_dies_is_named_with_its_error(tmp_path: Path) -> None:
     assert content["diagnosis"]["cause"]["rank"] == 1
 
 
+@pytest.mark.wide
 def test_the_slow_rank_is_named(tmp_path: Path) -> None:
     content, _ = report_of(tmp_path, *TORCHRUN, str(EXAMPLE), "--steps", "80", "--slow-rank", "1")
     found = [finding for finding in content["findings"] if finding["status"] == "warn"]
     assert [(finding["id"], finding["subject"]["rank"]) for finding in found] == [("run.balance", 1)]
 
 
+@pytest.mark.wide
 def test_the_first_task_of_a_slurm_step_reports_for_all_of_its_node(tmp_path: Path) -> None:
     file, ended = tmp_path / "report.json", tmp_path / "ended"
     step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "TMPDIR": str(tmp_path)}

@@ -16,6 +16,7 @@ import pytest
 import gpudoctor.diagnose
 import gpudoctor.facts
 import gpudoctor.statements
+from gpudoctor.lazy_pattern import LazyPattern
 
 _LENGTH = 1500
 _MOST_LITERALS = 12
@@ -32,6 +33,10 @@ def modules(package: ModuleType) -> list[str]:
 def patterns_in(thing: object, depth: int = 0) -> Iterator[re.Pattern[Any]]:
     if isinstance(thing, re.Pattern):
         yield thing
+    if isinstance(thing, LazyPattern):
+        lazy: Any = thing
+        yield re.compile(lazy.pattern, lazy.flags)
+        return
     if depth > 4 or isinstance(thing, (type, ModuleType)):
         return
     parts: list[object] = []
@@ -84,6 +89,7 @@ def slow_text(pattern: re.Pattern[Any]) -> str | None:
     return None
 
 
+@pytest.mark.wide(every=5)
 @pytest.mark.parametrize(
     "name", [n for package in (gpudoctor.statements, gpudoctor.diagnose, gpudoctor.facts) for n in modules(package)]
 )

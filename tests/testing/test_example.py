@@ -21,12 +21,14 @@ def example(tmp_path: Path) -> Path:
     return Path(shutil.copytree(folder, tmp_path / "mine", ignore=shutil.ignore_patterns("__pycache__")))
 
 
+@pytest.mark.wide
 def test_the_example_passes_on_a_machine_without_a_gpu(example: Path) -> None:
     code, output = run_pytest(example)
     assert code == 0, output
     assert re.search(r"\b11 passed in", output), output
 
 
+@pytest.mark.wide
 def test_what_the_documentation_shows_runs_as_it_stands(tmp_path: Path) -> None:
     page = ROOT / "docs" / "testing.md"
     if not page.is_file():
@@ -47,6 +49,7 @@ def test_what_the_documentation_shows_runs_as_it_stands(tmp_path: Path) -> None:
     assert ran.stdout == "1\n"
 
 
+@pytest.mark.wide(every=6)
 @pytest.mark.parametrize(
     ("right", "wrong", "caught_by"),
     [

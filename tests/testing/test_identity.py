@@ -126,6 +126,7 @@ def root_of(node: Node, folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.wide
 def test_every_simulated_node_comes_back_through_the_driver(tmp_path: Path) -> None:
     paths: set[str] = set()
     for name in node_names():
@@ -135,6 +136,7 @@ def test_every_simulated_node_comes_back_through_the_driver(tmp_path: Path) -> N
     assert paths == listed, "a leaf that is listed as not told came back: take it off the list"
 
 
+@pytest.mark.wide
 def test_every_capture_comes_back_through_the_driver(tmp_path: Path, captures: Path) -> None:
     paths: set[str] = set()
     count = 0

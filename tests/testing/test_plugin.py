@@ -73,6 +73,7 @@ def test_fixtures_and_marker_put_a_node_behind_pynvml_for_one_test_only(tmp_path
     assert re.search(r"\b7 passed in", output), output
 
 
+@pytest.mark.wide(every=12)
 @pytest.mark.parametrize(
     ("marker", "said"),
     [

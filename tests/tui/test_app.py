@@ -67,6 +67,7 @@ def test_a_silent_driver_and_a_lost_connection_are_shown_with_their_time_and_the
     shown(doctor(), body)
 
 
+@pytest.mark.wide
 def test_a_kernel_line_and_a_lost_gpu_make_the_verdicts_old_until_checks_ran_again() -> None:
     async def body(app: Doctor, pilot: Pilot[Any]) -> None:
         await until(pilot, lambda: app.state.report is not None)
@@ -147,6 +148,7 @@ def playing(tmp_path: Path) -> Doctor:
     return Doctor(feed, HandChecker(node_of()), first_level=None, clock=lambda: AT_S)
 
 
+@pytest.mark.wide
 def test_a_recording_is_moved_about_in_by_keys_and_mouse(tmp_path: Path) -> None:
     async def body(app: Doctor, pilot: Pilot[Any]) -> None:
         playback = app.state.playback
@@ -229,6 +231,7 @@ def test_rows_that_did_not_change_are_not_drawn_again() -> None:
     shown(doctor(first_level=None), body)
 
 
+@pytest.mark.wide
 def test_a_resize_to_any_size_is_survived() -> None:
     async def body(app: Doctor, pilot: Pilot[Any]) -> None:
         for width, height in ((80, 24), (200, 60), (20, 5), (1, 1), (109, 30), (120, 36)):

@@ -50,6 +50,7 @@ def wrong_cells(app: Doctor, regions: set[Region]) -> list[tuple[int, int]]:
     return [(x, y) for x, y in spans if drawn.get((x, y)) != whole[y][x]]
 
 
+@pytest.mark.wide(every=5)
 @pytest.mark.parametrize("keys", ["1", "2", "3", "5", "question_mark"])
 def test_changed_cells_look_as_on_a_screen_drawn_whole(keys: str) -> None:
     async def body(app: Doctor, pilot: Pilot[Any]) -> None:

@@ -64,6 +64,7 @@ def test_domains_with_problems_are_open_and_the_cursor_begins_on_the_first_probl
     in_app(body)
 
 
+@pytest.mark.wide
 def test_keys_move_fold_and_unfold() -> None:
     async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
         await pilot.press("up")
@@ -88,6 +89,7 @@ def test_keys_move_fold_and_unfold() -> None:
     in_app(body)
 
 
+@pytest.mark.wide
 def test_e_and_enter_ask_for_the_page_and_a_click_chooses_and_folds() -> None:
     async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
         await pilot.press("e")
@@ -104,6 +106,7 @@ def test_e_and_enter_ask_for_the_page_and_a_click_chooses_and_folds() -> None:
     in_app(body)
 
 
+@pytest.mark.wide
 def test_a_filter_that_hides_the_chosen_check_turns_to_the_worst_that_it_shows() -> None:
     async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
         assert chosen(app) == "gpu.lost"
@@ -125,6 +128,7 @@ def test_a_detail_that_is_cut_says_so_beside_the_scrollbar_too() -> None:
     in_app(body, size=(80, 18))
 
 
+@pytest.mark.wide
 def test_the_filter_looks_at_id_title_subject_and_status_and_f_leaves_problems_only() -> None:
     async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
         for typed, kept in (
@@ -168,6 +172,7 @@ def test_before_the_first_report_nothing_is_called_ok() -> None:
     in_app(body, None)
 
 
+@pytest.mark.wide
 def test_r_runs_the_check_at_its_own_level_or_the_domain_as_deep_as_everything_was_run() -> None:
     async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
         app.state.runs.append(FinishedRun(0.0, (), "standard", NARROW))
@@ -185,6 +190,7 @@ def test_r_runs_the_check_at_its_own_level_or_the_domain_as_deep_as_everything_w
     in_app(body)
 
 
+@pytest.mark.wide
 def test_cursor_and_scroll_stay_when_a_report_comes() -> None:
     async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
         lines = app.query_one(CheckLines)
@@ -224,6 +230,7 @@ def test_what_a_run_will_judge_is_marked_and_other_faults_stay_to_be_seen() -> N
     assert (one["pcie.link-width"], one["pcie.balance"]) == ("RUN", "skip")
 
 
+@pytest.mark.wide
 def test_a_hostile_name_is_drawn_as_it_is() -> None:
     [check] = [check for check in NARROW.checks if check.id == "pcie.link-width"]
     findings = tuple(

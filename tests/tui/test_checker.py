@@ -156,6 +156,7 @@ def hanging(then: Callable[[Checker], Awaitable[None]]) -> tuple[FinishedRun, li
     return asyncio.run(body()), said
 
 
+@pytest.mark.wide
 def test_cancelled_it_gives_the_partial_report_and_nothing_of_it_stays(tmp_path: Path) -> None:
     seen = []
 
@@ -201,6 +202,7 @@ asyncio.run(Checker([], sys.argv[1:]).run(("collective.correct",), "standard", o
 """
 
 
+@pytest.mark.wide
 def test_nothing_is_left_when_the_screen_is_killed(tmp_path: Path) -> None:
     screen = subprocess.Popen([sys.executable, "-c", SCREEN, *HANGS], stdout=subprocess.PIPE, text=True)
     assert screen.stdout is not None

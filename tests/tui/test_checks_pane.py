@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import msgspec
+import pytest
 from textual.pilot import Pilot
 from textual.widgets import Input, Markdown
 
@@ -74,6 +75,7 @@ def in_app(
     asyncio.run(go())
 
 
+@pytest.mark.wide
 def test_the_chosen_check_shows_its_findings_and_its_page() -> None:
     async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
         assert "FAIL pcie.link-width on GPU 5" in screen_text(app)
@@ -85,6 +87,7 @@ def test_the_chosen_check_shows_its_findings_and_its_page() -> None:
     in_app(body)
 
 
+@pytest.mark.wide
 def test_nothing_is_wider_than_the_screen_and_on_a_low_one_the_page_makes_room() -> None:
     async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
         text = screen_text(app)
@@ -107,6 +110,7 @@ def test_nothing_is_wider_than_the_screen_and_on_a_low_one_the_page_makes_room()
     in_app(body, size=(80, 24))
 
 
+@pytest.mark.wide
 def test_d_and_the_buttons_ask_for_runs() -> None:
     async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
         await pilot.press("d")
@@ -119,6 +123,7 @@ def test_d_and_the_buttons_ask_for_runs() -> None:
     in_app(body)
 
 
+@pytest.mark.wide
 def test_the_level_is_chosen_with_what_it_costs() -> None:
     async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
         checker = app.checker
@@ -211,6 +216,7 @@ def test_a_failed_run_keeps_the_report_and_says_why() -> None:
     in_app(body, size=(200, 60), checker=lambda: FakeChecker(None))
 
 
+@pytest.mark.wide
 def test_a_run_of_some_checks_leaves_the_faults_of_the_others() -> None:
     async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
         checker = app.checker
@@ -305,6 +311,7 @@ def test_which_checks_put_load_on_the_node() -> None:
     assert puts_load(("plugin.of-the-other-machine",), "standard")
 
 
+@pytest.mark.wide
 def test_b_compares_with_a_saved_report(tmp_path: Path) -> None:
     saved, bad = tmp_path / "saved.json", tmp_path / "bad.json"
     saved.write_text(render_json(HEALTHY))
@@ -334,6 +341,7 @@ def test_b_compares_with_a_saved_report(tmp_path: Path) -> None:
     in_app(body, size=(200, 60))
 
 
+@pytest.mark.wide
 def test_the_run_before_is_what_a_run_is_compared_with() -> None:
     state = State(report=NARROW)
     state.runs = [
@@ -352,6 +360,7 @@ def test_the_run_before_is_what_a_run_is_compared_with() -> None:
     in_app(body, state, size=(200, 60))
 
 
+@pytest.mark.wide
 def test_e_opens_the_page_and_escape_leaves_it() -> None:
     async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
         await pilot.press("e")
@@ -379,6 +388,7 @@ def test_many_ranks_are_told_in_groups() -> None:
     assert summary({0: "a"}) == "rank 0: a"
 
 
+@pytest.mark.wide
 def test_a_partial_run_is_called_so() -> None:
     partial = msgspec.structs.replace(NARROW, run=msgspec.structs.replace(NARROW.run, interrupted="SIGINT"))
     state = State(report=partial, runs=[FinishedRun(1.0, (), "full", partial)])

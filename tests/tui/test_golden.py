@@ -54,6 +54,7 @@ def screen_of(node: Node, *sizes: tuple[int, int], **options: Any) -> str:
     return asyncio.run(body())
 
 
+@pytest.mark.wide(every=3)
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
 @pytest.mark.parametrize("name", CASES)
 def test_the_screen_is_the_golden_one(name: str, size: tuple[int, int]) -> None:
@@ -64,12 +65,14 @@ def test_the_screen_is_the_golden_one(name: str, size: tuple[int, int]) -> None:
     assert "SIMULATED" in shown
 
 
+@pytest.mark.wide
 def test_a_resized_screen_is_that_of_a_start_at_this_size() -> None:
     # nothing else redraws it: no line comes, and the clock stands still
     shown = screen_of(node_of(*NODES["one-fault"]), (120, 36), (200, 60), (80, 24))
     assert shown + "\n" == (GOLDEN / "one-fault-80x24.txt").read_text()
 
 
+@pytest.mark.wide
 def test_themes_and_the_lack_of_colour_change_no_word(monkeypatch: pytest.MonkeyPatch) -> None:
     # one narrow and one wide layout: they differ in borders and parts, not in how colours are applied
     narrow, wide = (80, 24), (120, 36)

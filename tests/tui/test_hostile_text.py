@@ -7,6 +7,7 @@ import json
 from typing import Any, get_args
 
 import msgspec
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.segment import Segment
@@ -68,6 +69,7 @@ def unprintable(app: Doctor) -> list[str]:
     return [segment.text for strip in strips for segment in strip if not segment.text.isprintable()]
 
 
+@pytest.mark.wide
 def test_no_field_of_the_facts_or_of_a_stream_reaches_the_terminal_raw() -> None:
     # each one no longer than the longest, so that none of them is cut off
     texts = (CLIPBOARD, "".join(HOSTILE[1:4]), "".join(HOSTILE[4:]))

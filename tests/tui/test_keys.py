@@ -34,6 +34,7 @@ def turned_to(app: Doctor, name: str) -> bool:
     return app._tab == name and name in app._panes
 
 
+@pytest.mark.wide
 def test_keys_of_a_healthy_node() -> None:
     """One start for the first check, tabs, palette, GPUs, filter, themes and a run at another level."""
     checker = HandChecker(node_of())
@@ -135,6 +136,7 @@ def test_keys_of_a_node_with_two_faults() -> None:
     shown(doctor(checker.judged, checker=checker), body)
 
 
+@pytest.mark.wide
 def test_before_any_judgement_no_gpu_is_called_ok_and_the_help_is_made_of_the_bindings() -> None:
     async def body(app: Doctor, pilot: Pilot[Any]) -> None:
         text = screen_text(app)

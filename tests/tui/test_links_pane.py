@@ -207,6 +207,7 @@ def sixteen() -> Node:
     return msgspec.structs.replace(HGX, gpus=tuple(gpus), pairs=every)
 
 
+@pytest.mark.wide(every=5)
 @pytest.mark.parametrize("node", ["gh200-1", "rtx4090-4", "hgx-h100-8", "sixteen", "cpu-only"])
 def test_it_fits_the_screen_with_any_number_of_gpus(node: str) -> None:
     async def body(app: PaneApp, pilot: Pilot[None]) -> None:
@@ -221,6 +222,7 @@ def test_it_fits_the_screen_with_any_number_of_gpus(node: str) -> None:
     shown(LinksPane(), state_of(sixteen() if node == "sixteen" else node), body, size=(80, 24))
 
 
+@pytest.mark.wide
 def test_of_sixteen_gpus_on_a_narrow_screen_the_columns_follow_the_cursor() -> None:
     async def body(app: PaneApp, pilot: Pilot[None]) -> None:
         head = app.text.splitlines()[2].split()

@@ -39,6 +39,7 @@ def text_of(row: Row) -> str:
     return "".join(text for text, _ in row.runs)
 
 
+@pytest.mark.wide(every=4)
 @pytest.mark.parametrize("width", range(40, 200))
 def test_a_row_of_the_table_is_as_wide_as_its_heading_and_fits(width: int) -> None:
     columns = columns_for(width)
@@ -84,6 +85,7 @@ def test_a_steady_full_load_and_idling_do_not_look_alike() -> None:
     assert graph([49.0], 0, 100, 4) == [" ", " ", "█", "█"]
 
 
+@pytest.mark.wide(every=6)
 @pytest.mark.parametrize("problem", [False, True])
 @pytest.mark.parametrize("gpus", range(17))
 @pytest.mark.parametrize(
@@ -216,6 +218,7 @@ def test_examples_of_the_docstrings_hold(module: ModuleType) -> None:
     assert doctest.testmod(module).failed == 0
 
 
+@pytest.mark.wide
 def test_the_faulty_gpu_is_marked_and_its_finding_explained_at_every_size() -> None:
     async def body() -> None:
         app = doctor(node_of("hgx-h100-8", "pcie-width-x8@5"))

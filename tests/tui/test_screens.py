@@ -48,6 +48,7 @@ def pressing(*keys: str) -> Body:
     return body
 
 
+@pytest.mark.wide(every=3)
 @pytest.mark.parametrize(
     ("keys", "answer"),
     [
@@ -97,6 +98,7 @@ def test_the_level_screen_begins_at_the_level_that_is_set() -> None:
     assert answer_of(LevelScreen("standard"), pressing("escape")) is None
 
 
+@pytest.mark.wide(every=3)
 @pytest.mark.parametrize("key", ["escape", "q", "e"])
 def test_a_page_is_left_by(key: str) -> None:
     async def body(app: App[None], pilot: Pilot[None]) -> None:
@@ -145,6 +147,7 @@ def test_a_file_that_is_there_is_overwritten_only_when_told(tmp_path: Path) -> N
     assert load_report(str(path)) == REPORT
 
 
+@pytest.mark.wide(every=2)
 @pytest.mark.parametrize(
     ("name", "says"),
     [

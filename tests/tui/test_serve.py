@@ -139,6 +139,7 @@ def test_only_the_token_opens_the_page_and_a_cookie_that_no_script_can_read_keep
     run(body)
 
 
+@pytest.mark.wide
 def test_pages_of_others_get_nothing_even_on_loopback() -> None:
     async def body() -> None:
         async with serving() as served:
@@ -156,6 +157,7 @@ def test_pages_of_others_get_nothing_even_on_loopback() -> None:
     run(body)
 
 
+@pytest.mark.wide
 def test_the_app_behind_a_browser_is_read_only_and_ends_with_it() -> None:
     async def body() -> None:
         async with serving(token=TOKEN) as served:
@@ -183,6 +185,7 @@ def test_the_app_behind_a_browser_is_read_only_and_ends_with_it() -> None:
     run(body)
 
 
+@pytest.mark.wide(but=["15"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_no_app_outlives_the_server_however_it_ends(number: signal.Signals) -> None:
     async def body() -> None:
@@ -203,6 +206,7 @@ def test_no_app_outlives_the_server_however_it_ends(number: signal.Signals) -> N
     run(body)
 
 
+@pytest.mark.wide
 @needs("chromium")
 def test_real_chromium_shows_the_screen_and_asks_nobody_else(tmp_path: Path) -> None:
     path = str(find("chromium"))

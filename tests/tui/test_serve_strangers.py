@@ -9,6 +9,7 @@ from contextlib import ExitStack, suppress
 from urllib.parse import quote, urlsplit
 
 import psutil
+import pytest
 
 from gpudoctor.http.address import ListenAddress
 from gpudoctor.http.listener import BoundedListener
@@ -26,6 +27,7 @@ async def hung_up_on(client: socket.socket) -> bool:
     return True
 
 
+@pytest.mark.wide
 def test_malformed_hosts_are_400_and_a_crowd_of_half_open_connections_keeps_nobody_out_and_fills_no_log() -> None:
     """380 of them took the server down, and wrote 91 MB of tracebacks, before any token was asked for."""
 

@@ -108,7 +108,7 @@ def _passed_s(burn: Burn) -> float:
 
 
 def _fine(gpu: Gpu, counted: GpuCounters, burn: Burn) -> Finding:
-    grown = ", ".join(f"{counted.growth[name]} {words}" for name, words in _WORDS.items() if name in counted.growth)
+    grown = ", ".join(f"{counted.growth[name]} {text}" for name, text in _WORDS.items() if name in counted.growth)
     log = "" if isinstance(burn.kernel_events, Missing) else ", no new Xid that matters"
     return ok(of_gpu(gpu), f"in {length_in_words(_passed_s(burn))}: {grown}{log}")
 

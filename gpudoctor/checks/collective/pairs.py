@@ -137,8 +137,8 @@ def _alike(case: Case, members: Sequence[_Pair]) -> Iterator[Finding]:
         share = case.limit(_WARN_SHARE)
         expected = Expected(f"each at least {share:.0%} of the others", source=case.limit_source(_WARN_SHARE))
         yield ok(NODE, Found(text, round(min(pair.gb_s for pair in members), 2), "GB/s"), expected)
-    for subject, odd in _culprits(case, slow):
-        yield _told(case, subject, odd)
+    for subject, outlier in _culprits(case, slow):
+        yield _told(case, subject, outlier)
 
 
 def _culprits(case: Case, slow: Sequence[_Pair]) -> list[tuple[Subject, list[_Pair]]]:
@@ -148,25 +148,25 @@ def _culprits(case: Case, slow: Sequence[_Pair]) -> list[tuple[Subject, list[_Pa
     return [(of_gpu(gpu), list(slow))] if gpu else [(of_pair(*pair.joined.gpus), [pair]) for pair in slow]
 
 
-def _told(case: Case, subject: Subject, odd: Sequence[_Pair]) -> Finding:
-    worst = min(odd, key=lambda pair: pair.gb_s / pair.usual_gb_s)
+def _told(case: Case, subject: Subject, outliers: Sequence[_Pair]) -> Finding:
+    worst = min(outliers, key=lambda pair: pair.gb_s / pair.usual_gb_s)
     text = f"{worst.gb_s:.3g} GB/s each way over {worst.joined.kind}"
-    if len(odd) > 1:
-        partners = sorted({i for pair in odd for i in pair.joined.gpus} - {subject.gpu})
+    if len(outliers) > 1:
+        partners = sorted({i for pair in outliers for i in pair.joined.gpus} - {subject.gpu})
         text = f"slow to and from GPU {', '.join(str(i) for i in partners)}: {text} at worst"
     evidence = [
         Evidence(f"sendrecv of ranks {p.a} and {p.b}", f"{short_size(p.size_bytes)}: {p.busbw_gb_s:.3g} GB/s each way")
-        for p in (pair.measured for pair in odd)
+        for p in (pair.measured for pair in outliers)
     ]
     others = next(
-        (words for p in odd for r in (p.measured.a, p.measured.b) if (words := other_processes(case, r))), None
+        (message for p in outliers for r in (p.measured.a, p.measured.b) if (message := other_processes(case, r))), None
     )
     if others:
         return unknown(subject, f"{text}; but {others}: too disturbed to judge", *evidence)
-    if all(pair.noisy for pair in odd):
+    if all(pair.noisy for pair in outliers):
         return unknown(subject, f"{text}; but its own time scatters as much: too noisy to judge", *evidence)
     # through host memory, pairs of one kind may differ because of the board's layout
-    bad = [p for p in odd if p.direct and p.gb_s < p.usual_gb_s * case.limit(_FAIL_SHARE) and not p.noisy]
+    bad = [p for p in outliers if p.direct and p.gb_s < p.usual_gb_s * case.limit(_FAIL_SHARE) and not p.noisy]
     share, what = worst.gb_s / worst.usual_gb_s, f"GB/s of the other pairs over {worst.joined.kind}"
     bar = Yardstick(share, worst.usual_gb_s, _WARN_SHARE, _FAIL_SHARE, what)
     return (fail if bad else warn)(

@@ -56,12 +56,12 @@ def exact(case: Case) -> Iterator[Finding]:
     yield from judged_outcome(case, "compute", "bit-exactness", measured=bool(done))
     if not done:
         return
-    told = [each for each in done if each.fingerprints]
-    yield from ranks_without_figures(case, "compute", (each.rank for each in told), "bit-exactness")
-    unsteady = [each for each in told if len(set(each.fingerprints)) > 1]
+    reported = [each for each in done if each.fingerprints]
+    yield from ranks_without_figures(case, "compute", (each.rank for each in reported), "bit-exactness")
+    unsteady = [each for each in reported if len(set(each.fingerprints)) > 1]
     for each in unsteady:
         yield _unsteady(case, each)
-    steady = {each.rank: each for each in told if each not in unsteady}
+    steady = {each.rank: each for each in reported if each not in unsteady}
     broken = bool(unsteady) or bool(problems_of(case, "compute"))
     for group in _alike(case, list(steady.values())):
         yield from _compared(case, group, broken)

@@ -181,9 +181,9 @@ def _concerns(cause_id: str, cause: Finding, check_id: str, effect: Finding) -> 
 
 def _same_gpu(one: Subject, other: Subject) -> bool:
     """Compare by index, or by bus id if one is a GPU that the driver does not show: that one has no index."""
-    ours, theirs = ({*(s.gpus or ()), *(() if s.gpu is None else (s.gpu,))} for s in (one, other))
-    if ours and theirs:
-        return bool(ours & theirs)
+    own, others = ({*(s.gpus or ()), *(() if s.gpu is None else (s.gpu,))} for s in (one, other))
+    if own and others:
+        return bool(own & others)
     return one.bus_id is not None and one.bus_id == other.bus_id
 
 

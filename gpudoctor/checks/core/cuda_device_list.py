@@ -179,8 +179,8 @@ def _number(entry: str) -> int | _Bad:
 
 def _by_index(number: int, ordered: tuple[Gpu, ...]) -> _Device | _Bad:
     if number >= len(ordered):
-        there = "GPU 0 only" if len(ordered) == 1 else f"GPUs 0-{len(ordered) - 1}"
-        return _Bad(f"{_shown(str(number))} does not exist on a node with {there}")
+        present = "GPU 0 only" if len(ordered) == 1 else f"GPUs 0-{len(ordered) - 1}"
+        return _Bad(f"{_shown(str(number))} does not exist on a node with {present}")
     return _open(ordered[number])
 
 

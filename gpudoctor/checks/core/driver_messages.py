@@ -89,12 +89,12 @@ MEANINGS: dict[str, MessageMeaning] = {
 def meaning(event: KernelEvent) -> MessageMeaning | None:
     """What an event of kind off-bus, gsp or rm means; None if it is no fault by itself."""
     # lazy: compiling the patterns takes 10 ms, which a log without errors does not need
-    said = kernel_lines.driver_words(event)
-    row = driver_log.driver_message(said)
+    reported = kernel_lines.driver_words(event)
+    row = driver_log.driver_message(reported)
     found = MEANINGS.get(row.name) if row else None
-    if found is None or (not found.not_started and not _SICK.search(said)):
+    if found is None or (not found.not_started and not _SICK.search(reported)):
         return MEANINGS["off-bus"] if event.kind == "off-bus" else None
-    codes = _CODES.search(said)
+    codes = _CODES.search(reported)
     return msgspec.structs.replace(found, words=f"{found.words} {codes[1]}") if codes else found
 
 
@@ -109,13 +109,15 @@ def not_started(node: Node) -> dict[str, MessageMeaning]:
             continue
         if event.kind == "xid" and event.code == 79:
             found.setdefault(event.bus_id, MEANINGS["off-bus"])
-        elif event.kind in ("off-bus", "gsp", "rm") and (told := meaning(event)) is not None and told.not_started:
+        elif (
+            event.kind in ("off-bus", "gsp", "rm") and (reported := meaning(event)) is not None and reported.not_started
+        ):
             before, first = found.get(event.bus_id), started.get(event.bus_id)
             if before is None or (
                 # the reason may come after a message of the same attempt; a later attempt may be of another driver
-                first is not None and (told.other_driver if follows(event, first) else before.other_driver)
+                first is not None and (reported.other_driver if follows(event, first) else before.other_driver)
             ):
-                found[event.bus_id], started[event.bus_id] = told, event
+                found[event.bus_id], started[event.bus_id] = reported, event
     return found
 
 
@@ -125,22 +127,22 @@ def failed_starts(case: Case) -> Iterator[Finding]:
     # a log alone does not show which GPUs the driver shows now
     asked = bool(case.node.gpus) or known(case.node.driver.device_count) is not None
     so = ": the driver does not show it" if asked else ", the kernel log says"
-    for bus_id, told in not_started(case.node).items():
+    for bus_id, reported in not_started(case.node).items():
         events = [e for e in known(case.node.kernel_log.events) or () if e.bus_id == bus_id]
-        lines = [e.text[:300] for e in events if not told.other_driver or meaning(e) == told]
+        lines = [e.text[:300] for e in events if not reported.other_driver or meaning(e) == reported]
         board: list[Advice | str] = [
             Advice("Look whether it is on the bus at all.", f"lspci -s {bus_id} -vv"),
             "Still gone: reseat the GPU or its riser, then open a hardware case.",
         ]
         # an old card for the display beside GPUs that work is no fault of the node
-        spare = told.other_driver and any(shown_by_driver(case.node, gpu) for gpu in case.node.gpus)
+        spare = reported.other_driver and any(shown_by_driver(case.node, gpu) for gpu in case.node.gpus)
         yield (warn if spare else fail)(
             of_gpu(by_bus[bus_id]) if bus_id in by_bus else Subject(kind="gpu", bus_id=bus_id),
-            f"{told.words}{so}",
+            f"{reported.words}{so}",
             "every GPU on the bus starts with the driver",
             *(Evidence("kernel log", line) for line in lines[-2:]),
-            likely=told.likely,
-            advice=[told.advice, *([] if told.other_driver else board)],
+            likely=reported.likely,
+            advice=[reported.advice, *([] if reported.other_driver else board)],
         )
 
 

@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import wraps
+from operator import attrgetter
 from typing import TypeVar
 
 from gpudoctor.checks.core.case import Case, once_a_case
@@ -22,6 +23,11 @@ T = TypeVar("T")
 # of temperature, power, performance state and utilization in the nvidia-smi table
 _MOST_ERR = 3
 _GONE = (LOST, RESET_REQUIRED)
+# values that nearly every driver reports for every GPU
+_main_values: Callable[[Gpu], tuple[object, ...]] = attrgetter(
+    *("uuid", "name", "memory_total_mib", "memory_used_mib", "thermal.gpu_c", "power.draw_w", "clocks.sm_mhz"),
+    *("clocks.performance_state", "utilization.gpu_pct"),
+)
 # worst first
 _STATES = {LOST: "lost", RESET_REQUIRED: "waiting for a reset", UNKNOWN: "answering with driver errors"}
 
@@ -37,8 +43,8 @@ def untrusted(gpu: Gpu) -> str | None:
         return unreadable(gpu)
     order = list(_STATES)
     error = min(errors, key=lambda e: order.index(e.code) if e.code in order else len(order))
-    words = _STATES.get(error.code, _STATES[UNKNOWN])
-    return f"the GPU is {words} ({error.code}, {error.call}): its readings cannot be trusted"
+    text = _STATES.get(error.code, _STATES[UNKNOWN])
+    return f"the GPU is {text} ({error.code}, {error.call}): its readings cannot be trusted"
 
 
 def says_err(value: object) -> bool:
@@ -76,23 +82,8 @@ def says_nothing(gpu: Gpu) -> bool:
 def shown_by_driver(node: Node, gpu: Gpu) -> bool:
     """Whether the driver reported this GPU; otherwise it is known only from a list of the PCI bus."""
     values = (*_main_values(gpu), gpu.nvlinks, gpu.cpu_affinity)
-    told = any(not isinstance(value, Missing) for value in values if value is not gpu.name)
-    return told or bool(gpu.errors) or not isinstance(node.pairs, Missing)
-
-
-def _main_values(gpu: Gpu) -> tuple[object, ...]:
-    """Values that nearly every driver reports for every GPU."""
-    return (
-        gpu.uuid,
-        gpu.name,
-        gpu.memory_total_mib,
-        gpu.memory_used_mib,
-        gpu.thermal.gpu_c,
-        gpu.power.draw_w,
-        gpu.clocks.sm_mhz,
-        gpu.clocks.performance_state,
-        gpu.utilization.gpu_pct,
-    )
+    reported = any(not isinstance(value, Missing) for value in values if value is not gpu.name)
+    return reported or bool(gpu.errors) or not isinstance(node.pairs, Missing)
 
 
 def each_gpu(judge: Callable[[Case, Gpu], Finding | Iterable[Finding]]) -> Callable[[Case], Iterator[Finding]]:

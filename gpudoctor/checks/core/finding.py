@@ -11,6 +11,8 @@ import msgspec
 from gpudoctor.checks.core.subject import NODE, Subject, grouped_label
 from gpudoctor.facts.model.missing import Missing
 
+Number = int | float
+
 
 class Status(str, Enum):
     """The result of judging one subject. A check's status is the first of `WORST_FIRST` among its findings."""
@@ -30,9 +32,6 @@ PROBLEMS = WORST_FIRST[:3]
 def worst(statuses: Iterable[Status]) -> Status:
     """The worst status; SKIP if there is none, since nothing was judged."""
     return min(statuses, key=WORST_FIRST.index, default=Status.SKIP)
-
-
-Number = int | float
 
 
 class Found(msgspec.Struct, frozen=True):

@@ -91,6 +91,10 @@ class Check(msgspec.Struct, frozen=True):
     def domain(self) -> str:
         return self.id.partition(".")[0]
 
+    def runs_at(self, level: Level) -> bool:
+        """Whether a run of this level, which has all of the levels below it, runs the check."""
+        return LEVELS.index(self.level) <= LEVELS.index(level)
+
 
 class DuplicateCheckError(Exception):
     """Two checks register the same id: a defect of a check package, not a user error."""

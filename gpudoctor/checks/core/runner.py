@@ -11,7 +11,7 @@ from gpudoctor.checks.core.driver_messages import events_not_judged
 from gpudoctor.checks.core.each_gpu import shown_by_driver
 from gpudoctor.checks.core.finding import PROBLEMS, Finding, Status, skip, unknown, worst
 from gpudoctor.checks.core.peer_gaps import gaps_marked
-from gpudoctor.checks.core.registry import LEVELS, Check, Level
+from gpudoctor.checks.core.registry import Check, Level
 from gpudoctor.checks.core.source_conflicts import conflicts_marked
 from gpudoctor.checks.core.subject import NODE as NODE_SUBJECT
 from gpudoctor.facts.model.node import Node
@@ -51,7 +51,7 @@ def run_checks(
 
 def _run(case: Case, doubted: Node, check: Check, level: Level, clock: Callable[[], float]) -> CheckResult:
     started = clock()
-    if LEVELS.index(check.level) > LEVELS.index(level):
+    if not check.runs_at(level):
         return _result(check, 0.0, (skip(NODE_SUBJECT, f"runs at level {check.level}; asked for {level}"),))
     findings = _judged(case, check)
     if doubted is not case.node:

@@ -124,11 +124,11 @@ def _is_index(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= 4
 
 
-def _wanted(node: Node, wanted: str) -> tuple[int, ...]:
+def _wanted(node: Node, expected: str) -> tuple[int, ...]:
     chosen: set[int] = set()
-    for item in (part.strip() for part in wanted.split(",")):
+    for item in (part.strip() for part in expected.split(",")):
         if not item:
-            raise UserError(f"--gpu {wanted!r}: an empty entry; give indices, UUIDs or bus ids, as in --gpu 0,3")
+            raise UserError(f"--gpu {expected!r}: an empty entry; give indices, UUIDs or bus ids, as in --gpu 0,3")
         chosen |= _named(node, item)
     return _sorted(node, chosen)
 

@@ -37,13 +37,13 @@ def hidden(node: Node) -> str | None:
 
 def refused_handles(node: Node) -> int:
     """The number of GPUs whose handle the driver denied this process."""
-    return sum(denied(words) for words in node.driver.handle_errors)
+    return sum(denied(text) for text in node.driver.handle_errors)
 
 
 def denied(handle_error: str) -> bool:
     """Whether a GPU's handle was refused for lack of permission (NVML 4, or 17 from a device cgroup)."""
-    words = handle_error.lower()
-    return any(sign in words for sign in ("permission", "operating system", "(4)", "(17)", "code 4", "code 17"))
+    text = handle_error.lower()
+    return any(sign in text for sign in ("permission", "operating system", "(4)", "(17)", "code 4", "code 17"))
 
 
 class Unseen(msgspec.Struct, frozen=True):
@@ -91,8 +91,8 @@ def _hidden_of(node: Node, bus_ids: tuple[str, ...] | Missing) -> tuple[str, ...
 def unseen(node: Node) -> Unseen:
     """Classify the GPUs that are on the bus but not shown by the driver."""
     gpus, shown = known(bus_gpus(node)) or (), shown_count(node)
-    told = {gpu.bus_id for gpu in node.gpus}
-    missing = tuple(device for device in gpus if device.bus_id not in told)
+    reported = {gpu.bus_id for gpu in node.gpus}
+    missing = tuple(device for device in gpus if device.bus_id not in reported)
     more = len(gpus) - shown
     if not missing or more <= 0:
         return Unseen()
@@ -106,11 +106,11 @@ def unseen(node: Node) -> Unseen:
     if why and gave and gave.count == shown:
         return Unseen(more, why)
     if denied:
-        gone = tuple(device for device in missing if device.bus_id not in denied)
+        ended = tuple(device for device in missing if device.bus_id not in denied)
         # GPUs that are counted but have no handle are judged by gpu.lost
-        gone = gone if len(gone) > shown - len(node.gpus) else ()
-        lacking = max(len(gone), gave.count - shown if gave else 0)
-        return Unseen(len(missing) - len(gone) if gone else more, why, gone, lacking)
+        ended = ended if len(ended) > shown - len(node.gpus) else ()
+        lacking = max(len(ended), gave.count - shown if gave else 0)
+        return Unseen(len(missing) - len(ended) if ended else more, why, ended, lacking)
     lacking = gave.count - shown if gave and denied is None else more - refused
     return Unseen(refused, REFUSED if refused else None, missing, min(lacking, len(missing)))
 

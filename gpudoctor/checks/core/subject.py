@@ -67,8 +67,8 @@ def of_path(name: str) -> Subject:
 
 def grouped_label(subjects: Iterable[Subject]) -> str:
     """ "GPU 0-3, 5" for GPUs; other labels are listed, at most four of them."""
-    kept = list(subjects)
-    gpus = sorted({s.gpu for s in kept if s.kind == "gpu" and s.gpu is not None})
-    others = list(dict.fromkeys(s.label for s in kept if s.kind != "gpu" or s.gpu is None))
+    retained = list(subjects)
+    gpus = sorted({s.gpu for s in retained if s.kind == "gpu" and s.gpu is not None})
+    others = list(dict.fromkeys(s.label for s in retained if s.kind != "gpu" or s.gpu is None))
     shown = others[:4] + ([f"{len(others) - 4} more"] if len(others) > 4 else [])
     return ", ".join(([f"GPU {ranges(gpus)}"] if gpus else []) + shown)

@@ -55,10 +55,10 @@ def apply_suppressions(
 
 
 def _applied(result: CheckResult, rules: list[Suppression]) -> CheckResult:
-    mine = [rule for rule in rules if fnmatchcase(result.id, rule.check) or result.domain == rule.check]
-    if not mine:
+    own = [rule for rule in rules if fnmatchcase(result.id, rule.check) or result.domain == rule.check]
+    if not own:
         return result
-    findings = tuple(_set_aside(finding, mine) for finding in result.findings)
+    findings = tuple(_set_aside(finding, own) for finding in result.findings)
     return msgspec.structs.replace(result, findings=findings, status=worst(f.status for f in findings))
 
 

@@ -66,10 +66,10 @@ def fabric_manager(case: Case) -> Iterator[Finding]:
         yield _not_read(case, needed)
         return
     # a service of another version cannot run: report one fault, not two
-    told = [*_other_version(case)] or [*_state(case, needed)]
-    told += _complaints(case, errors, needed) if not told else ()
-    yield from told
-    if told:
+    reported = [*_other_version(case)] or [*_state(case, needed)]
+    reported += _complaints(case, errors, needed) if not reported else ()
+    yield from reported
+    if reported:
         return
     if service is None and isinstance(facts.service, Missing):
         yield unread(NODE, f"state of {_SERVICE}", facts.service)
@@ -127,10 +127,10 @@ def _other_version(case: Case) -> Iterator[Finding]:
     facts, driver = case.node.fabric_manager, case.node.driver
     module = known(driver.module_version) or known(driver.library_version)
     own, errors = known(facts.version), known(facts.errors) or ()
-    said = next((found for line in reversed(errors) if (found := _OTHER_DRIVER.search(line))), None)
-    if said is not None:
-        own, module = said[1], said[2].rstrip(".") if said[2] else module
-    if own is None or (module is None and said is None) or own.strip() == (module or "").strip():
+    reported = next((found for line in reversed(errors) if (found := _OTHER_DRIVER.search(line))), None)
+    if reported is not None:
+        own, module = reported[1], reported[2].rstrip(".") if reported[2] else module
+    if own is None or (module is None and reported is None) or own.strip() == (module or "").strip():
         return
     branch = module.partition(".")[0] if module else "BRANCH"
     yield fail(
@@ -166,7 +166,7 @@ def _state(case: Case, needed: bool | None) -> Iterator[Finding]:
     joined = bool(case.gpus) and all(known(gpu.fabric.state) == "completed" for gpu in case.gpus)
     certain = needed or service == "failed"
     result = f" ({known(facts.result)})" if known(facts.result) else ""
-    words = {
+    text = {
         "failed": f"the fabric manager failed{result}",
         "inactive": "the fabric manager does not run",
         "not-found": "the fabric manager is not installed",
@@ -176,7 +176,7 @@ def _state(case: Case, needed: bool | None) -> Iterator[Finding]:
     judge = fail if certain and not joined and service != "activating" else warn
     yield judge(
         NODE,
-        Found(words + ("; the GPUs are in the fabric since it last ran" if joined else ""), service),
+        Found(text + ("; the GPUs are in the fabric since it last ran" if joined else ""), service),
         Expected("active", "==", "active", source="Fabric Manager user guide"),
         *_evidence(case),
         *_last(known(facts.errors) or ()),

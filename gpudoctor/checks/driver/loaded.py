@@ -66,10 +66,10 @@ def loaded(case: Case) -> Iterator[Finding]:
         cuda = known(driver.cuda_version)
         text = "loaded" + (f", driver {version}" if version else "") + (f", CUDA {cuda}" if cuda else "")
         yield ok(NODE, text, None, Evidence("nvmlInit", "0"))
-        if told := load_cause(case.node, of=_BESIDE):
-            cause, evidence = told
-            wanted = "a runtime that gives GPUs to containers"
-            yield warn(NODE, cause.found, wanted, evidence, likely=cause.likely, advice=cause.advice)
+        if reported := load_cause(case.node, of=_BESIDE):
+            cause, evidence = reported
+            expected = "a runtime that gives GPUs to containers"
+            yield warn(NODE, cause.found, expected, evidence, likely=cause.likely, advice=cause.advice)
     elif code == INIT_VERSION_MISMATCH:
         yield skip(NODE, "the library refuses the kernel module (18): judged by driver.version-match")
     elif code == INIT_NO_PERMISSION:
@@ -80,15 +80,19 @@ def loaded(case: Case) -> Iterator[Finding]:
     elif module is False or code == INIT_NOT_LOADED or (isinstance(code, Missing) and _nouveau_drives_all(case.node)):
         yield _not_loaded(case)
     elif isinstance(code, Missing):
-        told = load_cause(case.node) if driver.load_failures or held_by_other_driver(case.node) else None
-        yield _caused(case, *told) if told else _perhaps_not(case) or unread(NODE, "the driver's initialisation", code)
+        reported = load_cause(case.node) if driver.load_failures or held_by_other_driver(case.node) else None
+        yield (
+            _caused(case, *reported)
+            if reported
+            else _perhaps_not(case) or unread(NODE, "the driver's initialisation", code)
+        )
     elif code == INIT_UNKNOWN:
         yield _unknown_error(case)
     else:
-        words = known(driver.init_error) or "an error"
+        message = known(driver.init_error) or "an error"
         yield fail(
             NODE,
-            f"the driver's library does not initialise: {words} ({code})",
+            f"the driver's library does not initialise: {message} ({code})",
             "nvmlInit succeeds",
             init_evidence(case),
             likely="the driver is broken, or a GPU keeps it from starting",
@@ -104,8 +108,8 @@ def _perhaps_not(case: Case) -> Finding | None:
         return unknown(
             NODE, "nouveau is loaded; whether the NVIDIA driver is too, this text does not tell", advice=NOUVEAU.advice
         )
-    if known(case.node.driver.dkms) and (told := load_cause(case.node, of=_NOT_BUILT)) is not None:
-        return unknown(NODE, f"perhaps {told[0].found}", told[1], advice=told[0].advice)
+    if known(case.node.driver.dkms) and (reported := load_cause(case.node, of=_NOT_BUILT)) is not None:
+        return unknown(NODE, f"perhaps {reported[0].found}", reported[1], advice=reported[0].advice)
     return None
 
 
@@ -125,10 +129,10 @@ def _caused(case: Case, cause: LoadCause, evidence: Evidence) -> Finding:
 
 def _unknown_error(case: Case) -> Finding:
     """A failure for NVML's 999: a container whose devices were taken away, or a broken driver."""
-    code, words = case.node.driver.init_code, known(case.node.driver.init_error) or "Unknown Error"
+    code, text = case.node.driver.init_code, known(case.node.driver.init_error) or "Unknown Error"
     return fail(
         NODE,
-        f"the driver's library does not initialise: {words} ({code})",
+        f"the driver's library does not initialise: {text} ({code})",
         "nvmlInit succeeds",
         init_evidence(case),
         likely="in a container: its GPU devices were taken away while it ran, as a systemd daemon-reload on the host "
@@ -164,14 +168,14 @@ def _nouveau_drives_all(node: Node) -> bool:
 def _failed_starts(node: Node) -> list[tuple[KernelEvent, MessageMeaning]]:
     """Kernel log lines of GPUs that did not start, those that show a hardware cause first."""
     logged = [event for event in known(node.kernel_log.events) or () if event.kind in ("off-bus", "gsp", "rm")]
-    told = [(event, words) for event in logged if (words := meaning(event)) is not None and words.not_started]
-    return sorted(told, key=lambda item: item[1].bucket != "hardware")
+    reported = [(event, text) for event in logged if (text := meaning(event)) is not None and text.not_started]
+    return sorted(reported, key=lambda item: item[1].bucket != "hardware")
 
 
 def _not_loaded(case: Case) -> Finding:
     """A failure if the module is not loaded: nouveau has the GPUs, it is not installed, or there is no GPU."""
-    if (told := load_cause(case.node)) is not None:
-        return _caused(case, *told)
+    if (reported := load_cause(case.node)) is not None:
+        return _caused(case, *reported)
     gpus = pci_gpus(case.node)
     on_bus = known(gpus) or ()
     count = Evidence(ON_BUS, "not read" if isinstance(gpus, Missing) else str(len(gpus)))

@@ -145,10 +145,10 @@ def _slowest_start(case: Case) -> _Start | None:
     if not all(persistence) and asleep_s >= limit_s:
         limit_s, limit = asleep_s, _WAKE_S
     if False in persistence:
-        words = f"persistence mode is off: the driver took {took_s:.3g} s to wake"
+        text = f"persistence mode is off: the driver took {took_s:.3g} s to wake"
     else:
-        words = f"the driver took {took_s:.3g} s to start"
-    return _Start(took_s, words, limit_s, _at_most(case, limit_s, limit))
+        text = f"the driver took {took_s:.3g} s to start"
+    return _Start(took_s, text, limit_s, _at_most(case, limit_s, limit))
 
 
 def _at_most(case: Case, limit_s: float, limit: Limit) -> Expected:

@@ -79,8 +79,8 @@ def _judged(case: Case, view: FrameworkView, seen: Visible) -> Iterator[Finding]
     name = f"{NAMES[view.framework]} {view.version}"
     if view.gpu_build is False:
         # a CPU build is often intended: TensorFlow and JAX beside a torch that trains
-        told = "env.torch judges it" if view.framework == "torch" else _BUILDS[view.framework].command
-        yield skip(NODE, f"{name} is a build for the CPU, which sees no GPU by nature ({told})")
+        reported = "env.torch judges it" if view.framework == "torch" else _BUILDS[view.framework].command
+        yield skip(NODE, f"{name} is a build for the CPU, which sees no GPU by nature ({reported})")
         return
     if view.held_back is not None:
         yield skip(NODE, f"{name}: {view.held_back} keeps it from the GPUs")

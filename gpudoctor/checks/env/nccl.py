@@ -64,32 +64,32 @@ def _switched_off(case: Case) -> Iterator[Finding]:
     if p2p is not None and several:
         yield _p2p_off(case, p2p)
     if several and (shm := _switched_on(environment, "NCCL_SHM_DISABLE")):
-        words = " keeps NCCL from shared memory between processes of this node"
+        text = " keeps NCCL from shared memory between processes of this node"
         likely = "where GPUs have no peer-to-peer their traffic then takes the network sockets"
-        yield bad(warn, shm, words, "not set", likely)
+        yield bad(warn, shm, text, "not set", likely)
     ports = [port for port in known(case.node.network.rdma_ports) or () if not port.is_efa]
     active = sum(port.is_active for port in ports)
     if active and (ib := _switched_on(environment, "NCCL_IB_DISABLE")):
-        words = f" keeps NCCL from the {active} active RDMA ports"
-        yield bad(warn, ib, words, "0, or not set", "traffic between nodes goes over TCP sockets instead")
+        text = f" keeps NCCL from the {active} active RDMA ports"
+        yield bad(warn, ib, text, "0, or not set", "traffic between nodes goes over TCP sockets instead")
 
 
 def _p2p_off(case: Case, variable: Variable) -> Finding:
-    words = " switches peer-to-peer between GPUs off"
+    message = " switches peer-to-peer between GPUs off"
     joined = sum(bool(known(pair.nvlinks)) for pair in case.pairs)
     linked = sum(links_up(gpu) > 0 for gpu in case.gpus)
     able = [pair for pair in case.pairs if known(pair.p2p_read) == "OK"]
     if joined or linked > 1:
-        words += ", and with it the NVLinks " + (f"between {joined} pairs" if joined else f"of {linked} GPUs")
+        message += ", and with it the NVLinks " + (f"between {joined} pairs" if joined else f"of {linked} GPUs")
         likely = "NCCL falls back to host memory: an order of magnitude slower than NVLink"
-        return bad(fail, variable, words, "not set, where GPUs are joined by NVLink", likely)
+        return bad(fail, variable, message, "not set, where GPUs are joined by NVLink", likely)
     if case.pairs and not able and all(not isinstance(p.p2p_read, Missing) for p in case.pairs):
-        text = f"{variable.name}={variable.value}{words}; these GPUs have none, so it costs nothing"
+        text = f"{variable.name}={variable.value}{message}; these GPUs have none, so it costs nothing"
         return ok(NODE, text, None, shown(variable))
     expected = "not set, where GPUs can reach each other"
     likely = "set as a way around a hang, which has its cause in IOMMU or ACS settings"
     then = Advice("If NCCL then hangs:", "gpudoctor check pcie.acs")
-    return bad(warn, variable, words, expected, likely, unset(variable.name), then)
+    return bad(warn, variable, message, expected, likely, unset(variable.name), then)
 
 
 def _interfaces(case: Case) -> Iterator[Finding]:
@@ -149,8 +149,8 @@ def _files(case: Case) -> Iterator[Finding]:
         if variable is not None and (variable.path_exists is False or not variable.value.strip()):
             yield bad(judge, variable, " names no file that exists", "a file that exists, or not set", likely)
         elif variable is not None and variable.path_exists is None and case.node.source.kind == "live":
-            words = "whether that file exists is not known: its file system does not answer"
-            yield unknown(NODE, f"{name}={variable.value}: {words}", shown(variable))
+            text = "whether that file exists is not known: its file system does not answer"
+            yield unknown(NODE, f"{name}={variable.value}: {text}", shown(variable))
 
 
 def _left_on(case: Case) -> Iterator[Finding]:

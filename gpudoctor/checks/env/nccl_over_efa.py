@@ -69,8 +69,8 @@ def _plugin(case: Case, adapters: str) -> Iterator[Finding]:
 
 def _taken(plugins: tuple[NcclNetPlugin, ...], setting: str) -> NcclNetPlugin | None:
     """The plugin that NCCL would load: NCCL_NET_PLUGIN is a path, a name, or the NAME in libnccl-net-NAME.so."""
-    wanted = (setting, f"libnccl-net-{setting}.so") if setting else ("libnccl-net.so",)
-    return next((p for p in plugins if p.path == setting or p.path.rpartition("/")[2] in wanted), None)
+    expected = (setting, f"libnccl-net-{setting}.so") if setting else ("libnccl-net.so",)
+    return next((p for p in plugins if p.path == setting or p.path.rpartition("/")[2] in expected), None)
 
 
 def _none_for_efa(adapters: str, taken: NcclNetPlugin | None, others: list[str], setting: Variable | None) -> Finding:

@@ -83,8 +83,8 @@ def count(case: Case) -> Iterator[Finding]:
 
 def _number_shown(case: Case) -> int | None:
     """The driver's number of GPUs, or that of the GPUs that it shows; None if it shows none and counts none."""
-    said = known(case.node.driver.device_count)
-    return said if said is not None else sum(shown_by_driver(case.node, gpu) for gpu in case.node.gpus) or None
+    reported = known(case.node.driver.device_count)
+    return reported if reported is not None else sum(shown_by_driver(case.node, gpu) for gpu in case.node.gpus) or None
 
 
 def _without_number(case: Case) -> Iterator[Finding]:
@@ -104,8 +104,8 @@ def _failed_to_start(case: Case, away: Unseen, limited: str | None) -> Iterator[
     node = case.node
     part = node.driver.init_code == INIT_OK and isinstance(node.driver.device_count, Missing) and bool(node.gpus)
     if not part and not limited:
-        gone = {device.bus_id for device in away.gone}
-        yield from (finding for finding in failed_starts(case) if finding.subject.bus_id not in gone)
+        missing = {device.bus_id for device in away.gone}
+        yield from (finding for finding in failed_starts(case) if finding.subject.bus_id not in missing)
 
 
 def _as_shown(case: Case, shown: int, limited: str | None) -> Finding:
@@ -218,11 +218,11 @@ def _empty_sockets(case: Case, limited: str | None) -> Iterator[Finding]:
     sure = sure and not any(known(gpu.architecture) in _OTHER_BOARDS for gpu in node.gpus)
     inner = [number for number in empty if number not in (0, board)]
     ends = [f"0 or {board}"] if len(starts) == 2 else [str(number) for number in empty if number not in inner]
-    words = ", ".join([*map(str, inner), *ends])
+    text = ", ".join([*map(str, inner), *ends])
     yield (fail if sure else warn)(
         NODE,
         Found(
-            f"{len(modules)} GPUs on a board of {board}: module {words} is missing"
+            f"{len(modules)} GPUs on a board of {board}: module {text} is missing"
             + (f", {handed_on} of them taken from use or handed to a virtual machine" if handed_on else ""),
             len(modules),
             "GPUs",
@@ -242,21 +242,21 @@ def _written_down_for_here(case: Case) -> bool:
 
 
 def _expected(case: Case, shown: int, limited: str | None) -> Iterator[Finding]:
-    wanted, source = case.expect.gpus, "configuration"
-    if wanted is None and case.profile.node is not None:
+    expected, source = case.expect.gpus, "configuration"
+    if expected is None and case.profile.node is not None:
         # a profile counts the GPUs that compute; a card that only drives the display is extra
         beside = len(case.node.gpus) - len(compute_gpus(case.node.gpus))
-        wanted, source = case.profile.node.gpus + beside, f"profile {case.profile.name}"
+        expected, source = case.profile.node.gpus + beside, f"profile {case.profile.name}"
     # a GPU that this process may not open is present all the same
     shown = max(shown, len(case.node.gpus) + refused_handles(case.node))
     shown += len(drained_gpus(case.node)) + len(excluded_gpus(case.node))
-    if wanted is None or wanted == shown or (limited and shown < wanted and not _written_down_for_here(case)):
+    if expected is None or expected == shown or (limited and shown < expected and not _written_down_for_here(case)):
         return
-    few = shown < wanted
+    few = shown < expected
     yield (fail if few else warn)(
         NODE,
-        Found(f"{shown} GPU{'s' * (shown != 1)} where {wanted} are expected", shown, "GPUs"),
-        Expected(f"{wanted} GPUs", "==", wanted, "GPUs", source),
+        Found(f"{shown} GPU{'s' * (shown != 1)} where {expected} are expected", shown, "GPUs"),
+        Expected(f"{expected} GPUs", "==", expected, "GPUs", source),
         _shown_by_driver(shown),
         likely="a GPU is not even on the PCI bus" if few else "the configuration is not this node's",
         advice=_GONE_FROM_BUS if few else ["Correct the expected number of GPUs in the configuration."],

@@ -93,13 +93,13 @@ def ecc(case: Case, gpu: Gpu) -> Iterator[Finding]:
     if worn or exceeded:
         return
     lifetime = known(facts.uncorrected_aggregate)
-    said = f" ({lifetime} in its lifetime)" if lifetime else ""
+    reported = f" ({lifetime} in its lifetime)" if lifetime else ""
     yield first_unread(
         subject,
         ("SRAM error threshold", facts.sram_threshold_exceeded),
         ("corrected memory errors", facts.corrected_volatile),
         ("ECC mode after the next reboot", facts.pending),
-    ) or ok(subject, Found(f"no uncorrected errors{said}", bad, "errors"), None, evidence)
+    ) or ok(subject, Found(f"no uncorrected errors{reported}", bad, "errors"), None, evidence)
 
 
 def _mode_pending(gpu: Gpu) -> Iterator[Finding]:
@@ -183,12 +183,12 @@ def _worn(case: Case, gpu: Gpu) -> Iterator[Finding]:
     count, most = known(gpu.ecc.corrected_volatile), case.limit(_CORRECTED, gpu)
     if count is None or count <= most:
         return
-    words = "corrected memory errors since the driver was loaded"
+    text = "corrected memory errors since the driver was loaded"
     yield warn(
         of_gpu(gpu),
-        Found(f"{count} {words}", count, "errors"),
+        Found(f"{count} {text}", count, "errors"),
         Expected(f"at most {most:.0f}", "<=", most, "errors", case.limit_source(_CORRECTED, gpu)),
-        Evidence(f"ECC: {words}", str(count)),
+        Evidence(f"ECC: {text}", str(count)),
         likely="memory that is wearing out; correcting at a high rate also costs speed",
         advice=[
             Advice("Watch whether the count grows under load.", f"nvidia-smi -q -d ECC -i {gpu.bus_id}"),

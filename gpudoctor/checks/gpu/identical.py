@@ -148,12 +148,12 @@ def _may_only_drive_a_display(case: Case, gpu: Gpu) -> Missing | None:
 
 def _of_another_model(case: Case, gpus: list[Gpu]) -> Iterator[Finding]:
     """Compare each GPU with the configured model: GPUs that are all alike may still all be wrong."""
-    wanted = case.expect.gpu_name
-    if wanted is None:
+    requested = case.expect.gpu_name
+    if requested is None:
         return
-    expected = Expected(f'a name with "{wanted}"', source="configuration")
+    expected = Expected(f'a name with "{requested}"', source="configuration")
     for gpu in gpus:
-        if wanted.casefold() not in str(gpu.name).casefold():
+        if requested.casefold() not in str(gpu.name).casefold():
             advice = Advice("Is this the node that the configuration is for? Else mend it.", "gpudoctor config")
             yield fail(of_gpu(gpu), str(gpu.name), expected, advice=[advice])
         elif len(gpus) == 1:

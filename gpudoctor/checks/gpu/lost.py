@@ -77,26 +77,26 @@ def lost(case: Case) -> Iterator[Finding]:
         yield skip(NODE, NO_GPU)
         return
     judged = {gpu.bus_id for gpu in case.gpus if condemning(gpu)}
-    for words in (" ".join(words.split()) for words in driver.handle_errors):
-        if any(bus_id in words.lower() for bus_id in judged):
+    for text in (" ".join(text.split()) for text in driver.handle_errors):
+        if any(bus_id in text.lower() for bus_id in judged):
             continue  # a capture can name the lost GPU twice: it is judged below
-        subject = _named(words)
-        if denied(words):
-            yield skip(subject, f"a GPU that this process may not use: {words}")
-        elif no_handle_cost(words) == "value":
-            yield unknown(subject, f"the GPU could not be read: {words}", Evidence("GPU handle", words))
+        subject = _named(text)
+        if denied(text):
+            yield skip(subject, f"a GPU that this process may not use: {text}")
+        elif no_handle_cost(text) == "value":
+            yield unknown(subject, f"the GPU could not be read: {text}", Evidence("GPU handle", text))
         else:
             yield fail(
                 subject,
-                f"the driver gives no handle for a GPU: {words}",
+                f"the driver gives no handle for a GPU: {text}",
                 "a handle for every GPU",
-                Evidence("GPU handle", words),
+                Evidence("GPU handle", text),
                 likely="the GPU fell off the bus, or did not start",
                 advice=_LOST_ADVICE,
             )
-    for words in case.node.driver.unread_handles:
+    for text in case.node.driver.unread_handles:
         # gpudoctor stopped waiting, or its reading process was ended: not an error from the driver
-        yield unknown(_named(words), f"a GPU that was not reached: {words}", Evidence("GPU handle", words))
+        yield unknown(_named(text), f"a GPU that was not reached: {text}", Evidence("GPU handle", text))
     silent = {device.bus_id for device in known(case.node.pci.nvidia_devices) or () if device.off_bus}
     for gpu in case.gpus:
         off = gpu.bus_id in silent and not shown_by_driver(case.node, gpu)
@@ -116,10 +116,10 @@ def _off_bus(subject: Subject) -> Finding:
     )
 
 
-def _named(words: str) -> Subject:
+def _named(text: str) -> Subject:
     """The GPU whose index or bus id the handle error contains; the node if it has neither."""
-    bus = re.search(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", words.lower())
-    index = re.search(r"\b(?:GPU|index) (\d{1,3})\b", words)
+    bus = re.search(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", text.lower())
+    index = re.search(r"\b(?:GPU|index) (\d{1,3})\b", text)
     if not bus and not index:
         return NODE
     return Subject(kind="gpu", gpu=int(index[1]) if index else None, bus_id=bus[0] if bus else None)

@@ -96,7 +96,7 @@ def _broken(case: Case, gpu: Gpu) -> Iterator[Finding]:
     repair = gpu.memory_repair
     retired = _retired_pages(gpu)
     limit = case.limit(_RETIRED_PAGES, gpu)
-    for is_so, words, source, value in (
+    for is_so, text, source, value in (
         (known(repair.remap_failed) is True, "a row could not be remapped", "row remap failure", "yes"),
         (known(repair.unrepairable) is True, "memory that cannot be repaired", "unrepairable memory", "yes"),
         (retired >= limit, f"{retired} memory pages retired, the most it can hold", "retired pages", str(retired)),
@@ -104,7 +104,7 @@ def _broken(case: Case, gpu: Gpu) -> Iterator[Finding]:
         if is_so:
             yield fail(
                 of_gpu(gpu),
-                words,
+                text,
                 Expected("repairs that succeed, and room for more", source="the GPU itself"),
                 Evidence(source, value),
                 likely="the spare memory for this bank is used up",
@@ -115,8 +115,8 @@ def _broken(case: Case, gpu: Gpu) -> Iterator[Finding]:
 def _waiting(gpu: Gpu) -> Iterator[Finding]:
     repair = gpu.memory_repair
     waiting = [
-        words
-        for words, flag in (
+        text
+        for text, flag in (
             ("row remap", repair.remap_pending),
             ("page retirement", repair.retirement_pending),
             ("memory channel repair", repair.channel_repair_pending),
@@ -129,7 +129,7 @@ def _waiting(gpu: Gpu) -> Iterator[Finding]:
             of_gpu(gpu),
             f"{' and '.join(waiting)} waits for a reset",
             Expected("nothing waiting", source="the GPU itself"),
-            *(Evidence(f"{words} pending", "yes") for words in waiting),
+            *(Evidence(f"{text} pending", "yes") for text in waiting),
             likely="a memory cell failed; running work stays correct, the repair happens at the next reset",
             advice=[Advice("Finish the running job first: the data is safe."), *reset_advice(gpu)],
         )
@@ -137,7 +137,7 @@ def _waiting(gpu: Gpu) -> Iterator[Finding]:
 
 def _worn(case: Case, gpu: Gpu) -> Iterator[Finding]:
     repair = gpu.memory_repair
-    for limit, words, value in (
+    for limit, text, value in (
         (_REMAPPED_UNCORRECTED, "rows remapped after uncorrected errors", known(repair.remapped_uncorrected)),
         (_RETIRED_DOUBLE_BIT, "pages retired after double-bit errors", known(repair.retired_double_bit)),
     ):
@@ -145,9 +145,9 @@ def _worn(case: Case, gpu: Gpu) -> Iterator[Finding]:
         if value is not None and value >= worn:
             yield warn(
                 of_gpu(gpu),
-                Found(f"{value} {words}", value, "repairs"),
+                Found(f"{value} {text}", value, "repairs"),
                 Expected(f"fewer than {worn:.0f}", "<", worn, "repairs", case.limit_source(limit, gpu)),
-                Evidence(words, str(value)),
+                Evidence(text, str(value)),
                 likely="worn memory: its next failure may find no spare",
                 advice=_PLAN,
             )

@@ -183,7 +183,9 @@ def _mixture(gpus: list[Gpu], mode: _Mode) -> Iterator[Finding]:
     )
     expected = Expected("the same on all GPUs", source="peers" if usual is None else "majority of the peers")
     evidence = Evidence(mode.name if mode.name.endswith("mode") else f"{mode.name} mode", sides)
-    odd = [gpu for gpu in gpus if usual is not None and modes.get(gpu.index, usual) != usual]
-    for subject, words in [(of_gpu(gpu), mode.odd.format(modes[gpu.index], usual)) for gpu in odd] or [(NODE, sides)]:
-        found = Found(words, mode.name)
+    outliers = [gpu for gpu in gpus if usual is not None and modes.get(gpu.index, usual) != usual]
+    for subject, text in [(of_gpu(gpu), mode.odd.format(modes[gpu.index], usual)) for gpu in outliers] or [
+        (NODE, sides)
+    ]:
+        found = Found(text, mode.name)
         yield mode.judge(subject, found, expected, evidence, likely=mode.likely, advice=mode.advice)

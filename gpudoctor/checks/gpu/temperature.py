@@ -63,7 +63,7 @@ def _over_limit(gpu: Gpu) -> Finding | None:
     now, memory = known(thermal.gpu_c), known(thermal.memory_c)
     margin = known(thermal.margin_c) if _margins(gpu) else None
     # (unfit, reading, limit, name of the limit, whether a lower reading is hotter); the first exceeded is reported
-    for unfit, value, limit, words, reverse in (
+    for unfit, value, limit, message, reverse in (
         (True, margin, known(thermal.slowdown_margin_c), "margin to its slowdown point", True),
         (True, now, known(thermal.slowdown_c), "slowdown point", False),
         (False, margin, known(thermal.max_operating_margin_c), "margin to its highest operating point", True),
@@ -76,7 +76,7 @@ def _over_limit(gpu: Gpu) -> Finding | None:
         hot = (value <= limit if unfit else value < limit) if reverse else (value >= limit if unfit else value > limit)
         if not hot:
             continue
-        text = f"{value} C left, {words} is {limit} C" if reverse else f"{value} C, {words} is {limit} C"
+        text = f"{value} C left, {message} is {limit} C" if reverse else f"{value} C, {message} is {limit} C"
         return (fail if unfit else warn)(
             of_gpu(gpu),
             Found(text, value, "C"),
@@ -88,7 +88,7 @@ def _over_limit(gpu: Gpu) -> Finding | None:
                 "the GPU's own limit",
             ),
             Evidence("GPU temperature", f"{now} C" if now is not None else "not read"),
-            Evidence(words, f"{limit} C"),
+            Evidence(message, f"{limit} C"),
             likely="cooling: airflow, a fan, coolant, dust, or a bad thermal interface",
             advice=_ADVICE,
         )

@@ -112,8 +112,8 @@ def _slowed_since_boot(case: Case, gpu: Gpu, evidence: Evidence, advice: list[Ad
     if not uptime_s or share <= limit:
         return None
     if max(each_us) / 1e6 > uptime_s:
-        words = f"time slowed by the hardware: {max(each_us) / 1e6:.0f} s in the {uptime_s:.0f} s since boot"
-        return unknown(of_gpu(gpu), f"{words} makes no sense")
+        text = f"time slowed by the hardware: {max(each_us) / 1e6:.0f} s in the {uptime_s:.0f} s since boot"
+        return unknown(of_gpu(gpu), f"{text} makes no sense")
     return warn(
         of_gpu(gpu),
         Found(f"slowed by the hardware for {share:.1f} % of the time since boot, though not now", round(share, 2), "%"),
@@ -135,10 +135,10 @@ def _slowed_by_load(case: Case, gpu: Gpu, advice: list[Advice]) -> Finding | Non
         most_pct = case.limit(limit, gpu)
         if slowed is None or slowed.share * 100 <= most_pct:
             continue
-        words, likely = table[slowed.reason]
+        text, likely = table[slowed.reason]
         return judge(
             of_gpu(gpu),
-            Found(f"{words} under load ({slowed.reason}), {percent(slowed.share)} of {slowed.during}", slowed.reason),
+            Found(f"{text} under load ({slowed.reason}), {percent(slowed.share)} of {slowed.during}", slowed.reason),
             Expected(f"at most {most_pct:g} %", "<=", most_pct, "%", case.limit_source(limit, gpu)),
             Evidence(f"clock event reasons during {slowed.during}", f"{slowed.reason} {percent(slowed.share)}"),
             likely=likely,
@@ -245,8 +245,8 @@ def _clocks_fine(gpu: Gpu) -> Finding:
         return unread(of_gpu(gpu), "application clock", failed)
     resting = reasons is None or "idle" in reasons
     if all(settings):
-        said = "; idle, so its clock now says nothing" if resting else f"; {known(now)} MHz now"
-        return ok(of_gpu(gpu), f"application clock {settings[0]} MHz, its default{said}")
+        reported = "; idle, so its clock now says nothing" if resting else f"; {known(now)} MHz now"
+        return ok(of_gpu(gpu), f"application clock {settings[0]} MHz, its default{reported}")
     if resting or top is None:
         why = "it is idle" if reasons is not None and "idle" in reasons else "whether it is idle is not known"
         return skip(of_gpu(gpu), f"clocks say nothing now: {why}")

@@ -83,7 +83,7 @@ def _by_bus(events: Iterable[KernelEvent]) -> dict[str | None, list[KernelEvent]
     for event in events:
         if event.kind in ("xid", "off-bus", "gsp", "rm"):
             by_bus.setdefault(_bus(event), []).append(event)
-    starts = [bus for bus, told in by_bus.items() if bus and any(start_failed(event) for event in told)]
+    starts = [bus for bus, reported in by_bus.items() if bus and any(start_failed(event) for event in reported)]
     loose = [event for event in by_bus.get(None, []) if start_failed(event)]
     instances = {found[1] for event in loose if (found := _INSTANCE.search(event.text))}
     if len(starts) == 1 and len(instances) <= 1 and loose:
@@ -103,11 +103,11 @@ def _notes(log: KernelLog) -> tuple[Evidence, ...]:
     """Evidence on how far the lines of this log can be trusted."""
     notes = []
     if log.forgeable:
-        words = "this text does not tell which lines are the kernel's own: a user of the machine could have forged them"
-        notes.append(Evidence("kernel log", words))
+        text = "this text does not tell which lines are the kernel's own: a user of the machine could have forged them"
+        notes.append(Evidence("kernel log", text))
     if log.quoted:
-        words = f"not judged: the driver's words inside other text, as in the name of a program ({log.quoted} times)"
-        notes.append(Evidence("kernel log", words))
+        text = f"not judged: the driver's words inside other text, as in the name of a program ({log.quoted} times)"
+        notes.append(Evidence("kernel log", text))
     return tuple(notes)
 
 
@@ -176,9 +176,9 @@ def _finding(subject: Subject, judged: list[ClassifiedEvent], notes: tuple[Evide
     status = _STATUS[worst.bucket]
     # the line without a code that follows an Xid 79 repeats it
     lost = {item.words for item in judged if item.event.code == 79}
-    told = [item for item in judged if item.event.kind != "off-bus" or item.words not in lost]
-    counts = Counter((_name(item), item.words) for item in told)
-    text = "; ".join(f"{name}: {words}" + (f" ({n} times)" if n > 1 else "") for (name, words), n in counts.items())
+    reported = [item for item in judged if item.event.kind != "off-bus" or item.words not in lost]
+    counts = Counter((_name(item), item.words) for item in reported)
+    text = "; ".join(f"{name}: {message}" + (f" ({n} times)" if n > 1 else "") for (name, message), n in counts.items())
     if status is Status.PASS:
         text = f"nothing that needs a reset or hands: {text}"
     lines = [item.event for item in judged if item.bucket == worst.bucket][-3:]

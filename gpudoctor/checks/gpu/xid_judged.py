@@ -75,20 +75,20 @@ def nvlink_detail(code: int, said: str) -> str | None:
     return f"{unit}{link}, subcode {int(found[2] or found[3], 16) >> 20 & 0x3F}"
 
 
-def _registers(said: str) -> str | None:
-    found = _REGISTERS.search(said)
+def _registers(output: str) -> str | None:
+    found = _REGISTERS.search(output)
     if found is None:
         return None
     values = [int(word, 16) for word in found[2].replace(" ", "").split(",")]
-    told: dict[str, list[str]] = {}
-    for register, bits, words in XID_74_BITS:
+    reported: dict[str, list[str]] = {}
+    for register, bits, text in XID_74_BITS:
         value = values[register - 1] if register <= len(values) else 0
         for bit in bits:
             if value >> bit & 1:
-                told.setdefault(words, []).append(f"register {register}, bit {bit}")
-    if not told:
+                reported.setdefault(text, []).append(f"register {register}, bit {bit}")
+    if not reported:
         return f"link {found[1]}: registers {' '.join(found[2].replace(' ', '').split(','))}"
-    return f"link {found[1]}: " + "; ".join(f"{words} ({', '.join(places)})" for words, places in told.items())
+    return f"link {found[1]}: " + "; ".join(f"{text} ({', '.join(places)})" for text, places in reported.items())
 
 
 class ClassifiedEvent(msgspec.Struct, frozen=True):
@@ -112,7 +112,7 @@ def judge_events(events: Iterable[KernelEvent], gpu: Gpu | None, starts: bool = 
         (i for i, e in enumerate(events) if e.code == RECOVERY_CHANGED and _target(e) == 0), default=-1
     )
     fit_now = gpu is not None and not untrusted(gpu) and known(gpu.recovery_action) == "none"
-    refusals = [event for event in events if (told := _meaning(event)) is not None and told.other_driver]
+    refusals = [event for event in events if (reported := _meaning(event)) is not None and reported.other_driver]
     judged = []
     for position, event in enumerate(events):
         item = _classify(event, gpu, starts)
@@ -177,15 +177,15 @@ def _recovery_changed(event: KernelEvent) -> ClassifiedEvent:
 def _by_table(event: KernelEvent, code: int, message: str) -> ClassifiedEvent:
     """By the table of codes, with the details that the line of a link error has."""
     entry = xid(code)
-    bucket, words = entry.bucket, entry.words
+    bucket, text = entry.bucket, entry.words
     if code in NVLINK5_UNITS:
         if event.fatal is False or _NON_FATAL.search(message):
-            bucket, words = "info", f"{words}, non-fatal"
+            bucket, text = "info", f"{text}, non-fatal"
         elif event.fatal or _FATAL.search(message):
-            bucket, words = "reset", f"{words}, fatal"
+            bucket, text = "reset", f"{text}, fatal"
     if detail := nvlink_detail(code, message):
-        words = f"{words} ({detail})"
-    return ClassifiedEvent(event, bucket, words, entry.advice if bucket == entry.bucket else xid(74).advice)
+        text = f"{text} ({detail})"
+    return ClassifiedEvent(event, bucket, text, entry.advice if bucket == entry.bucket else xid(74).advice)
 
 
 def _activated(gpu: Gpu | None) -> bool:
@@ -206,8 +206,8 @@ def _caused(event: KernelEvent, code: int) -> ClassifiedEvent:
 
 
 def start_failed(event: KernelEvent) -> bool:
-    told = _meaning(event)
-    return told is not None and told.not_started
+    reported = _meaning(event)
+    return reported is not None and reported.not_started
 
 
 def _meaning(event: KernelEvent) -> MessageMeaning | None:

@@ -111,7 +111,7 @@ def kernel(case: Case) -> Iterator[Finding]:
         return
     beside = [event.device or "no device named" for event in log.host_events if event.kind == "other-gpu"]
     passed = [f"errors of amdgpu, which is not judged ({', '.join(beside)})"] if beside else []
-    told = []
+    reported = []
     yield from (others := tuple(_of_other_gpus(case, log.host_events)))
     for event in log.host_events:
         rule = _RULES.get(event.kind)
@@ -121,9 +121,9 @@ def kernel(case: Case) -> Iterator[Finding]:
             often = f"{event.count} x" if event.count > 1 else "once"
             passed.append(f"{often} {rule.words} {aside}")
         else:
-            told.append(_finding(case, event, rule, log))
-    yield from told
-    if told or others:
+            reported.append(_finding(case, event, rule, log))
+    yield from reported
+    if reported or others:
         return
     if _too_short(case, log):
         yield unknown(NODE, log.gap or "the kernel log does not hold the last day")
@@ -182,8 +182,8 @@ def _finding(case: Case, event: HostEvent, rule: EventMeaning, log: KernelLog) -
         memory = [e for e in known(log.host_events) or () if e.kind == "memory-corrected"]
         notes = tuple(Evidence("kernel log", e.text[:300]) for e in memory[:2])
     if log.forgeable:
-        words = "this text does not tell which lines are the kernel's own: a user of the machine could have forged them"
-        notes = (*notes, Evidence("kernel log", words))
+        text = "this text does not tell which lines are the kernel's own: a user of the machine could have forged them"
+        notes = (*notes, Evidence("kernel log", text))
     return Finding(
         rule.status,
         NODE,

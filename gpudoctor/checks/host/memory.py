@@ -94,8 +94,8 @@ def ram_per_gpu(case: Case) -> Iterator[Finding]:
     memory_gib = max((known(gpu.memory_total_mib) or 0 for gpu in gpus), default=0) / 1024
     own_gib = memory_gib * case.limit(_GPU_MEMORY_SHARE, gpus[0])
     if each_gib < floor_gib * tolerance:
-        words = f"at least {floor_gib:g} GiB a GPU: {floor_gib * len(gpus):g} GiB for {shared}"
-        expected = Expected(words, ">=", floor_gib, "GiB", case.limit_source(_FLOOR_GIB, gpus[0]))
+        message = f"at least {floor_gib:g} GiB a GPU: {floor_gib * len(gpus):g} GiB for {shared}"
+        expected = Expected(message, ">=", floor_gib, "GiB", case.limit_source(_FLOOR_GIB, gpus[0]))
         start_gib = (memory_gib or floor_gib) * case.limit(_FAIL_SHARE, gpus[0])
         judge = fail if each_gib < start_gib or expected.source == "configuration" else warn
         yield judge(
@@ -106,11 +106,11 @@ def ram_per_gpu(case: Case) -> Iterator[Finding]:
     elif used_up := _used_up(case, len(gpus), evidence):
         yield used_up
     elif each_gib < own_gib * tolerance:
-        words, limit_source = (
+        message, limit_source = (
             f"at least the GPU's own memory, {own_gib:.0f} GiB",
             case.limit_source(_GPU_MEMORY_SHARE, gpus[0]),
         )
-        expected = Expected(words, ">=", round(own_gib, 1), "GiB", limit_source)
+        expected = Expected(message, ">=", round(own_gib, 1), "GiB", limit_source)
         likely = held or "data loading, pinned buffers and checkpoints will compete for RAM"
         yield warn(NODE, found, expected, *evidence, likely=likely, advice=_MORE_RAM)
     else:

@@ -202,7 +202,7 @@ def _finding(
 ) -> Finding:
     launch = case.measurements.launch
     ranks = [info.rank for info in launch.ranks if rank_gpu(case, info.rank) in gpus] if launch else []
-    others = next((words for rank in ranks if (words := other_processes(case, rank))), None)
+    others = next((message for rank in ranks if (message := other_processes(case, rank))), None)
     if others:
         return unknown(subject, f"{text}: slow, but {others}: too disturbed to judge", *evidence)
     likely = (

@@ -53,7 +53,7 @@ def causes(
         found += causes_under_load(gpu, peers, under_load, loads)
         sampled = {name for name in under_load.readings if any(name in load.readings for load in loads)}
     if under_load is None or not under_load.samples or "event_reasons" in under_load.unread:
-        found += [words for bit, words in _SLOWING.items() if bit in (known(gpu.clocks.event_reasons) or ())]
+        found += [text for bit, text in _SLOWING.items() if bit in (known(gpu.clocks.event_reasons) or ())]
     return found + _slower_readings(gpu, peers, sampled) + _other_numa_node(gpu, peers)
 
 

@@ -77,11 +77,11 @@ def _slowdowns(own: GpuUnderLoad, others: Sequence[GpuUnderLoad]) -> list[str]:
     if any(shares[reason] >= shares["hw-slowdown"] / 2 for reason in _NARROWER if shares[reason] > 0):
         shares["hw-slowdown"] = 0.0
     found = []
-    for reason, words in _SLOWING.items():
+    for reason, text in _SLOWING.items():
         usual = median(event_share(other, reason) for other in others) or 0.0
         if shares[reason] - usual >= _LEAST_SHARE:
             beside = f" (the others {percent(usual)})" if usual else ""
-            found.append(f"{words} active {percent(shares[reason])} of the time{beside}")
+            found.append(f"{text} active {percent(shares[reason])} of the time{beside}")
     return found
 
 
@@ -92,12 +92,12 @@ def _lone_settings(gpu: Gpu, peers: Sequence[Gpu], own: GpuUnderLoad, others: Se
     limit_w, usual_w = known(gpu.power.limit_w), median(known(p.power.limit_w) for p in peers)
     lower = limit_w is not None and usual_w is not None and limit_w < usual_w * 0.98
     found = []
-    for reason, words in _BENIGN.items():
+    for reason, text in _BENIGN.items():
         share, usual = event_share(own, reason), [event_share(other, reason) for other in others]
         if reason == "sw-power-cap" and lower and share >= (median(usual) or 0.0) + _LEAST_SHARE:
-            found.append(f"{words} active {percent(share)} of the time")  # the finding shows the limits too
+            found.append(f"{text} active {percent(share)} of the time")  # the finding shows the limits too
         elif share >= _ALONE_SHARE and max(usual) <= _PEERS_SHARE:
-            found.append(f"{words} active {percent(share)} of the time, on this GPU only")
+            found.append(f"{text} active {percent(share)} of the time, on this GPU only")
     return found
 
 
@@ -139,11 +139,11 @@ def median(values: Iterable[float | None]) -> float | None:
 
     Replaces `statistics.median`, whose import costs 5 % of the time of a quick check.
     """
-    told = sorted(value for value in values if value is not None)
-    if not told:
+    reported = sorted(value for value in values if value is not None)
+    if not reported:
         return None
-    half = len(told) // 2
-    return told[half] if len(told) % 2 else (told[half - 1] + told[half]) / 2
+    half = len(reported) // 2
+    return reported[half] if len(reported) % 2 else (reported[half - 1] + reported[half]) / 2
 
 
 # Slowdowns and memory errors under load on a GPU that showed none before.

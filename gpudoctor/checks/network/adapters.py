@@ -127,7 +127,7 @@ def _nothing_wrong(case: Case) -> Finding:
         return skip(NODE, "no InfiniBand or RoCE adapter here")
     if not read and events is None:
         return skip(NODE, "neither the ports' counters nor the kernel log to judge the adapters by")
-    names = {port.device for port in ports}
+    names = {port.device for port in (ports if events is not None else read)}
     looked = [*(["counters"] if read else []), *([] if events is None else ["kernel log"])]
     text = f"{len(names)} adapter{'s' * (len(names) > 1)} without a fault in {' and '.join(looked)}"
     return ok(NODE, Found(text, len(names), "adapters"))
@@ -263,13 +263,13 @@ def _counted(case: Case) -> Iterator[Finding]:
     up_s = known(case.node.host.uptime_s)
     for port in ports:
         high = [
-            (words, name, count)
-            for leaf, words, name in _COUNTERS
+            (message, name, count)
+            for leaf, message, name in _COUNTERS
             if (count := known(getattr(port, leaf))) is not None and _is_high(case, port, leaf, count, ports)
         ]
         if not high:
             continue
-        text = ", ".join(f"{count} {words}" for words, _, count in high)
+        text = ", ".join(f"{count} {message}" for message, _, count in high)
         hours = f" in {up_s / _HOUR_S:.0f} hours" if up_s is not None else ""
         yield warn(
             of_nic(port.device),

@@ -58,8 +58,9 @@ def infiniband(case: Case) -> Iterator[Finding]:
     outliers = [*_down(ports), *_slow(active, case.limit(_SIBLING_PORTS))]
     if not outliers and _alone(case.node):
         outliers = [*_unused(ports)]
-    yield from outliers
-    if not outliers:
+    silent = [*_not_read(ports)]
+    yield from (*outliers, *silent)
+    if not outliers and not silent:
         rates = sorted({known(p.rate_gbit_s) or 0 for p in active} - {0})
         speed = " at " + " and ".join(f"{rate:g} Gbit/s" for rate in rates) if rates else ""
         unused = len(ports) - len(active)
@@ -67,6 +68,14 @@ def infiniband(case: Case) -> Iterator[Finding]:
         text = f"{len(active)} {kind} ports active{speed}" + (f", {unused} unused" if unused else "")
         yield ok(NODE, Found(text, len(active), "ports"), None, *(_evidence(port) for port in active))
     yield from _gpudirect(case)
+
+
+def _not_read(ports: tuple[RdmaPort, ...]) -> Iterator[Finding]:
+    """Ports whose state, or whose rate if they are active, could not be read."""
+    for port in ports:
+        for what, value in (("state", port.state), ("rate", port.rate_gbit_s if port.is_active else None)):
+            if isinstance(value, Missing) and value.kind == "failed":
+                yield unread(of_nic(port.device), f"port {port.port}, {what}", value)
 
 
 def carries_training(node: Node) -> bool:
@@ -132,10 +141,10 @@ def _label(port: RdmaPort) -> str:
 
 
 def _evidence(port: RdmaPort) -> Evidence:
-    words = [known(port.state), known(port.physical_state), known(port.link_layer)]
+    parts = [known(port.state), known(port.physical_state), known(port.link_layer)]
     rate = known(port.rate_gbit_s)
-    words.append(f"{rate:g} Gbit/s" if rate is not None else None)
-    return Evidence(f"/sys/class/infiniband/{port.device}/ports/{port.port}", ", ".join(word for word in words if word))
+    parts.append(f"{rate:g} Gbit/s" if rate is not None else None)
+    return Evidence(f"/sys/class/infiniband/{port.device}/ports/{port.port}", ", ".join(word for word in parts if word))
 
 
 def _down(ports: tuple[RdmaPort, ...]) -> Iterator[Finding]:

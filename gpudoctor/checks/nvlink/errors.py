@@ -77,9 +77,9 @@ def _errors_of(case: Case, gpu: Gpu, totals: Mapping[str, int], ordered: Mapping
                     "They grow: drain the node, reset the GPUs; still growing, open a hardware case naming the link.",
                 ),
             )
-    words = ", ".join(f"{total} {kind.split('_')[0]}" for kind, total in totals.items())
+    text = ", ".join(f"{total} {kind.split('_')[0]}" for kind, total in totals.items())
     note = ": lifetime counts, in line with the peers; a rate needs load" if any(totals.values()) else ""
-    return ok(subject, Found(words + note, sum(totals.values()), "errors"))
+    return ok(subject, Found(text + note, sum(totals.values()), "errors"))
 
 
 def _counting_links(gpu: Gpu) -> list[NvLink]:

@@ -136,8 +136,8 @@ def _health(gpu: Gpu, expected: Expected, evidence: list[Evidence]) -> Finding:
     if wrong not in ("", "none", "not supported", "n/a", "false"):
         worse.append(f"wrong configuration: {wrong}")
     concerns = [
-        words
-        for words, is_so in (
+        text
+        for text, is_so in (
             ("bandwidth degraded", bandwidth == "degraded"),
             ("recovering from access timeouts", known(seen.access_timeout_recovery) is True),
             ("limited capacity", summary == "limited capacity"),

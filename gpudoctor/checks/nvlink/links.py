@@ -176,10 +176,12 @@ def _without_bridge(case: Case, gpu: Gpu, spec: NvlinkSpec) -> Finding:
     same = [g for g in case.gpus if known(g.name) == known(gpu.name)]
     bare = [g for g in same if real_links(g) and links_up(g) == 0]
     found = Found("no NVLink bridge: no link is up", 0, "links")
-    wanted = case.profile.node
-    if wanted is not None and wanted.nvlink_topology == "pairs":
+    requested = case.profile.node
+    if requested is not None and requested.nvlink_topology == "pairs":
         return _down(
-            gpu, spec.links, Expected(f"{spec.links}: {wanted.name} is bridged", "==", spec.links, "links", "profile")
+            gpu,
+            spec.links,
+            Expected(f"{spec.links}: {requested.name} is bridged", "==", spec.links, "links", "profile"),
         )
     events = known(case.node.kernel_log.events) or ()
     if logged := next((event for event in events if event.kind == "nvlink"), None):

@@ -38,8 +38,8 @@ def connection(pair: GpuPair) -> str:
 
 def p2p_status(pair: GpuPair) -> str | None:
     """The worse of read and write: OK only if both are."""
-    words = [known(pair.p2p_read), known(pair.p2p_write)]
-    return next((w for w in words if w is not None and w != "OK"), "OK" if "OK" in words else None)
+    parts = [known(pair.p2p_read), known(pair.p2p_write)]
+    return next((w for w in parts if w is not None and w != "OK"), "OK" if "OK" in parts else None)
 
 
 def pair_names(pairs: list[GpuPair]) -> str:
@@ -94,14 +94,14 @@ def odd_number(pairs: list[GpuPair], gpus: list[Gpu]) -> Finding | None:
     bonds = Counter(i for p in bonded for i in (p.a, p.b))
     if not bonded or max(bonds.values()) > 1 or any(known(gpu.name) for gpu in gpus):
         return None
-    odd = next((pair for pair in bonded if bond(pair) not in _WHOLE_BONDS), None)
-    if odd is None:
+    outlier = next((pair for pair in bonded if bond(pair) not in _WHOLE_BONDS), None)
+    if outlier is None:
         return None
     return unknown(
-        of_pair(odd.a, odd.b),
-        f"NV{bond(odd)} between GPU {odd.a} and GPU {odd.b}: the model is not known, and so is not how many links "
-        "its bridge has; most have 2, 4 or 12, so that some may be down",
-        *matrix_evidence([odd]),
+        of_pair(outlier.a, outlier.b),
+        f"NV{bond(outlier)} between GPU {outlier.a} and GPU {outlier.b}: the model is not known, and so is not how "
+        "many links its bridge has; most have 2, 4 or 12, so that some may be down",
+        *matrix_evidence([outlier]),
         advice=[
             Advice("See the model, and each link's state.", "nvidia-smi -L; nvidia-smi nvlink --status"),
             "A link is inactive: power off and seat the bridge flat on both cards.",
@@ -133,12 +133,12 @@ def odd_rows(pairs: list[GpuPair], gpus: list[Gpu]) -> Finding | None:
             likely="all NVLinks of this GPU are down, or it is a card beside the board of the others",
             advice=MATRIX_ADVICE,
         )
-    odd = [pair for pair in pairs if pair.a in fewer and pair.b in fewer and bond(pair) < max(most)]
-    odd = odd or [pair for pair in pairs if {pair.a, pair.b} & {*fewer} and bond(pair) < max(most)]
+    outliers = [pair for pair in pairs if pair.a in fewer and pair.b in fewer and bond(pair) < max(most)]
+    outliers = outliers or [pair for pair in pairs if {pair.a, pair.b} & {*fewer} and bond(pair) < max(most)]
     return unknown(
-        of_pair(odd[0].a, odd[0].b) if len(odd) == 1 else NODE,
-        f"{pair_names(odd)}: {connections(odd)}, while other GPUs have NV{max(most)} with {sum(map(bool, most))} GPUs: "
-        "NVLinks that are down, or how this machine is wired; the model is not known",
-        *matrix_evidence(odd),
+        of_pair(outliers[0].a, outliers[0].b) if len(outliers) == 1 else NODE,
+        f"{pair_names(outliers)}: {connections(outliers)}, while other GPUs have NV{max(most)} with "
+        f"{sum(map(bool, most))} GPUs: NVLinks that are down, or how this machine is wired; the model is not known",
+        *matrix_evidence(outliers),
         advice=[Advice("See the model, and each link's state.", "nvidia-smi -L; nvidia-smi nvlink --status")],
     )

@@ -137,7 +137,7 @@ def _odd_bonds(case: Case, pairs: list[GpuPair], gpus: dict[int, Gpu]) -> list[F
     if switched and model is not None and model.nvlink is not None and "nvlink" not in model.uncertain:
         # through switches, every pair shares all links of a GPU
         full, source = max(full, model.nvlink.links), "profile"
-    odd = [pair for pair in pairs if bond(pair) < full]
+    outliers = [pair for pair in pairs if bond(pair) < full]
     return [
         fail(
             subject,
@@ -147,7 +147,7 @@ def _odd_bonds(case: Case, pairs: list[GpuPair], gpus: dict[int, Gpu]) -> list[F
             likely="NVLinks of this GPU are down" if subject.kind == "gpu" else "NVLinks between these two are down",
             advice=MATRIX_ADVICE,
         )
-        for subject, members in fewest_subjects(odd, gpus)
+        for subject, members in fewest_subjects(outliers, gpus)
     ]
 
 
@@ -173,19 +173,19 @@ def _odd_mesh(pairs: list[GpuPair], gpus: dict[int, Gpu]) -> list[Finding]:
     usual = majority(rows.values())
     if usual is None:
         return []
-    odd = [i for i, row in rows.items() if row != usual and sum(row) < sum(usual)]
-    if not odd:
+    outliers = [i for i, row in rows.items() if row != usual and sum(row) < sum(usual)]
+    if not outliers:
         return []
-    subject = of_pair(*odd) if len(odd) == 2 else of_gpu(gpus[odd[0]]) if len(odd) == 1 else NODE
-    wanted = " ".join(f"NV{n}" for n in reversed(usual) if n)
+    subject = of_pair(*outliers) if len(outliers) == 2 else of_gpu(gpus[outliers[0]]) if len(outliers) == 1 else NODE
+    expected = " ".join(f"NV{n}" for n in reversed(usual) if n)
     return [
         fail(
             subject,
             "; ".join(
-                f"GPU {i} has " + (" ".join(f"NV{n}" for n in reversed(rows[i]) if n) or "no NVLink") for i in odd
+                f"GPU {i} has " + (" ".join(f"NV{n}" for n in reversed(rows[i]) if n) or "no NVLink") for i in outliers
             ),
-            Expected(f"{wanted} from every GPU, as the others have", source="peers"),
-            *matrix_evidence([p for p in pairs if p.a in odd or p.b in odd]),
+            Expected(f"{expected} from every GPU, as the others have", source="peers"),
+            *matrix_evidence([p for p in pairs if p.a in outliers or p.b in outliers]),
             likely="NVLinks between these GPUs are down",
             advice=MATRIX_ADVICE,
         )
@@ -229,19 +229,19 @@ def _peer_to_peer(pairs: list[GpuPair], gpus: list[Gpu]) -> list[Finding]:
     off = [p for p in pairs if p2p_status(p) == "DR" and p not in broken]
     for subject, members in fewest_subjects(broken, by_index):
         status = _BROKEN_P2P[p2p_status(members[0]) or "NS"]
-        words = f"{pair_names(members)}: peer-to-peer {status} over {connections(members)}"
+        text = f"{pair_names(members)}: peer-to-peer {status} over {connections(members)}"
         likely = "peer-to-peer was switched off, or the links failed under it: NCCL falls back to host memory"
-        findings.append(_not_allowed(fail, subject, words, "OK: NVLink joins these GPUs", members, likely))
+        findings.append(_not_allowed(fail, subject, text, "OK: NVLink joins these GPUs", members, likely))
     for subject, members in fewest_subjects(off, by_index):
         judge = fail if {i for p in members for i in (p.a, p.b)} & bonded else warn
-        words = f"{pair_names(members)}: peer-to-peer {_BROKEN_P2P['DR']}"
+        text = f"{pair_names(members)}: peer-to-peer {_BROKEN_P2P['DR']}"
         likely = "somebody switched peer-to-peer off in the driver's options"
-        findings.append(_not_allowed(judge, subject, words, "OK", members, likely))
+        findings.append(_not_allowed(judge, subject, text, "OK", members, likely))
     return findings
 
 
 def _not_allowed(
-    judge: Callable[..., Finding], subject: Subject, words: str, wanted: str, pairs: list[GpuPair], likely: str
+    judge: Callable[..., Finding], subject: Subject, text: str, requested: str, pairs: list[GpuPair], likely: str
 ) -> Finding:
-    expected = Expected(wanted, "==", "OK", source="nvidia-smi topo -p2p r")
-    return judge(subject, words, expected, *matrix_evidence(pairs), likely=likely, advice=_P2P_ADVICE)
+    expected = Expected(requested, "==", "OK", source="nvidia-smi topo -p2p r")
+    return judge(subject, text, expected, *matrix_evidence(pairs), likely=likely, advice=_P2P_ADVICE)

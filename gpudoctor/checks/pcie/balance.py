@@ -49,8 +49,8 @@ def balance(case: Case) -> Iterator[Finding]:
             unread(of_gpu(gpu), "PCIe link width", width) for gpu, width in widths if isinstance(width, Missing)
         )
     elif min(map(_lanes, gpus)) <= 0:
-        words = "PCIe link width: the answer, {} lanes, is none"
-        yield from (unknown(of_gpu(gpu), words.format(_lanes(gpu))) for gpu in gpus if _lanes(gpu) <= 0)
+        text = "PCIe link width: the answer, {} lanes, is none"
+        yield from (unknown(of_gpu(gpu), text.format(_lanes(gpu))) for gpu in gpus if _lanes(gpu) <= 0)
     else:
         yield _split(case, gpus)
 

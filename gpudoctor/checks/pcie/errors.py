@@ -84,8 +84,8 @@ def errors(case: Case) -> Iterator[Finding]:
         for f in _logged(case)
         if f.subject.bus_id not in counted or f.status is Status.FAIL or (f.found and _LOST in f.found.text)
     )
-    told = {f.subject.bus_id for f in logged}
-    yield from (f for f in found if f.subject.bus_id not in told)
+    reported = {f.subject.bus_id for f in logged}
+    yield from (f for f in found if f.subject.bus_id not in reported)
     yield from logged
     others = tuple(_of_other_devices(case))
     yield from others
@@ -165,7 +165,7 @@ def _by_device(case: Case) -> dict[str | None, list[KernelEvent]]:
 
 def _kinds(events: list[KernelEvent]) -> str:
     kinds = (_SEVERITY.search(event.text) for event in events)
-    return ", ".join(sorted({said[1].strip() if said else "an error without recovery" for said in kinds}))
+    return ", ".join(sorted({reported[1].strip() if reported else "an error without recovery" for reported in kinds}))
 
 
 def _lines(events: list[KernelEvent]) -> str:
@@ -211,11 +211,11 @@ def _each(case: Case, gpu: Gpu) -> Finding:
                 likely="the link sends much again: a riser, cable or contact at the edge of what it can carry",
                 advice=_LOOK,
             )
-    words = " and ".join(f"{count} {name}" for name, count in seen.items())
+    text = " and ".join(f"{count} {name}" for name, count in seen.items())
     note = ": lifetime counts, in line with the peers; a rate needs load" if any(seen.values()) else ""
     if usual is not None:
         note += f"; {usual} non-fatal errors since boot, as on all the others: the platform's own, not one link's"
-    return ok(subject, Found(words + note, max(seen.values()), "errors"))
+    return ok(subject, Found(text + note, max(seen.values()), "errors"))
 
 
 def _reported(gpu: Gpu, kind: str, hits: list[tuple[PcieHop, int]]) -> Finding:

@@ -130,10 +130,10 @@ def _at_its_maximum(gpu: Gpu, width: int, own_max: int, wider: list[Gpu], eviden
             likely="this GPU sits in a slot with fewer lanes than its peers have",
             advice=_MOVE,
         )
-    words, source = (
+    text, source = (
         ("the slot's maximum", "slot maximum") if width < own_max else ("the GPU's own maximum", "gpu maximum")
     )
-    return ok(of_gpu(gpu), _found(gpu, width), _expected(gpu, width, words, source))
+    return ok(of_gpu(gpu), _found(gpu, width), _expected(gpu, width, text, source))
 
 
 def _cannot_tell_why(case: Case, gpu: Gpu, width: int, own_max: int, evidence: tuple[Evidence, ...]) -> Finding:
@@ -195,8 +195,8 @@ def _own_max(gpu: Gpu) -> int | Missing:
     return max(n for n in (on_bus, by_driver) if n is not None)
 
 
-def _expected(gpu: Gpu, lanes: int, words: str, source: str) -> Expected:
-    return Expected(f"{describe(_generation(gpu), lanes)}: {words}", ">=", lanes, "lanes", source)
+def _expected(gpu: Gpu, lanes: int, text: str, source: str) -> Expected:
+    return Expected(f"{describe(_generation(gpu), lanes)}: {text}", ">=", lanes, "lanes", source)
 
 
 def _width_evidence(gpu: Gpu, width: int, own_max: int, slot: PcieHop | None) -> tuple[Evidence, ...]:
@@ -213,9 +213,9 @@ def _width_evidence(gpu: Gpu, width: int, own_max: int, slot: PcieHop | None) ->
     return tuple(readings)
 
 
-def _cost(generation: int | None, width: int, wanted: int) -> Evidence:
-    rates = rates_gb_s((generation, width), (generation, wanted))
+def _cost(generation: int | None, width: int, expected: int) -> Evidence:
+    rates = rates_gb_s((generation, width), (generation, expected))
     if rates is None:
-        return Evidence("what it costs", f"{1 - width / wanted:.0%} of the bandwidth is lost")
+        return Evidence("what it costs", f"{1 - width / expected:.0%} of the bandwidth is lost")
     has, could = rates
     return Evidence("what it costs", f"{has} GB/s each way instead of {could}: {1 - has / could:.0%} is lost")

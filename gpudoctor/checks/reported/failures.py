@@ -11,26 +11,29 @@ from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu, of_nic
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.reported import OWN, Reported
+from gpudoctor.lazy_pattern import lazy_pattern
 from gpudoctor.statements.catalogue import bucket_of_xid
 from gpudoctor.statements.xids import xid
 
 _MOST = 12
 # whose word about a failed start, a missing device or a failed service is about the node
-_OF_THE_NODE = re.compile(
+_NODE_WORDS = (
     r"nvidia[\w.-]*|nv-\w+|NVRM|dcgm\w*|nhc|slurm(?:d|ctld|stepd)|kubelet|fabric ?manager|opensm|ib\w+|mlx\w+"
-    r"|scontrol|sinfo|kubectl|modprobe|insmod|dkms|kernel|gpu[-_]burn",
-    re.IGNORECASE,
+    r"|scontrol|sinfo|kubectl|modprobe|insmod|dkms|kernel|gpu[-_]burn"
 )
-_BEGINS_WITH_NODE = re.compile(rf"\W*(?:\w+\W+){{0,2}}?(?:{_OF_THE_NODE.pattern})\b[^:]{{0,40}}:", re.IGNORECASE)
+_OF_THE_NODE = lazy_pattern(_NODE_WORDS, re.IGNORECASE)
+_BEGINS_WITH_NODE = lazy_pattern(rf"\W*(?:\w+\W+){{0,2}}?(?:{_NODE_WORDS})\b[^:]{{0,40}}:", re.IGNORECASE)
 # "GPU 3 does not answer", "the card at 0000:3b:00.0 is gone": the device is what the sentence is about
-_SUBJECT_FIRST = re.compile(r"\W*(?:\w+ ){0,3}?\(?(?:GPUs?\b|card\b|[0-9a-fA-F:]{4,13}\.[0-7])", re.IGNORECASE)
+_SUBJECT_FIRST = lazy_pattern(r"\W*(?:\w+ ){0,3}?\(?(?:GPUs?\b|card\b|[0-9a-fA-F:]{4,13}\.[0-7])", re.IGNORECASE)
 # errors of driver, library or system: any program of CUDA meets them
 _SETUP_OF_NODE = ("cuda_init_failed", "cuda_system_not_ready", "cuda_driver_mismatch")
-_OWN_VERDICT = re.compile(
+_OWN_VERDICT = lazy_pattern(
     r"(?:[|:=]|\.{2,}|\s{2,})\s*(?:\d+ )?(?:FAIL(?:ED|URE)?|FAULTY|Fail(?:ed)?|UNHEALTHY|Unhealthy)\b[^a-z]*$"
 )
 # a value that could not be read: whether the device is broken is not said
-_NOT_READ = re.compile(r"(?i)\b(?:unable|failed|could not|cannot|can't|error) (?:to )?(?:get|read|query|retriev\w+)\b")
+_NOT_READ = lazy_pattern(
+    r"(?i)\b(?:unable|failed|could not|cannot|can't|error) (?:to )?(?:get|read|query|retriev\w+)\b"
+)
 # in a form that only programs write
 _BY_PROGRAM = ("level", "program", "verdict", "death", "event", "exit", "errno", "exception")
 _NODE_STATE = Advice(
@@ -44,7 +47,7 @@ _TOOLS = {
     "Huawei": "npu-smi info; dmesg | grep -iE 'ascend|devdrv'",
     "AWS": "neuron-ls; dmesg | grep -i neuron",
 }
-_WSL = re.compile(r"(?i)\bWSL\d?\b|/usr/lib/wsl|/dev/dxg|dxgkrnl|microsoft-standard")
+_WSL = lazy_pattern(r"(?i)\bWSL\d?\b|/usr/lib/wsl|/dev/dxg|dxgkrnl|microsoft-standard")
 _OF_WINDOWS = Advice(
     "In WSL the driver is that of Windows: update or repair it there, then start WSL again.", "wsl --shutdown"
 )

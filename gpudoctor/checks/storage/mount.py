@@ -86,8 +86,8 @@ def used_for(mount: StorageMount) -> str:
 def mount_evidence(mount: StorageMount) -> Evidence:
     """Its line of the mount table, with at most 12 options."""
     options = ",".join(mount.options[:12])
-    words = f"{mount.source} on {mount.point} type {mount.fs_type} ({options}): {class_words(mount)}"
-    return Evidence("/proc/self/mountinfo", f"{words}; used as {used_for(mount)}")
+    text = f"{mount.source} on {mount.point} type {mount.fs_type} ({options}): {class_words(mount)}"
+    return Evidence("/proc/self/mountinfo", f"{text}; used as {used_for(mount)}")
 
 
 def class_words(mount: StorageMount) -> str:
@@ -107,8 +107,8 @@ def mounted(case: Case) -> Iterator[Finding]:
         return
     for mount in mounts:
         findings = [*_of_mount(mount), *_of_paths(mount), *_of_devices(mount)]
-        words = f"{mount.fs_type}, {class_words(mount)}, used as {used_for(mount)}"
-        yield from findings or [ok(subject_of(mount), Found(words), None, mount_evidence(mount))]
+        text = f"{mount.fs_type}, {class_words(mount)}, used as {used_for(mount)}"
+        yield from findings or [ok(subject_of(mount), Found(text), None, mount_evidence(mount))]
 
 
 def _of_mount(mount: StorageMount) -> Iterator[Finding]:

@@ -83,18 +83,18 @@ def _judged(case: Case, each: StorageRead) -> Finding:
     low, high = min(rate.gb_s for rate in rates), max(rate.gb_s for rate in rates)
     own = "; a file written for it just now, so that the disk's own cache may have held it" if each.own_file else ""
     found = Found(f"{_rates_text(best)}{own}", round(low, 4), "GB/s")
-    expected, wanted = _expected(case, gpus)
+    expected, requested = _expected(case, gpus)
     advice = _OWN_ADVICE if each.own_file else _ADVICE
-    if case.measurements.data_need_gb_s is not None and high < wanted and not each.own_file:
+    if case.measurements.data_need_gb_s is not None and high < requested and not each.own_file:
         return fail(subject, found, expected, *evidence, likely="the GPUs wait for data", advice=advice)
-    if low < wanted:
-        slow = " and ".join(pattern for pattern, rate in best.items() if rate is not None and rate.gb_s < wanted)
+    if low < requested:
+        slow = " and ".join(pattern for pattern, rate in best.items() if rate is not None and rate.gb_s < requested)
         likely = f"a training whose reads are {slow} waits for data"
         return warn(subject, found, expected, *evidence, likely=likely, advice=advice)
     if isinstance(each.cold, Missing):  # fast enough, unless it came from RAM
-        words = f"{found.text}, perhaps from RAM: {each.cold.reason}"
+        text = f"{found.text}, perhaps from RAM: {each.cold.reason}"
         # TMPDIR was not requested: if its disk cannot be told from RAM, nothing that was asked is unknown
-        return skip(subject, words) if each.own_file else unknown(subject, words, *evidence)
+        return skip(subject, text) if each.own_file else unknown(subject, text, *evidence)
     return ok(subject, Found(f"{found.text}: {_means(low, case)}", found.value, found.unit), expected, *evidence)
 
 
@@ -107,13 +107,13 @@ def _expected(case: Case, gpus: int) -> tuple[Expected, float]:
     """The rate that the node needs, as `Expected` and in GB/s."""
     need, many = case.measurements.data_need_gb_s, f"{gpus} GPU{'s' * (gpus > 1)}"
     if need is not None:
-        wanted = need * gpus
-        text, source = f"{_gb_s(wanted)}: --need {_gb_s(need)} a GPU x {many}", "--need"
+        expected = need * gpus
+        text, source = f"{_gb_s(expected)}: --need {_gb_s(need)} a GPU x {many}", "--need"
     else:
-        wanted = case.limit(_SHARDS_MB_S) / 1e3 * gpus
-        text = f"at least {_gb_s(wanted)}, for {many} that read token shards; --need says what yours want"
+        expected = case.limit(_SHARDS_MB_S) / 1e3 * gpus
+        text = f"at least {_gb_s(expected)}, for {many} that read token shards; --need says what yours want"
         source = case.limit_source(_SHARDS_MB_S)
-    return Expected(text, ">=", round(wanted, 6), "GB/s", source), wanted
+    return Expected(text, ">=", round(expected, 6), "GB/s", source), expected
 
 
 def _rates_text(best: dict[str, StorageRate | None]) -> str:

@@ -123,11 +123,11 @@ def _ranks_of(tried: Strategies, strategy: str) -> int:
 
 def mean_losses(run: StrategyRun) -> list[float | None]:
     """The loss of each step over the whole batch: the mean over the ranks that have one; None if not finite."""
-    told = [rank.losses for rank in run.ranks if rank.losses]
-    if len({len(losses) for losses in told}) > 1:
+    reported = [rank.losses for rank in run.ranks if rank.losses]
+    if len({len(losses) for losses in reported}) > 1:
         return []
     found: list[float | None] = []
-    for step in zip(*told, strict=True):
+    for step in zip(*reported, strict=True):
         finite = [loss for loss in step if loss is not None]
         found.append(sum(finite) / len(finite) if len(finite) == len(step) else None)
     return found
@@ -147,8 +147,8 @@ def held_bytes(rank: StrategyRank) -> int:
     memory = rank.memory
     if isinstance(memory.peak_bytes, int):
         return memory.peak_bytes
-    kept = memory.activations_bytes if isinstance(memory.activations_bytes, int) else 0
-    return memory.parameters_bytes + memory.gradients_bytes + memory.optimizer_bytes + kept
+    retained = memory.activations_bytes if isinstance(memory.activations_bytes, int) else 0
+    return memory.parameters_bytes + memory.gradients_bytes + memory.optimizer_bytes + retained
 
 
 def loss_error(tried: Strategies, run: StrategyRun) -> float | None:

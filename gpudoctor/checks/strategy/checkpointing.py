@@ -51,8 +51,8 @@ def _memory(run: StrategyRun) -> Iterator[Finding]:
         less = run.figures.get(f"checkpointed_{part}_bytes")
         if plain is None or less is None:
             continue
-        words = f"{run.variant}: {short_mib(round(less))} {what}, {short_mib(round(plain))} without it"
+        text = f"{run.variant}: {short_mib(round(less))} {what}, {short_mib(round(plain))} without it"
         if less < plain:
-            yield ok(NODE, words)
+            yield ok(NODE, text)
         else:
-            yield warn(NODE, Found(words, round(less), "B"), Expected("less than without it", "<", round(plain), "B"))
+            yield warn(NODE, Found(text, round(less), "B"), Expected("less than without it", "<", round(plain), "B"))

@@ -45,14 +45,14 @@ def dp(case: Case) -> Iterator[Finding]:
     if not runs or not runs[0].ranks:
         return
     extra = runs[0].figures.get("first_gpu_extra_bytes")
-    words = []
+    parts = []
     if ddp_runs and ddp_runs[0].ranks:
         ratio = runs[0].ranks[0].step_ms / max(rank.step_ms for rank in ddp_runs[0].ranks)
-        words.append(f"a step takes {ratio:.2g} x that of DDP")
+        parts.append(f"a step takes {ratio:.2g} x that of DDP")
     if extra is not None:
-        words.append(f"the first GPU holds {short_mib(extra)} more than the others")
-    if words:
-        yield ok(NODE, f"DataParallel: {' and '.join(words)}; DDP is the one to use")
+        parts.append(f"the first GPU holds {short_mib(extra)} more than the others")
+    if parts:
+        yield ok(NODE, f"DataParallel: {' and '.join(parts)}; DDP is the one to use")
 
 
 @strategy_check(

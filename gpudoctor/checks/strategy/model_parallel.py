@@ -104,11 +104,11 @@ def _bubble(case: Case, run: StrategyRun) -> Finding:
 
 
 def _kept(run: StrategyRun) -> str:
-    kept = [r.memory.activations_bytes for r in run.ranks if isinstance(r.memory.activations_bytes, int)]
+    retained = [r.memory.activations_bytes for r in run.ranks if isinstance(r.memory.activations_bytes, int)]
     held = run.figures.get("microbatches_held")
-    if not kept or held is None:
+    if not retained or held is None:
         return ""
-    return f", and the first keeps {held:g} microbatches ({short_mib(max(kept))} of activations a rank at most)"
+    return f", and the first keeps {held:g} microbatches ({short_mib(max(retained))} of activations a rank at most)"
 
 
 @strategy_check("3d", "Data, tensor and pipeline parallelism together train what one rank alone trains", (FP32_ERROR,))

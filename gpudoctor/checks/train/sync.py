@@ -93,12 +93,12 @@ def _weights(case: Case, training: Training) -> Iterator[Finding]:
     if len(set(hashes.values())) < 2:
         return
     right = majority(hashes.values())
-    odd = [rank for rank, digest in hashes.items() if digest != right] if right is not None else []
+    outliers = [rank for rank, digest in hashes.items() if digest != right] if right is not None else []
     evidence = tuple(Evidence(f"weights of rank {rank}", digest[:16]) for rank, digest in hashes.items())
-    for subject in [rank_subject(case, rank) for rank in odd] or [NODE]:
+    for subject in [rank_subject(case, rank) for rank in outliers] or [NODE]:
         yield fail(
             subject,
-            "its weights differ from those of the other ranks" if odd else "the ranks end with different weights",
+            "its weights differ from those of the other ranks" if outliers else "the ranks end with different weights",
             "the same weights, bit for bit, on every rank",
             *evidence,
             likely="silent corruption: memory, a link, or the GPU's arithmetic",

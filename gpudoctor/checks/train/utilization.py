@@ -98,15 +98,15 @@ def _compared(case: Case, telemetry: Telemetry, group: Sequence[Watched], unseen
         return
     limit = case.limit(_APART_PCT, group[0][0])
     usual = [median(busy[:place] + busy[place + 1 :]) or 0.0 for place in range(len(busy))]
-    odd = [place for place in range(len(busy)) if abs(busy[place] - usual[place]) > limit]
+    outliers = [place for place in range(len(busy)) if abs(busy[place] - usual[place]) > limit]
     if len(group) == 2:
-        odd = [min(odd, key=lambda place: busy[place])] if odd else []  # of two, the idler one is odd
-    elif len(odd) * 2 > len(group):
+        outliers = [min(outliers, key=lambda place: busy[place])] if outliers else []  # of two, the idler one is odd
+    elif len(outliers) * 2 > len(group):
         yield _uneven(case, group, busy)
         return
-    for place in odd:
+    for place in outliers:
         yield _apart(case, telemetry, group[place], busy[place], usual[place])
-    if not odd and not unseen:
+    if not outliers and not unseen:
         text = f"{len(group)} GPUs alike: {_span(busy)} % busy{_memory(group)}{_steadiness(group)}"
         yield ok(NODE, Found(text, round(min(busy), 1), "%"), Expected(f"within {limit:g} points of each other"))
 
@@ -197,8 +197,8 @@ def memory(case: Case, training: Training) -> Iterator[Finding]:
         return
     usual_mib = median(peaks.values()) or 0.0
     room_mib = max(case.limit(_SPREAD_SHARE) * usual_mib, case.limit(_SPREAD_MIB))
-    odd = {rank: mib for rank, mib in peaks.items() if abs(mib - usual_mib) > room_mib}
-    for number, mib in odd.items():
+    outliers = {rank: mib for rank, mib in peaks.items() if abs(mib - usual_mib) > room_mib}
+    for number, mib in outliers.items():
         yield warn(
             rank_subject(case, number),
             Found(f"{mib:.0f} MiB at peak", round(mib), "MiB"),
@@ -210,5 +210,5 @@ def memory(case: Case, training: Training) -> Iterator[Finding]:
                 Advice("In your own code load checkpoints with map_location to the rank's own device."),
             ),
         )
-    if not odd:
+    if not outliers:
         yield ok(NODE, Found(f"{usual_mib:.0f} MiB at peak on every rank", round(usual_mib), "MiB"))

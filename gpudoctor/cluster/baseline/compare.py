@@ -215,12 +215,12 @@ def _of_figure(entry: Entry, saved: list[float], now: float) -> Iterator[Change]
     if worse and len(saved) >= RUNS_TO_JUDGE:
         status = "fail" if loss >= FAIL_LOSS else "warn"
     figure, place = figure_of(entry)
-    words = figure_words(figure)
-    where = f", {place_words(place)}" if place and "GPU" not in words else ""
+    message = figure_words(figure)
+    where = f", {place_words(place)}" if place and "GPU" not in message else ""
     few = (
         f" ({len(saved)} of {RUNS_TO_JUDGE} runs that a verdict needs)" if worse and len(saved) < RUNS_TO_JUDGE else ""
     )
-    text = f"{words}{where}: {before:.4g} -> {now:.4g} {unit_of(figure)} ({ratio - 1:+.0%}){few}"
+    text = f"{message}{where}: {before:.4g} -> {now:.4g} {unit_of(figure)} ({ratio - 1:+.0%}){few}"
     yield Change(status, "figure", text, before, now, round(ratio, 4))
 
 
@@ -237,6 +237,6 @@ def render_comparison(comparison: Comparison, *, width: int, color: bool) -> str
     parts += [plain(what, "bold"), TextRows(rows) if rows else plain("nothing changed")]
     parts += [plain(f"Note: {note}") for note in comparison.notes]
     worse = sum(1 for change in comparison.changes if change.what == "figure" and change.status != "said")
-    said = f"{worse} of {comparison.compared} figures worse than in the saved runs" if worse else ""
-    parts.append(Text.assemble(status_word(Status(comparison.verdict)), "  ", said))
+    reported = f"{worse} of {comparison.compared} figures worse than in the saved runs" if worse else ""
+    parts.append(Text.assemble(status_word(Status(comparison.verdict)), "  ", reported))
     return laid_out(parts, width=width, color=color)

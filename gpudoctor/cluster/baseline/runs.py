@@ -53,12 +53,12 @@ def save_run(request: BaselineRequest, output: Path | None) -> str:
     made = with_run(_load(path) if os.path.lexists(path) else None, record)
     write_file(path, json_line(made))
     more = RUNS_TO_JUDGE - len(made.runs)
-    wanted = f"; {more} more until a loss of 10 % fails" if more > 0 else ""
+    expected = f"; {more} more until a loss of 10 % fails" if more > 0 else ""
     simulated = "SIMULATED " if made.simulated else ""
     figures = f"{len(record.entries)} figures" if record.entries else "no figures of GPUs (level quick, or CPU ranks)"
     return (
         f"{path}: {simulated}run {len(made.runs)} of {printable(made.host)}, {figures}, "
-        f"{len(record.configuration)} items of configuration{wanted}\n"
+        f"{len(record.configuration)} items of configuration{expected}\n"
     )
 
 

@@ -88,9 +88,9 @@ class Coordinator:
         if signals:
             interrupted = InterruptedBySignal(signals[0])
         elif not session.nodes:
-            words = launcher_words()
-            said = f"; {self.launcher} says: {words}" if words else f" within {session.plan.join_limit_s:g} s"
-            raise UserError(f"no node came{said}")
+            message = launcher_words()
+            reported = f"; {self.launcher} says: {message}" if message else f" within {session.plan.join_limit_s:g} s"
+            raise UserError(f"no node came{reported}")
         else:
             self._refuse_unknown_hosts({*names, *(node.hostname for node in session.nodes)})
         run = ClusterRun(
@@ -104,9 +104,9 @@ class Coordinator:
             interrupted=str(interrupted) if interrupted else None,
             insecure=self._insecure,
         )
-        words = launcher_words() if session.missing else None
+        message = launcher_words() if session.missing else None
         report = judge_cluster(
-            session, run, floor_gb_s=floor_gb_s, fail_on=request.fail_on, files=self.files, launcher_words=words
+            session, run, floor_gb_s=floor_gb_s, fail_on=request.fail_on, files=self.files, launcher_words=message
         )
         if self._not_kept:
             report = msgspec.structs.replace(report, exit_code=COULD_NOT)
@@ -140,7 +140,7 @@ class Coordinator:
         """Write the node's own report under a file name that is valid and unique in that folder."""
         if self.request.reports is None:
             return
-        path = self.request.reports / file_name(name, {Path(kept).name for kept in self.files.values()})
+        path = self.request.reports / file_name(name, {Path(retained).name for retained in self.files.values()})
         try:
             write_file(path, report)
         except OutputError as error:  # the nodes are judged all the same

@@ -33,6 +33,10 @@ SLOW_SHARE: dict[Backend, float] = {"nccl": 0.80, "gloo": 0.30}
 FAIL_SHARE: dict[Backend, float] = {"nccl": 0.50, "gloo": 0.15}
 _OWN = "gpudoctor's own choice"
 _ALIKE_MAX = 6
+_GROUP_STEPS = (
+    Advice("Let the nodes connect to each other on any port: NCCL and gloo choose them freely.", "nft list ruleset"),
+    Advice("Run it once more with its words.", "NCCL_DEBUG=INFO GPUDOCTOR_TRACEBACK=1 gpudoctor cluster check"),
+)
 
 
 def all_reduce_findings(session: ClusterSession) -> Iterator[Finding]:
@@ -67,27 +71,27 @@ def pair_findings(session: ClusterSession, floor_gb_s: float | None) -> Iterator
     if backend is None or not session.pairs:
         yield _not_measured(session)
         return
-    there = {pair: group for pair, group in session.pairs.items() if not any(session.nodes[p].lost for p in pair)}
-    yield from _unmeasured(session, there)
-    wrong = sorted({place for group in there.values() for place in group.wrong})
+    present = {pair: group for pair, group in session.pairs.items() if not any(session.nodes[p].lost for p in pair)}
+    yield from _unmeasured(session, present)
+    wrong = sorted({place for group in present.values() for place in group.wrong})
     for place in wrong:
-        yield _wrong(session, place, [group for group in there.values() if place in group.wrong])
+        yield _wrong(session, place, [group for group in present.values() if place in group.wrong])
     out = {place for place, node in enumerate(session.nodes) if node.left_out is not None}
     paired = sorted({place for pair in session.pairs for place in pair})
     yield from _left_out(session, "was not measured with every other node", paired)
     # a pair with a node whose ranks broke is no evidence about the link between them
-    in_vain = [pair for pair, group in there.items() if group.trouble and not out.intersection(pair)]
-    rates = {pair: rate for pair, group in there.items() if (rate := group.busbw_gb_s) is not None}
+    in_vain = [pair for pair, group in present.items() if group.trouble and not out.intersection(pair)]
+    rates = {pair: rate for pair, group in present.items() if (rate := group.busbw_gb_s) is not None}
     if in_vain and not rates:
-        first = there[in_vain[0]]
+        first = present[in_vain[0]]
         yield unknown(NODE, f"no two nodes could form a group; {_trouble(session, first)}", advice=_GROUP_STEPS)
         return
-    yield from _cut_off(session, there, in_vain)
+    yield from _cut_off(session, present, in_vain)
     slow = slow_pairs(rates, SLOW_SHARE[backend])
     below = [pair for pair, rate in rates.items() if floor_gb_s is not None and rate < floor_gb_s and pair not in slow]
-    confirmed = [pair for pair in (*slow, *below) if there[pair].again]
+    confirmed = [pair for pair in (*slow, *below) if present[pair].again]
     for pair in (*slow, *below):
-        if not there[pair].again:
+        if not present[pair].again:
             text = f"{rate_text(rates[pair])}, and there was no time to measure it once more"
             yield unknown(_link(session, pair), text)
     for subject, pairs in _outlier_subjects(session, rates, confirmed):
@@ -145,12 +149,6 @@ def _slow(
     )
 
 
-_GROUP_STEPS = (
-    Advice("Let the nodes connect to each other on any port: NCCL and gloo choose them freely.", "nft list ruleset"),
-    Advice("Run it once more with its words.", "NCCL_DEBUG=INFO GPUDOCTOR_TRACEBACK=1 gpudoctor cluster check"),
-)
-
-
 def _outlier_subjects(
     session: ClusterSession, measured: Iterable[Pair], outliers: Sequence[Pair]
 ) -> Iterator[tuple[Subject, list[Pair]]]:
@@ -162,16 +160,16 @@ def _outlier_subjects(
         yield _link(session, pair), [pair]
 
 
-def _cut_off(session: ClusterSession, there: Mapping[Pair, Group], in_vain: Sequence[Pair]) -> Iterator[Finding]:
+def _cut_off(session: ClusterSession, present: Mapping[Pair, Group], in_vain: Sequence[Pair]) -> Iterator[Finding]:
     """Nodes and links that could not even form a group, while others could."""
-    for subject, pairs in _outlier_subjects(session, there, in_vain):
+    for subject, pairs in _outlier_subjects(session, present, in_vain):
         what = "no other node could form a group with it" if subject.kind == "node" else "the two could form no group"
         yield fail(
             subject,
             f"{what}, while other nodes could",
             "a process group between every two nodes",
             *(
-                Evidence(f"group of {_names(session, pair)}", _trouble(session, there[pair]))
+                Evidence(f"group of {_names(session, pair)}", _trouble(session, present[pair]))
                 for pair in pairs[:_ALIKE_MAX]
             ),
             likely="a firewall, a wrong interface or route, or a network port that is down",
@@ -179,15 +177,15 @@ def _cut_off(session: ClusterSession, there: Mapping[Pair, Group], in_vain: Sequ
         )
 
 
-def _unmeasured(session: ClusterSession, there: Mapping[Pair, Group]) -> Iterator[Finding]:
+def _unmeasured(session: ClusterSession, present: Mapping[Pair, Group]) -> Iterator[Finding]:
     # pairs were planned only among nodes whose ranks were ready
     ready = {place for place, node in enumerate(session.nodes) if node.ranks is not None}
     lost = {p for p in ready if session.nodes[p].lost is not None or session.nodes[p].left_out is not None}
-    planned = session.pairs_planned - sum(1 for pair in session.pairs if pair not in there)
-    left = planned - len(there)
+    planned = session.pairs_planned - sum(1 for pair in session.pairs if pair not in present)
+    left = planned - len(present)
     if left > 0 and not lost:
         yield skip(NODE, f"{left} of {session.pairs_planned} pairs were not measured: the time for it was up")
-    elif left > 0 or len(there) < len(session.pairs):
+    elif left > 0 or len(present) < len(session.pairs):
         names = _listed([session.nodes[place].name for place in sorted(lost)])
         yield skip(NODE, f"pairs with {names} were not measured to the end: no answer")
 

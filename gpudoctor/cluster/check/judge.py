@@ -125,15 +125,15 @@ def _own_checks(nodes: Sequence[NodeProgress], files: Mapping[str, str]) -> Iter
             passed += 1
             continue
         evidence = tuple(Evidence(f.check, f.headline) for f in report.faults[:_FAULTS_SHOWN])
-        words = report.reason.removeprefix(f"{report.verdict.upper()} ")
+        text = report.reason.removeprefix(f"{report.verdict.upper()} ")
         if report.verdict == "unknown":
-            yield unknown(subject, words, *evidence)
+            yield unknown(subject, text, *evidence)
             continue
         judge = fail if report.verdict == "fail" else warn
         file = files.get(node.name)
         again = f"gpudoctor check --node {quote(file)}" if file else f"ssh {node.hostname} gpudoctor check"
         steps = (Advice("See what its report says to do.", again),)
-        yield judge(subject, words, "a node that passes its own check", *evidence, advice=steps)
+        yield judge(subject, text, "a node that passes its own check", *evidence, advice=steps)
     if passed:
         yield ok(NODE, Found(f"{passed} of {len(nodes)} nodes pass their own check", passed, "nodes"))
     elif not nodes:
@@ -194,10 +194,10 @@ def _group(session: ClusterSession, group: Group) -> GroupResult:
 
 def _reason(verdict: Verdict, checks: Sequence[Judged]) -> str:
     """One line fit for a job's comment: the verdict, and the checks and nodes with that status."""
-    words = [verdict.upper()]
+    parts = [verdict.upper()]
     for check in checks:
         names = [f.subject.name or "" for f in check.findings if f.status.value == verdict and f.subject.name]
         if check.status.value == verdict and verdict in ("fail", "unknown", "warn"):
-            words.append(check.id.partition(".")[2] + (f" {','.join(dict.fromkeys(names))}" if names else ""))
-    line = f"{words[0]} {'; '.join(words[1:])}".strip().replace('"', "").replace("'", "")
+            parts.append(check.id.partition(".")[2] + (f" {','.join(dict.fromkeys(names))}" if names else ""))
+    line = f"{parts[0]} {'; '.join(parts[1:])}".strip().replace('"', "").replace("'", "")
     return line if len(line) <= REASON_LENGTH else line[: REASON_LENGTH - 3] + "..."

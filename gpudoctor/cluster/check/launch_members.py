@@ -111,9 +111,9 @@ def _coordinate(
     join = ",".join(f"{address}/{hub.port}" for address in addresses)
     with token_pipe(token) as token_fd:
         # the member reads the engine's variables too, and some engines do not provide the number of nodes
-        words = ["cluster", "rank", "--join", join, "--token-fd", str(token_fd), "--numbered", placement.engine]
-        words += ["--nodes", str(placement.nodes)]
-        command = dependent_gpudoctor([*words, *request.member_words()])
+        arguments = ["cluster", "rank", "--join", join, "--token-fd", str(token_fd), "--numbered", placement.engine]
+        arguments += ["--nodes", str(placement.nodes)]
+        command = dependent_gpudoctor([*arguments, *request.member_words()])
         member = Child(command, stderr=None, pass_fds=(token_fd,), new_session=False)
     try:
         return coordinator.run(hub, placement.nodes, (), lambda: False, lambda: None)
@@ -124,11 +124,11 @@ def _coordinate(
 
 def _serve(request: ClusterCheckRequest, addresses: list[tuple[str, int]], token: str, index: int | None) -> int:
     hostname = node_name()
-    words = request.check_words()
+    arguments = request.check_words()
     for host, fault in request.faults_of_hosts():
         if host is None or host in Hosts([hostname]):
-            words.append(f"--fault={fault}")
-    member = Member(words, request.ranks or 1, hostname)
+            arguments.append(f"--fault={fault}")
+    member = Member(arguments, request.ranks or 1, hostname)
     try:
         member.serve(addresses, token, index, request.deadline_s or _JOIN_S)
     except HubGoneError as error:
@@ -163,13 +163,13 @@ def run_cluster_check(request: ClusterCheckRequest, output: ClusterOutput) -> in
         token = given_token(request, os.environ) or new_secret()
         hub = Hub(token, silence_s=silence_s(request))
         try:
-            with tempfile.TemporaryFile() as words, _started(launch, request, hub, token, words) as process:
+            with tempfile.TemporaryFile() as text, _started(launch, request, hub, token, text) as process:
                 count, names = launch.count, launch.names
                 if launcher == "ray":
-                    names = _ray_nodes(process, words)
+                    names = _ray_nodes(process, text)
                     count = len(names)
                 return coordinator.run(
-                    hub, count, names, lambda: process.poll() is not None, lambda: _last_words(words, process)
+                    hub, count, names, lambda: process.poll() is not None, lambda: _last_words(text, process)
                 )
         finally:
             hub.close()
@@ -179,7 +179,7 @@ def run_cluster_check(request: ClusterCheckRequest, output: ClusterOutput) -> in
 
 @contextmanager
 def _started(
-    launch: MemberLaunch, request: ClusterCheckRequest, hub: Hub, token: str, words: IO[bytes]
+    launch: MemberLaunch, request: ClusterCheckRequest, hub: Hub, token: str, output: IO[bytes]
 ) -> Iterator[Child]:
     """Start the launcher, and through it all members; end it on leaving."""
     # members try the hub's addresses in this order; loopback is for members on this machine
@@ -198,8 +198,8 @@ def _started(
         try:
             process = Child(
                 command,
-                stdout=PIPE if launch.launcher == "ray" else words,
-                stderr=words,
+                stdout=PIPE if launch.launcher == "ray" else output,
+                stderr=output,
                 env=environment,
                 pass_fds=(token_fd,) if launch.launcher == "ray" else (),
             )
@@ -213,27 +213,27 @@ def _started(
         process.close()
 
 
-def _ray_nodes(process: Child, words: IO[bytes]) -> tuple[str, ...]:
+def _ray_nodes(process: Child, output: IO[bytes]) -> tuple[str, ...]:
     """The names of Ray's nodes. Raise UserError if Ray does not answer or has no node."""
     line = LineReader(process.stdout).one(_RAY_LIMIT_S)
     if line is None:
-        said = _last_words(words, process) or f"no answer within {_RAY_LIMIT_S:g} s"
-        raise UserError(f"Ray did not tell its nodes ({said}); is RAY_ADDRESS the address of a running cluster?")
+        reported = _last_words(output, process) or f"no answer within {_RAY_LIMIT_S:g} s"
+        raise UserError(f"Ray did not tell its nodes ({reported}); is RAY_ADDRESS the address of a running cluster?")
     names = tuple(str(name) for name in json.loads(line))
     if not names:
         raise UserError("Ray has no node that is alive")
     return names
 
 
-def _last_words(words: IO[bytes], process: Child) -> str | None:
+def _last_words(output: IO[bytes], process: Child) -> str | None:
     """The launcher's output from the first line on that looks like an error, else from the first one with words."""
-    words.seek(0)
-    lines = words.read(_WORDS_BYTES).decode("utf-8", "replace").splitlines()
+    output.seek(0)
+    lines = output.read(_WORDS_BYTES).decode("utf-8", "replace").splitlines()
     # not boxes, rules of dashes, or source lines in a traceback
-    said = [line.strip() for line in lines if sum(map(str.isalpha, line)) >= _LETTERS_MIN and line[:4] != "    "]
-    if said:
+    statements = [line.strip() for line in lines if sum(map(str.isalpha, line)) >= _LETTERS_MIN and line[:4] != "    "]
+    if statements:
         # Open MPI wraps its sentences
-        first = next((number for number, line in enumerate(said) if _TROUBLE.search(line)), 0)
-        return " ".join(said[first:])[:_WORDS_MAX]
+        first = next((number for number, line in enumerate(statements) if _TROUBLE.search(line)), 0)
+        return " ".join(statements[first:])[:_WORDS_MAX]
     code = process.poll()
     return None if code is None else f"it ended with code {code}"

@@ -132,8 +132,8 @@ class Member:
         try:
             self._report = msgspec.json.decode(out, type=Report)
         except (ValueError, RecursionError):  # msgspec raises UnicodeDecodeError too
-            words = err.decode("utf-8", "replace").strip().splitlines() or [f"it ended with code {process.returncode}"]
-            return messages.Checked(reach, Missing(f"its check gave no report: {words[-1][:300]}", "failed"))
+            text = err.decode("utf-8", "replace").strip().splitlines() or [f"it ended with code {process.returncode}"]
+            return messages.Checked(reach, Missing(f"its check gave no report: {text[-1][:300]}", "failed"))
         return messages.Checked(reach, out.decode("utf-8", "replace"))
 
     def _open(self, order: messages.Open, hub: socket.socket) -> messages.Ready | messages.MemberFailure:

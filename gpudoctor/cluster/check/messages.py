@@ -209,8 +209,8 @@ class Line:
         Raise OSError, LineError for a line that is too long, TamperedError for one with a wrong MAC.
         """
         if self._kept:
-            kept, self._kept = self._kept, []
-            return kept
+            retained, self._kept = self._kept, []
+            return retained
         data = self.socket.recv(1 << 18)
         if not data:
             return None
@@ -249,8 +249,8 @@ def hello_of(token: str, challenge: Challenge, hostname: str, index: int | None)
 
 def is_proved(token: str, hub_nonce: str, hello: Hello) -> bool:
     """Whether the sender of the Hello knows the token, compared in constant time."""
-    wanted = _proof(token, hub_nonce, hello.nonce, hello.hostname, hello.index)
-    return hmac.compare_digest(hello.proof.encode(), wanted.encode())
+    expected = _proof(token, hub_nonce, hello.nonce, hello.hostname, hello.index)
+    return hmac.compare_digest(hello.proof.encode(), expected.encode())
 
 
 def notice_silence(connection: socket.socket, silence_s: float) -> None:

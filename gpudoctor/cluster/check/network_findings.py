@@ -25,6 +25,13 @@ from gpudoctor.facts.system.network import Reach
 from gpudoctor.http.address import is_loopback
 from gpudoctor.profiles.profile import majority
 
+# gpudoctor's own choice: with a larger difference, logs and traces of several nodes cannot be put in order, and what
+# expires by time (tickets, tokens, file caches) begins to fail; munge and Kerberos credentials fail at 300 s
+CLOCK_WARN_S = 1.0
+_CLOCKS = Expected(f"within {CLOCK_WARN_S:g} s", "<=", CLOCK_WARN_S, "s", "gpudoctor's own choice")
+_CLOCK_LIKELY = "a clock that is not kept by NTP or PTP"
+_CLOCK_STEPS = (Advice("See whether it is kept.", "timedatectl status; chronyc tracking"),)
+
 
 def interface_for_gloo(reach: Reach, address: str) -> str | None:
     """The GLOO_SOCKET_IFNAME to set for the measurement; None if gloo's own choice works.
@@ -60,21 +67,13 @@ def gloo_trouble(reach: Reach) -> str | Missing | None:
     return None
 
 
-# gpudoctor's own choice: with a larger difference, logs and traces of several nodes cannot be put in order, and what
-# expires by time (tickets, tokens, file caches) begins to fail; munge and Kerberos credentials fail at 300 s
-CLOCK_WARN_S = 1.0
-_CLOCKS = Expected(f"within {CLOCK_WARN_S:g} s", "<=", CLOCK_WARN_S, "s", "gpudoctor's own choice")
-_CLOCK_LIKELY = "a clock that is not kept by NTP or PTP"
-_CLOCK_STEPS = (Advice("See whether it is kept.", "timedatectl status; chronyc tracking"),)
-
-
 def network_findings(nodes: Sequence[NodeProgress], backend: Backend | None) -> Iterator[Finding]:
     """Judge the nodes that sent their network facts. Problems of gloo fail for CPU ranks; for GPUs they warn."""
     seen = [(node, node.reach) for node in nodes if node.reach is not None]
     if len(seen) < 2:
         yield skip(NODE, "fewer than two nodes to compare")
         return
-    odd = [
+    outliers = [
         *_unread(seen),
         *_gloo(seen, backend),
         *_nccl_interfaces(seen),
@@ -82,8 +81,8 @@ def network_findings(nodes: Sequence[NodeProgress], backend: Backend | None) -> 
         *_unlike(seen, "RDMA", _rdma, "a port is down, or came up slower", "ibstatus"),
         *_clocks([node for node, _ in seen]),
     ]
-    yield from odd
-    if all(finding.status.value == "skip" for finding in odd):
+    yield from outliers
+    if all(finding.status.value == "skip" for finding in outliers):
         apart = [abs(node.offset_s) for node, _ in seen if node.offset_s is not None]
         clocks = f"; clocks within {max(apart) * 1000:.0f} ms of the hub's" if apart else ""
         yield ok(NODE, f"hostnames, interfaces, MTU and rates of {len(seen)} nodes agree{clocks}")

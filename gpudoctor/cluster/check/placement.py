@@ -27,6 +27,10 @@ _PORTS = 8  # if another job uses one of them, the next is tried
 _FIRST_PORT, _PORT_SPAN = 20000, 12000
 _FIRST_HOSTS = lazy_pattern(r"(?:[^,\[\]]|\[[0-9,-]+\])+")  # up to the first comma that is not in brackets
 _RANGES = lazy_pattern(r"\[(\d+)[0-9,-]*\]")
+TOKEN_VARIABLE = "GPUDOCTOR_CLUSTER_TOKEN"
+# 64 bits if it is random hexadecimal: whoever has recorded a connection can try tokens offline
+_LENGTH_MIN = 16
+_LENGTH_MAX = 1024  # the whole token must fit into a pipe that has no reader yet
 
 
 class JobPlacement(msgspec.Struct, frozen=True):
@@ -149,11 +153,6 @@ def _number(environment: Mapping[str, str], name: str) -> int | None:
 
 
 # The token: where it comes from, and when it is needed.
-
-TOKEN_VARIABLE = "GPUDOCTOR_CLUSTER_TOKEN"
-# 64 bits if it is random hexadecimal: whoever has recorded a connection can try tokens offline
-_LENGTH_MIN = 16
-_LENGTH_MAX = 1024  # the whole token must fit into a pipe that has no reader yet
 
 
 def given_token(request: ClusterCheckRequest, environ: MutableMapping[str, str]) -> str | None:

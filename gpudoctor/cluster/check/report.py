@@ -20,6 +20,15 @@ from gpudoctor.report.model import Tool, Verdict
 
 Backend = Literal["nccl", "gloo"]
 Launcher = Literal["slurm", "torchrun", "mpi", "ray", "k8s"]
+SCHEMA: Literal["gpudoctor.cluster/1"] = "gpudoctor.cluster/1"
+# the checks of a cluster report: id, and the title that holds if it passes
+TITLES = {
+    "cluster.nodes": "Every node came, and answered to the end",
+    "cluster.checks": "Every node passes its own check",
+    "cluster.network": "Nodes find each other: names, interfaces, MTU, rates and clocks agree",
+    "cluster.all-reduce": "A sum over all ranks of all nodes is exactly right",
+    "cluster.pairs": "Every two nodes exchange data as fast as the others do",
+}
 
 
 class ClusterCheckRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,16 +66,16 @@ class ClusterCheckRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     def check_words(self) -> list[str]:
         """The options of each node's own check, without the faults."""
-        words = ["--level", self.level, "--backend", self.backend]
+        arguments = ["--level", self.level, "--backend", self.backend]
         options = {"node": self.node, "profile": self.profile, "config": self.config}
-        words += [f"--{name}={value}" for name, value in options.items() if value is not None]
-        return [*words, *(f"--skip={word}" for word in self.skip)]
+        arguments += [f"--{name}={value}" for name, value in options.items() if value is not None]
+        return [*arguments, *(f"--skip={word}" for word in self.skip)]
 
     def member_words(self) -> list[str]:
         """The options that are passed on to every node's process."""
         options = {"ranks": self.ranks, "deadline": self.deadline_s}
-        words = [f"--{name}={value}" for name, value in options.items() if value is not None]
-        return [*self.check_words(), *words, *(f"--fault={fault}" for fault in self.faults)]
+        arguments = [f"--{name}={value}" for name, value in options.items() if value is not None]
+        return [*self.check_words(), *arguments, *(f"--fault={fault}" for fault in self.faults)]
 
     def faults_of_hosts(self) -> list[tuple[str | None, str]]:
         """Each fault with the host that it is for (`HOST:FAULT`), None if it is for all."""
@@ -98,17 +107,6 @@ class ClusterOutput(NamedTuple):
 
     write: Callable[[ClusterReport], int]
     show: Callable[[str], None]
-
-
-SCHEMA: Literal["gpudoctor.cluster/1"] = "gpudoctor.cluster/1"
-# the checks of a cluster report: id, and the title that holds if it passes
-TITLES = {
-    "cluster.nodes": "Every node came, and answered to the end",
-    "cluster.checks": "Every node passes its own check",
-    "cluster.network": "Nodes find each other: names, interfaces, MTU, rates and clocks agree",
-    "cluster.all-reduce": "A sum over all ranks of all nodes is exactly right",
-    "cluster.pairs": "Every two nodes exchange data as fast as the others do",
-}
 
 
 class NodeResult(msgspec.Struct, frozen=True):

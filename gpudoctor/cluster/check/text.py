@@ -82,9 +82,9 @@ def _nodes(report: ClusterReport) -> TextRows:
 
 def _node(node: NodeResult) -> tuple[Text, Text, Text]:
     # the verdict is shown in the first column
-    words = node.reason.partition(" ")[2] if node.reason.startswith(node.verdict.upper()) else node.reason
+    text = node.reason.partition(" ")[2] if node.reason.startswith(node.verdict.upper()) else node.reason
     gpus = f"   {node.gpus} GPUs" if node.gpus else ""
-    return status_word(Status(node.verdict)), plain(node.name, "bold"), plain(words + gpus)
+    return status_word(Status(node.verdict)), plain(node.name, "bold"), plain(text + gpus)
 
 
 def _figures(between: InterNodeResult, verbose: bool) -> Iterator[str]:

@@ -76,12 +76,12 @@ def figures(measured: MeasuredOf) -> tuple[tuple[Entry, ...], list[float]]:
 
 def _known(entries: list[Entry], values: list[Number]) -> tuple[tuple[Entry, ...], list[float]]:
     """Only the entries with a plausible value: JSON has no infinity, but it may contain 1e999."""
-    kept = [number for number in values if isinstance(number, float)]
-    if len(kept) == len(values) and (not kept or (min(kept) >= 0.0 and max(kept) < _IMPOSSIBLE)):
-        return tuple(entries), kept
+    retained = [number for number in values if isinstance(number, float)]
+    if len(retained) == len(values) and (not retained or (min(retained) >= 0.0 and max(retained) < _IMPOSSIBLE)):
+        return tuple(entries), retained
     good = [isinstance(number, float) and 0.0 <= number < _IMPOSSIBLE for number in values]
-    kept = [number for number in kept if 0.0 <= number < _IMPOSSIBLE]
-    return tuple(entry for entry, is_good in zip(entries, good, strict=True) if is_good), kept
+    retained = [number for number in retained if 0.0 <= number < _IMPOSSIBLE]
+    return tuple(entry for entry, is_good in zip(entries, good, strict=True) if is_good), retained
 
 
 def figure_of(entry: Entry) -> tuple[Figure, Place]:

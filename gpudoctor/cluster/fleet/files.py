@@ -21,6 +21,7 @@ _READ_AT_ONCE = 4 << 20
 _NAMES = (".json", ".jsonl", ".ndjson")
 _GZIP = b"\x1f\x8b"
 _CLOSED_BY = {b"{": b"}", b"[": b"]"}
+_but = msgspec.structs.replace
 
 
 class Document(msgspec.Struct, frozen=True):
@@ -147,9 +148,6 @@ def documents_of(file: Listed) -> Iterator[Document]:
 def _without_waiting(path: str, flags: int) -> int:
     """Open the path; if it is a pipe, do not wait for a writer."""
     return os.open(path, flags | os.O_NONBLOCK)
-
-
-_but = msgspec.structs.replace
 
 
 def _documents(stream: BinaryIO, whole: Document) -> Iterator[Document]:

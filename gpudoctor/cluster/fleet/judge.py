@@ -141,12 +141,12 @@ def _not_expected(nodes: Sequence[FleetNode], expected: Sequence[str]) -> Iterat
 def _with_jobs(row: NodeRow, jobs: NodeJobs | None) -> NodeRow:
     if jobs is None or row.simulated:
         return row
-    words = jobs_words(jobs)
+    text = jobs_words(jobs)
     if jobs.status == "fail":
-        fault = NodeFault(JOBS, words)
-        reason = row.reason if row.verdict == "fail" else f"FAIL {JOBS} {words}"
+        fault = NodeFault(JOBS, text)
+        reason = row.reason if row.verdict == "fail" else f"FAIL {JOBS} {text}"
         return msgspec.structs.replace(row, verdict="fail", reason=reason, faults=(*row.faults, fault))
-    worse = {"verdict": "warn", "reason": f"WARN {JOBS} {words}"} if row.verdict == "pass" else {}
+    worse = {"verdict": "warn", "reason": f"WARN {JOBS} {text}"} if row.verdict == "pass" else {}
     return msgspec.structs.replace(row, warnings=(*row.warnings, JOBS), **worse)
 
 
@@ -185,10 +185,10 @@ def _row(node: FleetNode, outliers: list[Outlier]) -> NodeRow:
 def _open_fault_text(node: FleetNode) -> str:
     first = node.open_faults[0]
     when = first.record.place if first.record.started_s is None else f"the report of {_at(first.record.started_s)}"
-    said = f"{first.fault.check} failed in {when}"
+    reported = f"{first.fault.check} failed in {when}"
     if first.unsure:
-        return f"{said}, and by the clocks it is not sure that {node.newest.place} is of a later state"
-    return f"{said} and was not looked at since"
+        return f"{reported}, and by the clocks it is not sure that {node.newest.place} is of a later state"
+    return f"{reported} and was not looked at since"
 
 
 def outlier_words(outlier: Outlier) -> str:

@@ -15,6 +15,10 @@ from gpudoctor.cluster.fleet.shapes import Verdict
 from gpudoctor.hostlist import Hosts, is_host_name
 
 MIN_NODES = 3
+Configurations = Mapping[str, Iterable[tuple[str, str]]]
+OUTLIER = "fleet.outlier"
+WORST_FIRST: tuple[Verdict, ...] = ("fail", "unknown", "warn", "pass")
+_FIT: tuple[Verdict, ...] = ("pass", "warn")
 
 
 class Other(msgspec.Struct, frozen=True):
@@ -39,9 +43,6 @@ class ConfigDrift(msgspec.Struct, frozen=True):
     others: tuple[Other, ...]
 
 
-Configurations = Mapping[str, Iterable[tuple[str, str]]]
-
-
 def drifts(kind: str, configurations: Configurations) -> list[ConfigDrift]:
     """The items in which nodes (by name) of a kind differ, of those that at least `MIN_NODES` nodes report."""
     by_item: dict[str, dict[str, list[str]]] = {}
@@ -50,23 +51,19 @@ def drifts(kind: str, configurations: Configurations) -> list[ConfigDrift]:
             by_item.setdefault(item, {}).setdefault(value, []).append(name)
     found = []
     for item, values in by_item.items():
-        told = sum(len(names) for names in values.values())
-        if len(values) < 2 or told < MIN_NODES:
+        reported = sum(len(names) for names in values.values())
+        if len(values) < 2 or reported < MIN_NODES:
             continue
         most = max(values, key=lambda value: len(values[value]))
-        agreeing = len(values[most]) if len(values[most]) * 2 > told else 0
+        agreeing = len(values[most]) if len(values[most]) * 2 > reported else 0
         others = [(value, names) for value, names in values.items() if not agreeing or value != most]
         others.sort(key=lambda other: (-len(other[1]), other[0]))
-        odd = tuple(Other(value, tuple(sorted(names))) for value, names in others)
-        found.append(ConfigDrift(kind, item, most if agreeing else None, agreeing, told, odd))
+        outliers = tuple(Other(value, tuple(sorted(names))) for value, names in others)
+        found.append(ConfigDrift(kind, item, most if agreeing else None, agreeing, reported, outliers))
     return found
 
 
-OUTLIER = "fleet.outlier"
 """The id under which a node counts that fails by comparison with the others only."""
-
-WORST_FIRST: tuple[Verdict, ...] = ("fail", "unknown", "warn", "pass")
-_FIT: tuple[Verdict, ...] = ("pass", "warn")
 
 
 class NodeRow(msgspec.Struct, frozen=True):

@@ -272,6 +272,6 @@ def job_notes(jobs: Sequence[JobRecord], rows: Sequence[NodeJobs]) -> Iterator[s
     """Notes about how many diagnoses were read, how many of them blame no machine, and each machine that is blamed."""
     if jobs:
         rest = len(jobs) - sum(row.jobs for row in rows)
-        words = f"{len(jobs)} diagnos{'is' if len(jobs) == 1 else 'es'} of failed jobs read"
-        yield words + (f"; {rest} of them blame no node of the last week" if rest else "")
+        text = f"{len(jobs)} diagnos{'is' if len(jobs) == 1 else 'es'} of failed jobs read"
+        yield text + (f"; {rest} of them blame no node of the last week" if rest else "")
     yield from (f"{row.node}: {jobs_words(row)}" for row in rows)

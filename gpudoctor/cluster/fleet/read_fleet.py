@@ -96,8 +96,8 @@ def _nothing(sources: Sequence[str], gathered: Gathered | None) -> str:
     if gathered is None:
         return f"{where}: nothing was read"
     others = len(gathered.foreign) + gathered.found.others
-    there = f"{others} other files and documents" if others else "nothing"
+    present = f"{others} other files and documents" if others else "nothing"
     return (
-        f"{where}: no report there, {there}; reports are written by gpudoctor check --json -o FILE, and by "
+        f"{where}: no report there, {present}; reports are written by gpudoctor check --json -o FILE, and by "
         "gpudoctor run --format json -o FILE"
     )

@@ -142,9 +142,9 @@ class ReportReader:
         runs: dict[str, ReportRecord] = {}
         yield gathered
         for outcome in self._outcomes(sources, stdin, gathered.found):
-            kept = _kept(outcome, gathered, runs)
-            if heard is not None and not isinstance(kept, (Foreign, JobRecord, RunReport)):
-                heard(kept)
+            retained = _kept(outcome, gathered, runs)
+            if heard is not None and not isinstance(retained, (Foreign, JobRecord, RunReport)):
+                heard(retained)
             yield gathered
 
     def _outcomes(self, sources: list[str], stdin: BinaryIO | None, found: FoundFiles) -> Iterator[Outcome]:

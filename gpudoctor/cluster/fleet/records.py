@@ -162,13 +162,15 @@ class Recorder:
             mended = _HALF_PAIR.sub(rb"\\\g<0>", data)
             if mended != data:
                 return self._decoded(mended, should_be_one)
-            said = str(error)
+            reported = str(error)
             if b"gpudoctor." not in data[:200] and data.lstrip()[:1] not in (b"{", b"["):
                 # zeros left by a crash, another encoding, or a shell's message that there is no gpudoctor
                 raise (BrokenError if should_be_one else ForeignError)("not JSON") from None
             if isinstance(error, RecursionError):
                 raise BrokenError("nested too deeply") from None
-            raise BrokenError(f"cut off: {said}" if "truncated" in said else f"broken JSON: {said}") from None
+            raise BrokenError(
+                f"cut off: {reported}" if "truncated" in reported else f"broken JSON: {reported}"
+            ) from None
 
     def _no_report(self, data: bytes) -> None:
         """Raise ForeignError, or BrokenError for a report in a form that cannot be read here."""

@@ -19,6 +19,7 @@ from gpudoctor.run.watched import Watched, WatchedRank
 _OF_A_NODE = re.compile(r"--(node|machine)[-_]rank(=.*)?|--local[-_]addr(=.*)?")
 # findings that compare ranks, and so are made again over all nodes
 _COMPARED = ("run.balance", "run.batch", "run.data", "run.host")
+_decoder = msgspec.json.Decoder(RunReport)
 
 
 class RunFinding(msgspec.Struct, frozen=True):
@@ -42,9 +43,6 @@ class FleetRun(msgspec.Struct, frozen=True):
     step_ms: float | None
     verdict: Verdict
     findings: tuple[RunFinding, ...]
-
-
-_decoder = msgspec.json.Decoder(RunReport)
 
 
 def run_report_of(data: bytes) -> RunReport | None:
@@ -82,15 +80,15 @@ def _groups(reports: Sequence[RunReport]) -> list[list[RunReport]]:
 
 
 def _command(report: RunReport) -> tuple[str, ...]:
-    words = iter(report.command)
-    kept = []
-    for word in words:
+    arguments = iter(report.command)
+    retained = []
+    for word in arguments:
         option = _OF_A_NODE.fullmatch(word)
         if option is None:
-            kept.append(word)
+            retained.append(word)
         elif "=" not in word:
-            next(words, None)
-    return tuple(kept)
+            next(arguments, None)
+    return tuple(retained)
 
 
 def _started_s(report: RunReport) -> float:

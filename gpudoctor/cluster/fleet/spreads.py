@@ -16,6 +16,8 @@ from gpudoctor.report.two_reports import FIGURE_CHANGE_MIN
 
 # one bad figure alone would blame a healthy node now and then: 1 of 5 repeats was 24 % off on a healthy machine
 FIGURES_TO_FAIL = 2
+_Column = tuple[list[float], list[int], list[Place]]
+_Rows = Mapping[str, NodeRow]
 
 
 class _Worse(msgspec.Struct, frozen=True):
@@ -54,9 +56,6 @@ def by_kind(nodes: Sequence[FleetNode]) -> dict[str, list[FleetNode]]:
     for node in nodes:
         kinds.setdefault(node.newest.kind, []).append(node)
     return kinds
-
-
-_Column = tuple[list[float], list[int], list[Place]]
 
 
 def _columns(nodes: Sequence[FleetNode], arrays: Sequence[Sequence[float]]) -> Iterator[tuple[Figure, _Column]]:
@@ -154,23 +153,21 @@ def changed(
     same = [node for node, old in pairs if node.newest.kind == old.newest.kind and node.newest.entries]
     judged = _judged(same)
     for kind, group in by_kind(same).items():
-        kept: list[FleetNode] = []
+        retained: list[FleetNode] = []
         arrays: list[list[float]] = []  # new / old for each figure
         for node in group:
             new, old = node.newest, older[node.name].newest
             if new.entries is old.entries and all(value > 0 for value in old.values):
-                kept.append(node)
+                retained.append(node)
                 arrays.append([now / before for now, before in zip(new.values, old.values, strict=True)])
-        for figure, (values, owners, places) in _columns(kept, arrays):
+        for figure, (values, owners, places) in _columns(retained, arrays):
             spread = spread_of(values, owners, less_is_better(figure), judged)
             bad = () if spread.split else spread.bad
-            found = [_Worse(kept[b.node], figure, places[b.position], b, spread.criterion) for b in bad]
+            found = [_Worse(retained[b.node], figure, places[b.position], b, spread.criterion) for b in bad]
             yield kind, figure, spread, found
 
 
 # What changed since an older set of reports.
-
-_Rows = Mapping[str, NodeRow]
 
 
 def trends(
@@ -212,9 +209,9 @@ def _faults(now: _Rows, before: _Rows) -> Iterator[Trend]:
 
 
 def _nodes(now: _Rows, before: _Rows) -> Iterator[Trend]:
-    gone, new = [name for name in before if name not in now], [name for name in now if name not in before]
-    if gone:
-        yield Trend("node", f"{len(gone)} without a report now: {hostlist(gone)}", worse=True)
+    missing, new = [name for name in before if name not in now], [name for name in now if name not in before]
+    if missing:
+        yield Trend("node", f"{len(missing)} without a report now: {hostlist(missing)}", worse=True)
     if new:
         yield Trend("node", f"{len(new)} new: {hostlist(new)}")
 
@@ -245,8 +242,8 @@ def _figures(nodes: Sequence[FleetNode], older: Mapping[str, FleetNode]) -> Iter
             yield Trend("fleet", text, worse=(spread.median > 1) == less_is_better(figure))
         for each in found:
             where = place_words(each.place)
-            words = figure_words(figure) + (f", {where}" if where and "GPU" not in figure_words(figure) else "")
-            text = f"{words} {each.bad.value - 1:+.0%}, the fleet {spread.median - 1:+.0%}"
+            message = figure_words(figure) + (f", {where}" if where and "GPU" not in figure_words(figure) else "")
+            text = f"{message} {each.bad.value - 1:+.0%}, the fleet {spread.median - 1:+.0%}"
             by_node.setdefault(each.node.name, []).append((each.bad.similarity, text))
     for name, worse in by_node.items():
         _, text = min(worse)

@@ -79,16 +79,16 @@ def _verdicts(fleet: Fleet) -> RenderableType:
             shown = "" if word == "pass" and len(names) == len(fleet.nodes) else shortened(hostlist(names))
             rows.append((status_word(Status(word)), plain(f"{len(names):>6}"), plain(shown)))
     if fleet.counts.unread:
-        words = "report that cannot be read" if fleet.counts.unread == 1 else "reports that cannot be read"
-        rows.append((status_word(Status.UNKNOWN), plain(f"{fleet.counts.unread:>6}"), plain(words)))
+        text = "report that cannot be read" if fleet.counts.unread == 1 else "reports that cannot be read"
+        rows.append((status_word(Status.UNKNOWN), plain(f"{fleet.counts.unread:>6}"), plain(text)))
     return TextRows(rows)
 
 
 def _kinds(fleet: Fleet, most: int) -> Iterator[RenderableType]:
     def cells(kind: FaultKind) -> tuple[Text, ...]:
-        words = shortened(hostlist(kind.nodes)) + (f": {kind.example}" if kind.example else "")
+        text = shortened(hostlist(kind.nodes)) + (f": {kind.example}" if kind.example else "")
         status, nodes = status_word(Status(kind.status)), _count(len(kind.nodes), "node")
-        return status, plain(kind.check, "bold"), plain(nodes), plain(words)
+        return status, plain(kind.check, "bold"), plain(nodes), plain(text)
 
     return _rows(fleet.faults, most, cells)
 
@@ -110,8 +110,8 @@ def _runs(fleet: Fleet, most: int) -> Iterator[RenderableType]:
             ranks = _count(run.ranks, "rank") + (
                 f" of {run.world_size}" if run.world_size not in (None, run.ranks) else ""
             )
-            words = f"{' '.join(run.command)}: {ranks} on {shortened(hostlist(run.hosts))}{step}"
-            return status_word(Status(run.verdict)), plain("training", "bold"), plain(words)
+            text = f"{' '.join(run.command)}: {ranks} on {shortened(hostlist(run.hosts))}{step}"
+            return status_word(Status(run.verdict)), plain("training", "bold"), plain(text)
         return status_word(Status(problem.status)), plain(problem.id), plain(run_finding_words(problem))
 
     return _rows([(run, each) for run in fleet.runs for each in (None, *run.findings)], most, cells)
@@ -127,10 +127,10 @@ def _outliers(fleet: Fleet, most: int) -> Iterator[RenderableType]:
         first = found[0]
         sigmas = f", {first.sigmas:.0f} sigma" if first.sigmas is not None else ""
         more = f"; and in {_count(len(found) - 1, 'other figure')}" if len(found) > 1 else ""
-        words = f"{outlier_words(first)}{sigmas}{more}"
+        text = f"{outlier_words(first)}{sigmas}{more}"
         if first.status == "warn" and len(found) == 1:
-            words += "; seen once: measure again"
-        return status_word(Status(first.status)), plain(first.node, "bold"), plain(words)
+            text += "; seen once: measure again"
+        return status_word(Status(first.status)), plain(first.node, "bold"), plain(text)
 
     return _rows(sorted(fleet.outliers_by_node.values(), key=lambda found: found[0].status), most, cells)
 
@@ -141,11 +141,11 @@ def _drift(fleet: Fleet, most: int) -> Iterator[RenderableType]:
     def cells(drift: ConfigDrift) -> tuple[Text, ...]:
         others = "; ".join(f"{other.value} on {shortened(hostlist(other.nodes), 200)}" for other in drift.others)
         if drift.majority is None:
-            words = f"no majority of {drift.told}: {others}"
+            text = f"no majority of {drift.told}: {others}"
         else:
-            words = f"{others}; {drift.majority} on {drift.agreeing} of {drift.told}"
+            text = f"{others}; {drift.majority} on {drift.agreeing} of {drift.told}"
         item = f"{drift.item} ({drift.kind})" if several else drift.item
-        return status_word(Status.WARN), plain(item, "bold"), plain(words)
+        return status_word(Status.WARN), plain(item, "bold"), plain(text)
 
     return _rows(fleet.drift, most, cells)
 
@@ -160,9 +160,9 @@ def _trends(fleet: Fleet, most: int) -> Iterator[RenderableType]:
 
 def _figures(rows: Sequence[FigureRow]) -> Iterator[RenderableType]:
     for row in rows:
-        words = f"{row.figure}: {row.median:.4g} {row.unit} ({row.low:.4g} to {row.high:.4g}, MAD {row.mad:.2g})"
+        text = f"{row.figure}: {row.median:.4g} {row.unit} ({row.low:.4g} to {row.high:.4g}, MAD {row.mad:.2g})"
         why_not = f"; not compared: {row.why_not}" if row.why_not else ""
-        yield plain(f"{words}, {row.kind}, {_count(row.nodes, 'node')}{why_not}")
+        yield plain(f"{text}, {row.kind}, {_count(row.nodes, 'node')}{why_not}")
 
 
 def _nodes(fleet: Fleet) -> Iterator[RenderableType]:
@@ -204,9 +204,9 @@ def _not_read(fleet: Fleet, most: int) -> Iterator[RenderableType]:
 
 def _tail(fleet: Fleet) -> Iterator[Text]:
     tally = ", ".join(f"{number} {word}" for word, number in fleet.counts.worst_first if number)
-    words = fleet.verdict_words or f"{_count(fleet.counts.fail, 'node')} not fit to train on"
+    text = fleet.verdict_words or f"{_count(fleet.counts.fail, 'node')} not fit to train on"
     status = Status(fleet.verdict)
-    yield Text.assemble(status_word(status), "  ", plain(f"{words}  ({tally})", STYLES[status]))
+    yield Text.assemble(status_word(status), "  ", plain(f"{text}  ({tally})", STYLES[status]))
     if fleet.counts.fail:
         named = next((kind.check for kind in fleet.faults if kind.status == "fail" and kind.check != OUTLIER), None)
         sources = " ".join(quote(source) if source != "-" else "REPORTS" for source in fleet.reading.sources)

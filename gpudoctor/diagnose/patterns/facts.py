@@ -213,13 +213,13 @@ def _start(text: str) -> Iterator[Event]:
     for step, begins, ends in _STARTS:
         for what, pattern in (("begins", begins), ("begun", ends)):
             if found := pattern.search(text):
-                said = found.groupdict()
+                groups = found.groupdict()
                 detail: dict[str, str | int] = {"step": step}
-                if said.get("world"):
-                    detail["world"] = int(said["world"])
-                if said.get("group"):
-                    detail["group"] = said["group"]
+                if groups.get("world"):
+                    detail["world"] = int(groups["world"])
+                if groups.get("group"):
+                    detail["group"] = groups["group"]
                 if "process group" in step:
                     detail["rank_0_ends"] = 1
-                rank = int(said["rank"]) if said.get("rank") else None
+                rank = int(groups["rank"]) if groups.get("rank") else None
                 yield Event(role="fact", what=what, rank=rank, detail=detail)

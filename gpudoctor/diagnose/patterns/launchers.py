@@ -29,6 +29,10 @@ _TABLE_RANK = re.compile(r"(\d{1,6}) \(local_rank: (\d{1,6})\)")
 _TABLE_CODE = re.compile(r"(-?\d+) \(pid: (\d+)\)")
 
 _Build = Callable[[str, "re.Match[str]"], list[Event]]
+# one of these is in each line that a row takes
+_MAY_END = re.compile(
+    r"exit|Exit|EXIT|ignal|ending process|illing|hutdown|rrun|srun|noticed|ABORT|Rank |rocess|line \d|illed|ault|rror|bort|ermin|llegal|rainers|ontainer|ack|\*\*\*|alloc|chunk|free|corrupt|died|Child|code|restart|RESTART|equeuing|FAILED"
+)
 
 
 def read_launcher(text: str) -> list[Event]:
@@ -155,10 +159,6 @@ _ROWS: tuple[tuple[str, str, _Build], ...] = (
     ("helper", r"(?:exited with|returned)(?: non-?zero)?(?: exit)? (?:code|status) -?[1-9]\d*\b", _wrapper),
 )  # fmt: skip
 _COMPILED = tuple((by, re.compile(text), build) for by, text, build in _ROWS)
-# one of these is in each line that a row takes
-_MAY_END = re.compile(
-    r"exit|Exit|EXIT|ignal|ending process|illing|hutdown|rrun|srun|noticed|ABORT|Rank |rocess|line \d|illed|ault|rror|bort|ermin|llegal|rainers|ontainer|ack|\*\*\*|alloc|chunk|free|corrupt|died|Child|code|restart|RESTART|equeuing|FAILED"
-)
 
 
 class HydraReader:
@@ -172,10 +172,10 @@ class HydraReader:
         if found := _HYDRA.match(text):
             self._said = found
         elif self._said is not None and (code := _HYDRA_CODE.match(text)):
-            said, self._said = self._said, None
+            reported, self._said = self._said, None
             number = int(code["code"]) if code["code"] else -int(code["signal"])
-            rank = int(said["rank"]) if said["rank"] else None
-            return _exit(number, "mpirun", rank=rank, pid=int(said["pid"]), host=said["host"])
+            rank = int(reported["rank"]) if reported["rank"] else None
+            return _exit(number, "mpirun", rank=rank, pid=int(reported["pid"]), host=reported["host"])
         return None
 
 

@@ -72,16 +72,16 @@ class RayReader:
         return None
 
     def _death(self, what: str) -> Event:
-        said, self._said, self._open = self._said, {}, 0
-        index = _ACTOR_INDEX.search(said.get("name", ""))
-        rank = said.get("rank") or (index[1] if index else None)
+        reported, self._said, self._open = self._said, {}, 0
+        index = _ACTOR_INDEX.search(reported.get("name", ""))
+        rank = reported.get("rank") or (index[1] if index else None)
         return Event(
             role="cause",
             what=what,
             strength=2,
             rank=int(rank) if rank is not None else None,
-            pid=int(said["pid"]) if said.get("pid", "").isdecimal() else None,
-            ip=said.get("ip") or said.get("node_ip"),
-            host=said.get("hostname"),
-            detail={"by": "ray", "address": said.get("ip") or said.get("node_ip") or ""},
+            pid=int(reported["pid"]) if reported.get("pid", "").isdecimal() else None,
+            ip=reported.get("ip") or reported.get("node_ip"),
+            host=reported.get("hostname"),
+            detail={"by": "ray", "address": reported.get("ip") or reported.get("node_ip") or ""},
         )

@@ -49,6 +49,12 @@ _XLA_WAITS = re.compile(
     r"This thread has been waiting for `(?P<op>[^`;]{1,300})[^`]{0,2000}` for \d+ seconds and may be stuck"
     r"|Termination timeout (?:for|of) `(?P<ended>[^`;]{1,300})[^`]{0,2000}` of \d+ seconds exceeded"
 )
+# Horovod 0.11 to 0.28
+_MISSING = re.compile(r"(?<![\w./-])(?P<op>[\w./-]{1,1000}) \[missing ranks: ?(?P<ranks>\d[\d, ]{0,400})\]")
+_READY = re.compile(r"(?<![\w./-])(?P<op>[\w./-]{1,1000}) \[ready ranks: ?(?P<ranks>\d[\d, ]{0,400})\]")
+_HEADER = re.compile(r"Missing ranks: ?$")
+_ROW = re.compile(r"(?P<ranks>\d{1,6}): \[(?P<op>[^\s,\]]{1,200})")
+_MOST_OPS = 16
 
 
 def read_watchdog(text: str) -> Event | None:
@@ -82,16 +88,8 @@ def read_watchdog(text: str) -> Event | None:
 def _details(found: re.Match[str] | None) -> dict[str, str | int]:
     if found is None:
         return {}
-    words = {name: value.strip() for name, value in found.groupdict().items() if value is not None}
-    return {name: int(value) if name not in ("op", "desc", "shape", "guid") else value for name, value in words.items()}
-
-
-# Horovod 0.11 to 0.28
-_MISSING = re.compile(r"(?<![\w./-])(?P<op>[\w./-]{1,1000}) \[missing ranks: ?(?P<ranks>\d[\d, ]{0,400})\]")
-_READY = re.compile(r"(?<![\w./-])(?P<op>[\w./-]{1,1000}) \[ready ranks: ?(?P<ranks>\d[\d, ]{0,400})\]")
-_HEADER = re.compile(r"Missing ranks: ?$")
-_ROW = re.compile(r"(?P<ranks>\d{1,6}): \[(?P<op>[^\s,\]]{1,200})")
-_MOST_OPS = 16
+    parts = {name: value.strip() for name, value in found.groupdict().items() if value is not None}
+    return {name: int(value) if name not in ("op", "desc", "shape", "guid") else value for name, value in parts.items()}
 
 
 class StallReader:
@@ -112,8 +110,8 @@ class StallReader:
         return found[:_MOST_OPS]
 
 
-def _stalled(said: str, found: re.Match[str]) -> Event:
-    return Event(role="wait", what="stalled_tensor", detail={"op": found["op"], said: found["ranks"], "warning": 1})
+def _stalled(reported: str, found: re.Match[str]) -> Event:
+    return Event(role="wait", what="stalled_tensor", detail={"op": found["op"], reported: found["ranks"], "warning": 1})
 
 
 class CoordinationReader:

@@ -12,6 +12,7 @@ from gpudoctor.diagnose.rules.model import Hypothesis, host_of, named, ranks_of
 _UNEVEN = ("ALLTOALL", "SEND", "RECV", "GATHER", "SCATTER", "COALESCED", "UNKNOWN")
 _SHORT_MS = 10_000
 _OVERHEARD = 0.1  # if fewer ranks than this share are heard of, nothing can be concluded about the others
+Group = str | None
 
 
 class Waiting(msgspec.Struct):
@@ -24,9 +25,6 @@ class Waiting(msgspec.Struct):
     enqueued: int | None = None
     completed: int | None = None
     events: list[Event] = []
-
-
-Group = str | None
 
 
 def nccl_timeouts(job: Job, attempt: int) -> list[Hypothesis]:
@@ -101,25 +99,25 @@ def _mismatched(groups: dict[Group, dict[int, Waiting]]) -> list[Hypothesis]:
         for rank, waiting in members.items():
             if waiting.seq is not None and waiting.op:
                 at.setdefault(waiting.seq, {})[rank] = waiting
-        for seq, there in at.items():
-            values = {rank: w.op for rank, w in there.items()}
+        for seq, arrived in at.items():
+            values = {rank: w.op for rank, w in arrived.items()}
             if len(set(values.values())) < 2 and not any(
-                w.op.startswith(_UNEVEN) or "ALLTOALL" in w.op for w in there.values()
+                w.op.startswith(_UNEVEN) or "ALLTOALL" in w.op for w in arrived.values()
             ):
-                values = {rank: f"{w.op} of {w.numel[0]}" for rank, w in there.items() if w.numel[0] is not None}
+                values = {rank: f"{w.op} of {w.numel[0]}" for rank, w in arrived.items() if w.numel[0] is not None}
             if len(set(values.values())) < 2:
                 continue
-            odd = minority(values) if len(values) > 2 else ()
-            words = "; ".join(f"rank {rank} {value}" for rank, value in sorted(values.items())[:6])
-            events = [w.events[0] for w in there.values()]
+            outliers = minority(values) if len(values) > 2 else ()
+            text = "; ".join(f"rank {rank} {value}" for rank, value in sorted(values.items())[:6])
+            events = [w.events[0] for w in arrived.values()]
             return [
                 Hypothesis(
                     what="collective_mismatch",
-                    ranks=odd,
+                    ranks=outliers,
                     host=None,
                     confidence="certain",
                     events=events[:4],
-                    text=f"at number {seq} of one group the ranks run different collectives: {words}",
+                    text=f"at number {seq} of one group the ranks run different collectives: {text}",
                 )
             ]
     return []
@@ -156,22 +154,19 @@ def _behind(groups: dict[Group, dict[int, Waiting]]) -> list[Hypothesis]:
 
 def _same_everywhere(job: Job, attempt: int, groups: dict[Group, dict[int, Waiting]]) -> list[Hypothesis]:
     waiting = [w for members in groups.values() for w in members.values() if w.seq is not None]
-    heard = {w.rank for w in waiting}
+    reporting = {w.rank for w in waiting}
     if not waiting:
         return []
     events = [w.events[0] for w in waiting]
     seqs = {(key, w.seq) for key, members in groups.items() for w in members.values() if w.seq is not None}
     first = waiting[0]
-    silent, size = _silent(job, attempt, waiting, heard)
+    silent, size = _silent(job, attempt, waiting, reporting)
     known = [key for key in groups if key is not None]
     # in named groups the operations have been compared before
     one_call = len({w.op for w in waiting if w.op}) <= 1 or bool(known)
     one_place = len({w.seq for w in waiting}) == 1 and len(known) <= 1 and one_call
     started = any(e.role == "progress" and (e.number("step") or 0) > 0 for e in job.of("progress", attempt=attempt))
-    never = all(w.seq is not None and w.seq <= 1 for w in waiting) or all(
-        w.completed is not None and w.completed <= 0 for w in waiting
-    )
-    if never and not started:
+    if _never_met(waiting) and not started:
         return [
             Hypothesis(
                 what="first_collective_hang",
@@ -182,7 +177,7 @@ def _same_everywhere(job: Job, attempt: int, groups: dict[Group, dict[int, Waiti
                 "is not heard of never came",
             )
         ]
-    if one_place and silent is not None and len(silent) == 1 and len(heard) >= 2:
+    if one_place and silent is not None and len(silent) == 1 and len(reporting) >= 2:
         return [
             Hypothesis(
                 what="rank_hung",
@@ -193,16 +188,10 @@ def _same_everywhere(job: Job, attempt: int, groups: dict[Group, dict[int, Waiti
                 text=f"all other ranks wait in number {first.seq}; {named(silent)} says nothing",
             )
         ]
-    share = len(heard) / size if size else 1.0
-    known_ranks = [rank for rank in heard if rank >= 0]
-    if not one_place or len(heard) < 2 or share < _OVERHEARD:
-        why = (
-            "one rank alone cannot show who is missing"
-            if len(heard) < 2
-            else "the ranks wait in different collectives, of one group or of several: these lines name no group"
-            if not one_call
-            else ("the ranks wait in different groups" if len(seqs) > 1 else "most ranks are not heard of")
-        )
+    share = len(reporting) / size if size else 1.0
+    known_ranks = [rank for rank in reporting if rank >= 0]
+    if not one_place or len(reporting) < 2 or share < _OVERHEARD:
+        why = _why_undecided(ranks=len(reporting), one_call=one_call, places=len(seqs))
         return [
             Hypothesis(
                 what="timeout_undecidable",
@@ -225,7 +214,21 @@ def _same_everywhere(job: Job, attempt: int, groups: dict[Group, dict[int, Waiti
     ]
 
 
-def _silent(job: Job, attempt: int, waiting: list[Waiting], heard: set[int]) -> tuple[set[int] | None, int | None]:
+def _never_met(waiting: list[Waiting]) -> bool:
+    """Whether all wait in their first collective, or none has completed one."""
+    in_first = all(w.seq is not None and w.seq <= 1 for w in waiting)
+    return in_first or all(w.completed is not None and w.completed <= 0 for w in waiting)
+
+
+def _why_undecided(*, ranks: int, one_call: bool, places: int) -> str:
+    if ranks < 2:
+        return "one rank alone cannot show who is missing"
+    if not one_call:
+        return "the ranks wait in different collectives, of one group or of several: these lines name no group"
+    return "the ranks wait in different groups" if places > 1 else "most ranks are not heard of"
+
+
+def _silent(job: Job, attempt: int, waiting: list[Waiting], reporting: set[int]) -> tuple[set[int] | None, int | None]:
     """The silent ranks, and the size of the group: the world size, or the ratio of an all-gather's sizes."""
     size = job.world
     for w in waiting:
@@ -237,15 +240,15 @@ def _silent(job: Job, attempt: int, waiting: list[Waiting], heard: set[int]) -> 
             and large // small <= MOST_RANKS
         ):
             size = max(size or 0, large // small)
-    gone = job.exits(attempt)
+    missing = job.exits(attempt)
     ended = {e.rank for e in job.of("closed", attempt=attempt)} | {
-        r for r, e in gone.items() if e.number("code") in (-15, -9)
+        r for r, e in missing.items() if e.number("code") in (-15, -9)
     }
-    if size is None and ended & (job.ranks_heard() - heard - job.ranks_in_trouble(attempt)):
+    if size is None and ended & (job.ranks_heard() - reporting - job.ranks_in_trouble(attempt)):
         size = len(job.members)  # some ranks that did not time out were alive until the launcher ended them
-    if size is None or size <= max(heard):
+    if size is None or size <= max(reporting):
         return None, size
-    spoke = heard | job.ranks_in_trouble(attempt)
+    spoke = reporting | job.ranks_in_trouble(attempt)
     return set(range(size)) - spoke, size
 
 

@@ -129,18 +129,20 @@ def mismatches(job: Job, attempt: int) -> list[Hypothesis]:
                 )
             )
             continue
-        odd = minority(values)
-        usual = next((value for rank, value in values.items() if rank not in odd), "")
+        outlier = minority(values)
+        usual = next((value for rank, value in values.items() if rank not in outlier), "")
         text = (
-            f"{named(odd)} differs: {values[odd[0]]}, the others {usual}" if odd else "the ranks took different paths"
+            f"{named(outlier)} differs: {values[outlier[0]]}, the others {usual}"
+            if outlier
+            else "the ranks took different paths"
         )
         found.append(
-            Hypothesis(what=what, ranks=odd, host=host_of(events), confidence="certain", text=text, events=events)
+            Hypothesis(what=what, ranks=outlier, host=host_of(events), confidence="certain", text=text, events=events)
         )
     barrier = job.of("cause", attempt=attempt, what="barrier_failed")
     if barrier:
-        said = barrier[0].word("ranks") or barrier[0].word("more") or ""
-        ranks = tuple(sorted({int(number) for number in _NUMBER.findall(said)}))
+        reported = barrier[0].word("ranks") or barrier[0].word("more") or ""
+        ranks = tuple(sorted({int(number) for number in _NUMBER.findall(reported)}))
         found.append(
             Hypothesis(
                 what="rank_hung",
@@ -169,20 +171,20 @@ def minority(values: dict[int, str]) -> tuple[int, ...]:
 
 
 def _running(event: Event) -> dict[int, str]:
-    said = event.detail
+    reported = event.detail
     found: dict[int, str] = {}
     for side in ("a", "b"):
-        if said.get(side) is not None and said.get(f"{side}_op"):
-            found[int(said[side])] = f"{said[f'{side}_op']} {said.get(f'{side}_shape', '')}".strip()
+        if reported.get(side) is not None and reported.get(f"{side}_op"):
+            found[int(reported[side])] = f"{reported[f'{side}_op']} {reported.get(f'{side}_shape', '')}".strip()
     return found
 
 
 def _parameters(event: Event) -> dict[int, str]:
-    said = event.detail
+    reported = event.detail
     return {
-        int(said[side]): f"{said[f'{side}_params']} parameters"
+        int(reported[side]): f"{reported[f'{side}_params']} parameters"
         for side in ("a", "b")
-        if said.get(side) is not None and said.get(f"{side}_params") is not None
+        if reported.get(side) is not None and reported.get(f"{side}_params") is not None
     }
 
 
@@ -247,18 +249,18 @@ def _hypothesis(job: Job, attempt: int, events: list[Event]) -> Hypothesis:
 
 def _others_cut_off(job: Job, attempt: int, ranks: tuple[int, ...]) -> bool:
     """Whether the head is missing and another rank failed by itself, whose error may have been there."""
-    told = job.ranks_in_trouble(attempt) | set(ranks)
+    reported = job.ranks_in_trouble(attempt) | set(ranks)
     return job.head_missing() and any(
-        e.number("code") == 1 and rank not in told for rank, e in job.exits(attempt).items()
+        e.number("code") == 1 and rank not in reported for rank, e in job.exits(attempt).items()
     )
 
 
 def _listed_ranks(job: Job, attempt: int) -> set[int]:
     """The ranks that a distributed checkpoint lists as failed."""
-    told = [
+    reported = [
         e.word("ranks") or "" for e in job.of("wrapper", attempt=attempt) if e.word("type") == "CheckpointException"
     ]
-    return {int(number) for words in told for number in _NUMBER.findall(words)}
+    return {int(number) for text in reported for number in _NUMBER.findall(text)}
 
 
 def _words(event: Event) -> str:
@@ -268,5 +270,5 @@ def _words(event: Event) -> str:
     raised = event.word("raised_text") or ""
     if name and not message and raised.startswith("assert "):
         message = raised
-    said = f"{name}: {message}" if name and message else name or event.text
-    return f"{said}" + (f" (raised from {frame})" if frame else "")
+    reported = f"{name}: {message}" if name and message else name or event.text
+    return f"{reported}" + (f" (raised from {frame})" if frame else "")

@@ -41,16 +41,7 @@ def from_dumps(dumps: list[Dump]) -> list[Hypothesis]:
 def _edges(dumps: dict[int, Dump], *, p2p: bool) -> tuple[dict[int, set[int]], dict[int, RecordedCollective]]:
     edges: dict[int, set[int]] = {}
     shown: dict[int, RecordedCollective] = {}
-    enqueued: dict[tuple[int, Group], int] = {}
-    for rank, dump in dumps.items():
-        for entry in dump.entries:
-            if entry.p2p is p2p:
-                key = (rank, entry.group)
-                enqueued[key] = max(enqueued.get(key, 0), entry.seq)
-        if not p2p:
-            for group, status in dump.status.items():
-                if status.enqueued is not None:
-                    enqueued[rank, group] = max(enqueued.get((rank, group), 0), status.enqueued)
+    enqueued = _enqueued(dumps, p2p=p2p)
     for rank, dump in dumps.items():
         waiting: dict[Group, RecordedCollective] = {}
         for entry in dump.entries:
@@ -76,6 +67,20 @@ def _edges(dumps: dict[int, Dump], *, p2p: bool) -> tuple[dict[int, set[int]], d
     return edges, shown
 
 
+def _enqueued(dumps: dict[int, Dump], *, p2p: bool) -> dict[tuple[int, Group], int]:
+    """The last operation that each rank enqueued in each group."""
+    last: dict[tuple[int, Group], int] = {}
+    for rank, dump in dumps.items():
+        numbers = [(entry.group, entry.seq) for entry in dump.entries if entry.p2p is p2p]
+        if not p2p:
+            numbers += [
+                (group, status.enqueued) for group, status in dump.status.items() if status.enqueued is not None
+            ]
+        for group, seq in numbers:
+            last[rank, group] = max(last.get((rank, group), 0), seq)
+    return last
+
+
 def _oldest(dump: Dump, group: Group, p2p: bool, has: int) -> int:
     """The first unfinished number that a member with `has` enqueued has not reached; 0 if there is none."""
     later = [e.seq for e in dump.entries if e.group == group and not e.finished and e.p2p is p2p and e.seq > has]
@@ -93,14 +98,14 @@ def _different(dumps: dict[int, Dump]) -> list[Hypothesis]:
         uneven = any("all_to_all" in name or "gather" in name or "scatter" in name for name in names)
         if len(set(values.values())) < 2 or (uneven and len(names) < 2):
             continue
-        odd = minority(values) if len(values) > 2 else ()
-        words = "; ".join(f"rank {rank} {value}" for rank, value in sorted(values.items())[:4])
+        outliers = minority(values) if len(values) > 2 else ()
+        text = "; ".join(f"rank {rank} {value}" for rank, value in sorted(values.items())[:4])
         return [
             Hypothesis(
                 what="collective_mismatch",
-                ranks=odd,
+                ranks=outliers,
                 confidence="certain",
-                text=f"at number {seq} of one group the ranks run different collectives: {words}",
+                text=f"at number {seq} of one group the ranks run different collectives: {text}",
             )
         ]
     return []
@@ -111,25 +116,25 @@ def from_stacks(stacks: dict[str, tuple[int | None, Stack]]) -> list[Hypothesis]
 
     Of two, the one that waits in none, if the other does.
     """
-    odd = [name for name, (_, stack) in stacks.items() if not stack.waits]
-    if len(stacks) < 2 or (len(stacks) == 2 and len(odd) != 1):
+    outliers = [name for name, (_, stack) in stacks.items() if not stack.waits]
+    if len(stacks) < 2 or (len(stacks) == 2 and len(outliers) != 1):
         return []
-    if not odd or len(odd) > len(stacks) / 2:
+    if not outliers or len(outliers) > len(stacks) / 2:
         places = {name: _place(stack) for name, (_, stack) in stacks.items()}
         common = Counter(places.values()).most_common(1)[0][0]
-        odd = [name for name, place in places.items() if place != common]
-        if not odd or len(odd) >= len(stacks) / 2:
+        outliers = [name for name, place in places.items() if place != common]
+        if not outliers or len(outliers) >= len(stacks) / 2:
             return []
-    ranks = [rank for rank, _ in (stacks[name] for name in odd) if rank is not None]
-    who = named(ranks) if len(ranks) == len(odd) else ", ".join(odd[:4])
-    verb = "stand" if len(odd) > 1 else "stands"
-    shown = [*odd[:3], *(name for name in stacks if name not in odd)][:4]
+    ranks = [rank for rank, _ in (stacks[name] for name in outliers) if rank is not None]
+    who = named(ranks) if len(ranks) == len(outliers) else ", ".join(outliers[:4])
+    verb = "stand" if len(outliers) > 1 else "stands"
+    shown = [*outliers[:3], *(name for name in stacks if name not in outliers)][:4]
     return [
         Hypothesis(
             what="rank_hung",
-            ranks=tuple(ranks) if len(ranks) == len(odd) else (),
-            confidence="certain" if len(odd) == 1 and len(stacks) > 2 else "likely",
-            text=f"{who} {verb} in {stacks[odd[0]][1].place} while the others wait in a collective",
+            ranks=tuple(ranks) if len(ranks) == len(outliers) else (),
+            confidence="certain" if len(outliers) == 1 and len(stacks) > 2 else "likely",
+            text=f"{who} {verb} in {stacks[outliers[0]][1].place} while the others wait in a collective",
             events=[_shown(*stacks[name]) for name in shown],
         )
     ]
@@ -139,14 +144,14 @@ def undecided_stacks(stacks: dict[str, tuple[int | None, Stack]]) -> list[Hypoth
     """Where the processes stand, if their stacks do not tell who waits for whom: one alone, or all alike."""
     if not stacks:
         return []
-    words = "; ".join(f"{name} stands in {stack.place}" for name, (_, stack) in list(stacks.items())[:4])
+    text = "; ".join(f"{name} stands in {stack.place}" for name, (_, stack) in list(stacks.items())[:4])
     return [
         Hypothesis(
             what="stalled",
             ranks=only_rank([rank for rank, _ in stacks.values() if rank is not None]) if len(stacks) == 1 else (),
             confidence="possible",
             unknown=True,
-            text=f"{words}; what it waits for is not in these stacks",
+            text=f"{text}; what it waits for is not in these stacks",
             events=[_shown(*each) for each in list(stacks.values())[:4]],
         )
     ]

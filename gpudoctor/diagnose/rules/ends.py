@@ -25,23 +25,23 @@ def unexplained_exits(job: Job, attempt: int) -> list[Hypothesis]:
     """
     exits = {**job.exits(attempt)}
     closed = {(e.host, e.pid) for e in job.of("closed", attempt=attempt)}
-    told = job.ranks_in_trouble(attempt)
+    reported = job.ranks_in_trouble(attempt)
     nameless = [e for e in job.of("exit", attempt=attempt) if e.rank is None]
-    odd: dict[int, list[Event]] = {}
+    outliers: dict[int, list[Event]] = {}
     for event in [*exits.values(), *nameless]:
         code = event.number("code") or 0
         if code in (0, -15, -1, -2, 143) or ((event.host, event.pid) in closed and event.pid is not None):
             continue
         if code == -9 and _killed_by_agent(event, exits.values()):
             continue
-        if event.rank in told and (code == 1 or code in (-6,)):
+        if event.rank in reported and (code == 1 or code in (-6,)):
             continue
         if event.rank is None and (code > 0 or (code == -6 and job.of("wait", "stuck", "cause", attempt=attempt))):
             continue
-        odd.setdefault(code if code < 0 else 1, []).append(event)
+        outliers.setdefault(code if code < 0 else 1, []).append(event)
     found = []
-    for code in sorted(odd, key=lambda c: _CRASHES.index(c) if c in _CRASHES else 99):
-        if hypothesis := _of_code(job, attempt, code, odd[code]):
+    for code in sorted(outliers, key=lambda c: _CRASHES.index(c) if c in _CRASHES else 99):
+        if hypothesis := _of_code(job, attempt, code, outliers[code]):
             found.append(hypothesis)
     return found
 
@@ -76,7 +76,7 @@ def _of_code(job: Job, attempt: int, code: int, events: list[Event]) -> Hypothes
             events=sorted(events, key=lambda e: not e.number("root"))[:3],
             text=f"{who} died of SIGSEGV at the same time: a common cause in native code",
         )
-    words = {
+    text = {
         "killed_sigkill": f"{who} was killed by SIGKILL; by whom is not in these logs",
         "segfault": f"{who} crashed with SIGSEGV",
         "sigbus": f"{who} died of SIGBUS: nearly always /dev/shm too small, or a mapped file cut short",
@@ -87,7 +87,7 @@ def _of_code(job: Job, attempt: int, code: int, events: list[Event]) -> Hypothes
         what=what,
         ranks=() if undecided else one,
         host=host_of(events),
-        text=words,
+        text=text,
         events=first[:3],
         unknown=undecided,
         confidence="possible" if undecided else confidence,
@@ -161,12 +161,12 @@ def early_exit(job: Job, attempt: int) -> list[Hypothesis]:
         return []
     stops = [e for e in job.events if e.what == "early_stop" and e.attempt == attempt]
     exits = job.of("exit", attempt=attempt)
-    gone = next((ranks for missing in _MISSING if (ranks := missing(job, attempt))), ())
-    if not gone and not stops:
+    ended = next((ranks for missing in _MISSING if (ranks := missing(job, attempt))), ())
+    if not ended and not stops:
         return []
     speakers = ranks_of(e for e in stops if e.rank is not None and e.rank not in job.ranks_in_trouble(attempt))
-    ranks = gone or speakers
-    if len(ranks) != 1 or (speakers and gone and speakers != gone):
+    ranks = ended or speakers
+    if len(ranks) != 1 or (speakers and ended and speakers != ended):
         ranks = only_rank(speakers)
     agents = [e for e in exits if e.detail.get("by") == "agent"]
     shown = [e for e in stops if e.rank in ranks] or stops or agents or exits
@@ -223,8 +223,8 @@ def _not_in_table(job: Job, attempt: int) -> tuple[int, ...]:
     if len(shifts) != 1 or ended_unlisted or any(e.detail.get("cut") for e in rows):
         return ()
     listed = {e.local_rank for e in rows if e.local_rank is not None}
-    there = {f.local_rank for f in job.files if f.attempt == attempt and f.local_rank is not None} | listed
-    missing = set(range(max(there) + 1)) - listed
+    present = {f.local_rank for f in job.files if f.attempt == attempt and f.local_rank is not None} | listed
+    missing = set(range(max(present) + 1)) - listed
     shift = next(iter(shifts))
     return tuple(number + shift for number in missing) if len(missing) == 1 else ()
 

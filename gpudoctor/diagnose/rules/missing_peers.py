@@ -98,15 +98,15 @@ def _other_calls(job: Job, attempt: int) -> Hypothesis | None:
     values = {e.rank: e.word("collective") or "" for e in waits if e.rank is not None}
     if len(set(values.values())) < 2 or set(values) != job.members:
         return None
-    words = "; ".join(f"rank {rank} in {value}" for rank, value in sorted(values.items())[:6])
-    odd = minority(values) if len(values) > 2 else ()
+    text = "; ".join(f"rank {rank} in {value}" for rank, value in sorted(values.items())[:6])
+    outliers = minority(values) if len(values) > 2 else ()
     return Hypothesis(
         what="collective_mismatch",
-        ranks=only_rank(odd),
+        ranks=only_rank(outliers),
         host=host_of(waits),
         confidence="likely",
         events=waits[:4],
-        text=f"all ranks wait, but in different collectives: {words}",
+        text=f"all ranks wait, but in different collectives: {text}",
     )
 
 
@@ -121,13 +121,13 @@ def stalled_tensors(job: Job, attempt: int) -> list[Hypothesis]:
     missing: dict[str, set[int]] = {}
     ready: dict[str, set[int]] = {}
     for event in events:
-        for said, of in (("missing", missing), ("ready", ready)):
-            of.setdefault(event.word("op") or "", set()).update(map(int, _NUMBER.findall(event.word(said) or "")))
-    heard = set[int]().union(*ready.values())
-    heard |= job.members | set(range(max(heard, default=-1) + 1))  # ranks are numbered without a gap
-    for op, there in ready.items():
-        if there:
-            missing.setdefault(op, set()).update(heard - there)
+        for reported, of in (("missing", missing), ("ready", ready)):
+            of.setdefault(event.word("op") or "", set()).update(map(int, _NUMBER.findall(event.word(reported) or "")))
+    reporting = set[int]().union(*ready.values())
+    reporting |= job.members | set(range(max(reporting, default=-1) + 1))  # ranks are numbered without a gap
+    for op, arrived in ready.items():
+        if arrived:
+            missing.setdefault(op, set()).update(reporting - arrived)
     sets = {frozenset(absent) for absent in missing.values() if absent}
     if len(sets) == 1:
         ranks = tuple(sorted(next(iter(sets))))
@@ -141,13 +141,13 @@ def stalled_tensors(job: Job, attempt: int) -> list[Hypothesis]:
             )
         ]
     if sets:
-        words = "; ".join(f"{named(absent)} not {op}" for op, absent in list(missing.items())[:3] if absent)
+        text = "; ".join(f"{named(absent)} not {op}" for op, absent in list(missing.items())[:3] if absent)
         return [
             Hypothesis(
                 what="collective_mismatch",
                 confidence="likely",
                 events=events[:4],
-                text=f"the ranks submit different tensors: {words}",
+                text=f"the ranks submit different tensors: {text}",
             )
         ]
     return [

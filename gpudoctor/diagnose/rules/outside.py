@@ -38,17 +38,17 @@ def signals_and_cancels(job: Job, attempt: int) -> list[Hypothesis]:
         if not events or failed_before(job, attempt, events[0], lost_peers_count=True):
             continue
         strongest = max(e.strength for e in events)
-        told = [e for e in events if e.strength == strongest]
-        host = None if what == "cancelled" else host_of(told)
+        reported = [e for e in events if e.strength == strongest]
+        host = None if what == "cancelled" else host_of(reported)
         found.append(
             Hypothesis(
                 what=what,
                 host=host,
                 confidence="certain" if strongest > 1 else "likely",
-                text=told[0].text
-                + (_BY_HAND if what == "terminated_signal" and _INTERRUPTED.search(told[0].text) else ""),
-                events=told[:3],
-                unknown=what == "cancelled" and all(" STEP " in e.text for e in told),
+                text=reported[0].text
+                + (_BY_HAND if what == "terminated_signal" and _INTERRUPTED.search(reported[0].text) else ""),
+                events=reported[:3],
+                unknown=what == "cancelled" and all(" STEP " in e.text for e in reported),
             )
         )
     return found
@@ -75,19 +75,19 @@ def _later(event: Event, other: Event) -> bool:
 
 def out_of_host_memory(job: Job, attempt: int) -> list[Hypothesis]:
     """The kernel, Slurm, the kubelet or Ray killed a process for memory: evidence that exit code -9 alone is not."""
-    ours = [e for e in job.of("cause", attempt=attempt, what="host_oom") if not of_another_program(job, e)]
-    if not ours:
+    own = [e for e in job.of("cause", attempt=attempt, what="host_oom") if not of_another_program(job, e)]
+    if not own:
         return []
-    ranks = ranks_of(ours)
+    ranks = ranks_of(own)
     return [
         Hypothesis(
             what="host_oom",
             ranks=only_rank(ranks),
-            host=host_of([e for e in ours if e.rank is not None] or ours),
+            host=host_of([e for e in own if e.rank is not None] or own),
             confidence="certain",
             text=f"{named(ranks) if ranks else 'a process of the job'} was killed because the memory of the host "
             "or of its cgroup ran out",
-            events=sorted(ours, key=lambda e: e.rank is None)[:4],
+            events=sorted(own, key=lambda e: e.rank is None)[:4],
         )
     ]
 

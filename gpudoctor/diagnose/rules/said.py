@@ -25,22 +25,22 @@ _NUMBERS = re.compile(r"\d+")
 def failed_saying(job: Job, attempt: int) -> list[Hypothesis]:
     """The first statement of a cause of its own that nothing outlived, quoted whole."""
     all_said = [e for e in statements(job, attempt) if e.what in _OWN_KINDS and e.word("form") in _FORMS]
-    said = [e for e in all_said if _is_loud(e) and _ended_it(job, e)]
+    reports = [e for e in all_said if _is_loud(e) and _ended_it(job, e)]
     died = [e for e in statements(job, attempt) if e.what == "death" and _is_loud(e) and _ended_it(job, e)]
-    if died and all((e.file, e.line) > (died[0].file, died[0].line) for e in said):
+    if died and all((e.file, e.line) > (died[0].file, died[0].line) for e in reports):
         return [_death_of_another(died)]  # what the others said then follows from it
-    if not said:
+    if not reports:
         return []
-    first = min(said, key=lambda e: (e.file, e.line))
-    with_time = [e for e in said if e.time_s is not None and e.host == first.host]
+    first = min(reports, key=lambda e: (e.file, e.line))
+    with_time = [e for e in reports if e.time_s is not None and e.host == first.host]
     if first.time_s is not None and with_time:  # of one clock
         first = min(with_time, key=lambda e: (e.time_s or 0, e.file, e.line))
-    alike = [e for e in said if _kind(e) == _kind(first)]
+    alike = [e for e in reports if _kind(e) == _kind(first)]
     before = [e for e in all_said if not _is_loud(e) and _is_just_before(e, first)]
     known = [e for e in job.of("echo", attempt=attempt) if _is_just_before(e, first)]  # it warned why, then it failed
-    words = first.word("message") or first.text.strip()
+    text = first.word("message") or first.text.strip()
     if before:
-        words = f"{words}; before it: {before[-1].word('message') or before[-1].text.strip()}"
+        text = f"{text}; before it: {before[-1].word('message') or before[-1].text.strip()}"
     confidence: Confidence = "likely" if first.word("form") in ("program", "death") else "possible"
     return [
         Hypothesis(
@@ -48,20 +48,20 @@ def failed_saying(job: Job, attempt: int) -> list[Hypothesis]:
             ranks=only_rank(ranks_of(alike)),
             host=host_of(alike),
             confidence=confidence,
-            text=words,
-            events=[*known[-1:], *before[-1:], first, *[e for e in said if e not in alike][:2]],
+            text=text,
+            events=[*known[-1:], *before[-1:], first, *[e for e in reports if e not in alike][:2]],
         )
     ]
 
 
 def _death_of_another(died: list[Event]) -> Hypothesis:
-    words = died[0].word("message") or died[0].text.strip()
+    text = died[0].word("message") or died[0].text.strip()
     return Hypothesis(
         what="process_died_unknown",
         host=host_of(died),
         confidence="likely",
         events=died[:3],
-        text=f"{words.rstrip('.')}; why is not in this text: killed, or crashed in native code",
+        text=f"{text.rstrip('.')}; why is not in this text: killed, or crashed in native code",
     )
 
 

@@ -32,9 +32,9 @@ def silent_places(job: Job, attempt: int) -> list[Hypothesis]:
         return []
     trouble = job.ranks_in_trouble(attempt)
     exits = job.exits(attempt)
-    heard = job.ranks_heard()
+    reporting = job.ranks_heard()
     silent = {r for r in range(job.world) if r not in trouble and r not in exits}
-    if len(silent) == 1 and silent <= heard and not job.of("exit", "closed", attempt=attempt):
+    if len(silent) == 1 and silent <= reporting and not job.of("exit", "closed", attempt=attempt):
         return [
             Hypothesis(
                 what="process_died_unknown",
@@ -96,7 +96,7 @@ def only_victims(job: Job, attempt: int) -> list[Hypothesis]:
     host = job.store_host()
     peers = {peer for e in victims if (peer := e.word("peer"))}
     peer = f"the peer at {peers.pop()}" if len(peers) == 1 else "a peer"
-    words = f"{'the holder of the store (rank 0)' if store else peer} ended before that"
+    message = f"{'the holder of the store (rank 0)' if store else peer} ended before that"
     who = named(ranks_of(victims)) if ranks_of(victims) else "all who speak"
     return [
         Hypothesis(
@@ -105,7 +105,7 @@ def only_victims(job: Job, attempt: int) -> list[Hypothesis]:
             confidence="possible",
             unknown=True,
             events=victims[:3],
-            text=f"{who} only lost a connection: {words}, and its words are not in this text",
+            text=f"{who} only lost a connection: {message}, and its words are not in this text",
         )
     ]
 
@@ -113,7 +113,7 @@ def only_victims(job: Job, attempt: int) -> list[Hypothesis]:
 def only_a_launcher(job: Job, attempt: int) -> list[Hypothesis]:
     """The launcher reports that something failed, and no line shows what."""
     events = [e for e in job.of("wrapper", attempt=attempt) if not job.outlived(e)]
-    told = [e for e in events if e.what in ("child_failed", "launcher_exit")] or events
+    reported = [e for e in events if e.what in ("child_failed", "launcher_exit")] or events
     exits = [e for e in job.of("exit", attempt=attempt) if (e.number("code") or 0) not in (0,)]
     terminated = [e for e in exits if e.number("code") in (-15, -1, -2)]
     if exits and len(terminated) == len(exits):
@@ -127,7 +127,7 @@ def only_a_launcher(job: Job, attempt: int) -> list[Hypothesis]:
                 text="all processes were ended by a signal from outside; nothing failed before",
             )
         ]
-    if not told and not exits:
+    if not reported and not exits:
         return _only_closed(job, attempt)
     if closed := [e for e in events if e.what == "rendezvous_closed"]:
         return [
@@ -143,10 +143,10 @@ def only_a_launcher(job: Job, attempt: int) -> list[Hypothesis]:
     return [
         Hypothesis(
             what="launcher_table_only",
-            host=host_of([*exits, *told]),
+            host=host_of([*exits, *reported]),
             confidence="possible",
             unknown=True,
-            events=[*exits, *told][:3],
+            events=[*exits, *reported][:3],
             text="the launcher says that processes failed; their own words are not in this text",
         )
     ]
@@ -192,33 +192,37 @@ def unfinished_start(job: Job) -> list[Hypothesis]:
     if not last:
         return []
     step = last[-1].word("step") or ""
-    told = [e for e in begun if (e.word("step"), e.word("group")) == (step, last[-1].word("group"))]
-    came = Counter(e.rank for e in told if e.rank is not None)
+    reported = [e for e in begun if (e.word("step"), e.word("group")) == (step, last[-1].word("group"))]
+    came = Counter(e.rank for e in reported if e.rank is not None)
     if 0 not in came and last[-1].detail.get("rank_0_ends"):  # another node's log may have its end
         return []
-    world = max((e.number("world") or 0 for e in told), default=0) or job.world or 0
+    world = max((e.number("world") or 0 for e in reported), default=0) or job.world or 0
     missing = sorted(set(range(world)) - set(came)) if came else []
     twice = sorted(rank for rank, times in came.items() if times > 1)
-    text = f"the last thing logged is {step}, and nothing shows that it ended"
-    if missing and twice:
-        text += (
-            f": {named(twice)} of {world} came more than once, {named(missing)} never: several nodes count the same "
-            "ranks (the node's rank, or the launcher's tasks, were not passed on)"
-        )
-    elif missing:
-        text += f": {named(missing)} of {world} never came to it"
-    elif came and world:
-        text += f", although all {world} ranks came to it: they do not reach each other, or one hangs in it"
     return [
         Hypothesis(
             what="init_hang",
-            host=host_of(told),
+            host=host_of(reported),
             confidence="likely" if missing and twice else "possible",
             unknown=not (missing and twice),
-            events=[*told[:3], last[-1]] if last[-1] not in told[:3] else told[:3],
-            text=text,
+            events=[*reported[:3], last[-1]] if last[-1] not in reported[:3] else reported[:3],
+            text=_who_came(step, world, came, missing, twice),
         )
     ]
+
+
+def _who_came(step: str, world: int, came: Counter[int], missing: list[int], twice: list[int]) -> str:
+    text = f"the last thing logged is {step}, and nothing shows that it ended"
+    if missing and twice:
+        return (
+            f"{text}: {named(twice)} of {world} came more than once, {named(missing)} never: several nodes count the "
+            "same ranks (the node's rank, or the launcher's tasks, were not passed on)"
+        )
+    if missing:
+        return f"{text}: {named(missing)} of {world} never came to it"
+    if came and world:
+        return f"{text}, although all {world} ranks came to it: they do not reach each other, or one hangs in it"
+    return text
 
 
 def _ended(job: Job, begins: Event) -> bool:

@@ -46,7 +46,7 @@ def naming(name: str) -> Iterator[None]:
     except OSError as error:
         raise SourceError(f"{name}: cannot be read: {error.strerror or error}") from None
     except SourceError as error:
-        said = str(error)
+        reported = str(error)
         raise SourceError(
-            said if said.startswith((f"{name}: ", f"{name.rstrip('/')}/")) else f"{name}: {said}"
+            reported if reported.startswith((f"{name}: ", f"{name.rstrip('/')}/")) else f"{name}: {reported}"
         ) from None

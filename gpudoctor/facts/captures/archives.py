@@ -27,6 +27,9 @@ _RAW = re.compile(r"(?:report|measured|nvml|nvidia-smi|nccl|plain|quick)-[a-z-]{
 _MAX_ENTRIES = 64
 _BLOCK = 512
 _LINE = re.compile(r"([0-9a-f]{64})  ([A-Za-z.-]{1,48})")
+MAX_MEMBERS = 1000
+MAX_BYTES = 512 * 1024 * 1024  # of all members, unpacked
+ZIP = b"PK\x03\x04"
 
 
 def pack(files: Mapping[str, bytes], made_s: int) -> bytes:
@@ -62,8 +65,8 @@ def members(data: bytes) -> dict[str, bytes]:
         try:
             entry = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
         except (tarfile.TarError, ValueError) as error:
-            said = "cut off" if len(block) < _BLOCK else f"not a readable archive ({error})"
-            raise SourceError(f"bundle: {said} at byte {at}") from None
+            reported = "cut off" if len(block) < _BLOCK else f"not a readable archive ({error})"
+            raise SourceError(f"bundle: {reported} at byte {at}") from None
         end = at + _BLOCK + entry.size
         if entry.size < 0 or end > len(data):
             raise SourceError(f"bundle: cut off in the entry at byte {at}")
@@ -110,10 +113,6 @@ def _sha256(data: bytes) -> str:
 
 
 # Archives of text dumps, .tar and .zip: only their plain files are read.
-
-MAX_MEMBERS = 1000
-MAX_BYTES = 512 * 1024 * 1024  # of all members, unpacked
-ZIP = b"PK\x03\x04"
 
 
 def is_tar(data: bytes) -> bool:

@@ -20,6 +20,14 @@ _BURN_GPU = re.compile(r"\s*GPU (\d{1,4}): (OK|FAULTY)")
 _BURN_PROGRESS = re.compile(r"(\d{1,3})\.\d%\s+proc'd: ([^e]{1,20000})errors: ?([^t]{0,20000})")
 _BURN_ERRORS = re.compile(r"(-?\d{1,20})\s*(\(DIED!\))?")
 _BURN_ENDED = re.compile(r"Couldn't init a GPU test|No clients are alive")
+_P2P_MATRIX = re.compile(r"\s*(Uni|Bi)directional P2P=(En|Dis)abled Bandwidth")
+_P2P_ROW = re.compile(rf"\s{{1,12}}(\d{{1,4}})({_CELLS})")
+_P2P_ACCESS = re.compile(r"\s*P2P Connectivity Matrix")
+_COPY = re.compile(r"\s*(Host to Device|Device to Host) Bandwidth, ")
+_COPY_UNIT = re.compile(r"\s+Transfer Size \(Bytes\)\s+Bandwidth\((M|G)B/s\)")
+_COPY_RATE = re.compile(r"\s+(\d{3,12})\s+(\d{1,7}(?:\.\d{1,3})?)\s*$")
+_SLOW_COPY_GB_S = 5  # PCIe 3.0 x8 carries 6
+_LARGE_COPY_BYTES = 16_000_000  # smaller ones, and those of pageable memory, do not reach a link's rate
 
 
 def read_burn(block: Block) -> Part:
@@ -48,11 +56,6 @@ def read_burn(block: Block) -> Part:
     return Part(reported=(from_tool("gpu-burn", f"{len(verdicts)} GPUs OK", "ok"),) if verdicts else ())
 
 
-_P2P_MATRIX = re.compile(r"\s*(Uni|Bi)directional P2P=(En|Dis)abled Bandwidth")
-_P2P_ROW = re.compile(rf"\s{{1,12}}(\d{{1,4}})({_CELLS})")
-_P2P_ACCESS = re.compile(r"\s*P2P Connectivity Matrix")
-
-
 def read_p2p(block: Block) -> Part:
     """Copies from GPU to GPU that are no faster with peer to peer than without, if the GPUs can reach each other."""
     rates: dict[tuple[str, str], list[float]] = {}
@@ -78,13 +81,6 @@ def read_p2p(block: Block) -> Part:
     return Part(reported=tuple(slow), notes=() if slow else ("p2pBandwidthLatencyTest: faster with peer to peer",))
 
 
-_COPY = re.compile(r"\s*(Host to Device|Device to Host) Bandwidth, ")
-_COPY_UNIT = re.compile(r"\s+Transfer Size \(Bytes\)\s+Bandwidth\((M|G)B/s\)")
-_COPY_RATE = re.compile(r"\s+(\d{3,12})\s+(\d{1,7}(?:\.\d{1,3})?)\s*$")
-_SLOW_COPY_GB_S = 5  # PCIe 3.0 x8 carries 6
-_LARGE_COPY_BYTES = 16_000_000  # smaller ones, and those of pageable memory, do not reach a link's rate
-
-
 def _copies(block: Block) -> Iterator[tuple[str, float]]:
     """Rates of bandwidthTest between RAM and a GPU that could be those of the link: the way and GB/s."""
     way, unit_gb, pinned = "", 0.0, False
@@ -104,14 +100,16 @@ def read_copies(block: Block) -> Part:
     best: dict[str, float] = {}
     for way, rate in _copies(block):
         best[way] = max(best.get(way, 0.0), rate)
-    told: list[Reported] = [from_tool("bandwidthTest", line.strip()) for line in block.lines if "Result = FAIL" in line]
-    told += [
+    reported: list[Reported] = [
+        from_tool("bandwidthTest", line.strip()) for line in block.lines if "Result = FAIL" in line
+    ]
+    reported += [
         from_tool("bandwidthTest", f"{way} {rate:.1f} GB/s: a slow link, or CPUs far from the GPU", "warning")
         for way, rate in best.items()
         if rate < _SLOW_COPY_GB_S
     ]
     figures = ", ".join(f"{way} {rate:.1f} GB/s" for way, rate in best.items())
-    return Part(reported=tuple(told), notes=(f"bandwidthTest: {figures or 'no rate of a link'}",))
+    return Part(reported=tuple(reported), notes=(f"bandwidthTest: {figures or 'no rate of a link'}",))
 
 
 BENCHMARK_READERS: tuple[TextReader, ...] = (

@@ -22,6 +22,13 @@ _GPU = re.compile(r"(?:GPU models and configuration: )?GPU (\d{1,4}): (\S.{0,100
 _NCCL = re.compile(r"\[(?:pip3|conda)\] nvidia-nccl-cu\d+(?:==|\s+)(\d[\w.]{1,20})")
 _NONE = ("", "N/A", "None", "Could not collect")
 _SOFTWARE = {"PyTorch version": "torch", "CUDA used to build PyTorch": "torch_cuda"}
+# `env`, `export -p`
+ENVIRONMENT = text_reader(
+    "environment",
+    r"(?:export |declare -x )?(?:PATH|HOME|PWD|USER|LD_\w+|CUDA\w*|NCCL_\w+|SLURM_\w+|NVIDIA_\w+|MASTER_\w+)=",
+    r"(?:export |declare -x )?[A-Za-z_]\w*=",
+    lambda block: Part(Node(environment=parse_env_text(block.text))),
+)
 
 
 def _read(block: Block) -> Part:
@@ -63,12 +70,4 @@ COLLECT_ENV = text_reader(
     r"|\s+(?:System Info|PyTorch Info|OS|Python Environment|CUDA / GPU Info|CPU Info|vLLM Info"
     r"|Environment Variables|Versions of relevant libraries)$",
     _read,
-)
-
-# `env`, `export -p`
-ENVIRONMENT = text_reader(
-    "environment",
-    r"(?:export |declare -x )?(?:PATH|HOME|PWD|USER|LD_\w+|CUDA\w*|NCCL_\w+|SLURM_\w+|NVIDIA_\w+|MASTER_\w+)=",
-    r"(?:export |declare -x )?[A-Za-z_]\w*=",
-    lambda block: Part(Node(environment=parse_env_text(block.text))),
 )

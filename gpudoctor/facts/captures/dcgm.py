@@ -47,6 +47,13 @@ _DIAG_JSON = re.compile(r'[\s{]{0,40}"DCGM (?:GPU )?Diagnostic"\s*:')
 _JSON_FIELD = re.compile(
     r'"(name|status|gpu_ids?|entity_id|category|runtime_error)"\s*:\s*(?:"((?:[^"\\]|\\.){0,300})"|(\d{1,6}))'
 )
+_HEALTH = r"\| Health Monitor Report +\|"
+_OVERALL = re.compile(r"\| Overall Health:? *\|? *(\w+)")
+_FOUND = re.compile(r"\d{1,4} \w+ found(?: \(\w+\))?\.\s*$|\| (?:GPU|Switch|CPU) ID +\|")
+_ENTRY = re.compile(rf"(Name|PCI Bus ID|Device UUID): ({BUS_ID}|\S.{{0,100}})")
+_NVLINK_GPU = re.compile(r"\s+gpuId (\d{1,4}):\s*$")
+_NVLINK_STATES = re.compile(r"\s+[UDX_](?: [UDX_]){0,63}\s*$")
+_STATES: dict[str, LinkState] = {"U": "active", "D": "inactive", "X": "disabled"}
 
 
 def _read_diag(block: Block) -> Part:
@@ -131,9 +138,6 @@ class _Results:
 
 # `dcgmi health -c`
 
-_HEALTH = r"\| Health Monitor Report +\|"
-_OVERALL = re.compile(r"\| Overall Health:? *\|? *(\w+)")
-
 
 def _read_health(block: Block) -> Part:
     overall, gpu = "", ""
@@ -155,9 +159,6 @@ def _read_health(block: Block) -> Part:
 
 
 # `dcgmi discovery -l`
-
-_FOUND = re.compile(r"\d{1,4} \w+ found(?: \(\w+\))?\.\s*$|\| (?:GPU|Switch|CPU) ID +\|")
-_ENTRY = re.compile(rf"(Name|PCI Bus ID|Device UUID): ({BUS_ID}|\S.{{0,100}})")
 
 
 def _read_discovery(block: Block) -> Part:
@@ -187,10 +188,6 @@ def _read_discovery(block: Block) -> Part:
 
 
 # `dcgmi nvlink -s`
-
-_NVLINK_GPU = re.compile(r"\s+gpuId (\d{1,4}):\s*$")
-_NVLINK_STATES = re.compile(r"\s+[UDX_](?: [UDX_]){0,63}\s*$")
-_STATES: dict[str, LinkState] = {"U": "active", "D": "inactive", "X": "disabled"}
 
 
 def _read_nvlink(block: Block) -> Part:

@@ -27,6 +27,11 @@ _RULER = b"\n" + b"_" * 20
 # the journal of an earlier boot is no evidence about the current one
 _EARLIER_BOOT = re.compile(r"journalctl\b.{0,80}(?:-b|--boot)[ =]?-[1-9]")
 _SMI_KINDS = ("smi-xml", "smi-text")
+MAX_FILES = 1000
+MAX_TOTAL_BYTES = 512 * 1024 * 1024  # unpacked: twice the largest bug report that is read
+_MAX_DEFLATE_RATIO = 1032  # 1032:1 according to zlib's technical details
+MAX_NAMED = 10  # files listed by name that are not dumps
+_PSEUDO = ("/proc", "/sys", "/dev")
 
 
 def add_bug_report(dumps: Dumps, data: bytes, file: str) -> None:
@@ -66,13 +71,6 @@ def _sections(data: bytes) -> Iterator[bytes]:
             yield data[start : ruler + 1]  # including the line end at which the ruler match starts
         line_end = data.find(b"\n", ruler + 1)
         start = len(data) if line_end < 0 else line_end
-
-
-MAX_FILES = 1000
-MAX_TOTAL_BYTES = 512 * 1024 * 1024  # unpacked: twice the largest bug report that is read
-_MAX_DEFLATE_RATIO = 1032  # 1032:1 according to zlib's technical details
-MAX_NAMED = 10  # files listed by name that are not dumps
-_PSEUDO = ("/proc", "/sys", "/dev")
 
 
 def node_from_text(head: bytes, stream: BinaryIO, path: str) -> Node | None:

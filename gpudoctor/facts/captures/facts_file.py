@@ -6,11 +6,12 @@ import re
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from gpudoctor.facts.captures import MOST_GPUS, SourceError
 from gpudoctor.facts.captures.leaves import plausible
 from gpudoctor.facts.model.measurements import Measurements
-from gpudoctor.facts.model.missing import known
+from gpudoctor.facts.model.missing import Missing, fill, known
 from gpudoctor.facts.model.node import Node
 from gpudoctor.lazy_import import lazy_imports
 
@@ -24,6 +25,8 @@ _YAML_END = re.compile(r"^\.\.\.\s*\Z", re.MULTILINE)
 _HALF_PAIR = re.compile(
     r"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 )
+# gpudoctor writes every leaf of a node and its GPUs, with a value or the reason why there is none
+_NOT_IN_FILE = Missing("not in this file", "failed")
 _DEEPEST = 32  # facts nest 6 levels deep
 _MOST_YAML_EVENTS = 2_000_000
 _NUMBER = re.compile(r"[-+0-9:._]+")
@@ -62,8 +65,8 @@ def load_json(data: bytes) -> Loaded:
     except msgspec.ValidationError as error:
         raise SourceError(str(error)) from None
     except msgspec.DecodeError as error:
-        said = str(error)
-        raise SourceError(f"cut off: {said}" if _is_cut(text, said) else f"broken JSON: {said}") from None
+        reported = str(error)
+        raise SourceError(f"cut off: {reported}" if _is_cut(text, reported) else f"broken JSON: {reported}") from None
     if report.facts is None:
         raise SourceError("a report without facts: make it with `gpudoctor check --json --include-facts`")
     return checked(report.facts), report.measurements
@@ -79,9 +82,9 @@ def load_measurements(data: bytes) -> Measurements:
         raise SourceError(f"measurements: {error}") from None
 
 
-def _is_cut(text: str, said: str) -> bool:
+def _is_cut(text: str, reported: str) -> bool:
     """Whether the JSON is cut off. msgspec also reports half a surrogate pair, as in "\\ud800", as truncated."""
-    return "truncated" in said and not _HALF_PAIR.search(text)
+    return "truncated" in reported and not _HALF_PAIR.search(text)
 
 
 def load_yaml(data: bytes) -> Loaded:
@@ -126,8 +129,8 @@ def _check_end(text: str, raw: dict[str, Any]) -> None:
     if _YAML_END.search(text) or (text.endswith("\n") and "storage" in raw):
         return
     line = text.count("\n") + 1
-    said = "the last line has no end" if not text.endswith("\n") else "nothing shows that it is whole"
-    raise SourceError(f"line {line}: cut off? {said}; if it is whole, end it with a line of three dots, ...")
+    reported = "the last line has no end" if not text.endswith("\n") else "nothing shows that it is whole"
+    raise SourceError(f"line {line}: cut off? {reported}; if it is whole, end it with a line of three dots, ...")
 
 
 def _check_plain(events: Any) -> None:
@@ -168,7 +171,10 @@ def _check_schema(schema: str) -> None:
 
 
 def checked(node: Node) -> Node:
-    """Check what the types cannot: unique GPU indices, bus ids and UUIDs, plausible numbers. Raise SourceError."""
+    """Check what the types cannot: unique GPU indices, bus ids and UUIDs, plausible numbers. Raise SourceError.
+
+    Sections and leaves that the file lacks, of the node and of its GPUs, could not be read.
+    """
     if len(node.gpus) > MOST_GPUS:
         raise SourceError(f"more than {MOST_GPUS} GPUs: not the facts of one machine - at `$.gpus`")
     indices: set[int] = set()
@@ -185,4 +191,5 @@ def checked(node: Node) -> Node:
             uuids.add(uuid)
         indices.add(gpu.index)
         bus_ids.add(gpu.bus_id)
-    return plausible(node)
+    gpus = tuple(fill(gpu, _NOT_IN_FILE) for gpu in node.gpus)
+    return plausible(replace(fill(node, _NOT_IN_FILE), gpus=gpus, source=node.source))

@@ -156,10 +156,10 @@ def _bare(gpu: Gpu) -> Gpu:
 
 
 def _check_same_gpu(place: _Place, bus_id: str | None, uuid: str | None, file: str, index: int) -> None:
-    for mine, theirs in ((place.bus_id, bus_id), (place.uuid, uuid)):
-        if mine is not None and theirs is not None and mine != theirs:
+    for own, others in ((place.bus_id, bus_id), (place.uuid, uuid)):
+        if own is not None and others is not None and own != others:
             other = next((name for name in place.files if name != file), place.files[0])
-            raise _contradiction(file, other, f"GPU {bus_id or index} is {theirs} here, {mine} there")
+            raise _contradiction(file, other, f"GPU {bus_id or index} is {others} here, {own} there")
 
 
 def _contradiction(file: str, other: str, how: str) -> SourceError:
@@ -179,10 +179,10 @@ def _check_same_driver(ordered: list[tuple[str, SmiDump]]) -> None:
 def _check_same_gpus(ordered: list[tuple[str, SmiDump]], places: list[_Place]) -> None:
     """Raise SourceError if each of two dumps contains a GPU (by bus id) that the other lacks."""
     sets = [(file, {gpu.bus_id for gpu in dump.gpus if _has_address(gpu)}) for file, dump in ordered if dump.ended]
-    for at, (file, mine) in enumerate(sets):
-        for other, theirs in sets[:at]:
-            if mine and theirs and not (mine <= theirs or theirs <= mine):
-                raise _contradiction(file, other, f"GPU {min(mine ^ theirs)} is in one only")
+    for at, (file, own) in enumerate(sets):
+        for other, others in sets[:at]:
+            if own and others and not (own <= others or others <= own):
+                raise _contradiction(file, other, f"GPU {min(own ^ others)} is in one only")
 
 
 def _has_address(gpu: Gpu) -> bool:
@@ -208,7 +208,7 @@ def _driver(dumps: list[SmiDump], shown: int, notes: list[str]) -> Driver:
     made = failed or drivers[0]
     for driver in drivers:
         made = merged(made, driver, [])
-    handles = tuple(sorted({words for driver in drivers for words in driver.handle_errors}))
+    handles = tuple(sorted({text for driver in drivers for text in driver.handle_errors}))
     made = replace(made, handle_errors=handles)
     if len(codes) > 1:
         made = replace(made, init_code=codes[0] if _INIT_OK in codes[1:] else made.init_code)

@@ -63,15 +63,15 @@ class Dumps:
             raise self._errors[0][1]
         for place, error in self._errors:
             self.could_not_read(f"{file}, {place}: not read: {error}")
-        said = () if quiet else transcript.statements.found
-        if not self._read and all(each.loudness == "unread" for each in said):
-            said = (table,) if (table := transcript.statements.table) and not quiet else ()
-        self._reported.extend(said)
+        statements = () if quiet else transcript.statements.found
+        if not self._read and all(each.loudness == "unread" for each in statements):
+            statements = (table,) if (table := transcript.statements.table) and not quiet else ()
+        self._reported.extend(statements)
         if self._read and transcript.passed.count and not quiet:
             self.notes.append(f"{file}: {transcript.passed.words()}")
         if transcript.too_long.count:
             self.notes.append(f"{file}: {transcript.too_long.count} lines of a text beyond its limit were not read")
-        read = self._read + len(said)
+        read = self._read + len(statements)
         if read and file not in self.files:
             self.files.append(file)
         return read
@@ -217,11 +217,11 @@ def _merged_function(one: Any, other: Any) -> Any:
     unknown = (None, -1, ABSENT)
     news = {}
     for field in one.__struct_fields__:
-        mine, theirs = getattr(one, field), getattr(other, field)
-        if mine in unknown or isinstance(mine, Missing):
-            news[field] = theirs
-        elif field == "hop" and theirs is not None:
-            news[field] = merged(mine, theirs, [])
+        own, others = getattr(one, field), getattr(other, field)
+        if own in unknown or isinstance(own, Missing):
+            news[field] = others
+        elif field == "hop" and others is not None:
+            news[field] = merged(own, others, [])
     return replace(one, **news)
 
 

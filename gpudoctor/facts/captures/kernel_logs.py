@@ -35,6 +35,7 @@ _STAMPED = re.compile(
     r"\[ *\+?\d+\.\d|\[[A-Z][a-z]{2} |\d{4}-\d\d-\d\dT\d\d:|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d |<\d+>"
     r"|\d+,\d+,\d+,|[a-z]+ *:[a-z]+ *:|\{"
 )
+_Subject = tuple[str, str | None]
 
 
 def is_kernel_line(line: str) -> bool:
@@ -65,8 +66,6 @@ def _kernel_log(block: Block) -> Part:
 KERNEL_LOG = TextReader(
     "kernel log", _begins_kernel_log, _goes_on_kernel_log, _kernel_log, may_be=HARD_WORDS.search, in_pieces=True
 )
-
-_Subject = tuple[str, str | None]
 
 
 def continued(log: KernelLog, piece: KernelLog) -> KernelLog:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import is_not
 from typing import Any, TypeVar
 
 import msgspec
@@ -33,6 +34,47 @@ _GAPS = (NOT_READ, ABSENT)
 _WORST = (Ecc, MemoryRepair, NvLink)
 _UP = ("active", "OK")  # of two states of a link or pair, the other one counts
 _NOT_WORST = frozenset({"enabled", "pending", "banks_max_spare", "banks_high_spare"})
+_Bounds = tuple[float, float]
+
+_COUNT: _Bounds = (0, 2**64)
+# bounds for every number in these structs; bounds for single fields are below
+_KINDS: dict[type, _Bounds] = {
+    Clocks: (0, 100_000),
+    Driver: _COUNT,
+    Ecc: _COUNT,
+    Host: _COUNT,
+    MemoryRepair: _COUNT,
+    NvLink: _COUNT,
+    PcieHop: _COUNT,
+    PcieLink: _COUNT,
+    Power: (0, 100_000),
+    Thermal: (-200, 200),  # as in the live reader: a broken sensor reads 255
+    ThrottleTimes: _COUNT,
+    Utilization: (0, 100),
+}
+_GENERATION, _MEMORY_MIB = (1, 10), (0, 2**26)
+_FIELDS: dict[tuple[type, str], _Bounds] = {
+    (PcieLink, "generation"): _GENERATION,
+    (PcieLink, "generation_max"): _GENERATION,
+    (PcieLink, "device_generation_max"): _GENERATION,
+    (PcieLink, "host_generation_max"): _GENERATION,
+    (PcieLink, "width"): (1, 32),
+    (PcieLink, "width_max"): (1, 32),
+    (PcieHop, "width"): (0, 255),  # sysfs shows 0 or 255 if a port has no link
+    (PcieHop, "max_width"): (0, 255),
+    (Gpu, "memory_total_mib"): _MEMORY_MIB,
+    (Gpu, "memory_reserved_mib"): _MEMORY_MIB,
+    (Gpu, "memory_used_mib"): _MEMORY_MIB,
+    (Gpu, "memory_free_mib"): _MEMORY_MIB,
+    (NvLink, "speed_gb_s"): (0, 10_000),
+}
+_NOT_CLIPPED: dict[tuple[type, str], int] = {
+    # a list cut in the middle would mean something else
+    (Variable, "value"): 100_000,
+    (Gpu, "cpu_affinity"): 10_000,
+}
+# part of a struct's identity, never Missing
+_REQUIRED = {(NvLink, "link")}
 
 
 def merged(one: T, other: T, conflicts: list[str], place: str = "") -> T:
@@ -53,21 +95,21 @@ def _merged(one: Any, other: Any, conflicts: list[str], place: str) -> Any:
         defaults = dict(zip(one.__struct_fields__[::-1], one.__struct_defaults__[::-1], strict=False))
         news = {}
         for field in one.__struct_fields__:
-            mine, theirs = getattr(one, field), getattr(other, field)
-            if mine == theirs:
+            own, others = getattr(one, field), getattr(other, field)
+            if own == others:
                 continue
-            if field in defaults and theirs == defaults[field]:
+            if field in defaults and others == defaults[field]:
                 continue
-            if field in defaults and mine == defaults[field]:
-                news[field] = theirs
-            elif isinstance(one, _WORST) and field not in _NOT_WORST and {type(mine), type(theirs)} <= {int, bool}:
-                news[field] = max(mine, theirs)
-            elif isinstance(one, (NvLink, GpuPair)) and isinstance(theirs, str) and mine in _UP:
-                news[field] = theirs
-            elif isinstance(one, (NvLink, GpuPair)) and isinstance(mine, str) and theirs in _UP:
+            if field in defaults and own == defaults[field]:
+                news[field] = others
+            elif isinstance(one, _WORST) and field not in _NOT_WORST and {type(own), type(others)} <= {int, bool}:
+                news[field] = max(own, others)
+            elif isinstance(one, (NvLink, GpuPair)) and isinstance(others, str) and own in _UP:
+                news[field] = others
+            elif isinstance(one, (NvLink, GpuPair)) and isinstance(own, str) and others in _UP:
                 continue
             else:
-                news[field] = merged(mine, theirs, conflicts, f"{place}.{field}" if place else field)
+                news[field] = merged(own, others, conflicts, f"{place}.{field}" if place else field)
         return msgspec.structs.replace(one, **news) if news else one
     if isinstance(one, tuple) and isinstance(other, tuple):
         return _joined(one, other, conflicts, place)
@@ -124,68 +166,22 @@ def say_absent(value: T) -> T:
 # What no machine can have reported: absurd numbers and endless strings.
 
 
-_Bounds = tuple[float, float]
-
-_COUNT: _Bounds = (0, 2**64)
-# bounds for every number in these structs; bounds for single fields are below
-_KINDS: dict[type, _Bounds] = {
-    Clocks: (0, 100_000),
-    Driver: _COUNT,
-    Ecc: _COUNT,
-    Host: _COUNT,
-    MemoryRepair: _COUNT,
-    NvLink: _COUNT,
-    PcieHop: _COUNT,
-    PcieLink: _COUNT,
-    Power: (0, 100_000),
-    Thermal: (-200, 200),  # as in the live reader: a broken sensor reads 255
-    ThrottleTimes: _COUNT,
-    Utilization: (0, 100),
-}
-_GENERATION, _MEMORY_MIB = (1, 10), (0, 2**26)
-_FIELDS: dict[tuple[type, str], _Bounds] = {
-    (PcieLink, "generation"): _GENERATION,
-    (PcieLink, "generation_max"): _GENERATION,
-    (PcieLink, "device_generation_max"): _GENERATION,
-    (PcieLink, "host_generation_max"): _GENERATION,
-    (PcieLink, "width"): (1, 32),
-    (PcieLink, "width_max"): (1, 32),
-    (PcieHop, "width"): (0, 255),  # sysfs shows 0 or 255 if a port has no link
-    (PcieHop, "max_width"): (0, 255),
-    (Gpu, "memory_total_mib"): _MEMORY_MIB,
-    (Gpu, "memory_reserved_mib"): _MEMORY_MIB,
-    (Gpu, "memory_used_mib"): _MEMORY_MIB,
-    (Gpu, "memory_free_mib"): _MEMORY_MIB,
-    (NvLink, "speed_gb_s"): (0, 10_000),
-}
-_NOT_CLIPPED: dict[tuple[type, str], int] = {
-    # a list cut in the middle would mean something else
-    (Variable, "value"): 100_000,
-    (Gpu, "cpu_affinity"): 10_000,
-}
-# part of a struct's identity, never Missing
-_REQUIRED = {(NvLink, "link")}
-
-
 def plausible(value: T) -> T:
     """The facts with impossible numbers replaced by a `Missing(failed)` that quotes them, and long strings clipped."""
     made: Any = value
     if isinstance(value, str):
         made = clipped(value)
     elif isinstance(value, tuple):
-        made = tuple(plausible(item) for item in value)
+        items = [*map(plausible, value)]
+        made = tuple(items) if any(map(is_not, items, value)) else value
     elif isinstance(value, msgspec.Struct):
         kind = type(value)
         news = {}
         for name in value.__struct_fields__:
             old = getattr(value, name)
             # most leaves of most facts: of 1,000 GPUs there are 380,000
-            if (
-                old is None
-                or old is True
-                or old is False
-                or (isinstance(old, Missing) and clipped(old.missing) is old.missing)
-            ):
+            text = old.missing if type(old) is Missing else old
+            if text is None or text is True or text is False or (type(text) is str and clipped(text) is text):
                 continue
             new = _field(kind, name, old)
             if new is not old:

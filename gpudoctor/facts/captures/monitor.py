@@ -46,6 +46,52 @@ _SAMPLE = re.compile(
 )
 _MOST_PROCESSES = 1000
 _MOST_NAMED = 16
+# columns of errors: ECC, Xid, retired pages, remapped rows, replays, violations; XIDER is the last Xid
+_ERROR_COLUMN = re.compile(r"(?i).*(?:ecc|err|xid|dbe|sbe|[ds]bv|[ds]ba|retir|remap|rpl|replay|crc)|.*er$")
+_XID_COLUMN = re.compile(r"(?i)xid")
+_APPS_COLUMN = r"(?:timestamp|gpu_\w{2,10}|pid|process_name|name|used_gpu_memory|used_memory)(?: \[\w{1,4}\])?"
+_APPS = re.compile(rf"(?=.*\bpid\b)(?=.*_){_APPS_COLUMN}(?:, ?{_APPS_COLUMN}){{1,8}}\s*$")
+_APPS_QUERY = r"--query-(?:compute-)?apps[= ][\"']?([a-z_,]{3,200})"
+_ENTITY_ROW = re.compile(r"\s*GPU (\d{1,4})((?:\s+(?:-?[\d.]{1,20}|N/A)){1,40})\s*$")
+# short names of DCGM's fields -> paths in nvidia-smi -q
+_ENTITY_PATHS = {
+    "TMPTR": "temperature/gpu_current_temp",
+    "MMTMP": "temperature/memory_current_temp",
+    "POWER": "power_readings/power_draw",
+    "GPUTL": "utilization/gpu",
+    "MCUTL": "utilization/memory",
+    "SMCLK": "clocks/graphics",
+    "MMCLK": "clocks/memory",
+    "FBUSD": "fb_memory_usage/used",
+}
+_SERIES = re.compile(
+    r"(DCGM_FI_[A-Z0-9_]{3,80})\{(.{1,4000})\} (-?\d{1,20}(?:\.\d{1,20})?(?:e[+-]?\d{1,2})?)(?: \d{1,16})?\s*$"
+)
+_LABEL = re.compile(r'(\w{1,60})="((?:[^"\\]|\\.){0,300})"')
+# field of DCGM -> path of the same value in nvidia-smi -q
+_SERIES_PATHS = {
+    "DCGM_FI_DEV_GPU_TEMP": "temperature/gpu_current_temp",
+    "DCGM_FI_DEV_MEMORY_TEMP": "temperature/memory_current_temp",
+    "DCGM_FI_DEV_POWER_USAGE": "power_readings/power_draw",
+    "DCGM_FI_DEV_GPU_UTIL": "utilization/gpu",
+    "DCGM_FI_DEV_MEM_COPY_UTIL": "utilization/memory",
+    "DCGM_FI_DEV_SM_CLOCK": "clocks/sm",
+    "DCGM_FI_DEV_MEM_CLOCK": "clocks/memory",
+    "DCGM_FI_DEV_FB_USED": "fb_memory_usage/used",
+    "DCGM_FI_DEV_FB_FREE": "fb_memory_usage/free",
+    "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL": "ecc_errors/volatile/single_bit/total",
+    "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL": "ecc_errors/volatile/double_bit/total",
+    "DCGM_FI_DEV_ECC_SBE_AGG_TOTAL": "ecc_errors/aggregate/single_bit/total",
+    "DCGM_FI_DEV_ECC_DBE_AGG_TOTAL": "ecc_errors/aggregate/double_bit/total",
+    "DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS": "remapped_rows/correctable_error",
+    "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS": "remapped_rows/uncorrectable_error",
+    "DCGM_FI_DEV_ROW_REMAP_FAILURE": "remapped_rows/remapping_failure_occurred",
+    "DCGM_FI_DEV_PCIE_REPLAY_COUNTER": "pci/replays_since_reset",
+}
+_FLAGS = ("DCGM_FI_DEV_ROW_REMAP_FAILURE",)
+_SEVERAL = "the metrics of several nodes in one text: show those of the node that is judged"
+_EXACT = 1e15
+_XID = "DCGM_FI_DEV_XID_ERRORS"
 
 
 def _columns(line: str) -> list[str]:
@@ -86,11 +132,6 @@ def _read(block: Block) -> Part:
     return Part(smi=(numbered(gpus, "nvidia-smi dmon"),), reported=tuple(reported[:_MOST_NAMED]))
 
 
-# columns of errors: ECC, Xid, retired pages, remapped rows, replays, violations; XIDER is the last Xid
-_ERROR_COLUMN = re.compile(r"(?i).*(?:ecc|err|xid|dbe|sbe|[ds]bv|[ds]ba|retir|remap|rpl|replay|crc)|.*er$")
-_XID_COLUMN = re.compile(r"(?i)xid")
-
-
 def _unread_errors(tool: str, rows: Mapping[int, Mapping[str, str]], read: Mapping[str, str]) -> list[Reported]:
     """The last Xid of each GPU, and columns of errors that are not zero and that are no facts here."""
     found = []
@@ -126,10 +167,6 @@ def with_readings(index: int, cells: Mapping[str, str], paths: Mapping[str, str]
 
 # `nvidia-smi --query-compute-apps=... --format=csv`
 
-_APPS_COLUMN = r"(?:timestamp|gpu_\w{2,10}|pid|process_name|name|used_gpu_memory|used_memory)(?: \[\w{1,4}\])?"
-_APPS = re.compile(rf"(?=.*\bpid\b)(?=.*_){_APPS_COLUMN}(?:, ?{_APPS_COLUMN}){{1,8}}\s*$")
-_APPS_QUERY = r"--query-(?:compute-)?apps[= ][\"']?([a-z_,]{3,200})"
-
 
 def _read_apps(block: Block) -> Part:
     """The processes by the UUID or bus id of their GPU; without one, which GPU they are on is not known."""
@@ -164,19 +201,6 @@ def _read_apps(block: Block) -> Part:
 
 # `dcgmi dmon`
 
-_ENTITY_ROW = re.compile(r"\s*GPU (\d{1,4})((?:\s+(?:-?[\d.]{1,20}|N/A)){1,40})\s*$")
-# short names of DCGM's fields -> paths in nvidia-smi -q
-_ENTITY_PATHS = {
-    "TMPTR": "temperature/gpu_current_temp",
-    "MMTMP": "temperature/memory_current_temp",
-    "POWER": "power_readings/power_draw",
-    "GPUTL": "utilization/gpu",
-    "MCUTL": "utilization/memory",
-    "SMCLK": "clocks/graphics",
-    "MMCLK": "clocks/memory",
-    "FBUSD": "fb_memory_usage/used",
-}
-
 
 def _read_entities(block: Block) -> Part:
     columns: list[str] = []
@@ -200,35 +224,6 @@ def part_by_dcgm(gpus: Mapping[int, Gpu], name: str) -> Part:
 
 
 # dcgm-exporter, as Prometheus reads it: the readings of each GPU by the labels of its series
-
-_SERIES = re.compile(
-    r"(DCGM_FI_[A-Z0-9_]{3,80})\{(.{1,4000})\} (-?\d{1,20}(?:\.\d{1,20})?(?:e[+-]?\d{1,2})?)(?: \d{1,16})?\s*$"
-)
-_LABEL = re.compile(r'(\w{1,60})="((?:[^"\\]|\\.){0,300})"')
-# field of DCGM -> path of the same value in nvidia-smi -q
-_SERIES_PATHS = {
-    "DCGM_FI_DEV_GPU_TEMP": "temperature/gpu_current_temp",
-    "DCGM_FI_DEV_MEMORY_TEMP": "temperature/memory_current_temp",
-    "DCGM_FI_DEV_POWER_USAGE": "power_readings/power_draw",
-    "DCGM_FI_DEV_GPU_UTIL": "utilization/gpu",
-    "DCGM_FI_DEV_MEM_COPY_UTIL": "utilization/memory",
-    "DCGM_FI_DEV_SM_CLOCK": "clocks/sm",
-    "DCGM_FI_DEV_MEM_CLOCK": "clocks/memory",
-    "DCGM_FI_DEV_FB_USED": "fb_memory_usage/used",
-    "DCGM_FI_DEV_FB_FREE": "fb_memory_usage/free",
-    "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL": "ecc_errors/volatile/single_bit/total",
-    "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL": "ecc_errors/volatile/double_bit/total",
-    "DCGM_FI_DEV_ECC_SBE_AGG_TOTAL": "ecc_errors/aggregate/single_bit/total",
-    "DCGM_FI_DEV_ECC_DBE_AGG_TOTAL": "ecc_errors/aggregate/double_bit/total",
-    "DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS": "remapped_rows/correctable_error",
-    "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS": "remapped_rows/uncorrectable_error",
-    "DCGM_FI_DEV_ROW_REMAP_FAILURE": "remapped_rows/remapping_failure_occurred",
-    "DCGM_FI_DEV_PCIE_REPLAY_COUNTER": "pci/replays_since_reset",
-}
-_FLAGS = ("DCGM_FI_DEV_ROW_REMAP_FAILURE",)
-_SEVERAL = "the metrics of several nodes in one text: show those of the node that is judged"
-_EXACT = 1e15
-_XID = "DCGM_FI_DEV_XID_ERRORS"
 
 
 def _read_series(block: Block) -> Part:

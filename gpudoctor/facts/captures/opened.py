@@ -21,6 +21,32 @@ MAX_BYTES = 64 * 1024 * 1024
 MAX_BUG_REPORT_BYTES = 256 * 1024 * 1024
 GZIP = b"\x1f\x8b"
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_MATRIX = r"^[^\S\n]*GPU\d+\t"
+# the first kind of which all patterns are there
+_FORMS: tuple[tuple[str, tuple[re.Pattern[str], ...]], ...] = tuple(
+    (kind, tuple(re.compile(pattern, re.MULTILINE) for pattern in patterns))
+    for kind, *patterns in (
+        ("bug-report", r"NVIDIA bug report log file|nvidia-bug-report\.sh Version"),
+        ("smi-xml", r"<(?:!DOCTYPE )?nvidia_smi_log[\s>]"),
+        ("smi-text", r"NVSMI LOG(?![\s\S]{0,400}Attached Units)"),
+        ("p2p", _MATRIX, r"Status Ok|\t(?:OK|CNS|GNS|TNS|NS|DR|U)[\t\n]"),
+        ("topology", _MATRIX),
+        ("nvlink", r"^GPU \d+: .{0,200}\(UUID: ", r"^[ \t]+Link \d+: |all links are inActive"),
+        (
+            "lspci",
+            r"^(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7] "
+            r"[A-Z0-9][^:\n]{2,60}(?:bridge|Bridge|controller|device)[^:\n]{0,20}: ",
+        ),
+        ("free", r"^[ \t]+total[ \t]+used[ \t]+free\b[^\n]*\n(?:[^\n]*\n)?Mem:"),
+        ("meminfo", r"^MemTotal:\s+\d+ kB"),
+        ("df", r"^Filesystem\s[^\n]*Mounted on$", r" /dev/shm$"),
+        ("kernel-module", "NVRM version:"),
+    )
+)
+_ASSIGNMENT = re.compile(r"(?:export |declare -x )?[A-Za-z_]\w*=")
+_USUAL_NAME = re.compile(
+    r"(?:^|\0)(?:export |declare -x )?(?:PATH|HOME|PWD|USER|LD_|CUDA|NCCL_|SLURM_|NVIDIA_)", re.MULTILINE
+)
 
 
 def head_text(data: bytes) -> str:
@@ -120,33 +146,6 @@ def _too_large(limit: int, what: str = "") -> SourceError:
 
 
 # What a text is, by its content; its file name is ignored.
-
-_MATRIX = r"^[^\S\n]*GPU\d+\t"
-# the first kind of which all patterns are there
-_FORMS: tuple[tuple[str, tuple[re.Pattern[str], ...]], ...] = tuple(
-    (kind, tuple(re.compile(pattern, re.MULTILINE) for pattern in patterns))
-    for kind, *patterns in (
-        ("bug-report", r"NVIDIA bug report log file|nvidia-bug-report\.sh Version"),
-        ("smi-xml", r"<(?:!DOCTYPE )?nvidia_smi_log[\s>]"),
-        ("smi-text", r"NVSMI LOG(?![\s\S]{0,400}Attached Units)"),
-        ("p2p", _MATRIX, r"Status Ok|\t(?:OK|CNS|GNS|TNS|NS|DR|U)[\t\n]"),
-        ("topology", _MATRIX),
-        ("nvlink", r"^GPU \d+: .{0,200}\(UUID: ", r"^[ \t]+Link \d+: |all links are inActive"),
-        (
-            "lspci",
-            r"^(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7] "
-            r"[A-Z0-9][^:\n]{2,60}(?:bridge|Bridge|controller|device)[^:\n]{0,20}: ",
-        ),
-        ("free", r"^[ \t]+total[ \t]+used[ \t]+free\b[^\n]*\n(?:[^\n]*\n)?Mem:"),
-        ("meminfo", r"^MemTotal:\s+\d+ kB"),
-        ("df", r"^Filesystem\s[^\n]*Mounted on$", r" /dev/shm$"),
-        ("kernel-module", "NVRM version:"),
-    )
-)
-_ASSIGNMENT = re.compile(r"(?:export |declare -x )?[A-Za-z_]\w*=")
-_USUAL_NAME = re.compile(
-    r"(?:^|\0)(?:export |declare -x )?(?:PATH|HOME|PWD|USER|LD_|CUDA|NCCL_|SLURM_|NVIDIA_)", re.MULTILINE
-)
 
 
 def recognise(head: str) -> str | None:

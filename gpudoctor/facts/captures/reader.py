@@ -18,6 +18,8 @@ if TYPE_CHECKING:  # these modules import this one
 
 
 _LONGEST_KEY = 45
+Form = Callable[[str], object]
+NO_MORE = r"(?!)"  # no further line
 
 
 class Block(msgspec.Struct):
@@ -58,9 +60,6 @@ class Part(msgspec.Struct):
     smi: tuple[SmiDump, ...] = ()
     topology: Topology | None = None
     pci_tree: PciTree | None = None
-
-
-Form = Callable[[str], object]
 
 
 class TextReader(msgspec.Struct, frozen=True):
@@ -120,9 +119,6 @@ def text_reader(
         after=re.compile(after).search if after else None,
         **options,
     )
-
-
-NO_MORE = r"(?!)"  # no further line
 
 
 def key_value(line: str) -> tuple[str, str] | None:

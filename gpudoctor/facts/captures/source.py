@@ -71,9 +71,9 @@ def _load(name: str, stdin: BinaryIO | None, environ: Mapping[str, str] | None) 
     try:
         mode = Path(name).stat().st_mode
     except (OSError, ValueError) as error:
-        said = None if getattr(error, "errno", None) in _NO_FILE else getattr(error, "strerror", None)
-        if said and name not in simulated_nodes.node_names():
-            raise SourceError(f"{name}: {said.lower()}") from None
+        reported = None if getattr(error, "errno", None) in _NO_FILE else getattr(error, "strerror", None)
+        if reported and name not in simulated_nodes.node_names():
+            raise SourceError(f"{name}: {reported.lower()}") from None
         return Loaded(_simulated(name, os.environ if environ is None else environ))
     with naming(name):
         if stat.S_ISDIR(mode):

@@ -123,21 +123,21 @@ class TextStatements:
     @property
     def found(self) -> tuple[Reported, ...]:
         """What was said about the node, each once, in the order of the text."""
-        said = (*self._kept.values(), *(self._verdicts.values() if self._of_a_node else ()))
+        statements = (*self._kept.values(), *(self._verdicts.values() if self._of_a_node else ()))
         about_errors = [
             each
-            for each in said
+            for each in statements
             if (self._is_a_page and _is_prose(each)) or (self._tables and _PAGE_ROW.match(each.text))
         ]
-        kept = [each for each in said if each not in about_errors]
-        kept += [
+        retained = [each for each in statements if each not in about_errors]
+        retained += [
             replace(each, loudness="unread", text=f"a page that writes about errors says: {each.text}")
             for each in about_errors
             if each.effect == "hardware" and each.names_a_gpu
         ][:1]
-        if not kept and self._well_lines and self._of_a_node:
+        if not retained and self._well_lines and self._of_a_node:
             return (replace(self._well, count=self._well_lines),)
-        return tuple(self._with_only_gpu(each) for each in kept)
+        return tuple(self._with_only_gpu(each) for each in retained)
 
     @property
     def table(self) -> Reported | None:

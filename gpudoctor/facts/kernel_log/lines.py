@@ -44,6 +44,7 @@ _MISMATCH = lazy_pattern(
 _MISMATCH_LINES = 4
 _CUT_OFF = Missing("the driver's message is cut off in the log", "failed")
 _ONE_VERSION = lazy_pattern(rf"(kernel module )?has(?: the)? version ({DRIVER_VERSION})(?:,|\s|$)")
+_Subject = tuple[HostEventKind, str | None, str | None]
 
 
 def is_of_interest(line: str) -> bool:
@@ -54,8 +55,8 @@ def is_of_interest(line: str) -> bool:
 
 def _interest_in(text: str) -> Callable[[str], bool]:
     """`is_of_interest` for the lines of this text, restricted to the words that it contains."""
-    words = tuple(word for word in _WORDS if word in text)
-    return lambda line: any(word in line for word in words) if words else False
+    parts = tuple(word for word in _WORDS if word in text)
+    return lambda line: any(word in line for word in parts) if parts else False
 
 
 def read_kernel_text(text: str, source: str) -> KernelLog:
@@ -114,7 +115,7 @@ class KernelEvents(msgspec.Struct, frozen=True):
 
 def collect(records: Iterable[LogRecord]) -> KernelEvents:
     """The events of one log, in the order of its lines."""
-    kept: dict[tuple[str, int | None, str | None], list[tuple[int, KernelEvent]]] = {}
+    retained: dict[tuple[str, int | None, str | None], list[tuple[int, KernelEvent]]] = {}
     details: dict[tuple[str, int | None, str | None], tuple[int, KernelEvent]] = {}
     total = quoted = 0
     truncated = forgeable = loading = False
@@ -146,18 +147,18 @@ def collect(records: Iterable[LogRecord]) -> KernelEvents:
             continue
         forgeable = forgeable or (record.origin == "text" and event.kind != "unclear")
         key = (event.kind, event.code, event.bus_id)
-        same = kept.get(key, [])
+        same = retained.get(key, [])
         if len(same) >= MAX_REPEATS:
             same[-1] = (number, event)
         elif total >= MAX_EVENTS:
             truncated = True
         else:
-            kept.setdefault(key, same).append((number, event))
+            retained.setdefault(key, same).append((number, event))
             total += 1
     # of a log without the line itself
     for of, item in list(details.items())[: MAX_EVENTS - total]:
-        kept.setdefault(of, [item])
-    ordered = sorted((item for same in kept.values() for item in same), key=lambda item: item[0])
+        retained.setdefault(of, [item])
+    ordered = sorted((item for same in retained.values() for item in same), key=lambda item: item[0])
     events = tuple(event for _, event in ordered)
     return KernelEvents(events, truncated, quoted, forgeable, loading, host.events, mismatch.found)
 
@@ -188,9 +189,6 @@ def _event_of(record: LogRecord) -> KernelEvent | Literal["quoted"] | None:
     return KernelEvent("unclear", record.line, time_s=record.time_s) if unclear else "quoted"
 
 
-_Subject = tuple[HostEventKind, str | None, str | None]
-
-
 class HostEvents:
     """Counts the events of one log by kind, device and interface."""
 
@@ -211,21 +209,21 @@ class HostEvents:
             self._severity_known = self._severity_known or _HARMLESS in message
             return
         self._severity_known = self._severity_known or found[0].startswith("machine-check")
-        told, errors = found[:3], found[3]
-        before = self._found.get(told)
+        reported, errors = found[:3], found[3]
+        before = self._found.get(reported)
         if before is None and len(self._found) >= MAX_SUBJECTS:
             return
         count, first_s = (errors, time_s) if before is None else (before.count + errors, before.first_s)
-        in_day = None if time_s is None else self._in_last_day(told, time_s, errors)
-        self._found[told] = HostEvent(told[0], message, told[1], count, first_s, time_s, in_day)
+        in_day = None if time_s is None else self._in_last_day(reported, time_s, errors)
+        self._found[reported] = HostEvent(reported[0], message, reported[1], count, first_s, time_s, in_day)
 
-    def _in_last_day(self, told: _Subject, time_s: float, errors: int) -> int:
-        times = self._last_day.setdefault(told, deque())
+    def _in_last_day(self, reported: _Subject, time_s: float, errors: int) -> int:
+        times = self._last_day.setdefault(reported, deque())
         times.append((time_s, errors))
-        self._in_day[told] += errors
+        self._in_day[reported] += errors
         while times[0][0] < time_s - _DAY_S:
-            self._in_day[told] -= times.popleft()[1]
-        return self._in_day[told]
+            self._in_day[reported] -= times.popleft()[1]
+        return self._in_day[reported]
 
     @property
     def events(self) -> tuple[HostEvent, ...]:

@@ -33,6 +33,8 @@ _BUS = r"(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"
 _NIC = rf"(?:mlx5_core|mlx4_core|mlx4_en|bnxt_en|ice|i40e|ixgbe|igb|ena|qede|be2net) {_BUS}"
 _OF_NIC = r"(?: (?P<interface>\S{1,40}))?"
 _DISK = r"(?P<device>(?!(?:fd|sr|loop|ram|zram)\d)[\w-]{1,40})"
+# compiled when a message first needs it; faster than the cache of `re`
+_compiled = cache(re.compile)
 
 
 class DriverMessage(msgspec.Struct, frozen=True):
@@ -182,10 +184,6 @@ HOST_MESSAGES: tuple[HostMessage, ...] = (
 )  # fmt: skip
 # one of these is in every message of the table
 HOST_WORDS = tuple(dict.fromkeys(row.words for row in HOST_MESSAGES))
-
-
-# compiled when a message first needs it; faster than the cache of `re`
-_compiled = cache(re.compile)
 
 
 def host_message(message: str) -> tuple[HostEventKind, str | None, str | None, int] | None:

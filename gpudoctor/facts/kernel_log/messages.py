@@ -177,11 +177,11 @@ def words_of_xid(message: str) -> str:
     xid = _XID.match(message)
     if xid is None:
         return message
-    words = message[xid.end() :]
+    text = message[xid.end() :]
     for part in (_PROCESS, _NAME):
-        if found := part.match(words):
-            words = words[found.end() :]
-    return words
+        if found := part.match(text):
+            text = text[found.end() :]
+    return text
 
 
 def _limit(bandwidth: re.Match[str]) -> PcieLimit | None:

@@ -12,6 +12,43 @@ _DID_NOT_RETURN = "did not return"
 
 # 535.104.05, 470.57
 DRIVER_VERSION = r"\d{3}\.\d{1,3}(?:\.\d{1,3})?"
+LoadFailureCause = Literal[
+    "signature-rejected",
+    "other-kernel",
+    "other-driver",
+    "build-failed",
+    "no-container-runtime",
+    "device-denied",
+    "refused",
+]
+KernelEventKind = Literal[
+    "xid", "sxid", "off-bus", "gsp", "aer", "iommu-fault", "pcie-bandwidth", "nvlink", "rm", "unclear", "gap"
+]
+HostEventKind = Literal[
+    "machine-check",
+    "machine-check-fatal",
+    "memory-corrected",
+    "memory-uncorrected",
+    "soft-lockup",
+    "hard-lockup",
+    "rcu-stall",
+    "hung-task",
+    "oom-kill",
+    "nfs-timeout",
+    "nfs-ok",
+    "io-error",
+    "read-only",
+    "nic-power",
+    "nic-firmware",
+    "nic-link-down",
+    "nic-link-up",
+    "nic-cable",
+    "nic-temperature",
+    "signature-rejected",
+    "other-kernel",
+    "other-driver",
+    "other-gpu",
+]
 
 
 class Unanswered(Fact, frozen=True):
@@ -39,17 +76,6 @@ class Unanswered(Fact, frozen=True):
         if self.hangs:
             return f"{self.call}{where} {self.reason} in {self.waited_s:.1f} s"
         return f"{self.reason}{where}" if self.call in self.reason else f"{self.call}{where} {self.reason}"
-
-
-LoadFailureCause = Literal[
-    "signature-rejected",
-    "other-kernel",
-    "other-driver",
-    "build-failed",
-    "no-container-runtime",
-    "device-denied",
-    "refused",
-]
 
 
 class LoadFailure(Fact, frozen=True):
@@ -130,11 +156,6 @@ class FabricManager(Fact, frozen=True):
     errors: tuple[str, ...] | Missing = NOT_READ
 
 
-KernelEventKind = Literal[
-    "xid", "sxid", "off-bus", "gsp", "aer", "iommu-fault", "pcie-bandwidth", "nvlink", "rm", "unclear", "gap"
-]
-
-
 class PcieLimit(Fact, frozen=True):
     """The kernel's boot message about a device behind a slower link: rates in Gb/s, speed in GT/s per lane."""
 
@@ -163,33 +184,6 @@ class KernelEvent(Fact, frozen=True):
     fatal: bool | None = None
     caused_by: int | None = None
     limit: PcieLimit | None = None
-
-
-HostEventKind = Literal[
-    "machine-check",
-    "machine-check-fatal",
-    "memory-corrected",
-    "memory-uncorrected",
-    "soft-lockup",
-    "hard-lockup",
-    "rcu-stall",
-    "hung-task",
-    "oom-kill",
-    "nfs-timeout",
-    "nfs-ok",
-    "io-error",
-    "read-only",
-    "nic-power",
-    "nic-firmware",
-    "nic-link-down",
-    "nic-link-up",
-    "nic-cable",
-    "nic-temperature",
-    "signature-rejected",
-    "other-kernel",
-    "other-driver",
-    "other-gpu",
-]
 
 
 class HostEvent(Fact, frozen=True):

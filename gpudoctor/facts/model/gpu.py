@@ -16,6 +16,27 @@ from gpudoctor.lazy_pattern import lazy_pattern
 
 # NVIDIA Grace superchips and GB10: the CPU uses NVLink-C2C to reach the GPU; PCIe is narrow or idle by design
 _C2C_NAME = lazy_pattern(r"\b(GH200|GB200|GB300|GB10)\b", re.IGNORECASE)
+# nvmlClocksEventReasons* (nvml.h): bit -> name in facts
+EVENT_REASONS: dict[int, str] = {
+    0x1: "idle",
+    0x2: "application-clocks",
+    0x4: "sw-power-cap",
+    0x8: "hw-slowdown",
+    0x10: "sync-boost",
+    0x20: "sw-thermal",
+    0x40: "hw-thermal",
+    0x80: "hw-power-brake",
+    0x100: "display-clocks",
+}
+Virtualization = Literal["none", "passthrough", "vgpu", "host-vgpu", "host-vsga"]
+ComputeMode = Literal["default", "exclusive-thread", "prohibited", "exclusive-process"]
+# desktop programs; MPS, which shares the GPU out; and DCGM, which only monitors
+# fmt: off
+SYSTEM_PROGRAMS = (
+    "xorg", "xwayland", "gnome-shell", "gnome-remote", "kwin", "plasmashell", "mutter", "sddm", "gdm", "lightdm",
+    "cinnamon", "xfwm", "compiz", "weston", "sway", "hyprland", "xdg-desktop", "firefox", "chrome", "chromium",
+    "nvidia-cuda-mps", "mps-server", "nv-hostengine", "dcgm-exporter",
+)
 
 
 class CallError(Fact, frozen=True):
@@ -84,20 +105,6 @@ class Clocks(Fact, frozen=True):
     event_reasons: tuple[str, ...] | Missing = NOT_READ
 
 
-# nvmlClocksEventReasons* (nvml.h): bit -> name in facts
-EVENT_REASONS: dict[int, str] = {
-    0x1: "idle",
-    0x2: "application-clocks",
-    0x4: "sw-power-cap",
-    0x8: "hw-slowdown",
-    0x10: "sync-boost",
-    0x20: "sw-thermal",
-    0x40: "hw-thermal",
-    0x80: "hw-power-brake",
-    0x100: "display-clocks",
-}
-
-
 class ThrottleTimes(Fact, frozen=True):
     """Time spent slowed down since driver load, in microseconds."""
 
@@ -149,10 +156,6 @@ class MigInstance(Fact, frozen=True):
     memory_mib: int | Missing = NOT_READ
 
 
-Virtualization = Literal["none", "passthrough", "vgpu", "host-vgpu", "host-vsga"]
-ComputeMode = Literal["default", "exclusive-thread", "prohibited", "exclusive-process"]
-
-
 class Settings(Fact, frozen=True):
     """Modes and settings of the GPU that an operator can change."""
 
@@ -179,13 +182,6 @@ class GpuProcess(Fact, frozen=True):
     is_own: bool = False
 
 
-# desktop programs; MPS, which shares the GPU out; and DCGM, which only monitors
-# fmt: off
-SYSTEM_PROGRAMS = (
-    "xorg", "xwayland", "gnome-shell", "gnome-remote", "kwin", "plasmashell", "mutter", "sddm", "gdm", "lightdm",
-    "cinnamon", "xfwm", "compiz", "weston", "sway", "hyprland", "xdg-desktop", "firefox", "chrome", "chromium",
-    "nvidia-cuda-mps", "mps-server", "nv-hostengine", "dcgm-exporter",
-)
 # fmt: on
 
 

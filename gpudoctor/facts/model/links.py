@@ -16,6 +16,10 @@ _GENERATIONS = {speed: generation for generation, speed in GT_S.items()}
 LANE_GB_S: dict[int, float] = {
     generation: int(speed * _ENCODING[generation] / 8 * 1000 + 0.5) / 1000 for generation, speed in GT_S.items()
 }
+LinkState = Literal["active", "inactive", "sleep", "disabled"]
+# Best to worst; NV# is not one of them: see `GpuPair.nvlinks`
+PathKind = Literal["PIX", "PXB", "PHB", "NODE", "SYS"]
+P2pStatus = Literal["OK", "CNS", "GNS", "TNS", "DR", "NS", "U"]
 
 
 def generation_of(speed_gt_s: float) -> int | None:
@@ -90,9 +94,6 @@ class PcieLink(Fact, frozen=True):
         return None if device is None or host is None else min(device, host)
 
 
-LinkState = Literal["active", "inactive", "sleep", "disabled"]
-
-
 class NvLink(Fact, frozen=True):
     """One NVLink. `speed_gb_s` is the raw line rate per direction, as nvidia-smi prints it.
 
@@ -133,11 +134,6 @@ class Fabric(Fact, frozen=True):
     route_unhealthy: bool | Missing = NOT_READ
     access_timeout_recovery: bool | Missing = NOT_READ
     incorrect_configuration: str | Missing = NOT_READ
-
-
-# Best to worst; NV# is not one of them: see `GpuPair.nvlinks`
-PathKind = Literal["PIX", "PXB", "PHB", "NODE", "SYS"]
-P2pStatus = Literal["OK", "CNS", "GNS", "TNS", "DR", "NS", "U"]
 
 
 class GpuPair(Fact, frozen=True):

@@ -4,6 +4,9 @@ from typing import Literal
 
 from gpudoctor.facts.model.missing import NOT_READ, Fact, Missing
 
+Framework = Literal["torch", "tensorflow", "jax"]
+FRAMEWORKS: tuple[Framework, ...] = ("torch", "tensorflow", "jax")
+
 
 class StrategyShape(Fact, frozen=True):
     """The small transformer: `batch` is the global batch, in sequences of `sequence` tokens."""
@@ -92,9 +95,6 @@ class Strategies(Fact, frozen=True):
 
 
 # Which GPUs each installed framework sees, queried in child processes
-
-Framework = Literal["torch", "tensorflow", "jax"]
-FRAMEWORKS: tuple[Framework, ...] = ("torch", "tensorflow", "jax")
 
 
 class FrameworkView(Fact, frozen=True):

@@ -176,6 +176,7 @@ _CORE: Mapping[str, str] = {
     "utilization": "utilisation",
 }
 CORE_QUESTIONS = frozenset(_CORE.values())
+Cost = Literal["value", "gpu", "node"]
 
 
 def error_word(code: int) -> str:
@@ -201,9 +202,6 @@ def known_word(value: int | Missing, words: Mapping[int, str], call: str) -> str
     if isinstance(value, Missing):
         return value
     return words.get(value) or Missing(f"{call} said {value}, which this version does not know", "failed")
-
-
-Cost = Literal["value", "gpu", "node"]
 
 
 def cost_of(code: int, call: str) -> Cost:
@@ -234,9 +232,9 @@ def core_question(call: str) -> str | None:
 
 def code_in_words(words: str) -> int | None:
     """The code that a line of the driver or nvidia-smi ends with or names: "GPU is lost (15)", "...: Unknown Error"."""
-    told = _CODE.search(words)
-    if told:
-        return int(told[1])
+    reported = _CODE.search(words)
+    if reported:
+        return int(reported[1])
     lower = words.lower()
     return next((code for name, code in _HANDLE_WORDS.items() if name in lower), None)
 

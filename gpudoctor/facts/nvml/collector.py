@@ -55,8 +55,8 @@ class CollectorResult:
             if message.done:
                 self.done.add(message.gpu.index)
         if message.handle_error is not None:
-            index, words = message.handle_error
-            self.handle_errors[index] = words
+            index, text = message.handle_error
+            self.handle_errors[index] = text
         self.pairs.extend(message.pairs)
         self.ended = self.ended or message.end
 
@@ -128,7 +128,7 @@ class Collector:
 
     def _listen(self, patience: Patience, progress: Progress | None) -> None:
         collected = self._collected
-        said = ""
+        reported = ""
         while not collected.ended:
             now = monotonic()
             starved_s = min(self._process.starved_s(_TICK_S), _most_starved_s(patience.whole_s))
@@ -144,9 +144,9 @@ class Collector:
                 if not collected.ended:
                     self._give_up(calls, hung, now, patience)
                 return
-            if progress is not None and (words := _progress(collected, calls, now)) != said:
-                progress(words)
-                said = words
+            if progress is not None and (text := _progress(collected, calls, now)) != reported:
+                progress(text)
+                reported = text
             try:
                 open_still = self._take(_TICK_S) is not None
             except _UNREADABLE as error:
@@ -183,8 +183,8 @@ class Collector:
     def _give_up(self, calls: tuple[InFlight, ...], hung: tuple[InFlight, ...], now: float, patience: Patience) -> None:
         # also report starts that are within their own deadline: the checks know how long a start may take
         starting = (call for call in calls if call.call in START_CALLS and now - call.started_s > patience.call_s)
-        told = sorted({*hung, *starting}, key=lambda call: call.slot)
-        unanswered = self._collected.unanswered = _unanswered(told, now)
+        reported = sorted({*hung, *starting}, key=lambda call: call.slot)
+        unanswered = self._collected.unanswered = _unanswered(reported, now)
         # if no call is to blame: a slow disk, an overloaded machine, a short deadline
         late = f"the collector did not finish in {patience.whole_s:g} s{_busy(calls)}"
         self._collected.failure = unanswered[0].words if unanswered else late

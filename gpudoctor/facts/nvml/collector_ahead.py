@@ -38,19 +38,19 @@ class ForkedCollector:
 
     def __init__(self) -> None:
         parent = os.getpid()
-        with ExitStack() as theirs, ExitStack() as ours:
-            memory = _kept(anonymous_file(SIZE_BYTES), theirs)
-            self.errors = _kept(anonymous_file(), ours)
+        with ExitStack() as other, ExitStack() as own:
+            memory = _kept(anonymous_file(SIZE_BYTES), other)
+            self.errors = _kept(anonymous_file(), own)
             self.trace = SharedCallTrace(memory)
-            ours.callback(self.trace.close)
+            own.callback(self.trace.close)
             orders, self._orders = os.pipe()
-            _kept(orders, theirs), _kept(self._orders, ours)
+            _kept(orders, other), _kept(self._orders, own)
             self.pipe, out = os.pipe()
-            _kept(self.pipe, ours), _kept(out, theirs)
+            _kept(self.pipe, own), _kept(out, other)
             with suppress(OSError):
                 fcntl(out, _F_SETPIPE_SZ, _PIPE_BYTES)
             self.process = ForkedProcess(lambda: _collect(orders, out, memory, self.errors, parent), new_session=True)
-            ours.pop_all()
+            own.pop_all()
         # descriptor numbers in the child, which are the same
         self._order = {"pipe": out, "trace": memory, "parent_pid": parent}
         self.ordered: tuple[str, str | None] | None = None

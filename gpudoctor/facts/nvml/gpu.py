@@ -59,8 +59,8 @@ def read_gpu(client: NvmlClient, gpu: Gpu, system: System, on_part: Callable[[Gp
     """
     gpu = replace(gpu, **read_identity(client, system.root, gpu.bus_id), errors=tuple(client.errors))
     on_part(gpu)
-    wanted = [(field, 0) for field in (*_DEVICE_FIELDS, *throttle_fields(system.driver_version))]
-    fields = client.fields(wanted)
+    expected = [(field, 0) for field in (*_DEVICE_FIELDS, *throttle_fields(system.driver_version))]
+    fields = client.fields(expected)
     device = system.root / "sys/bus/pci/devices" / gpu.bus_id
     sections: tuple[Callable[[], dict[str, Any]], ...] = (
         lambda: {"recovery_action": read_recovery_action(fields), **read_memory(client)},

@@ -72,8 +72,8 @@ def read_memory_repair(client: NvmlClient, fields: Fields) -> MemoryRepair:
     """Row remapping and page retirement. Histogram, repair status and unrepairable flag cost a call each."""
 
     def count(field: int) -> int | Missing:
-        told: int | Missing = in_range(fields[field, 0], 0, 1 << 31, f"field {field}")
-        return told
+        reported: int | Missing = in_range(fields[field, 0], 0, 1 << 31, f"field {field}")
+        return reported
 
     remapped = count(142)
     histogram = repair = unrepairable = UNSUPPORTED

@@ -116,8 +116,8 @@ def read_nvml(
         return replace(driver, denied_gpus=hidden, excluded_gpus=hidden, drained_gpus=hidden)
     driver = replace(
         driver,
-        denied_gpus=tuple(bus_id for bus_id, told in hidden.items() if is_denied(root, told)),
-        excluded_gpus=tuple(bus_id for bus_id, told in hidden.items() if is_excluded(told)),
+        denied_gpus=tuple(bus_id for bus_id, reported in hidden.items() if is_denied(root, reported)),
+        excluded_gpus=tuple(bus_id for bus_id, reported in hidden.items() if is_excluded(reported)),
     )
     listener.driver(driver)
     return replace(driver, drained_gpus=tuple(bus_id for bus_id in hidden if _is_drained(client, bus_id)))
@@ -146,15 +146,15 @@ def _initialise(client: NvmlClient, driver: Driver) -> Driver:
     except DriverError as error:
         took_s = monotonic() - started
         code = error.code if error.code is not None else Missing(str(error), "failed")
-        words = error.words
+        text = error.words
         version: str | Missing = Missing("the library could not be loaded")
         if code == _LIBRARY_NOT_FOUND:
-            words += _why_not_loadable()
+            text += _why_not_loadable()
         else:
             version = client.ask_of(None, "nvmlSystemGetNVMLVersion")
             # NVML 12.535.104.05 belongs to driver 535.104.05
             version = version if isinstance(version, Missing) else str(version).partition(".")[2]
-        return replace(driver, init_code=code, init_error=words, init_s=took_s, library_version=version)
+        return replace(driver, init_code=code, init_error=text, init_s=took_s, library_version=version)
     return replace(driver, init_code=0, init_s=monotonic() - started)
 
 

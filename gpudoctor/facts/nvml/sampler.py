@@ -48,13 +48,13 @@ class Sampler:
         self._gpus = tuple(gpus)
         self._call_deadline_s = call_deadline_s
         self._final: SampleRecording | None = None
-        with ExitStack() as kept:
+        with ExitStack() as retained:
             self._lines = anonymous_file()
-            kept.callback(os.close, self._lines)
+            retained.callback(os.close, self._lines)
             with pipe_with_child("reads") as (self._stop, stop):
                 order = {"out": self._lines, "stop": stop, "gpus": self._gpus, "interval_s": interval_s, "nvml": nvml}
                 self._process = DriverProcess.start("sampler", "nvml.sampler_child", order, (self._lines, stop))
-            kept.pop_all()
+            retained.pop_all()
 
     @property
     def pid(self) -> int:
@@ -92,12 +92,12 @@ class Sampler:
                 return unanswered, unanswered[0].words
             if monotonic() > limit:
                 return (), f"the sampler did not end in {patience_s:g} s"
-        _, words, over = self._read()
-        return ((), words) if over else self._process.post_mortem()
+        _, text, over = self._read()
+        return ((), text) if over else self._process.post_mortem()
 
     def _recorded(self, unanswered: tuple[Unanswered, ...] = (), failure: str | None = None) -> SampleRecording:
-        samples, words, _ = self._read()
-        return SampleRecording(self._gpus, samples, failure or words, unanswered)
+        samples, text, _ = self._read()
+        return SampleRecording(self._gpus, samples, failure or text, unanswered)
 
     def _read(self) -> tuple[list[Sample], str | None, bool]:
         """The samples so far, why there will be no more, and whether the sampler has finished."""
@@ -106,12 +106,12 @@ class Sampler:
         samples: list[Sample] = []
         for line in content(self._lines).split(b"\n")[:-1]:  # the last one may be half written
             try:
-                said = decoder.decode(line)
+                reported = decoder.decode(line)
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
                 # whatever wrote it: nothing that follows can be trusted
                 return samples, f"the sampler wrote something that is no sample: {error}"[:MAX_WORDS], True
-            if said.sample is not None and said.sample.gpu in indices:
-                samples.append(said.sample)
-            if said.end or said.failure is not None:
-                return samples, said.failure, True
+            if reported.sample is not None and reported.sample.gpu in indices:
+                samples.append(reported.sample)
+            if reported.end or reported.failure is not None:
+                return samples, reported.failure, True
         return samples, None, False

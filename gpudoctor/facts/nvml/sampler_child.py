@@ -147,10 +147,10 @@ class GpuSampler:
         return events
 
     def _counters(self) -> dict[str, int]:
-        wanted = {name: field for name, field in _COUNTER_FIELDS.items() if name not in self._refused}
-        fields = self._client.fields([(field, 0) for field in wanted.values()]) if wanted else {}
+        expected = {name: field for name, field in _COUNTER_FIELDS.items() if name not in self._refused}
+        fields = self._client.fields([(field, 0) for field in expected.values()]) if expected else {}
         counted: dict[str, int] = {}
-        for name, field in wanted.items():
+        for name, field in expected.items():
             value = in_range(fields[field, 0], 0, MAX_COUNT, f"{name} (field {field})")
             if isinstance(value, Missing):
                 self._miss(name, value)

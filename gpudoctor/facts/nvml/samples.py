@@ -88,10 +88,10 @@ class SampleRecording:
         for sample in samples:
             for name, value in sample.readings.items():
                 readings.setdefault(name, []).append(value)
-        told = [sample.events for sample in samples if sample.events is not None]
-        reasons = dict.fromkeys(reason for events in told for reason in events)
+        reported = [sample.events for sample in samples if sample.events is not None]
+        reasons = dict.fromkeys(reason for events in reported for reason in events)
         counters = _growth(self._samples[index], begin_s, end_s)
-        seen = {*readings, *counters, *((EVENTS,) if told else ())}
+        seen = {*readings, *counters, *((EVENTS,) if reported else ())}
         taken = [sample for sample in samples if sample.readings or sample.events is not None]
         return GpuUnderLoad(
             index=index,
@@ -99,7 +99,7 @@ class SampleRecording:
             samples=len(taken),
             readings={name: _spread(readings[name]) for name in READINGS if name in readings},
             unread=self._unread(index, seen, begin_s, end_s),
-            event_share={r: round(sum(r in events for events in told) / len(told), 4) for r in reasons},
+            event_share={r: round(sum(r in events for events in reported) / len(reported), 4) for r in reasons},
             event_ms=_time_in(samples),
             counters=counters,
             sampled_s=round(taken[-1].at_s - taken[0].at_s, 3) if taken else 0.0,
@@ -122,11 +122,11 @@ def _growth(samples: Sequence[Sample], begin_s: float, end_s: float) -> dict[str
     """Counter deltas, from the last reading before the window to the first one after it."""
     grown = {}
     for name in COUNTERS:
-        told = [(sample.at_s, sample.counters[name]) for sample in samples if name in sample.counters]
-        if len(told) < 2 or told[-1][0] < begin_s or told[0][0] > end_s:
+        reported = [(sample.at_s, sample.counters[name]) for sample in samples if name in sample.counters]
+        if len(reported) < 2 or reported[-1][0] < begin_s or reported[0][0] > end_s:
             continue
-        before = [count for at_s, count in told if at_s <= begin_s] or [told[0][1]]
-        after = [count for at_s, count in told if at_s >= end_s] or [told[-1][1]]
+        before = [count for at_s, count in reported if at_s <= begin_s] or [reported[0][1]]
+        after = [count for at_s, count in reported if at_s >= end_s] or [reported[-1][1]]
         # a counter that went back was reset: its value was counted after that
         grown[name] = after[0] - before[-1] if after[0] >= before[-1] else after[0]
     return grown

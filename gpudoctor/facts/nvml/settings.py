@@ -62,15 +62,15 @@ def _module_id(client: NvmlClient) -> int | Missing:
 
     With a reference every pynvml returns NVML's return code; before 12.570 it requires one.
     """
-    call, told = "nvmlDeviceGetModuleId", c_uint()
-    code = client.ask(call, byref(told))
+    call, reported = "nvmlDeviceGetModuleId", c_uint()
+    code = client.ask(call, byref(reported))
     if isinstance(code, Missing):
         return code
     if code:
         error = DriverError(call, int(code), error_word(int(code)))
         client.note(error)
         return error.missing
-    number: int | Missing = in_range(told.value, 0, 4096, call)
+    number: int | Missing = in_range(reported.value, 0, 4096, call)
     return number
 
 

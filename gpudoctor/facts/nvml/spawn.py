@@ -117,16 +117,16 @@ class DriverProcess:
         The descriptor of the call trace is added to the order as `trace`.
         """
         started_s = monotonic()
-        with ExitStack() as opened, ExitStack() as kept:
+        with ExitStack() as opened, ExitStack() as retained:
             memory, errors = anonymous_file(SIZE_BYTES), anonymous_file()
             opened.callback(os.close, memory)
-            kept.callback(os.close, errors)
+            retained.callback(os.close, errors)
             argument = msgspec.json.encode({**order, "trace": memory}).decode()
             command = dependent_python(f"gpudoctor.facts.{module}", "main", argument)
             trace = SharedCallTrace(memory)
-            kept.callback(trace.close)
+            retained.callback(trace.close)
             process = programs.Child(command, stderr=errors, pass_fds=(*pass_fds, memory))
-            kept.pop_all()
+            retained.pop_all()
         return cls(name, process, trace, errors, started_s)
 
     @property

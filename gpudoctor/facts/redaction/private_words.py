@@ -80,8 +80,8 @@ class PrivateNames:
 
     def __init__(self, node: Node) -> None:
         hosts = [word for word in _hosts_of(node) if len(word) <= _LONGEST_HOST and not _is_harmless(word)]
-        words = [*hosts, *(host.partition(".")[0] for host in hosts), *_words_of(node)]
-        self._stand_ins = {word: REDACTED for word in words if not _is_harmless(word)}
+        parts = [*hosts, *(host.partition(".")[0] for host in hosts), *_words_of(node)]
+        self._stand_ins = {word: REDACTED for word in parts if not _is_harmless(word)}
         for place, name in enumerate(node.source.files, 1):
             self._stand_ins[name] = f"dump-{place}"
         self._settings = {f"{v.name}={v.value}": f"{v.name}={REDACTED}" for v in hidden_variables(node)}
@@ -116,11 +116,11 @@ class PrivateNames:
         if not held:
             return text
         # a word with a digit is not a dictionary word, so it is replaced in any case
-        words = "|".join(
+        message = "|".join(
             f"(?i:{re.escape(word)})" if re.search(r"\d", word) else re.escape(word)
             for word in sorted(held, key=len, reverse=True)
         )
-        pattern = re.compile(rf"(?<![A-Za-z0-9_])(?:{words})(?![A-Za-z0-9_])")
+        pattern = re.compile(rf"(?<![A-Za-z0-9_])(?:{message})(?![A-Za-z0-9_])")
         return pattern.sub(lambda match: self._stand_ins.get(match.group(), REDACTED), text)
 
     def _card(self, match: re.Match[str]) -> str:

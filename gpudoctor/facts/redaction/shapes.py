@@ -168,12 +168,12 @@ def shapes_taken_out(text: str) -> str:
     return text
 
 
-def _words(*words: str) -> str:
-    return "|".join(map(re.escape, words))
+def _words(*text: str) -> str:
+    return "|".join(map(re.escape, text))
 
 
-def _list_of(words: str) -> str:
-    return rf"\^?(?:{words})(?:[,;:]\^?(?:{words})){{0,32}}"
+def _list_of(text: str) -> str:
+    return rf"\^?(?:{text})(?:[,;:]\^?(?:{text})){{0,32}}"
 
 
 _LINK_LEVELS = _words("LOC", "NVL", "PIX", "PXB", "PXN", "P2C", "C2C", "PHB", "NODE", "SYS")

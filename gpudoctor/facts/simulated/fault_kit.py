@@ -189,8 +189,8 @@ def _patched(node: Node, target: Target, patch: Mapping[str, Any]) -> Node:
         gpu = put_all(gpu, patch.get("all", {}))
         if gpu.index not in struck:
             return gpu
-        told = {leaf: value for leaf, value in patch.get("gpu_if_told", {}).items() if _is_known(gpu, leaf)}
-        return on_slot(put_on_gpu(gpu, {**patch.get("gpu", {}), **told}), patch.get("slot", {}))
+        reported = {leaf: value for leaf, value in patch.get("gpu_if_told", {}).items() if _is_known(gpu, leaf)}
+        return on_slot(put_on_gpu(gpu, {**patch.get("gpu", {}), **reported}), patch.get("slot", {}))
 
     node = each(node, patched)
     node = each_pair(node, lambda pair: put_all(pair, patch.get("pair", {})) if {pair.a, pair.b} == struck else pair)
@@ -223,7 +223,7 @@ def _with_log(node: Node, target: Target, rows: list[dict[str, Any]]) -> Node:
         return node
     gpu = next((gpu for gpu in node.gpus if gpu.index == target.gpu), None)
     bus_id = gpu.bus_id if gpu is not None else None
-    words = {"bus": bus_id or "", "pci": (bus_id or "").rpartition(".")[0], "gpu": target.gpu, **_link_words(gpu)}
+    parts = {"bus": bus_id or "", "pci": (bus_id or "").rpartition(".")[0], "gpu": target.gpu, **_link_words(gpu)}
     up = known(node.host.uptime_s) or 3600.0
     events = [
         KernelEvent(
@@ -232,7 +232,7 @@ def _with_log(node: Node, target: Target, rows: list[dict[str, Any]]) -> Node:
             bus_id=row.get("bus_id", bus_id),
             fatal=row.get("fatal"),
             time_s=round(up * 0.9 + place, 6),
-            text=row["text"].format(**words),
+            text=row["text"].format(**parts),
         )
         for place, row in enumerate(rows)
     ]

@@ -44,9 +44,9 @@ def _drained(node: Node, target: Target) -> Node:
 
 
 def _off_pci(node: Node, target: Target) -> Node:
-    gone = struck_gpu(node, target).bus_id
+    missing = struck_gpu(node, target).bus_id
     if devices := known(node.pci.nvidia_devices):
-        node = put(node, "pci.nvidia_devices", tuple(device for device in devices if device.bus_id != gone))
+        node = put(node, "pci.nvidia_devices", tuple(device for device in devices if device.bus_id != missing))
     return _without_gpu(node, target)
 
 

@@ -35,8 +35,10 @@ FOLDER = Path(__file__).parent / "nodes"
 CALLER_PREFIXES = ("CUDA_", "FI_", "NCCL_", "SLURM_")
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_NOT_SIMULATED = Missing("not simulated")
 _NOT_A_BRIDGE = Missing("not a bridge", "unsupported")
 S = TypeVar("S", bound=msgspec.Struct)
+Row = dict[str, Any]
 
 
 def node_names() -> tuple[str, ...]:
@@ -74,8 +76,8 @@ def load_node(name: str, environ: Mapping[str, str] | None = None) -> Node:
     driver = body.setdefault("driver", {})
     driver.setdefault("device_count", len(wired.gpus))
     node = msgspec.convert(body, Node, strict=False)
-    return msgspec.structs.replace(
-        node,
+    return replace(
+        fill(node, _NOT_SIMULATED),
         source=Source(kind="simulated", name=name, collected_at=Missing("simulated"), notes=node.source.notes),
         gpus=wired.gpus,
         pairs=wired.pairs,
@@ -134,9 +136,6 @@ def _laid_over(under: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
         mergeable = isinstance(value, dict) and isinstance(below, dict) and "missing" not in value
         under[key] = _laid_over(below, value) if mergeable else value  # type: ignore[arg-type]
     return under
-
-
-Row = dict[str, Any]
 
 
 class Wired(msgspec.Struct, frozen=True):

@@ -110,9 +110,9 @@ def _redirected(node: Node, target: Target) -> Node:
 
 
 def _no_gpus(node: Node, target: Target) -> Node:
-    gone = Missing("the driver did not start")
+    missing = Missing("the driver did not start")
     unread = (f"driver.{leaf}" for leaf in ("device_count", "cuda_version", "slowest_call", "slowest_call_s"))
-    return put_all(node, {**dict.fromkeys(unread, gone), "driver.calls": 0, "gpus": (), "pairs": gone})
+    return put_all(node, {**dict.fromkeys(unread, missing), "driver.calls": 0, "gpus": (), "pairs": missing})
 
 
 def _no_driver(node: Node, target: Target) -> Node:
@@ -156,7 +156,9 @@ def _port(node: Node, **leaves: Any) -> Node:
 
 
 def _port_down(node: Node, target: Target) -> Node:
-    return _port(node, state="DOWN", physical_state="Polling", rate_gbit_s=10.0, link_downed=1)
+    ports = known(node.network.rdma_ports) or ()
+    lost = (known(ports[-1].link_downed) or 0) + 1  # another fault may have counted before
+    return _port(node, state="DOWN", physical_state="Polling", rate_gbit_s=10.0, link_downed=lost)
 
 
 def _port_flaps(node: Node, target: Target) -> Node:
@@ -164,6 +166,9 @@ def _port_flaps(node: Node, target: Target) -> Node:
 
 
 def _port_errors(node: Node, target: Target) -> Node:
+    # a driver that shows these counters shows them of all its ports
+    ports = tuple(replace(port, symbol_errors=0, receive_errors=0) for port in known(node.network.rdma_ports) or ())
+    node = put(node, "network.rdma_ports", ports)
     return _port(node, symbol_errors=240_000 * _days_up(node), receive_errors=12_000 * _days_up(node))
 
 
@@ -215,12 +220,12 @@ def _not_mounted(node: Node, target: Target) -> Node:
         if is_remote(mount)
         for path in mount.paths
     )
-    kept = tuple(
+    retained = tuple(
         replace(mount, paths=(*mount.paths, *lost)) if mount.point == "/" else mount
         for mount in mounts
         if not is_remote(mount)
     )
-    return put(node, "storage.mounts", kept)
+    return put(node, "storage.mounts", retained)
 
 
 NODE_PATTERNS: dict[str, Pattern] = {

@@ -6,7 +6,7 @@ their utilisation stays high in the collectives, while power and traffic fall.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import exp, floor
 from zlib import crc32
 
@@ -132,21 +132,26 @@ def readings_at(gpu: Gpu, job: SimulatedJob, seconds: float) -> dict[str, float]
     }
     if limit_w := known(power.limit_w):
         shown["power_w"] = min(shown["power_w"], round(limit_w * 1.01, 1))
-    if not in_job:
-        return shown
-    most_mhz = known(clocks.sm_max_mhz) or 0
+    return shown | _of_the_job(gpu, job, shown, saving, noise) if in_job else shown
+
+
+def _of_the_job(
+    gpu: Gpu, job: SimulatedJob, shown: dict[str, float], saving: bool, noise: Callable[[str, float], float]
+) -> dict[str, float]:
+    """What a rank of the job on this GPU changes of these readings."""
+    most_mhz = known(gpu.clocks.sm_max_mhz) or 0
     sm_mhz = _clock_share(gpu) * most_mhz * (1 + noise("clock", 0.012))
     own_mib = min(shown["memory_used_mib"] + job_memory_mib(gpu), 0.98 * (known(gpu.memory_total_mib) or 0))
-    shown |= {
+    changed: dict[str, float] = {
         "utilization_pct": 100 if job.stalled else round(11 + noise("save", 8) if saving else 95 + noise("util", 4)),
         "memory_used_mib": round(own_mib),
         "sm_mhz": 15 * round(min(sm_mhz, most_mhz) / 15),
-        "memory_mhz": known(clocks.memory_max_mhz) or shown["memory_mhz"],
+        "memory_mhz": known(gpu.clocks.memory_max_mhz) or shown["memory_mhz"],
         "pcie_generation": _generation(gpu) or 0,
     }
     if not job.stalled:
-        shown |= _traffic(gpu, job, saving, noise("traffic", 0.15), noise("input", 0.2))
-    return shown
+        changed |= _traffic(gpu, job, saving, noise("traffic", 0.15), noise("input", 0.2))
+    return changed
 
 
 def _traffic(gpu: Gpu, job: SimulatedJob, saving: bool, swing: float, input_swing: float) -> dict[str, float]:

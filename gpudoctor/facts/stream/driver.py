@@ -123,14 +123,14 @@ class DriverWatch:
             self._end(reader)
             self._delay_start()
 
-    def _give_up(self, reader: _Reader, words: str) -> None:
+    def _give_up(self, reader: _Reader, text: str) -> None:
         self._end(reader)
-        self._failed(words, reader.asked_s)
+        self._failed(text, reader.asked_s)
 
-    def _failed(self, words: str, since_s: float) -> None:
+    def _failed(self, text: str, since_s: float) -> None:
         self._hung = None
         delay_s = self._delay_start()
-        self._silent(f"{words}; asked again in {delay_s:g} s", since_s)
+        self._silent(f"{text}; asked again in {delay_s:g} s", since_s)
 
     def _delay_start(self) -> float:
         delay_s = min(LONGEST_BACKOFF_S, self._first_backoff_s * 2.0 ** min(self._failures, 16))
@@ -143,19 +143,19 @@ class DriverWatch:
             self._stuck.append(reader.process.pid)
         self._reader = None
 
-    def _silent(self, words: str, since_s: float) -> None:
-        self._words = words
+    def _silent(self, text: str, since_s: float) -> None:
+        self._words = text
         if self._silent_since_s is None:
             self._silent_since_s = time.time() - (monotonic() - since_s)
 
     def _silence(self) -> Silence:
-        words = self._words
+        text = self._words
         if self._hung is not None:
             where, started_s = self._hung
-            words = f"{where} has not returned for {monotonic() - started_s:.0f} s"
+            text = f"{where} has not returned for {monotonic() - started_s:.0f} s"
         if len(self._stuck) >= _MAX_STUCK:
-            words += f"; {_MAX_STUCK} readers are stuck in the kernel, and no more is started"
-        return Silence(round(self._silent_since_s or time.time(), 3), words)
+            text += f"; {_MAX_STUCK} readers are stuck in the kernel, and no more is started"
+        return Silence(round(self._silent_since_s or time.time(), 3), text)
 
 
 class _EndedError(Exception):

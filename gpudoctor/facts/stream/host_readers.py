@@ -187,10 +187,10 @@ def _line(text: str) -> str:
 
 def _command(process: psutil.Process) -> str | None:
     try:
-        words = process.cmdline()
+        parts = process.cmdline()
     except (psutil.Error, OSError):
         return None
-    return " ".join(words) or None
+    return " ".join(parts) or None
 
 
 def _above(process: psutil.Process) -> list[str]:

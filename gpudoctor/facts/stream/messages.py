@@ -15,6 +15,8 @@ WATCHED = (
     *("utilization_pct", "memory_used_mib", "temperature_c", "power_w", "sm_mhz", "memory_mhz"),
     *("pcie_generation", "pcie_width", "pcie_rx_gb_s", "pcie_tx_gb_s", "nvlink_rx_gb_s", "nvlink_tx_gb_s"),
 )
+# PCIe throughput blocks for 20 ms per call; listing processes holds the driver's lock for milliseconds
+PCIE_EVERY_S, SLOW_EVERY_S, LINKS_EVERY_S = 4.0, 5.0, 60.0
 
 
 class GpuTick(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -139,9 +141,6 @@ class ReaderAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 # How often `gpudoctor watch` reads a value depends on its cost for the driver.
-
-# PCIe throughput blocks for 20 ms per call; listing processes holds the driver's lock for milliseconds
-PCIE_EVERY_S, SLOW_EVERY_S, LINKS_EVERY_S = 4.0, 5.0, 60.0
 
 
 class Due(msgspec.Struct, frozen=True):

@@ -29,6 +29,8 @@ MAX_LINE_BYTES = 16 << 20
 MAX_FILE_BYTES = 4 << 30
 # its quotes would be escaped inside a string, so no fact can match it
 _LINE_OF_STREAM = re.compile(rb'"kind"\s*:\s*"(?:opening|tick)"')
+_opening = msgspec.json.Decoder(Opening).decode
+_tick = msgspec.json.Decoder(Tick).decode
 
 
 class _Glance(msgspec.Struct):
@@ -39,8 +41,6 @@ class _Glance(msgspec.Struct):
 
 
 _glance = msgspec.json.Decoder(_Glance).decode
-_opening = msgspec.json.Decoder(Opening).decode
-_tick = msgspec.json.Decoder(Tick).decode
 
 
 class Recording:
@@ -154,11 +154,11 @@ def is_stream_file(path: str) -> bool:
 def read_stream(path: str) -> Recording:
     """Open the recorded stream in a file, gzipped or not. Raise SourceError with the file and the line number."""
     try:
-        with ExitStack() as kept:
+        with ExitStack() as retained:
             file = _opened(path)
-            kept.callback(file.close)
+            retained.callback(file.close)
             recording = Recording(file, path)
-            kept.pop_all()
+            retained.pop_all()
             return recording
     except OSError as error:
         raise _unreadable(path, error) from None
@@ -203,12 +203,12 @@ def _no_opening(name: str, number: int) -> SourceError:
 
 
 def _broken(name: str, number: int, error: Exception) -> SourceError:
-    said = "nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())[:200]
+    reported = "nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())[:200]
     if isinstance(error, UnicodeDecodeError):
-        said = f"not UTF-8 at byte {error.start}"
+        reported = f"not UTF-8 at byte {error.start}"
     elif isinstance(error, msgspec.DecodeError) and not isinstance(error, msgspec.ValidationError):
-        said = f"cut off: {said}" if "truncated" in said else f"broken JSON: {said}"
-    return SourceError(f"{name}: line {number}: {said}")
+        reported = f"cut off: {reported}" if "truncated" in reported else f"broken JSON: {reported}"
+    return SourceError(f"{name}: line {number}: {reported}")
 
 
 def _is_regular(path: str) -> bool:

@@ -45,6 +45,25 @@ _LIBRARIES = frozenset({"NCCL_NET_PLUGIN", "NCCL_TUNER_PLUGIN", "NCCL_PROFILER_P
 _MAX_VALUE = 4096
 
 _ASSIGNMENT = lazy_pattern(r"(?:export |declare -x )?([A-Za-z_][A-Za-z0-9_.%()]*)=(.*)", re.DOTALL)
+NODE_NAME_VARIABLE = "GPUDOCTOR_NODE_NAME"
+_NOT_INSTALLED = Missing("PyTorch is not installed: pip install 'torch>=2.4' 'numpy>=1.26'")
+# NCCL user guide, NCCL_NET_PLUGIN: libnccl-net.so, or libnccl-net-NAME.so
+_FILE = lazy_pattern(r"libnccl-net(?:-[\w.-]+)?\.so(?:\.\d+)*")
+_CACHED = lazy_pattern(rb"(/[^\0]{1,4000}/libnccl-net(?:-[\w.-]+)?\.so(?:\.\d+)*)\0")
+_CACHE = "etc/ld.so.cache"
+_CACHE_BYTES = 16 << 20
+# the prefix of each log message of aws-ofi-nccl (nccl_ofi_log.h)
+_LIBFABRIC = b"NET/OFI "
+_LIBRARY_BYTES = 64 << 20
+# ld.so(8): searched without a cache
+_DEFAULT_FOLDERS = (
+    "/lib64",
+    "/usr/lib64",
+    "/lib",
+    "/usr/lib",
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+)
 
 
 def read_environment(environ: Mapping[str, str], root: Path = Path("/")) -> Environment:
@@ -74,11 +93,12 @@ def parse_env_text(text: str) -> Environment:
 
 
 def _kept(items: Iterable[tuple[str, str]], root: Path | None) -> tuple[Variable, ...]:
-    wanted = ((name, value) for name, value in sorted(items) if name in _NAMES or name.startswith(_PREFIXES))
-    kept = [(name, value) for name, value in wanted if not _SECRET.search(name)]
-    exist = {} if root is None else _paths_exist([value for name, value in kept if _names_file(name, value)], root)
+    expected = ((name, value) for name, value in sorted(items) if name in _NAMES or name.startswith(_PREFIXES))
+    retained = [(name, value) for name, value in expected if not _SECRET.search(name)]
+    exist = {} if root is None else _paths_exist([value for name, value in retained if _names_file(name, value)], root)
     return tuple(
-        Variable(name, _clean(value), exist.get(value) if _names_file(name, value) else None) for name, value in kept
+        Variable(name, _clean(value), exist.get(value) if _names_file(name, value) else None)
+        for name, value in retained
     )
 
 
@@ -107,9 +127,6 @@ def _paths_exist(paths: list[str], root: Path) -> dict[str, bool | None]:
     return found
 
 
-NODE_NAME_VARIABLE = "GPUDOCTOR_NODE_NAME"
-
-
 def node_name() -> str:
     """The name of this node in reports and metrics: GPUDOCTOR_NODE_NAME, else the hostname.
 
@@ -122,9 +139,6 @@ def node_name() -> str:
 def given_node_name() -> str | None:
     """The value of GPUDOCTOR_NODE_NAME; None if it is unset or empty. Bytes that are not UTF-8 become `?`."""
     return os.environ.get(NODE_NAME_VARIABLE, "").strip().encode("utf-8", "replace").decode() or None
-
-
-_NOT_INSTALLED = Missing("PyTorch is not installed: pip install 'torch>=2.4' 'numpy>=1.26'")
 
 
 def read_software(search_path: Sequence[str] | None = None) -> Software:
@@ -196,24 +210,6 @@ def _is_folder(path: str | Path) -> bool:
 
 
 # NCCL's network plugins
-
-# NCCL user guide, NCCL_NET_PLUGIN: libnccl-net.so, or libnccl-net-NAME.so
-_FILE = lazy_pattern(r"libnccl-net(?:-[\w.-]+)?\.so(?:\.\d+)*")
-_CACHED = lazy_pattern(rb"(/[^\0]{1,4000}/libnccl-net(?:-[\w.-]+)?\.so(?:\.\d+)*)\0")
-_CACHE = "etc/ld.so.cache"
-_CACHE_BYTES = 16 << 20
-# the prefix of each log message of aws-ofi-nccl (nccl_ofi_log.h)
-_LIBFABRIC = b"NET/OFI "
-_LIBRARY_BYTES = 64 << 20
-# ld.so(8): searched without a cache
-_DEFAULT_FOLDERS = (
-    "/lib64",
-    "/usr/lib64",
-    "/lib",
-    "/usr/lib",
-    "/usr/lib/x86_64-linux-gnu",
-    "/usr/lib/aarch64-linux-gnu",
-)
 
 
 def read_nccl_net_plugins(root: Path, environment: Mapping[str, str]) -> tuple[NcclNetPlugin, ...] | Missing:

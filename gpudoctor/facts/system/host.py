@@ -188,14 +188,14 @@ def _ulimit(root: Path, name: str, unit: int = 1) -> int | Missing | None:
     text = read_text(root / "proc/self/limits")
     if isinstance(text, Missing):
         return text
-    told = re.search(rf"^{name} *(\S*)", text, re.MULTILINE)
-    if told is None:
+    reported = re.search(rf"^{name} *(\S*)", text, re.MULTILINE)
+    if reported is None:
         return Missing(f"/proc/self/limits has no {name}", "absent")
-    if told[1] == "unlimited":
+    if reported[1] == "unlimited":
         return None
-    if told[1].isdecimal():
-        return int(told[1]) // unit
-    return Missing(f"/proc/self/limits: {name} reads {told[1][:40]!r}", "failed")
+    if reported[1].isdecimal():
+        return int(reported[1]) // unit
+    return Missing(f"/proc/self/limits: {name} reads {reported[1][:40]!r}", "failed")
 
 
 # NUMA nodes, and which of them are GPU memory rather than RAM
@@ -251,5 +251,5 @@ def read_meminfo_mib(path: Path, key: str) -> int | Missing:
 def _nodes_named_by_driver(root: Path) -> frozenset[int]:
     folder = root / "proc/driver/nvidia/gpus"
     names = known(list_names(folder)) or ()
-    told = (_NUMA_STATUS.search(known(read_text(folder / name / "numa_status")) or "") for name in names)
-    return frozenset(int(match[1]) for match in told if match)
+    reported = (_NUMA_STATUS.search(known(read_text(folder / name / "numa_status")) or "") for name in names)
+    return frozenset(int(match[1]) for match in reported if match)

@@ -69,11 +69,11 @@ class PathQuestion:
                 self._found[place] = msgspec.convert({"place": place, **status_of(path)}, PathStatus)
             return
         try:
-            with pipe_with_child("writes") as (ours, theirs):
+            with pipe_with_child("writes") as (own, other):
                 # json escapes what is not UTF-8, which no argument could carry otherwise
-                argv = dependent_python(f"{__name__}_child", "answer", str(theirs), json.dumps(self._paths))
-                self._process = spawn.Child(argv, pass_fds=[theirs])
-            self._pipe = LineReader(ours)
+                argv = dependent_python(f"{__name__}_child", "answer", str(other), json.dumps(self._paths))
+                self._process = spawn.Child(argv, pass_fds=[other])
+            self._pipe = LineReader(own)
         except OSError as error:
             self._failure = Missing(f"no process could be started to ask: {error.strerror or error}", "failed")
 

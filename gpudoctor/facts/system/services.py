@@ -58,7 +58,7 @@ def _service(root: Path) -> str | Missing:
         return "active"
     if not slices or container_engine(root) is not None:
         return Missing("the services of this machine are not to be seen here", "absent")
-    if unread := [told for told in held if isinstance(told, Missing) and told.kind != "absent"]:
+    if unread := [reported for reported in held if isinstance(reported, Missing) and reported.kind != "absent"]:
         return unread[0]
     return "inactive" if any(present(root / folder / UNIT) for folder in _UNIT_FOLDERS) else "not-found"
 
@@ -88,8 +88,8 @@ def parse_fabric_manager_log(text: str) -> tuple[str | Missing, tuple[str, ...]]
     lines = text.splitlines()
     starts = [number for number, line in enumerate(lines) if _STARTED.search(line)]
     since = lines[starts[-1] :] if starts else lines
-    told = _STARTED.search(since[0]) if starts else None
-    version = told[1] if told else Missing("the log does not tell the version", "absent")
+    reported = _STARTED.search(since[0]) if starts else None
+    version = reported[1] if reported else Missing("the log does not tell the version", "absent")
     return version, tuple(line.strip()[:500] for line in since if _ERROR.search(line))[-_MOST_ERRORS:]
 
 

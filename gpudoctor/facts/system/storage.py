@@ -164,12 +164,12 @@ def _space(status: PathStatus | Missing) -> dict[str, Any]:
     if isinstance(status, Missing):
         return dict.fromkeys(("error", "total_bytes", "free_bytes", "inodes", "inodes_free"), status)
     if status.error not in (None, errno.ENOENT):
-        words = f"{os.strerror(status.error)} ({errno.errorcode.get(status.error, status.error)})"
+        text = f"{os.strerror(status.error)} ({errno.errorcode.get(status.error, status.error)})"
         broken = status.error in _BROKEN
-        why = Missing(words, "failed" if broken else "denied")
+        why = Missing(text, "failed" if broken else "denied")
         return {
             **dict.fromkeys(("total_bytes", "free_bytes", "inodes", "inodes_free"), why),
-            "error": words if broken else why,
+            "error": text if broken else why,
         }
     untold = Missing("the file system tells no size", "unsupported")
     return {
@@ -199,8 +199,8 @@ def _storage_class(mount: Mount, devices: Sequence[StorageDevice]) -> StorageCla
 
 def _options(mount: Mount) -> tuple[str, ...]:
     every = dict.fromkeys((*mount.options, *mount.system_options))
-    kept = [option[:_MAX_OPTION] for option in every if option.partition("=")[0].rstrip("+") not in _LAYERS]
-    return tuple(kept[:_MAX_OPTIONS])
+    retained = [option[:_MAX_OPTION] for option in every if option.partition("=")[0].rstrip("+") not in _LAYERS]
+    return tuple(retained[:_MAX_OPTIONS])
 
 
 def _declared_mounts(root: Path) -> Iterator[str]:
@@ -233,8 +233,8 @@ def _compat_mode(config: Path) -> bool | Missing:
         return text
     # JSON with comments, which JSON parsers reject: drop comment lines and search
     lines = (line for line in text.splitlines() if not line.lstrip().startswith("//"))
-    said = _COMPAT.search("\n".join(lines))
-    return said[1] == "true" if said else Missing("the file says nothing of allow_compat_mode", "absent")
+    reported = _COMPAT.search("\n".join(lines))
+    return reported[1] == "true" if reported else Missing("the file says nothing of allow_compat_mode", "absent")
 
 
 def _text(path: str) -> str:

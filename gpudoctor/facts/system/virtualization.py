@@ -48,6 +48,7 @@ _CGROUP_HINTS = (
 _FLAGS = lazy_pattern(r"^flags\s*:(.*)$", re.MULTILINE)
 # Version 1 writes "no limit" as the largest page-aligned signed 64-bit number, which depends on the page size
 _UNLIMITED_BYTES = 1 << 62
+_Limit = float | Missing | None
 
 
 def read_virtualization(root: Path) -> dict[str, str | Missing]:
@@ -112,8 +113,8 @@ def _firmware_name(root: Path) -> str | None:
     if "wsl" in (known(read_text(root / "proc/sys/kernel/osrelease")) or "").lower():
         return "wsl"
     dmi = root / "sys/class/dmi/id"
-    words = (known(read_text(dmi / name)) or "" for name in ("product_name", "sys_vendor", "bios_vendor"))
-    text = "\n".join(words).lower()
+    parts = (known(read_text(dmi / name)) or "" for name in ("product_name", "sys_vendor", "bios_vendor"))
+    text = "\n".join(parts).lower()
     return next((name for mark, name in _DMI_NAMES if mark in text), None)
 
 
@@ -158,9 +159,6 @@ def read_cpuset(root: Path) -> int | Missing:
     return Missing("no cpuset controller is mounted")
 
 
-_Limit = float | Missing | None
-
-
 def _smallest(
     root: Path, controller: str, readers: dict[int, Callable[[Path], tuple[_Limit, str]]]
 ) -> tuple[_Limit, str | Missing]:
@@ -191,13 +189,13 @@ def _hierarchies(root: Path, groups: str) -> Iterator[_Hierarchy]:
         number, _, rest = line.partition(":")
         names, _, group = rest.partition(":")
         if number == "0" and not names:
-            wanted, controllers, version = "cgroup2", frozenset({"memory", "cpu", "cpuset"}), 2
+            expected, controllers, version = "cgroup2", frozenset({"memory", "cpu", "cpuset"}), 2
             standard = "/sys/fs/cgroup"
         else:
             controllers, version = frozenset(names.split(",")), 1
-            wanted = next((name for name in sorted(controllers) if name in mounts), "")
+            expected = next((name for name in sorted(controllers) if name in mounts), "")
             standard = f"/sys/fs/cgroup/{names}"
-        mount, top = mounts.get(wanted, (standard, "/"))
+        mount, top = mounts.get(expected, (standard, "/"))
         yield _Hierarchy(controllers, mount, top, group, version)
 
 

@@ -31,6 +31,9 @@ _CODED_RANKS_MAX = 24  # 2^0 + ... + 2^23 is exact in float32
 _BFLOAT_RANKS_MAX = 8  # 255 is exact in bfloat16
 _OPERATIONS_MAX, _BATCHES_MIN, _BATCHES_MAX = 20, 3, 15
 _SLOW_S = 0.05  # no larger size follows one whose operation took this long: over PCIe 256 MiB may take 90 ms
+# The first size is small and odd: it takes other code paths than large aligned ones.
+_SMALL = 1003 * FLOAT_BYTES
+_PAIR_BATCHES = 3
 
 
 class Sweep(msgspec.Struct, frozen=True):
@@ -45,8 +48,6 @@ class Sweep(msgspec.Struct, frozen=True):
     box_s: float
 
 
-# The first size is small and odd: it takes other code paths than large aligned ones.
-_SMALL = 1003 * FLOAT_BYTES
 _CPU_SUM = Sweep((_SMALL, MIB, 16 * MIB), size_s=0.32, batch_s=0.08, box_s=10.0)
 _CPU_OTHER = Sweep((_SMALL, MIB, 16 * MIB), size_s=0.05, batch_s=0.01, box_s=1.0)
 _GPU_SUM = Sweep((_SMALL, 8 * MIB, 64 * MIB, 256 * MIB), size_s=1.2, batch_s=0.05, box_s=10.0)
@@ -68,7 +69,6 @@ class _PairSweep(msgspec.Struct, frozen=True):
 
 _CPU_PAIRS = _PairSweep(MIB, passes=1, batch_s=0.005, box_s=1.5)
 _GPU_PAIRS = _PairSweep(64 * MIB, passes=2, batch_s=0.02, box_s=10.0)
-_PAIR_BATCHES = 3
 
 
 class Contributions(msgspec.Struct, frozen=True):

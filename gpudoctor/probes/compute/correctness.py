@@ -22,6 +22,16 @@ REPEATS = 5
 _SEED = 40
 _STEPS = 2  # an error in the first step spreads to the whole second step
 _LEARNING_RATE = 0.05
+_SHARE_OF_FREE = 0.85
+_SHARE_IF_HOSTS = 0.5  # an integrated GPU (GB10): what this takes, the host's programs and page cache lack
+_TIME_BOX_S = 6.0
+_CPU_BYTES, _CPU_CHUNK = 64 * MIB, 16 * MIB
+_LARGEST_CHUNK = 512 * MIB
+
+# Alternating bits and their inverse, so that each cell holds both values next to neighbours of the other value
+_FIVES = 0x5555_5555_5555_5555
+_WORDS = (_FIVES, ~_FIVES)
+_Write = Callable[[torch.Tensor, int], object]
 
 
 class _Task(msgspec.Struct, frozen=True):
@@ -84,17 +94,6 @@ def _train_once(rank: Rank, task: _Task, start: list[torch.Tensor], data: torch.
     return digest.hexdigest()
 
 
-_SHARE_OF_FREE = 0.85
-_SHARE_IF_HOSTS = 0.5  # an integrated GPU (GB10): what this takes, the host's programs and page cache lack
-_TIME_BOX_S = 6.0
-_CPU_BYTES, _CPU_CHUNK = 64 * MIB, 16 * MIB
-_LARGEST_CHUNK = 512 * MIB
-
-# Alternating bits and their inverse, so that each cell holds both values next to neighbours of the other value
-_FIVES = 0x5555_5555_5555_5555
-_WORDS = (_FIVES, ~_FIVES)
-
-
 class Pattern(msgspec.Struct, frozen=True):
     """Bytes tested, bytes that came back changed (counted in each pass), and number of patterns written."""
 
@@ -140,9 +139,6 @@ def _chunks(rank: Rank) -> list[torch.Tensor]:
                 raise
             break
     return chunks
-
-
-_Write = Callable[[torch.Tensor, int], object]
 
 
 def _constant(word: int) -> _Write:

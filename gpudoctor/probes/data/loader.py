@@ -35,6 +35,16 @@ WHOLE_FILE_BYTES = 1 << 20  # a file up to this size is one sample, like an imag
 PIECE_BYTES = 128 << 10  # sample size in a larger file, like a shard
 _MADE_FILES, _MADE_BYTES = 256, 110_000  # the mean size of ImageNet's JPEGs
 _SEED = 19
+BATCH = 32
+PREFETCH = 2  # batches a worker prepares ahead: torch's own default
+SHM = "/dev/shm"
+_BATCH_LIMIT_S = 30.0
+_WARM_UP_S = 1.0
+_LEAST_BATCHES = 2
+_MANY = 1 << 40  # length of the sampler: more samples than any run takes
+_PIDS = lazy_pattern(r" \(pid(?:\(s\))? [\d, ]+\)")
+
+_torchs: Any = torchs  # not annotated everywhere
 
 
 class DataFiles(msgspec.Struct, frozen=True):
@@ -91,18 +101,6 @@ def made_files(folder: Path) -> DataFiles | Missing:
 def _is_text(path: str) -> bool:
     """Whether a name is UTF-8, so that it can be sent to other ranks as JSON."""
     return not any("\ud800" <= sign <= "\udfff" for sign in path)
-
-
-BATCH = 32
-PREFETCH = 2  # batches a worker prepares ahead: torch's own default
-SHM = "/dev/shm"
-_BATCH_LIMIT_S = 30.0
-_WARM_UP_S = 1.0
-_LEAST_BATCHES = 2
-_MANY = 1 << 40  # length of the sampler: more samples than any run takes
-_PIDS = lazy_pattern(r" \(pid(?:\(s\))? [\d, ]+\)")
-
-_torchs: Any = torchs  # not annotated everywhere
 
 
 class LoadedBatch(NamedTuple):

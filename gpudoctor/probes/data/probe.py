@@ -129,13 +129,13 @@ def _shared_files(rank: Rank) -> _SharedFiles:
 def look_in_time(paths: Sequence[str], limit_s: float = 20.0) -> _SharedFiles:
     """Look for files in a forked process, which can be abandoned if a dead mount blocks it."""
     answer = Bounded(_MOST_ANSWER_BYTES)
-    with pipe_with_child("writes") as (ours, theirs):
-        process = ForkedProcess(partial(_look, theirs, paths))
+    with pipe_with_child("writes") as (own, other):
+        process = ForkedProcess(partial(_look, other, paths))
     try:
-        in_time = read_to_end({ours: answer.take}, monotonic() + limit_s)
+        in_time = read_to_end({own: answer.take}, monotonic() + limit_s)
     finally:
         kill_all([process], _KILL_GRACE_S, group=False)
-        os.close(ours)
+        os.close(own)
     if not in_time:
         return _SharedFiles(why=Missing(f"what --data names did not answer within {limit_s:g} s", "failed"))
     try:

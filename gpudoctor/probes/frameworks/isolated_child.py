@@ -29,6 +29,9 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.process.ending import leave
 from gpudoctor.process.pipes import write_all
 
+_NO_UUIDS = Missing("it does not tell UUIDs", "unsupported")
+_CPU_BUILD = Missing("this build is for the CPU")
+
 
 class ViewTask(msgspec.Struct, frozen=True, tag=True):
     """Report the devices that a framework sees."""
@@ -137,10 +140,6 @@ def _in_words(error: BaseException) -> str:
     text = str(error).encode(errors="replace").decode()
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
-
-
-_NO_UUIDS = Missing("it does not tell UUIDs", "unsupported")
-_CPU_BUILD = Missing("this build is for the CPU")
 
 
 def view_of(framework: Framework, answers: AnswerWriter) -> None:

@@ -209,10 +209,10 @@ def _port(held: ExitStack) -> int:
 def _merged(plan: ProbePlan, shape: StrategyShape, results: Mapping[str, Sequence[IsolatedResult]]) -> Measurements:
     runs: list[StrategyRun] = []
     not_run: dict[str, Missing] = {}
-    told: list[IsolatedAnswer] = []
+    reported: list[IsolatedAnswer] = []
     for variant, processes in results.items():
         ranks = sorted((rank for each in processes for rank in each.answer.ranks), key=lambda rank: rank.rank)
-        told += [each.answer for each in processes if each.answer.reference is not None]
+        reported += [each.answer for each in processes if each.answer.reference is not None]
         failures = [each.failure for each in processes if each.failure is not None]
         if failures or len(ranks) != plan.ranks:
             # best the reason of a process that failed, then of one that hung, last of one that waited for another
@@ -220,8 +220,8 @@ def _merged(plan: ProbePlan, shape: StrategyShape, results: Mapping[str, Sequenc
             not_run[variant] = (failures or [Missing("not every replica answered", "failed")])[0]
         else:
             runs.append(StrategyRun("tensorflow", variant, "fp32", tuple(ranks)))
-    reference = told[0].reference if told else None
+    reference = reported[0].reference if reported else None
     if not runs or reference is None:
         return Measurements(not_run={"tensorflow": next(iter(not_run.values()))})
     found = Strategies(plan.device, plan.ranks, shape, STEPS, reference, tuple(runs), not_run)
-    return Measurements(tensorflow=LibraryStrategies("TensorFlow", told[0].version, found))
+    return Measurements(tensorflow=LibraryStrategies("TensorFlow", reported[0].version, found))

@@ -169,8 +169,8 @@ def _under(task: TensorflowTask, strategy: Any, replicas: int, expected: dict[st
 def _weights_error(found: dict[str, Any], expected: dict[str, Any]) -> tuple[float | None, str | None]:
     """The maximum of |found - expected| / RMS(expected) over all tensors (None if not finite), and the tensor."""
     errors = {}
-    for name, wanted in expected.items():
-        off = float(abs(found[name] - wanted).max() / math.sqrt(float((wanted.astype("float64") ** 2).mean())))
+    for name, requested in expected.items():
+        off = float(abs(found[name] - requested).max() / math.sqrt(float((requested.astype("float64") ** 2).mean())))
         if not math.isfinite(off):
             return None, name
         errors[name] = off

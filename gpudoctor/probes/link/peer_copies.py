@@ -105,18 +105,18 @@ def _free_on_all(rank: Rank) -> int:
 
 
 def _link(rank: Rank, target: int, free: int, give_s: float) -> PeerLink:
-    there = device_of(rank.number, target)
-    p2p = bool(_cuda.can_device_access_peer(0, there.index))
-    pair = _pair(rank, there, power_of_two(_LARGEST if p2p else _LARGEST_BY_HOST, free // 8))
+    other_gpu = device_of(rank.number, target)
+    p2p = bool(_cuda.can_device_access_peer(0, other_gpu.index))
+    pair = _pair(rank, other_gpu, power_of_two(_LARGEST if p2p else _LARGEST_BY_HOST, free // 8))
     pair.here.copy_(numbered(len(pair.here), rank.number, rank.device))
     pair.there.zero_()
-    _wait(rank, there)
+    _wait(rank, other_gpu)
     gb_s, copies = _one_way(pair, give_s)
-    _wait(rank, there)
+    _wait(rank, other_gpu)
     # the expected pattern is generated on the target GPU, so it has not crossed the link itself
-    wrong = int((pair.there != numbered(len(pair.there), rank.number, there)).sum())
+    wrong = int((pair.there != numbered(len(pair.there), rank.number, other_gpu)).sum())
     if rank.number < target:
-        both: float | Missing = _both_ways(rank, pair, there, copies)
+        both: float | Missing = _both_ways(rank, pair, other_gpu, copies)
     else:
         both = Missing("measured from the other end")
     link = PeerLink(rank.number, target, pair.here.nbytes, gb_s, both, p2p, wrong)
@@ -125,22 +125,22 @@ def _link(rank: Rank, target: int, free: int, give_s: float) -> PeerLink:
     return link
 
 
-def _pair(rank: Rank, there: torch.device, size: int) -> _Pair:
+def _pair(rank: Rank, other_gpu: torch.device, size: int) -> _Pair:
     while True:
         count = size // 4
         here: torch.Tensor | None = None  # releases the buffer of a failed attempt first
         try:
             here = torch.empty(count, dtype=torch.int32, device=rank.device)
-            return _Pair(here, torch.empty(count, dtype=torch.int32, device=there))
+            return _Pair(here, torch.empty(count, dtype=torch.int32, device=other_gpu))
         except torch.cuda.OutOfMemoryError:
             if size <= _SMALLEST:
                 raise
             size //= 2
 
 
-def _wait(rank: Rank, there: torch.device) -> None:
+def _wait(rank: Rank, other_gpu: torch.device) -> None:
     torch.cuda.synchronize(rank.device)
-    torch.cuda.synchronize(there)
+    torch.cuda.synchronize(other_gpu)
 
 
 def _one_way(pair: _Pair, give_s: float) -> tuple[float, int]:
@@ -150,7 +150,7 @@ def _one_way(pair: _Pair, give_s: float) -> tuple[float, int]:
     return float(pair.here.nbytes / median(copies_ms(pair.there, pair.here, copies)) / 1e6), copies
 
 
-def _both_ways(rank: Rank, pair: _Pair, there: torch.device, copies: int) -> float | Missing:
+def _both_ways(rank: Rank, pair: _Pair, other_gpu: torch.device, copies: int) -> float | Missing:
     """GB/s of both directions together, until the slower one is done.
 
     torch makes a copy wait for the current streams of both its devices, so each direction has its own pair of
@@ -162,10 +162,10 @@ def _both_ways(rank: Rank, pair: _Pair, there: torch.device, copies: int) -> flo
     except torch.cuda.OutOfMemoryError:
         return Missing("no memory for a second pair of buffers")
     ways: list[tuple[torch.Tensor, torch.Tensor, Any, Any, list[Any]]] = [
-        (target, source, _cuda.Stream(rank.device), _cuda.Stream(there), [])
+        (target, source, _cuda.Stream(rank.device), _cuda.Stream(other_gpu), [])
         for target, source in ((pair.there, pair.here), (back_to, back_from))
     ]
-    _wait(rank, there)
+    _wait(rank, other_gpu)
     for number in range(copies + 1):  # the first copies are not timed
         for target, source, here, other, marks in ways:
             with _cuda.stream(here), _cuda.stream(other), torch.cuda.device(source.device):
@@ -174,7 +174,7 @@ def _both_ways(rank: Rank, pair: _Pair, there: torch.device, copies: int) -> flo
                 target.copy_(source, non_blocking=True)
                 if number:
                     marks.append(_mark())
-    _wait(rank, there)
+    _wait(rank, other_gpu)
     slower_ms = max(float(marks[0].elapsed_time(marks[-1])) for *_, marks in ways)
     return 2 * pair.here.nbytes * copies / slower_ms / 1e6
 

@@ -221,9 +221,9 @@ def _started(job: RankJob, life: int, python: str | None, workers: LocalWorkers 
                 for source in (-1, *(-1 - rank for rank in worker_ranks), *everyone):
                     readers[source], writers[source] = os.pipe()
                     undo.callback(os.close, readers[source])
-                mine = [rank for rank in everyone if rank not in worker_ranks]
-                ends = [writers[rank] for rank in mine]
-                process = start(order_for(job, mine, method), life, writers[-1], ends, output, python)
+                own = [rank for rank in everyone if rank not in worker_ranks]
+                ends = [writers[rank] for rank in own]
+                process = start(order_for(job, own, method), life, writers[-1], ends, output, python)
                 if workers is not None:
                     for rank in worker_ranks:
                         workers.give(rank, order_for(job, [rank], method), life, writers[-1 - rank], writers[rank])

@@ -28,6 +28,33 @@ InjectionKind = Literal[
     "wrong-shard",
     "wrong-recompute",
 ]
+FULL_LEVELS = ("full", "burn")  # levels that measure every collective and every pair of ranks
+# Phases in which a rank can hang or die, and the probe that runs them. None: part of every run.
+_PHASES: dict[str, Probe | None] = {
+    "join": None,
+    "all_reduce": "collective",
+    "all_gather": "collective",
+    "reduce_scatter": "collective",
+    "broadcast": "collective",
+    "all_to_all": "collective",
+    "sendrecv": "collective",
+    "pairs": "collective",
+    "train": "train",
+    "strategy": "strategy",
+    "data": "data",
+}
+_FULL_PHASES = tuple(name for name, probe in _PHASES.items() if probe == "collective" and name != "all_reduce")
+_MAX_FACTOR = 10.0
+Stage = Literal["import", "join", "run"]
+
+STRATEGY_IMPORT = Deadline(
+    90.0, "the modules of the strategies beside torch itself: half as many files again, from the same disk"
+)
+PEER_CONTEXT = Deadline(
+    2.0,
+    "a context that a rank opens on another's GPU for link copies, all of them behind one lock of the driver: below a "
+    "second each, some 0.5 s on nodes with much memory to map",
+)
 
 
 class _Case(NamedTuple):
@@ -53,23 +80,6 @@ _CASES: dict[InjectionKind, _Case] = {
     "wrong-shard": _Case(phase="strategy", strategies=("tensor",)),
     "wrong-recompute": _Case(phase="strategy", strategies=("checkpointing",)),
 }
-FULL_LEVELS = ("full", "burn")  # levels that measure every collective and every pair of ranks
-# Phases in which a rank can hang or die, and the probe that runs them. None: part of every run.
-_PHASES: dict[str, Probe | None] = {
-    "join": None,
-    "all_reduce": "collective",
-    "all_gather": "collective",
-    "reduce_scatter": "collective",
-    "broadcast": "collective",
-    "all_to_all": "collective",
-    "sendrecv": "collective",
-    "pairs": "collective",
-    "train": "train",
-    "strategy": "strategy",
-    "data": "data",
-}
-_FULL_PHASES = tuple(name for name, probe in _PHASES.items() if probe == "collective" and name != "all_reduce")
-_MAX_FACTOR = 10.0
 
 
 class ProbePlan(msgspec.Struct, frozen=True):
@@ -192,18 +202,6 @@ def _not_come_by(plan: ProbePlan, injection: Injection) -> str | None:
     if phase in _FULL_PHASES and plan.level not in FULL_LEVELS:
         return f"it is measured at --level full, and this is {plan.level}"
     return None
-
-
-Stage = Literal["import", "join", "run"]
-
-STRATEGY_IMPORT = Deadline(
-    90.0, "the modules of the strategies beside torch itself: half as many files again, from the same disk"
-)
-PEER_CONTEXT = Deadline(
-    2.0,
-    "a context that a rank opens on another's GPU for link copies, all of them behind one lock of the driver: below a "
-    "second each, some 0.5 s on nodes with much memory to map",
-)
 
 
 class Limits:

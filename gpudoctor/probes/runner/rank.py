@@ -109,11 +109,11 @@ class Rank:
 
     def gathered(self, values: Sequence[float]) -> list[list[float]]:
         """The values of each rank, in rank order; every rank passes equally many."""
-        mine = torch.tensor(values, dtype=torch.float64)
-        everybody = [torch.zeros_like(mine) for _ in range(self.world_size)]
+        own = torch.tensor(values, dtype=torch.float64)
+        everybody = [torch.zeros_like(own) for _ in range(self.world_size)]
         with self.blocked():
-            dist.all_gather(everybody, mine)
-        return [theirs.tolist() for theirs in everybody]
+            dist.all_gather(everybody, own)
+        return [other.tolist() for other in everybody]
 
     def injected(self, kind: InjectionKind) -> Injection | None:
         """The injected fault of that kind in this rank, if any."""

@@ -82,7 +82,7 @@ def _fork_guardian(order: dict[str, Any]) -> None:
                 break
             time.sleep(0.05)
 
-    ForkedProcess(clear_up, new_session=True)  # outside the process group that it kills
+    ForkedProcess(clear_up, new_group=True)  # outside the process group that it kills
     os.close(life)
 
 

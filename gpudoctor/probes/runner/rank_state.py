@@ -97,10 +97,10 @@ def _failed(culprits: Sequence[RankState], waiting: tuple[int, ...]) -> ProbePro
     if first.failure is None:
         text = f"{rank_list(s.number for s in culprits)} died in {first.doing}: {_how_it_ended(first)}"
         # a rank that exits by itself before any probe could not start, which says nothing about a GPU
-        kept = -(first.status or 0) in _SENT_BY_OTHERS or (first.probe == "launch" and (first.status or 0) >= 0)
+        retained = -(first.status or 0) in _SENT_BY_OTHERS or (first.probe == "launch" and (first.status or 0) >= 0)
         # NCCL's watchdog aborts a process whose GPU had an error, and prints that error
         known = telling_line(first.output) if first.status == -signal.SIGABRT else None
-        kind = "error" if kept else known[1].kind if known else "crash"
+        kind = "error" if retained else known[1].kind if known else "crash"
         return ProbeProblem(first.probe, kind, text, first.number, first.doing, waiting, first.output)
     text = f"{rank_list(s.number for s in culprits)} failed in {first.doing}: {first.failure.text}"
     return ProbeProblem(first.probe, first.failure.kind, text, first.number, first.doing, waiting, first.output)

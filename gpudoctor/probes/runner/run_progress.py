@@ -23,6 +23,9 @@ from gpudoctor.probes.runner.repetitions import Repetition, over_repetitions, se
 WRONG_KEPT = 50
 
 S = TypeVar("S", bound=messages.ProbeSample)
+WHOLE = "burn"  # name of the window that spans all repetitions
+_HURRY_S = 0.3
+Span = tuple[float, float]
 
 
 class _Samples(msgspec.Struct):
@@ -153,11 +156,6 @@ class RunProgress:
             not_run={"peer": no_peers[0]} if no_peers else {},
         )
         return Repetition(measured, samples.ended_s)
-
-
-WHOLE = "burn"  # name of the window that spans all repetitions
-_HURRY_S = 0.3
-Span = tuple[float, float]
 
 
 class Windows:

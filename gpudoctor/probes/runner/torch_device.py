@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 
 OLDEST_TORCH = (2, 4)
 _cuda: Any = torch.cuda  # not annotated everywhere
+_OF_OTHERS_MIB = 2000.0  # the driver itself keeps up to 1.5 GB
+_OF_CUDA_MIB = 3000.0  # what the CUDA context and NCCL hold besides torch's allocator, if the error does not state it
+_OWN_USE = lazy_pattern(r"this process has ([0-9.]+) (MiB|GiB) memory in use")
+_MIB = {"MiB": 1.0, "GiB": 1024.0}
 
 
 class UnusableTorchError(Exception):
@@ -93,14 +97,14 @@ def require_usable(rank: Rank, view: TorchView) -> None:
         raise UnusableTorchError(f"this torch ({view.torch}) has no CUDA: install a CUDA build of torch")
     if not dist.is_nccl_available():
         raise UnusableTorchError(f"this torch ({view.torch}) was built without NCCL")
-    wanted = rank.job.gpu_uuids[rank.number]
+    expected = rank.job.gpu_uuids[rank.number]
     given = len(visible_gpus(rank.number, rank.job.gpu_uuids, rank.job.probes))
     if view.error is not None:
         raise RuntimeError(view.error)
     if not 1 <= view.device_count <= given:  # a device cgroup may hide the other ranks' GPUs from this process
-        raise RuntimeError(f"torch sees {view.device_count} GPUs where CUDA_VISIBLE_DEVICES names {given} ({wanted})")
-    if isinstance(view.visible_uuids, tuple) and wanted.startswith("GPU-") and view.visible_uuids[0] != wanted:
-        raise RuntimeError(f"torch opened {view.visible_uuids[0]} where {wanted} was asked for")
+        raise RuntimeError(f"torch sees {view.device_count} GPUs where CUDA_VISIBLE_DEVICES names {given} ({expected})")
+    if isinstance(view.visible_uuids, tuple) and expected.startswith("GPU-") and view.visible_uuids[0] != expected:
+        raise RuntimeError(f"torch opened {view.visible_uuids[0]} where {expected} was asked for")
     try:
         # Creates the context, which a GPU in exclusive mode refuses, and runs a kernel.
         float(torch.ones(1, device=rank.device).add(1))
@@ -111,12 +115,6 @@ def require_usable(rank: Rank, view: TorchView) -> None:
         text = f"this torch ({view.torch}) has no code for a GPU of compute capability {major}.{minor}"
         rank.send(TorchSeen(msgspec.structs.replace(view, error=text)))
         raise UnusableTorchError(text) from error
-
-
-_OF_OTHERS_MIB = 2000.0  # the driver itself keeps up to 1.5 GB
-_OF_CUDA_MIB = 3000.0  # what the CUDA context and NCCL hold besides torch's allocator, if the error does not state it
-_OWN_USE = lazy_pattern(r"this process has ([0-9.]+) (MiB|GiB) memory in use")
-_MIB = {"MiB": 1.0, "GiB": 1024.0}
 
 
 def rank_failure(error: Exception, blocked: bool) -> RankFailure:

@@ -63,7 +63,7 @@ class Listing(msgspec.Struct):
             (self.refused is not None, f"files there cannot be read: {self.refused}"),
             (self.elsewhere, "what lies on other file systems below is to be named by a --data of its own"),
         )
-        return tuple(words for met, words in reasons if met)
+        return tuple(text for met, text in reasons if met)
 
     def why_none(self, least_bytes: int) -> str:
         """Why there is no file to read."""

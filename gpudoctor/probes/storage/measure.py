@@ -51,19 +51,19 @@ def _read_path(
     read = msgspec.structs.replace(read, path=read.path.encode("utf-8", "replace").decode())
     order = ReadOrder(read, path_hex, readers, seconds)
     try:
-        with pipe_with_child("writes") as (ours, theirs):
+        with pipe_with_child("writes") as (own, other):
             argv = dependent_python(
-                "gpudoctor.probes.storage.read_child", "begin", str(theirs), msgspec.json.encode(order).decode()
+                "gpudoctor.probes.storage.read_child", "begin", str(other), msgspec.json.encode(order).decode()
             )
-            process = Child(argv, pass_fds=[theirs])
+            process = Child(argv, pass_fds=[other])
     except OSError as error:
         return _failed(read, f"no process could be started to read: {error.strerror or error}")
     try:
-        return _collect_answers(read, LineReader(ours), process, progress, silence_s)
+        return _collect_answers(read, LineReader(own), process, progress, silence_s)
     finally:
         # ends its readers too, which are in its process group; a process blocked by a dead mount is abandoned
         kill_all([process], _KILL_GRACE_S)
-        os.close(ours)
+        os.close(own)
 
 
 def _collect_answers(

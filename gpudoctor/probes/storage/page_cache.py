@@ -17,6 +17,14 @@ from gpudoctor.facts.system.sysfs import read_int, read_text
 _MOST_BYTES = 1 << 30  # checked of one file; mincore needs one byte per page
 _PROBED_BYTES = 1 << 20
 _FOLIO_BYTES = 512 * mmap.PAGESIZE  # the largest unit of the page cache, which is dropped as a whole or not at all
+_STAYED = 0.02  # tolerated share of pages that cannot be evicted, because other processes have them open or mapped
+_IN_RAM = ("tmpfs", "ramfs")
+# accept O_DIRECT but have a separate cache (the ARC), which mincore does not cover
+_OWN_CACHE = ("zfs",)
+# read compressed or inline data through the page cache, or pass the flag to layers that may be in RAM
+_MAY_BUFFER = ("btrfs", "bcachefs", "f2fs", "ntfs3", "9p", "overlay")
+# in a chroot whose root is not a mount point
+_NO_MOUNT = Missing("the mount table does not tell on what file system it lies", "failed")
 
 
 def drop(paths: Iterable[str]) -> None:
@@ -91,16 +99,6 @@ def _share(mapped: mmap.mmap, size: int) -> float | None:
     finally:
         del first  # otherwise the mapping cannot be closed
     return None if error else sum(page & 1 for page in bytes(resident)) / pages
-
-
-_STAYED = 0.02  # tolerated share of pages that cannot be evicted, because other processes have them open or mapped
-_IN_RAM = ("tmpfs", "ramfs")
-# accept O_DIRECT but have a separate cache (the ARC), which mincore does not cover
-_OWN_CACHE = ("zfs",)
-# read compressed or inline data through the page cache, or pass the flag to layers that may be in RAM
-_MAY_BUFFER = ("btrfs", "bcachefs", "f2fs", "ntfs3", "9p", "overlay")
-# in a chroot whose root is not a mount point
-_NO_MOUNT = Missing("the mount table does not tell on what file system it lies", "failed")
 
 
 def mount_below(path: str) -> Mount | None:

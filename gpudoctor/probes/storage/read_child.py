@@ -25,6 +25,18 @@ from gpudoctor.process.ending import leave
 from gpudoctor.process.pipes import write_all
 from gpudoctor.units import short_size
 
+_PATTERNS: tuple[ReadPattern, ...] = ("sequential", "random")
+_MOST_WAIT_S = 3.0  # estimate for one read by each reader, if they share the bandwidth that one reader got
+_LEAST_FILE_BYTES = 4096  # files smaller than a page are not worth measuring
+_CACHED_BYTES = 64 << 20
+_OPENS_S = 0.3
+# of the file that is created if the user names none
+_WRITE_S = 4.0
+_OWN_BYTES = 512 << 20
+_LEAST_OWN_BYTES = 64 << 20
+_SYNC_BYTES = 32 << 20
+_SHARE_OF_FREE = 20
+
 
 class ReadOrder(msgspec.Struct, frozen=True):
     """What to read: `read` without figures, and its path in hexadecimal, since it need not be UTF-8 as JSON requires.
@@ -44,19 +56,6 @@ class ReadAnswer(msgspec.Struct, frozen=True):
 
     doing: str
     read: StorageRead
-
-
-_PATTERNS: tuple[ReadPattern, ...] = ("sequential", "random")
-_MOST_WAIT_S = 3.0  # estimate for one read by each reader, if they share the bandwidth that one reader got
-_LEAST_FILE_BYTES = 4096  # files smaller than a page are not worth measuring
-_CACHED_BYTES = 64 << 20
-_OPENS_S = 0.3
-# of the file that is created if the user names none
-_WRITE_S = 4.0
-_OWN_BYTES = 512 << 20
-_LEAST_OWN_BYTES = 64 << 20
-_SYNC_BYTES = 32 << 20
-_SHARE_OF_FREE = 20
 
 
 class NothingToReadError(Exception):
@@ -85,8 +84,8 @@ class _Report:
     def rate(self, rate: StorageRate) -> None:
         self.found(rates=(*self._answer.read.rates, rate))
 
-    def left_out(self, *words: str) -> None:
-        self.found(left_out=(*self._answer.read.left_out, *words))
+    def left_out(self, *text: str) -> None:
+        self.found(left_out=(*self._answer.read.left_out, *text))
 
     def _send(self, answer: ReadAnswer) -> None:
         self._answer = answer
@@ -104,9 +103,9 @@ def begin(descriptor: str, order: str) -> None:
         _read(asked, report)
     except (NothingToReadError, ReadersStuckError) as error:
         # a name that is not UTF-8 has lone surrogates, which JSON cannot represent
-        words = str(error).encode("utf-8", "replace").decode()
+        text = str(error).encode("utf-8", "replace").decode()
         untried = isinstance(error, NothingToReadError) and not error.tried
-        report.found(failure=Missing(words, "absent" if untried else "failed"))
+        report.found(failure=Missing(text, "absent" if untried else "failed"))
     except OSError as error:
         denied = isinstance(error, PermissionError)
         report.found(failure=Missing(f"it answers {error.strerror or error}", "denied" if denied else "failed"))

@@ -92,11 +92,11 @@ def read_at_once(
     try:
         each = -(-len(pieces) // readers)
         for place in range(readers):
-            mine = pieces[place::readers] if pattern == "random" else pieces[place * each : (place + 1) * each]
+            own = pieces[place::readers] if pattern == "random" else pieces[place * each : (place + 1) * each]
             if method == "direct":
-                mine = mine or pieces[-1:]
-            with pipe_with_child("writes") as (ours, theirs):
-                processes.append(ForkedProcess(partial(_be_reader, theirs, go, task, mine)))
+                own = own or pieces[-1:]
+            with pipe_with_child("writes") as (ours, other):
+                processes.append(ForkedProcess(partial(_be_reader, other, go, task, own)))
             answers[ours] = Bounded(_MOST_ANSWER_BYTES)
         write_all(begin, bytes(readers))
         takers = {descriptor: answer.take for descriptor, answer in answers.items()}

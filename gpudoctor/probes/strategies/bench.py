@@ -107,7 +107,7 @@ class Bench:
         rank, parameters = self._rank, parameters or model.parameters
         rank.phase(f"{variant} step", "strategy")
         losses, times_ms = [], []
-        kept, traffic = KeptForBackward(parameters()), TrafficCounter()
+        retained, traffic = KeptForBackward(parameters()), TrafficCounter()
         if rank.on_gpu:
             torch.cuda.reset_peak_memory_stats()
         for number in range(STEPS):
@@ -116,7 +116,7 @@ class Bench:
                 rank.fail_if_injected("strategy")
             with ExitStack() as around:
                 if number == _KEPT_COUNTED_AT:
-                    around.enter_context(kept.counting())
+                    around.enter_context(retained.counting())
                 if number == _TRAFFIC_COUNTED_AT:
                     around.enter_context(traffic)
                 if not alone:
@@ -125,7 +125,7 @@ class Bench:
                 losses.append(step(number))
                 rank.synchronize()
             times_ms.append((time.monotonic_ns() - began_ns) / 1e6)
-        memory = memory_of(parameters(), optimizer, _OF_THREADS if alone else kept.most_bytes)
+        memory = memory_of(parameters(), optimizer, _OF_THREADS if alone else retained.most_bytes)
         memory = _with_peak(memory, rank.device, self.at_first_bytes)
         with nullcontext() if alone else rank.blocked():
             found = dict((weights or partial(whole_weights, model))())
@@ -189,11 +189,11 @@ class Alone:
         losses: list[torch.Tensor] = []
         part_losses: list[list[torch.Tensor]] = []
         times_ms: list[float] = []
-        kept = KeptForBackward(worker.parameters())
+        retained = KeptForBackward(worker.parameters())
         for step in range(STEPS):
             began_ns = time.monotonic_ns()
             optimizer.zero_grad()
-            with kept.counting() if step == STEPS - 1 else nullcontext():
+            with retained.counting() if step == STEPS - 1 else nullcontext():
                 logits, targets, loss = _gradients(shape, device, step, worker)
             losses.append(loss)
             if worker is not model:
@@ -210,7 +210,7 @@ class Alone:
         self.weights = {name: weight.detach().cpu() for name, weight in model.named_parameters()}
         self.parameters = sum(weight.numel() for weight in model.parameters())
         self.step_ms = statistics.median(times_ms[1:-1])
-        self.memory = _with_peak(memory_of(model.parameters(), optimizer, kept.most_bytes), device, at_first_bytes)
+        self.memory = _with_peak(memory_of(model.parameters(), optimizer, retained.most_bytes), device, at_first_bytes)
 
 
 def _begin_peak(device: torch.device) -> int:

@@ -58,10 +58,10 @@ def _compared_once(rank: Rank, bench: Bench) -> dict[str, float]:
             figures[f"{name}_peak_bytes"] = float(torch.cuda.max_memory_allocated() - bench.at_first_bytes)
         gradients.append({name: each.grad for name, each in model.named_parameters() if each.grad is not None})
         model.zero_grad()
-        kept = KeptForBackward(model.parameters())
-        with kept.counting():
+        retained = KeptForBackward(model.parameters())
+        with retained.counting():
             _pass(model, bench)
-        figures[f"{name}_kept_bytes"] = float(kept.most_bytes)
+        figures[f"{name}_kept_bytes"] = float(retained.most_bytes)
     plain, again = gradients
     errors = [abs(losses[1] - losses[0]) / abs(losses[0])]
     for name, gradient in plain.items():

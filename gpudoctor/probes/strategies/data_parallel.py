@@ -27,6 +27,14 @@ from gpudoctor.probes.strategies.model import MICRO_BATCHES, OPTIMIZER_OPTIONS, 
 from gpudoctor.probes.strategies.transformer import TransformerBlock, loss_of
 
 _DESYNC_STEP = 4
+_Dtype = Literal["fp32", "bf16"]
+_Sharded = tuple[torch.nn.Module, torch.optim.Optimizer, Callable[[], dict[str, torch.Tensor]]]
+_Shard = Callable[[Rank, Bench, _Dtype], _Sharded]  # shards the model: returns it, its optimizer and its full weights
+
+_SKIPS_AT = 3
+_dist: Any = dist
+# FSDP calls one of these: fully_shard the second in newer torch, FSDP1 the last on CPU ranks
+_GATHERS = ("all_gather_into_tensor", "all_gather_single", "all_gather")
 
 
 def run_ddp(rank: Rank, bench: Bench) -> None:
@@ -118,16 +126,6 @@ def _train_dp(rank: Rank, bench: Bench, devices: list[int]) -> None:
         return loss
 
     bench.train("dp", step, model, optimizer, figures=figures, alone=True)
-
-
-_Dtype = Literal["fp32", "bf16"]
-_Sharded = tuple[torch.nn.Module, torch.optim.Optimizer, Callable[[], dict[str, torch.Tensor]]]
-_Shard = Callable[[Rank, Bench, _Dtype], _Sharded]  # shards the model: returns it, its optimizer and its full weights
-
-_SKIPS_AT = 3
-_dist: Any = dist
-# FSDP calls one of these: fully_shard the second in newer torch, FSDP1 the last on CPU ranks
-_GATHERS = ("all_gather_into_tensor", "all_gather_single", "all_gather")
 
 
 def run_fsdp(rank: Rank, bench: Bench) -> None:
@@ -224,11 +222,11 @@ def _one_gather_skipped() -> Iterator[None]:
     The rank still takes part in it, since staying away would be a hang, which hang-rank simulates.
     """
     skipped: list[bool] = []
-    kept: list[torch.Tensor] = []  # buffers that a running operation still writes to
+    retained: list[torch.Tensor] = []  # buffers that a running operation still writes to
     originals = {name: getattr(dist, name) for name in _GATHERS if hasattr(dist, name)}
     try:
         for name, original in originals.items():
-            setattr(_dist, name, functools.partial(_skip_first, original, skipped, kept))
+            setattr(_dist, name, functools.partial(_skip_first, original, skipped, retained))
         yield
     finally:
         for name, original in originals.items():
@@ -238,7 +236,7 @@ def _one_gather_skipped() -> Iterator[None]:
 def _skip_first(
     original: Callable[..., Any],
     skipped: list[bool],
-    kept: list[torch.Tensor],
+    retained: list[torch.Tensor],
     output: torch.Tensor | list[torch.Tensor],
     given: torch.Tensor,
     group: Any = None,
@@ -250,7 +248,7 @@ def _skip_first(
     own = given.clone()  # `given` may lie inside `output`
     parts = output if isinstance(output, list) else list(output.view(-1).chunk(dist.get_world_size(group)))
     elsewhere = [torch.empty_like(part) for part in output] if isinstance(output, list) else torch.empty_like(output)
-    kept += [own, *(elsewhere if isinstance(elsewhere, list) else [elsewhere])]
+    retained += [own, *(elsewhere if isinstance(elsewhere, list) else [elsewhere])]
     for number, part in enumerate(parts):
         part.copy_(own.view_as(part)) if number == dist.get_rank(group) else part.zero_()
     return original(elsewhere, own, group=group, async_op=async_op)

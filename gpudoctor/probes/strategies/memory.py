@@ -119,8 +119,8 @@ class _Kept:
         self._when_gone()
 
 
-def _taken_out(kept: Any) -> torch.Tensor:
-    tensor: torch.Tensor = kept.tensor if isinstance(kept, _Kept) else kept
+def _taken_out(retained: Any) -> torch.Tensor:
+    tensor: torch.Tensor = retained.tensor if isinstance(retained, _Kept) else retained
     return tensor
 
 

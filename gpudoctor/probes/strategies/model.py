@@ -21,6 +21,8 @@ LEARNING_RATE = 1e-3
 # gradient n times too large makes the same step as the correct one (a false OK).
 EPSILON = 1e-3
 _SEED = 31
+# For strategies that create the optimizer themselves. foreach would copy tensors whose memory is counted
+OPTIMIZER_OPTIONS: dict[str, Any] = {"lr": LEARNING_RATE, "eps": EPSILON, "weight_decay": 0.0, "foreach": False}
 
 
 def shape_for(world_size: int, *, on_gpu: bool) -> StrategyShape:
@@ -76,10 +78,6 @@ def build_optimizer(parameters: Any, *, fused: bool = False) -> torch.optim.Adam
     long on a CPU as the rest of the step.
     """
     return torch.optim.AdamW(parameters, **OPTIMIZER_OPTIONS, fused=fused)
-
-
-# For strategies that create the optimizer themselves. foreach would copy tensors whose memory is counted
-OPTIMIZER_OPTIONS: dict[str, Any] = {"lr": LEARNING_RATE, "eps": EPSILON, "weight_decay": 0.0, "foreach": False}
 
 
 def train_step(

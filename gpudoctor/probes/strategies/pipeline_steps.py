@@ -15,6 +15,10 @@ from gpudoctor.probes.runner.torch_device import torch_version
 
 ScheduleName = Literal["gpipe", "1f1b"]
 SCHEDULES: tuple[ScheduleName, ...] = ("gpipe", "1f1b")
+# With gloo torch 2.13 works; 2.9 sends 8 bytes but receives 4, and aborts the process. Versions between are untested.
+TORCH_SCHEDULES_SINCE = (2, 13)
+
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class Action(NamedTuple):
@@ -99,12 +103,6 @@ def layers_of_stage(layers: int, stage: int, stages: int) -> range:
     return range(first, first + each + (1 if stage < more else 0))
 
 
-# With gloo torch 2.13 works; 2.9 sends 8 bytes but receives 4, and aborts the process. Versions between are untested.
-TORCH_SCHEDULES_SINCE = (2, 13)
-
-Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
-
 class PipelineStep(Protocol):
     """One step of this rank's stage; gradients are of the mean loss over the microbatches."""
 
@@ -161,7 +159,7 @@ class SendRecvPipeline:
 
     def __call__(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
         """See PipelineStep."""
-        given, wanted = inputs.chunk(self._microbatches), targets.chunk(self._microbatches)
+        given, expected = inputs.chunk(self._microbatches), targets.chunk(self._microbatches)
         received: dict[Action, torch.Tensor] = {}
         made: dict[int, Any] = {}  # where the backward pass starts: a tensor or its edge in the graph
         logits: dict[int, torch.Tensor] = {}
@@ -177,7 +175,7 @@ class SendRecvPipeline:
                     made[index] = self._module(taken)
                     if self._stages.last:
                         logits[index] = made[index]
-                        made[index] = self._loss(logits[index], wanted[index]) / self._microbatches
+                        made[index] = self._loss(logits[index], expected[index]) / self._microbatches
                         losses.append(made[index].detach())
             else:
                 torch.autograd.backward(made.pop(index), None if self._stages.last else received.pop(then))

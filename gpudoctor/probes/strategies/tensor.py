@@ -22,6 +22,8 @@ from gpudoctor.probes.strategies.transformer import Transformer, loss_of
 COLUMNS = ("attention.query", "attention.key", "attention.value", "mlp.up")
 ROWS = ("attention.out", "mlp.down")
 _WRONG_SHARD = "up.weight"  # of the first layer, by the fault wrong-shard
+_SHARDS = _STAGES = 2
+_MICROBATCHES = 2
 
 
 def run_tensor(rank: Rank, bench: Bench) -> None:
@@ -113,10 +115,6 @@ def wrong_shards(model: Transformer, original: Transformer, index: int, shards: 
         own = part_of(name, original.get_parameter(name).detach(), index, shards)
         wrong += not torch.equal(local_part(weight).detach(), own)
     return wrong
-
-
-_SHARDS = _STAGES = 2
-_MICROBATCHES = 2
 
 
 def why_not_3d(ranks: int, on_gpu: bool = False) -> str | None:

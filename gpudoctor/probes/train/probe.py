@@ -34,6 +34,15 @@ _WARM_UP_GPU, _WARM_UP_CPU = 8, 3  # DDP rebuilds its buckets, libraries initial
 _STEADY_STEPS = 30
 _SOLO_STEPS = 10
 _BUCKETS_MB = (1, DEFAULT_BUCKET_MB, 100)
+_STEPS = 8
+_SETTLING = 2  # steps discarded after a move to another core, whose caches are cold
+_MOST_TURNS = 72  # over all layouts: 36 cycles on 2 cores
+_LOOKS = 6
+_BUDGET_S = 4.0
+JUDGED_RATIO = 1.10  # at which `train.balance` warns; a test holds the two equal
+_LEAST_CYCLES = 12  # a disturbance of half a second is in fewer
+_LEAST_JUDGED = 6  # with fewer the check gives no verdict
+_OBRIEN_FLEMING = 2.053
 
 
 def run_training(rank: Rank) -> None:
@@ -101,7 +110,7 @@ def swap_suspect(rank: Rank, shape: Shape, model: nn.Module, batch: int, own_ms:
         return None
     if rank.smallest(torch.cuda.device_count()) < rank.world_size:
         return None
-    times_ms = [theirs for [theirs] in rank.gathered([own_ms])]
+    times_ms = [others for [others] in rank.gathered([own_ms])]
     order = sorted(range(rank.world_size), key=times_ms.__getitem__)
     suspect, partner = order[-1], order[(len(order) - 1) // 2]
     if times_ms[suspect] < _SUSPICIOUS * times_ms[partner]:
@@ -115,7 +124,7 @@ def swap_suspect(rank: Rank, shape: Shape, model: nn.Module, batch: int, own_ms:
         with suppress(RuntimeError):
             swapped_ms = _compute_ms(rank, shape, model, batch, device_of(rank.number, other))
     rank.barrier()
-    found = [theirs for [theirs] in rank.gathered([swapped_ms])]
+    found = [others for [others] in rank.gathered([swapped_ms])]
     if not (found[suspect] and found[partner]):
         return None
     return Swap(
@@ -131,15 +140,15 @@ def swap_suspect(rank: Rank, shape: Shape, model: nn.Module, batch: int, own_ms:
 def _compute_ms(rank: Rank, shape: Shape, model: nn.Module, batch: int, device: torch.device) -> float:
     cuda: Any = torch.cuda  # not annotated everywhere
     with cuda.device(device):
-        there = copy.deepcopy(model).to(device)
+        model_copy = copy.deepcopy(model).to(device)
         data = Data(shape, batch, rank.world_size, device).first_batch_of(rank.number)
         work, times_ms = Work(rank, shape), []
         for _ in range(_SWAP_WARM_UP + _SWAP_STEPS):
             clock = Stopwatch(rank)
-            work(there, data)
+            work(model_copy, data)
             times_ms.append(clock.stop().worked_ms)
-            there.zero_grad()
-        del there, data
+            model_copy.zero_grad()
+        del model_copy, data
         torch.cuda.empty_cache()
     return statistics.median(times_ms[_SWAP_WARM_UP:])
 
@@ -163,17 +172,6 @@ def _sha256(parameters: list[nn.Parameter]) -> str:
     for parameter in parameters:
         add_bytes(digest, parameter.detach())
     return digest.hexdigest()
-
-
-_STEPS = 8
-_SETTLING = 2  # steps discarded after a move to another core, whose caches are cold
-_MOST_TURNS = 72  # over all layouts: 36 cycles on 2 cores
-_LOOKS = 6
-_BUDGET_S = 4.0
-JUDGED_RATIO = 1.10  # at which `train.balance` warns; a test holds the two equal
-_LEAST_CYCLES = 12  # a disturbance of half a second is in fewer
-_LEAST_JUDGED = 6  # with fewer the check gives no verdict
-_OBRIEN_FLEMING = 2.053
 
 
 def take_turns(rank: Rank, train: Train) -> tuple[tuple[float, ...], bool]:
@@ -247,5 +245,5 @@ def _common_cores(rank: Rank) -> list[int]:
     known = zlib.crc32(repr(usable).encode())
     if rank.smallest(known) != -rank.smallest(-known) or not usable:
         return []
-    wanted = min(rank.world_size, len(usable))
-    return [usable[place * len(usable) // wanted] for place in range(wanted)]
+    expected = min(rank.world_size, len(usable))
+    return [usable[place * len(usable) // expected] for place in range(expected)]

@@ -96,7 +96,7 @@ def topology(report: Report) -> tuple[Section, ...]:
         for place in ((pair.a, pair.b), (pair.b, pair.a)):
             cells[place] = (word + note, "", f"way {kind.lower()}")
     indices = sorted({index for place in cells for index in place})
-    legend = [words for kind, words in _MEANING_OF_LINK.items() if kind in kinds]
+    legend = [message for kind, message in _MEANING_OF_LINK.items() if kind in kinds]
     if any("(" in text for text, _, _ in cells.values()):
         legend.append("in brackets why peer-to-peer is off: CNS chipset, GNS GPU, TNS topology, DR registry key, NS, U")
     names = {index: f"GPU {index}" for index in indices}

@@ -78,8 +78,8 @@ def _pcie(link: PcieLink) -> str:
     )
     if now[1] is None:
         return "-"
-    words, best = (f"{'-' if g is None else f'Gen{g}'} x{_short(w)}" for g, w in (now, most))
-    return words if now == most or most[1] is None else f"{words} of {best}"
+    text, best = (f"{'-' if g is None else f'Gen{g}'} x{_short(w)}" for g, w in (now, most))
+    return text if now == most or most[1] is None else f"{text} of {best}"
 
 
 def _links(gpu: Gpu) -> str:
@@ -121,8 +121,8 @@ def _virtual(host: Host) -> str | None:
 def _cpus(usable: int | None, total: int | None, quota: float | None) -> str | None:
     if usable is None and total is None:
         return None
-    words = f"{_short(usable)} usable of {_short(total)}"
-    return words if quota is None else f"{words}, quota {quota:g}"
+    text = f"{_short(usable)} usable of {_short(total)}"
+    return text if quota is None else f"{text}, quota {quota:g}"
 
 
 def _gib(mib: int | None) -> str | None:

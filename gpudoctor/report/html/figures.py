@@ -142,9 +142,9 @@ def _collectives(done: tuple[Collective, ...], kind: str) -> Iterator[Part]:
 
 
 def _wrong(row: Collective) -> str:
-    said = [f"WRONG on rank {rank}" for rank in row.wrong_ranks]
-    said += [f"WITHOUT rank {rank}" for rank in row.missing_ranks]
-    return ", ".join(said)
+    statements = [f"WRONG on rank {rank}" for rank in row.wrong_ranks]
+    statements += [f"WITHOUT rank {rank}" for rank in row.missing_ranks]
+    return ", ".join(statements)
 
 
 def _host_links(measured: Measurements, name: RankName) -> Iterator[Part]:

@@ -89,14 +89,14 @@ def _checks(report: Report) -> tuple[Section, ...]:
         status = worst(result.status for result in results)
         folds.append(_fold(status, domain, domain_words(results, status).replace("   ", " · "), results))
     if higher:
-        words = f"{len(higher)} not run: level {report.run.level} was asked for"
-        folds.append(_fold(Status.SKIP, "higher levels", words, higher))
+        text = f"{len(higher)} not run: level {report.run.level} was asked for"
+        folds.append(_fold(Status.SKIP, "higher levels", text, higher))
     return section("Checks", folds, "checks", opened=True)
 
 
-def _fold(status: Status, name: str, words: str, results: Iterable[CheckResult]) -> Fold:
+def _fold(status: Status, name: str, text: str, results: Iterable[CheckResult]) -> Fold:
     rows = tuple((each.status.value, each.id, each.title, _found(each)) for each in results)
-    return Fold((Chip(status.value), Strong(name), words), (Findings(rows),), status in PROBLEMS)
+    return Fold((Chip(status.value), Strong(name), text), (Findings(rows),), status in PROBLEMS)
 
 
 def _found(result: CheckResult) -> Items:
@@ -105,20 +105,20 @@ def _found(result: CheckResult) -> Items:
     for finding in sorted(result.findings, key=lambda f: WORST_FIRST.index(f.status)):
         groups.setdefault((finding.status, _words(finding)), []).append(finding)
     lines: list[Cell] = []
-    for (status, words), findings in groups.items():
+    for (status, text), findings in groups.items():
         label = label_of(findings)
         mark: tuple[Cell, ...] = () if status is result.status else (Chip(status.value),)
-        lines.append((*mark, *(() if label == "node" else (Strong(label),)), words))
+        lines.append((*mark, *(() if label == "node" else (Strong(label),)), text))
     return Items(tuple(lines))
 
 
 def _words(finding: Finding) -> str:
-    words = finding.found.text if finding.found else ""
+    text = finding.found.text if finding.found else ""
     if finding.reason:
-        words = f"{words}; {finding.reason}" if words else finding.reason
+        text = f"{text}; {finding.reason}" if text else finding.reason
     if finding.status in (Status.FAIL, Status.WARN) and finding.expected:
-        words += f"; expected {expected_words(finding.expected)}"
-    return f"{words} (explained by {finding.explained_by})" if finding.explained_by else words
+        text += f"; expected {expected_words(finding.expected)}"
+    return f"{text} (explained by {finding.explained_by})" if finding.explained_by else text
 
 
 def _counts(report: Report) -> tuple[tuple[str, str, int], ...]:

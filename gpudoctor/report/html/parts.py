@@ -9,6 +9,12 @@ from msgspec import Struct
 
 from gpudoctor.facts.model.missing import Missing
 
+# a tuple is its cells side by side
+Cell: TypeAlias = "str | Chip | Code | Command | Strong | Short | Items | Unfold | RangeMark | tuple[Cell, ...]"
+Part: TypeAlias = (
+    "Paragraph | Preformatted | Pairs | Rows | Findings | Card | Fold | Bars | Lanes | PairTable | Plot | Items"
+)
+
 
 class Chip(Struct, frozen=True):
     """A status as a coloured word; `word` if it is another than the status itself."""
@@ -60,10 +66,6 @@ class RangeMark(Struct, frozen=True):
     label: str
     median: float
     outliers: tuple[float, ...]
-
-
-# a tuple is its cells side by side
-Cell: TypeAlias = "str | Chip | Code | Command | Strong | Short | Items | Unfold | RangeMark | tuple[Cell, ...]"
 
 
 class Paragraph(Struct, frozen=True):
@@ -190,11 +192,6 @@ class Plot(Struct, frozen=True):
     across: tuple[tuple[float, str], ...]
     up: tuple[tuple[float, str], ...]
     curves: tuple[Curve, ...]
-
-
-Part: TypeAlias = (
-    "Paragraph | Preformatted | Pairs | Rows | Findings | Card | Fold | Bars | Lanes | PairTable | Plot | Items"
-)
 
 
 class Section(Struct, frozen=True):

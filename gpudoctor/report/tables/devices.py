@@ -77,16 +77,16 @@ def step_parts_ms(rank: TrainRank) -> tuple[float, float, float, float]:
 
 def training_words(training: Training) -> list[str]:
     """Sentences for all formats: what was trained, the time of a plain step, and what a timed step is."""
-    words = [
+    parts = [
         f"{training.world_size} x {training.batch_per_rank} samples a step, "
         f"{training.parameters / 1e6:.2f} M parameters, {training.steps} measured steps."
     ]
     plain, rate, alone = (known(v) for v in (training.steady_step_ms, training.samples_per_s, training.solo_step_ms))
     if plain is not None and rate is not None:
         one = "" if alone is None else f"; one rank alone {alone:.2f} ms"
-        words.append(f"Plain step, back to back as a training runs it: {plain:.2f} ms, {rate:.0f} samples/s{one}.")
+        parts.append(f"Plain step, back to back as a training runs it: {plain:.2f} ms, {rate:.0f} samples/s{one}.")
     return [
-        *words,
+        *parts,
         "Timed step, each begun together: data to fetch, compute, wait for other ranks, and other: "
         "communication that compute does not hide, and the optimizer.",
     ]

@@ -12,6 +12,7 @@ from gpudoctor.report.tables.table import NOT_KNOWN, Column, Table, cell
 from gpudoctor.units import MIB, figure_text, seconds_text, short_size, three_digits, time_text
 
 _COSTS = ("step", "sent", "weights", "grads", "optim", "activations", "peak")  # short: 80 columns hold all of them
+_RATES = ("workers", "samples/s", "GB/s", "slowest rank", "first batch", "shm, MiB")  # 80 columns hold them
 
 
 def strategy_tables(measured: Measurements) -> list[Table]:
@@ -61,9 +62,6 @@ def _costs(
 def _most(sizes_bytes: Iterable[int | Missing]) -> str:
     known = [size for size in sizes_bytes if isinstance(size, int)]
     return figure_text(max(known) / MIB) if known else NOT_KNOWN
-
-
-_RATES = ("workers", "samples/s", "GB/s", "slowest rank", "first batch", "shm, MiB")  # 80 columns hold them
 
 
 def loading_tables(measured: Measurements) -> list[Table]:

@@ -172,9 +172,9 @@ class CheckList(Vertical):
         deep_enough = max(min(levels), min(max(levels), LEVELS.index(self._state.level)))
         return RunWanted((domain,), LEVELS[deep_enough])
 
-    def _post(self, wanted: RunWanted | None) -> None:
-        if wanted is not None:
-            self.post_message(wanted)
+    def _post(self, expected: RunWanted | None) -> None:
+        if expected is not None:
+            self.post_message(expected)
 
     def action_page(self) -> None:
         if self.chosen is not None and self.chosen.check_id is not None:
@@ -220,10 +220,10 @@ class CheckList(Vertical):
             self._lines.focus()
 
     def _filter_changed(self) -> None:
-        words = [f"filter: {self._filter}"] if self._filter and not self._input.has_class("-shown") else []
-        words += ["only problems"] if self._problems_only else []
-        self._said.update(Content(f"{', '.join(words)} (escape: all)" if words else ""))
-        self._said.set_class(bool(words), "-shown")
+        parts = [f"filter: {self._filter}"] if self._filter and not self._input.has_class("-shown") else []
+        parts += ["only problems"] if self._problems_only else []
+        self._said.update(Content(f"{', '.join(parts)} (escape: all)" if parts else ""))
+        self._said.set_class(bool(parts), "-shown")
         self.refresh_bindings()
         self.show(self._state)
 

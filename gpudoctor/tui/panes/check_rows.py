@@ -67,20 +67,22 @@ def rows_of(
     level = report.run.level if report is not None else "quick"
     for domain, group in groupby(_in_order(report.checks if report else ()), key=lambda check: check.domain):
         checks = list(group)
-        words = {check.id: RUN if is_running(check, running) else WORDS[check.status] for check in checks}
+        labels = {check.id: RUN if is_running(check, running) else WORDS[check.status] for check in checks}
         shown = [
             check
             for check in checks
-            if (not problems_only or check.status in PROBLEMS or words[check.id] == RUN)
-            and (not filter_text or _matches(check, words[check.id], filter_text))
+            if (not problems_only or check.status in PROBLEMS or labels[check.id] == RUN)
+            and (not filter_text or _matches(check, labels[check.id], filter_text))
         ]
         if not shown:
             continue
-        has_problem = any(check.status in PROBLEMS or words[check.id] == RUN for check in checks)
+        has_problem = any(check.status in PROBLEMS or labels[check.id] == RUN for check in checks)
         opened = not folded.get(domain, not (has_problem or bool(filter_text) or problems_only))
-        rows.append(CheckRow(domain, None, _worst_word(words.values()), _summary(checks, words, level), opened=opened))
+        rows.append(
+            CheckRow(domain, None, _worst_word(labels.values()), _summary(checks, labels, level), opened=opened)
+        )
         if opened:
-            rows += [_check_row(check, words[check.id], level) for check in shown]
+            rows += [_check_row(check, labels[check.id], level) for check in shown]
     return rows
 
 
@@ -124,14 +126,14 @@ def _gpu(finding: Finding) -> int | None:
     return subject.gpus[0] if subject.gpu is None and subject.gpus else subject.gpu
 
 
-def _worst_word(words: Iterable[str]) -> str:
+def _worst_word(labels: Iterable[str]) -> str:
     order = [WORDS[status] for status in WORST_FIRST]
-    return min(words, key=lambda word: -1 if word == RUN else order.index(word))
+    return min(labels, key=lambda word: -1 if word == RUN else order.index(word))
 
 
-def _summary(checks: list[CheckResult], words: Mapping[str, str], level: Level) -> str:
+def _summary(checks: list[CheckResult], labels: Mapping[str, str], level: Level) -> str:
     """ "1 fail  3 ok"; the reason if the whole domain was skipped."""
-    counts = Counter(words.values())
+    counts = Counter(labels.values())
     if set(counts) == {WORDS[Status.SKIP]}:
         return _why_not(checks[0], level)
     order = ("FAIL", "unknown", "warn", RUN, "PASS", "skip")
@@ -140,9 +142,9 @@ def _summary(checks: list[CheckResult], words: Mapping[str, str], level: Level) 
 
 def _matches(check: CheckResult, word: str, filter_text: str) -> bool:
     """Whether the text is part of the id, the title, a subject or the status, in any case."""
-    wanted = filter_text.casefold()
+    expected = filter_text.casefold()
     texts = [check.id, check.title, word, *(finding.subject.label for finding in check.findings)]
-    return any(wanted in text.casefold() for text in texts)
+    return any(expected in text.casefold() for text in texts)
 
 
 class CheckLines(ScrollView, can_focus=True):

@@ -122,10 +122,10 @@ class ChecksPane(Pane):
             self._history.update(history_content(state, self.app.no_color))
 
     def _show_running(self, state: State) -> None:
-        words = running_words(state.running, time.time())
-        self._running_line.set_class(bool(words), "-shown")
-        if words:
-            self._running_line.update(Content(words))
+        text = running_words(state.running, time.time())
+        self._running_line.set_class(bool(text), "-shown")
+        if text:
+            self._running_line.update(Content(text))
         self._cancel_button.display = state.running is not None
         for button in self._buttons:
             button.display = state.running is None and not state.read_only
@@ -160,10 +160,10 @@ class ChecksPane(Pane):
     def action_run_domain(self) -> None:
         self._post(self._list.domain_wanted())
 
-    def _post(self, wanted: RunWanted | None) -> None:
+    def _post(self, expected: RunWanted | None) -> None:
         # posted here and not by the list: a message does not bubble above the widget that caused it
-        if wanted is not None:
-            self.post_message(wanted)
+        if expected is not None:
+            self.post_message(expected)
 
     def _show_level(self, level: Level) -> None:
         if level != self._level_shown:

@@ -89,8 +89,8 @@ def _problem(
         head = Content.assemble(head, " " * (width - head.cell_length - len(since)), since)
         since = ""
     yield from head.wrap(width)
-    for name, words in _urgent_first(_short(block_rows(finding, explained_by(report, result.id, [finding]))), small):
-        yield from _labelled(name, words, width, no_color)
+    for name, text in _urgent_first(_short(block_rows(finding, explained_by(report, result.id, [finding]))), small):
+        yield from _labelled(name, text, width, no_color)
     if finding.explained_by is not None:
         yield from _labelled("cause", f"explained by {finding.explained_by}", width, no_color)
     if since:
@@ -145,14 +145,14 @@ def _quiet(findings: list[Finding], width: int, no_color: bool) -> Iterator[Cont
             yield Content.assemble((word if n == 0 else " " * len(word), style_of(status, no_color)), "  ", line)
 
 
-def _labelled(name: str, words: str, width: int, no_color: bool) -> Iterator[Content]:
-    for n, line in enumerate(_wrapped(words, width)):
+def _labelled(name: str, text: str, width: int, no_color: bool) -> Iterator[Content]:
+    for n, line in enumerate(_wrapped(text, width)):
         label = f"{name if n == 0 else '':<{_LABEL_WIDTH}}"
         yield Content.assemble((label, style_of("quiet", no_color)), line)
 
 
-def _wrapped(words: str, width: int) -> list[str]:
-    return textwrap.wrap(printable(words), width - _LABEL_WIDTH, break_on_hyphens=False) or [""]
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(printable(text), width - _LABEL_WIDTH, break_on_hyphens=False) or [""]
 
 
 def _cut(text: str, width: int) -> str:

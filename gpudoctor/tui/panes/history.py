@@ -107,8 +107,8 @@ def _lines(state: State, gpu: Gpu) -> list[_Line]:
         received, sent = f"{name}_rx_gb_s", f"{name}_tx_gb_s"
         if name == "nvlink" and limit is None and received not in now:
             continue  # a GPU without NVLink
-        words = both(now.get(received), now.get(sent))
-        lines.append(_Line(f"{label} {_upto(limit)} GB/s", 0, limit, series(received, sent), words))
+        text = both(now.get(received), now.get(sent))
+        lines.append(_Line(f"{label} {_upto(limit)} GB/s", 0, limit, series(received, sent), text))
     return lines
 
 

@@ -113,10 +113,10 @@ def _utilization(state: State, gpus: list[int]) -> Run | None:
     if high - low <= APART_PCT:
         between = f"{low:.0f}" if round(low) == round(high) else f"{low:.0f}-{high:.0f}"
         return f"utilisation alike ({between} %)", "ok"
-    odd = max(read, key=lambda gpu: abs(read[gpu] - _middle(read)))
-    rest = [value for gpu, value in read.items() if gpu != odd]
-    others = max(rest) if read[odd] < max(rest) else min(rest)
-    return f"utilisation uneven (GPU {odd} {read[odd]:.0f} %, others to {others:.0f} %)", "warn"
+    outlier = max(read, key=lambda gpu: abs(read[gpu] - _middle(read)))
+    rest = [value for gpu, value in read.items() if gpu != outlier]
+    others = max(rest) if read[outlier] < max(rest) else min(rest)
+    return f"utilisation uneven (GPU {outlier} {read[outlier]:.0f} %, others to {others:.0f} %)", "warn"
 
 
 def _memory(state: State, gpus: list[int]) -> Run | None:

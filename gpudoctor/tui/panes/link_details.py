@@ -81,10 +81,10 @@ def _measured(report: Report, a: int, b: int) -> Iterator[str]:
     links = report.measurements.peer_links
     if link := next((link for link in links if (link.source, link.target) == (a, b)), None):
         both = known(link.both_ways_gb_s)
-        said = f"copy {short_figure(link.gb_s)} GB/s" + (
+        reported = f"copy {short_figure(link.gb_s)} GB/s" + (
             f", both ways {short_figure(both)}" if both is not None else ""
         )
-        yield said + {True: "", False: ", CUDA P2P off", None: ""}[known(link.p2p)]
+        yield reported + {True: "", False: ", CUDA P2P off", None: ""}[known(link.p2p)]
         if link.wrong_elements:
             yield f"{link.wrong_elements} elements arrived WRONG"
     if pair := next((pair for pair in report.measurements.pairs if {pair.a, pair.b} == {a, b}), None):
@@ -106,12 +106,12 @@ def _told(report: Report | None, width: int, no_color: bool) -> Iterator[Content
     ]
     found.sort(key=lambda one: (worst_first(one[1]), one[1].explained_by is not None))
     for check_id, finding in found[:_FINDINGS_MAX]:
-        said = f"{check_id}  {headline(finding)}"
+        reported = f"{check_id}  {headline(finding)}"
         if finding.expected is not None:
             source = f" ({finding.expected.source})" if finding.expected.source else ""
-            said += f"; expected {finding.expected.text}{source}"
+            reported += f"; expected {finding.expected.text}{source}"
         word = f"{WORDS[finding.status]:<8}"
-        yield from hanging(word, said, style_of(finding.status, no_color), width)
+        yield from hanging(word, reported, style_of(finding.status, no_color), width)
     if len(found) > _FINDINGS_MAX:
         yield Content(f"and {len(found) - _FINDINGS_MAX} more: see Checks")
 
@@ -171,9 +171,11 @@ def _path_findings(gpu: Gpu, report: Report | None) -> list[tuple[str, Finding]]
 
 def _hop_of(finding: Finding, hops: tuple[PcieHop, ...]) -> int:
     """The index of the hop that a finding names in its readings; the GPU itself if it names no bridge."""
-    said = " ".join([finding.found.text if finding.found else "", *(f"{e.source} {e.value}" for e in finding.evidence)])
-    named = [place for place, hop in enumerate(hops) if place and hop.bus_id in said]
-    own = hops[0].bus_id in said
+    reported = " ".join(
+        [finding.found.text if finding.found else "", *(f"{e.source} {e.value}" for e in finding.evidence)]
+    )
+    named = [place for place, hop in enumerate(hops) if place and hop.bus_id in reported]
+    own = hops[0].bus_id in reported
     return 0 if own or not named else named[0]
 
 
@@ -193,9 +195,9 @@ def _grouped(node: Node, words_of: Callable[[Gpu], str]) -> Iterator[str]:
     groups: dict[str, list[int]] = {}
     for gpu in node.gpus:
         groups.setdefault(words_of(gpu), []).append(gpu.index)
-    for words, indices in groups.items():
+    for text, indices in groups.items():
         alone = len(groups) == 1 and len(indices) > 1
-        yield f"{words}  {'every GPU' if alone else f'GPU {ranges(sorted(indices))}'}"
+        yield f"{text}  {'every GPU' if alone else f'GPU {ranges(sorted(indices))}'}"
 
 
 def _nvlink_words(state: State, gpu: Gpu) -> str:
@@ -226,18 +228,18 @@ def _pcie_words(state: State, gpu: Gpu) -> str:
         readings.get("pcie_width", known(gpu.pcie.width)),
     )
     most = (known(gpu.pcie.generation_max), known(gpu.pcie.width_max))
-    words = [
+    parts = [
         f"{'-' if generation is None else f'Gen{generation:g}'} x{'-' if width is None else f'{width:g}'}"
         for generation, width in (now, most)
     ]
-    return " / ".join(words) + " (now / at most)"
+    return " / ".join(parts) + " (now / at most)"
 
 
 def _host_links(node: Node, report: Report | None) -> Iterator[str]:
     links = report.measurements.host_links if report is not None else ()
     if report is None or not links:
         return
-    told = {f.subject.rank: f.status for f in findings_of(report, "link.host") if f.status in PROBLEMS}
+    reported = {f.subject.rank: f.status for f in findings_of(report, "link.host") if f.status in PROBLEMS}
     yield (
         "GB/s"
         + f"{'to GPU':>14}{'to host':>9}"
@@ -247,7 +249,7 @@ def _host_links(node: Node, report: Report | None) -> Iterator[str]:
     name = partial(screen_name, report.measurements, node)
     for link, row in zip(links, host_table(report.measurements, name, short_figure).rows, strict=True):
         line = "{:<9}{:>9}{:>9}   ({}, {})".format(*row)
-        word = WORDS[told[link.rank]] if link.rank in told else ""
+        word = WORDS[reported[link.rank]] if link.rank in reported else ""
         wrong = f"{link.wrong_bytes} bytes came back WRONG" if link.wrong_bytes else ""
         yield "  ".join(part for part in (line, word, wrong) if part)
 
@@ -276,12 +278,12 @@ def _rdma(node: Node) -> Iterator[str]:
     for port in ports:
         where = known(port.numa_node)
         near = [gpu.index for gpu in node.gpus if where is not None and known(gpu.numa_node) == where]
-        words = f"near GPU {ranges(sorted(near))} (node {where})" if near else "near no GPU, as far as is known"
+        text = f"near GPU {ranges(sorted(near))} (node {where})" if near else "near no GPU, as far as is known"
         rate = known(port.rate_gbit_s)
-        said = (known(port.state) or "-") + (f" {rate:g} Gbit/s" if rate is not None else "")
-        by_node.setdefault(words, {}).setdefault(said, []).append(f"{port.device}:{port.port}")
-    for words, ports_of in by_node.items():
-        yield f"{words}: " + "; ".join(f"{', '.join(names)} {said}" for said, names in ports_of.items())
+        reported = (known(port.state) or "-") + (f" {rate:g} Gbit/s" if rate is not None else "")
+        by_node.setdefault(text, {}).setdefault(reported, []).append(f"{port.device}:{port.port}")
+    for text, ports_of in by_node.items():
+        yield f"{text}: " + "; ".join(f"{', '.join(names)} {reported}" for reported, names in ports_of.items())
     loaded, dmabuf = known(node.network.peermem_loaded), known(node.network.dmabuf_supported)
     ways = {True: "yes", False: "no", None: "-"}
     yield f"GPUDirect: nvidia_peermem {ways[loaded]}, DMA-BUF {ways[dmabuf]}"

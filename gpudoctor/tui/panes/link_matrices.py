@@ -39,6 +39,21 @@ _RATES: dict[Metric, Callable[[Measurements], RateMatrix]] = {
     "pairs": pair_matrix,
 }
 _NAMES_MAX = 3
+_MEANINGS = {
+    "PIX": "PIX one PCIe bridge",
+    "PXB": "PXB several bridges",
+    "PHB": "PHB the CPU's root",
+    "NODE": "NODE across one NUMA node",
+    "SYS": "SYS across CPU sockets",
+    "CNS": "CNS chipset not supported",
+    "GNS": "GNS GPU not supported",
+    "TNS": "TNS topology not supported",
+    "DR": "DR disabled by a registry key",
+    "NS": "NS not supported",
+    "U": "U unknown",
+}
+_SIGN_TONES: dict[str, Tone] = {"#": "pass", "-": "warn", ".": "low", "!": "fail"}
+_TOLD: dict[Status, Tone] = {Status.FAIL: "fail", Status.WARN: "warn", Status.UNKNOWN: "unknown"}
 
 
 @dataclass(frozen=True)
@@ -96,28 +111,13 @@ def _fact_text(metric: Metric, pair: GpuPair) -> str:
     return known(pair.p2p_read) or "-"
 
 
-_MEANINGS = {
-    "PIX": "PIX one PCIe bridge",
-    "PXB": "PXB several bridges",
-    "PHB": "PHB the CPU's root",
-    "NODE": "NODE across one NUMA node",
-    "SYS": "SYS across CPU sockets",
-    "CNS": "CNS chipset not supported",
-    "GNS": "GNS GPU not supported",
-    "TNS": "TNS topology not supported",
-    "DR": "DR disabled by a registry key",
-    "NS": "NS not supported",
-    "U": "U unknown",
-}
-
-
 def _fact_note(metric: Metric, node: Node, texts: set[str]) -> str:
     if isinstance(node.pairs, Missing):
         return f"not known: {node.pairs.reason}"
-    said = [meaning for word, meaning in _MEANINGS.items() if word in texts]
+    statements = [meaning for word, meaning in _MEANINGS.items() if word in texts]
     if metric == "topology" and any(text.startswith("NV") for text in texts):
-        said.insert(0, "NV# NVLinks")
-    return ", ".join([*said, *(["- not known"] if "-" in texts else [])])
+        statements.insert(0, "NV# NVLinks")
+    return ", ".join([*statements, *(["- not known"] if "-" in texts else [])])
 
 
 def _figures(metric: Metric, node: Node | None, report: Report | None) -> Drawn:
@@ -132,7 +132,7 @@ def _figures(metric: Metric, node: Node | None, report: Report | None) -> Drawn:
     places = tuple(gpus[rank] for rank in ranks)
     cpu = on_cpus(measurements)
     kinds = {(a, b): "CPU" if cpu else way_of(pair_of(node, gpus[a], gpus[b])) for a, b in rates}
-    yardsticks, told = _yardsticks(metric, rates, kinds, report, cpu)
+    yardsticks, reported = _yardsticks(metric, rates, kinds, report, cpu)
     tones = _tones(findings_of(report, _JUDGE[metric]))
     cells = {(place, place): DIAGONAL for place in range(len(ranks))}
     where = {rank: place for place, rank in enumerate(ranks)}
@@ -144,11 +144,8 @@ def _figures(metric: Metric, node: Node | None, report: Report | None) -> Drawn:
         cells[where[a], where[b]] = Cell(short_figure(rate), sign, tone or (None if cpu else _SIGN_TONES[sign]))
     if cpu:
         title = f"CPU ranks (gloo), not judged: {title}"
-    scale = f"# >=90%  - 50..90%  . <50% of {told}" + ("   ! arrived wrong" if matrix.wrong else "")
+    scale = f"# >=90%  - 50..90%  . <50% of {reported}" + ("   ! arrived wrong" if matrix.wrong else "")
     return Drawn(title, scale, Grid(names, cells), places)
-
-
-_SIGN_TONES: dict[str, Tone] = {"#": "pass", "-": "warn", ".": "low", "!": "fail"}
 
 
 def _why_not(metric: Metric, measurements: Measurements) -> str:
@@ -192,9 +189,6 @@ def _floor(report: Report | None, check_id: str) -> float | None:
     expectations = [found.expected for found in findings_of(report, check_id) if found.expected is not None]
     floors = [each.value for each in expectations if each.unit == "GB/s" and not isinstance(each.value, str)]
     return max((float(floor) for floor in floors if floor is not None), default=None)
-
-
-_TOLD: dict[Status, Tone] = {Status.FAIL: "fail", Status.WARN: "warn", Status.UNKNOWN: "unknown"}
 
 
 def _tones(findings: tuple[Finding, ...]) -> dict[frozenset[int], Tone]:

@@ -113,8 +113,8 @@ class LinksPane(DrawnPane):
         told_from = (self._state.node, self._state.report, shown, width, live)
         if not self._told_from or not _same(told_from, self._told_from):
             self._told_from = told_from
-            told = details(self._state, shown, width, self.app.no_color)
-            put(self.query_one("#links-details", Static), told)
+            reported = details(self._state, shown, width, self.app.no_color)
+            put(self.query_one("#links-details", Static), reported)
         put(self.query_one("#links-pair", Static), Content(self._pair_text()))
 
     def _pair_text(self) -> str:

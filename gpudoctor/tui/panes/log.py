@@ -23,6 +23,7 @@ from gpudoctor.tui.state import LogKind, LogLine
 from gpudoctor.tui.widgets.lines import Run
 
 _TONES: dict[LogKind, str] = {"kernel": "kernel", "driver": "fail", "run": "event", "note": "quiet"}
+_BEFORE = "before"
 
 
 class LogView(ScrollView, can_focus=True):
@@ -93,9 +94,6 @@ class LogView(ScrollView, can_focus=True):
         self.virtual_size = Size(self._widest, len(self._rows))
 
 
-_BEFORE = "before"
-
-
 class LogPane(FilteredPane):
     """First the kernel lines of the facts, marked "before"; then events, the newest at the bottom."""
 
@@ -131,13 +129,13 @@ class LogPane(FilteredPane):
     def _draw(self) -> None:
         """Append new lines; redraw all only if the log is another one or dropped lines were visible."""
         log = list(self._state.log)
-        gone = _gone(self._drawn, log)
-        if gone is None or self._earlier() != self._before:
+        missing = _gone(self._drawn, log)
+        if missing is None or self._earlier() != self._before:
             self._draw_filtered()
             return
-        came = log[len(self._drawn) - gone :]
+        came = log[len(self._drawn) - missing :]
         if came:
-            dropped = sum(self._wanted(line) for line in self._drawn[:gone])
+            dropped = sum(self._wanted(line) for line in self._drawn[:missing])
             if dropped and self._before_rows():
                 # the lines of the facts are above the dropped ones
                 self._draw_filtered()
@@ -156,8 +154,8 @@ class LogPane(FilteredPane):
         parts = [f"Log: {every} lines" if every else "Log: nothing yet"]
         if self._only_kernel:
             parts.append("only the kernel's (f shows all)")
-        if words := self.query_one(FilterLine).words:
-            parts.append(f"filter {words!r} (Esc clears it)")
+        if text := self.query_one(FilterLine).words:
+            parts.append(f"filter {text!r} (Esc clears it)")
         if shown < every:
             parts.append(f"{shown} shown")
         node = self._state.node
@@ -201,10 +199,10 @@ def _gone(drawn: list[LogLine], log: list[LogLine]) -> int | None:
         return 0
     if not log:
         return None
-    gone = next((place for place, line in enumerate(drawn) if line is log[0]), None)
-    if gone is None or len(drawn) - gone > len(log) or log[len(drawn) - gone - 1] is not drawn[-1]:
+    missing = next((place for place, line in enumerate(drawn) if line is log[0]), None)
+    if missing is None or len(drawn) - missing > len(log) or log[len(drawn) - missing - 1] is not drawn[-1]:
         return None
-    return gone
+    return missing
 
 
 def _row(line: LogLine) -> tuple[Run, ...]:

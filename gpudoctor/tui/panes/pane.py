@@ -17,6 +17,19 @@ from gpudoctor.checks.core.registry import Level
 from gpudoctor.tui.state import State
 from gpudoctor.tui.widgets.lines import Lines
 
+FILTER_KEYS = (
+    Binding("slash", "filter", "Filter", key_display="/"),
+    Binding("escape", "drop_filter", "Clear filter", show=False),
+)
+TABS = (
+    ("overview", "Overview"),
+    ("checks", "Checks"),
+    ("links", "Links"),
+    ("ranks", "Ranks"),
+    ("processes", "Processes"),
+    ("log", "Log"),
+)
+
 
 @dataclass
 class RunWanted(Message):
@@ -122,12 +135,6 @@ class FilterLine(Input):
         self.can_focus = False
 
 
-FILTER_KEYS = (
-    Binding("slash", "filter", "Filter", key_display="/"),
-    Binding("escape", "drop_filter", "Clear filter", show=False),
-)
-
-
 class FilteredPane(DrawnPane):
     """A drawn pane with a FilterLine and `FILTER_KEYS` among its bindings."""
 
@@ -179,16 +186,6 @@ def put(place: Static, content: Content) -> None:
     shown = place.content
     if not (isinstance(shown, Content) and shown.is_same(content)):
         place.update(content)
-
-
-TABS = (
-    ("overview", "Overview"),
-    ("checks", "Checks"),
-    ("links", "Links"),
-    ("ranks", "Ranks"),
-    ("processes", "Processes"),
-    ("log", "Log"),
-)
 
 
 def pane_class(tab: str) -> type[Pane]:

@@ -34,6 +34,8 @@ HEADINGS: dict[Column, tuple[str, Literal["left", "right"], int]] = {
     "command": ("command", "left", 0),
 }
 TITLES: dict[Column, str] = {"gpu": "GPU", "pid": "PID", "memory": "GPU memory", "cpu": "CPU"}
+_COMMAND_WIDTH_MIN = 12
+_PADDING = 1
 
 
 def processes_of(state: State) -> tuple[ProcessTick, ...] | None:
@@ -109,15 +111,11 @@ def why_empty(state: State) -> str:
         return "No facts yet."
     if not state.node.gpus:
         return "No GPU is known here, so there are no processes on one."
-    said = unread(state)
+    reported = unread(state)
     if processes_of(state) is None:
-        return "\n".join(said) or "The processes were not read yet."
-    every = len(said) == 0
-    return "No process runs on any GPU." if every else "\n".join(["No process is seen on the other GPUs.", *said])
-
-
-_COMMAND_WIDTH_MIN = 12
-_PADDING = 1
+        return "\n".join(reported) or "The processes were not read yet."
+    every = len(reported) == 0
+    return "No process runs on any GPU." if every else "\n".join(["No process is seen on the other GPUs.", *reported])
 
 
 class ProcessesPane(FilteredPane):
@@ -184,21 +182,21 @@ class ProcessesPane(FilteredPane):
     def _draw(self) -> None:
         if not self.size.width:
             return
-        words = self.query_one(FilterLine).words
+        text = self.query_one(FilterLine).words
         every = processes_of(self._state) or ()
-        shown = ordered(filtered(every, words), self._order)
-        self._draw_title(len(every), len(shown), words)
+        shown = ordered(filtered(every, text), self._order)
+        self._draw_title(len(every), len(shown), text)
         self.set_class(not every, "-none")
         put(self.query_one("#processes-none", Static), Content(why_empty(self._state) if not every else ""))
         self._draw_rows({f"{one.gpu}:{one.pid}:{one.kind}": one for one in shown})
         self._draw_command()
 
-    def _draw_title(self, every: int, shown: int, words: str) -> None:
+    def _draw_title(self, every: int, shown: int, text: str) -> None:
         parts = ["Processes"]
         if every:
             parts = [f"{every} process{'' if every == 1 else 'es'} on GPUs, by {TITLES.get(self._order, self._order)}"]
-        if words:
-            parts.append(f"filter {words!r} leaves {shown} (Esc clears it)")
+        if text:
+            parts.append(f"filter {text!r} leaves {shown} (Esc clears it)")
         lines = [Content.styled("; ".join(parts), style_of("head", self.app.no_color))]
         if every:
             lines += [Content.styled(line, style_of("warn", self.app.no_color)) for line in unread(self._state)]

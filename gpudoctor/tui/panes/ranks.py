@@ -174,9 +174,9 @@ def _tail(row: tuple[str, ...], wide: bool) -> str:
 
 
 def _straggler(finding: Finding, width: int, no_color: bool) -> Iterator[Content]:
-    said = finding.found.text if finding.found else finding.reason or ""
+    reported = finding.found.text if finding.found else finding.reason or ""
     head = f"{WORDS[finding.status]} train.balance  "
-    yield from hanging(head, f"{finding.subject.label}: {said}", style_of(finding.status, no_color), width)
+    yield from hanging(head, f"{finding.subject.label}: {reported}", style_of(finding.status, no_color), width)
     rows = [("expected", finding.expected.text)] if finding.expected else []
     rows += [("likely", finding.likely)] if finding.likely else []
     rows += [("explained by", finding.explained_by)] if finding.explained_by else []

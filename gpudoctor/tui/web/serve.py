@@ -127,8 +127,8 @@ class ScreenServer:
             return self._welcome(request)
         cookie = request.cookies.get(_cookie_name(request))
         if not self._gate.knows(authorization=request.headers.get("Authorization"), cookie=cookie):
-            wanted = "a token is wanted: open /?token=TOKEN, or send Authorization: Bearer TOKEN"
-            return one_line(401, wanted, {**_HEADERS, "WWW-Authenticate": "Bearer"})
+            expected = "a token is wanted: open /?token=TOKEN, or send Authorization: Bearer TOKEN"
+            return one_line(401, expected, {**_HEADERS, "WWW-Authenticate": "Bearer"})
         self.connections.heard(request.transport)
         try:
             response = await handler(request)

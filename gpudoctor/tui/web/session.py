@@ -23,6 +23,10 @@ from gpudoctor.process.spawn import PIPE
 
 DEFAULT_ADDRESS = "127.0.0.1:8080"
 TOKEN_VARIABLE = "GPUDOCTOR_SERVE_TOKEN"
+_READY = b"__GANGLION__\n"
+_PACKET_MAX = 64 << 20
+_ASKED_S, _TERMINATED_S = 1.5, 1.0
+_SIZES = {"width": (20, 500), "height": (5, 200)}
 
 
 def token_of(given: str | None, environ: Mapping[str, str], where: ListenAddress) -> str | None:
@@ -59,12 +63,6 @@ class BrowserAccess(HttpAccess):
         """Whether a request may be answered: no token is needed, or it presents the token or the secret."""
         known = cookie is not None and hmac.compare_digest(digest(cookie), digest(self.secret))
         return known or super().knows(authorization)
-
-
-_READY = b"__GANGLION__\n"
-_PACKET_MAX = 64 << 20
-_ASKED_S, _TERMINATED_S = 1.5, 1.0
-_SIZES = {"width": (20, 500), "height": (5, 200)}
 
 
 class WebSession:
@@ -162,8 +160,8 @@ class WebSession:
     async def _listen(self, stderr: asyncio.StreamReader) -> None:
         """Keep the last line that the app wrote to stderr."""
         while chunk := await stderr.read(4096):
-            said = [line for line in chunk.decode("utf-8", "replace").splitlines() if line.strip()]
-            self._last_words.extend(printable(line.strip())[:200] for line in said[-1:])
+            statements = [line for line in chunk.decode("utf-8", "replace").splitlines() if line.strip()]
+            self._last_words.extend(printable(line.strip())[:200] for line in statements[-1:])
 
 
 async def _drain(stream: asyncio.StreamReader) -> None:
@@ -174,9 +172,9 @@ async def _drain(stream: asyncio.StreamReader) -> None:
 
 def _environment(width: int, height: int) -> dict[str, str]:
     """The environment for Textual's web driver, without the token, which the app does not need."""
-    kept = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
+    retained = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
     return {
-        **kept,
+        **retained,
         "TEXTUAL_DRIVER": "textual.drivers.web_driver:WebDriver",
         "TEXTUAL_COLOR_SYSTEM": "truecolor",
         "TEXTUAL_FPS": "20",

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from math import floor, log2, log10
 
+_LABEL_WIDTH = 7
+_POINT, _LINE = "o", "·"
+
 
 def stacked(parts: Sequence[tuple[float, str]], limit: float, width: int) -> list[tuple[str, str]]:
     """Runs of (characters, sign) for parts laid end to end on a scale of 0 to `limit`; anything beyond is cut.
@@ -47,9 +50,6 @@ def nice_limit(value: float) -> float:
 
 
 # Plots with labelled axes: a logarithmic x axis, a y axis from 0.
-
-_LABEL_WIDTH = 7
-_POINT, _LINE = "o", "·"
 
 
 def plot_lines(

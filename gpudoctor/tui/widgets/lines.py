@@ -20,6 +20,7 @@ from gpudoctor.output import printable
 from gpudoctor.tui.labels import drawn_style
 
 Run = tuple[str, str]  # text, and its tone ("" for plain text)
+_TEXT_WIDTH_MIN = 20
 
 
 class Row(NamedTuple):
@@ -96,9 +97,6 @@ class Lines(Widget):
         if key not in self._styles:
             self._styles[key] = drawn_style(self, *(["cursor"] if cursor else []), name)
         return self._styles[key]
-
-
-_TEXT_WIDTH_MIN = 20
 
 
 def hanging(name: str, text: str, style: str, width: int) -> Iterator[Content]:

@@ -143,11 +143,11 @@ class Matrix(Widget, can_focus=True):
         return text, style
 
 
-def _window(wanted: int, first: int, fit: int, count: int) -> int:
+def _window(expected: int, first: int, fit: int, count: int) -> int:
     """The first visible position so that `wanted` is visible, moving no more than needed.
 
     >>> _window(0, 0, 4, 8), _window(5, 0, 4, 8), _window(3, 2, 4, 8), _window(1, 2, 4, 8), _window(7, 7, 4, 8)
     (0, 2, 2, 1, 4)
     """
-    first = min(max(first, wanted - fit + 1), wanted)
+    first = min(max(first, expected - fit + 1), expected)
     return max(min(first, count - fit), 0)

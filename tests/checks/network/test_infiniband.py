@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.checks.core.runner import CheckResult
-from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.missing import Missing, MissingKind
 from gpudoctor.facts.model.node import Network, Node, PciBus, RdmaPort
 from tests.checks.one_check import gpus, judge, words
 
@@ -125,6 +125,17 @@ def test_states_that_could_not_be_read_are_no_verdict() -> None:
     assert check(port(0, state=Missing("error", "failed"))).status is Status.UNKNOWN
 
 
+@pytest.mark.parametrize("leaf", ["state", "rate_gbit_s"])
+@pytest.mark.parametrize("kind", ["failed", "absent"])
+def test_a_port_that_shows_less_than_its_peers_is_no_pass(leaf: str, kind: MissingKind) -> None:
+    result = check(*eight(**{leaf: Missing("unreadable", kind)}))
+    unread = [f.subject.name for f in result.findings if f.status is Status.UNKNOWN]
+    assert (result.status, unread) == (Status.UNKNOWN, ["mlx5_7"])
+    # another adapter has its own reasons
+    other: dict[str, Any] = {"adapter": "MT4117", "link_layer": "Ethernet", leaf: Missing("unreadable")}
+    assert check(*eight(adapter="MT4129"), port(8, **other)).status is Status.PASS
+
+
 def test_a_slower_port_among_equal_ones_warns() -> None:
     result = check(*eight(rate_gbit_s=100.0))
     [odd] = [f for f in result.findings if f.status is Status.WARN]
@@ -139,7 +150,6 @@ def test_a_slower_port_among_equal_ones_warns() -> None:
         (port(0), port(1, rate_gbit_s=100.0)),  # no majority against it
         (*(port(i, max_rate_gbit_s=400.0) for i in range(8)), port(8, max_rate_gbit_s=100.0, rate_gbit_s=100.0)),
         tuple(port(i, max_rate_gbit_s=400.0, rate_gbit_s=200.0) for i in range(8)),  # an older switch
-        (*eight(), port(8, rate_gbit_s=Missing("unreadable"))),
         (*(port(i) for i in range(4)), *(port(i, rate_gbit_s=100.0) for i in range(4, 8))),
         (*eight(), port(8, link_layer="Ethernet", rate_gbit_s=25.0)),
     ],

@@ -179,6 +179,7 @@ def test_what_only_writes_about_errors_is_no_report_of_one(text: str) -> None:
     assert said(f"{CLEAN}\n{text}") == []
 
 
+@pytest.mark.wide(every=4)
 @pytest.mark.parametrize(
     "text", ["x" * 2_000_000, "GPU " * 500_000, "error: " * 300_000, "\x1b[31mnoise\x1b[0m"], ids=range(4)
 )

@@ -29,6 +29,24 @@ _DF_HEADER = re.compile(
 )
 _DF_INODES = re.compile(r"\bI(?:nod|-n)|iuse|iused", re.IGNORECASE)
 _ODD = Missing("not understood", "failed")
+# the file systems that every job writes to; others may be full for good, as images (ISO, AppImage) and data sets are
+_DF_FULL = re.compile(rf"(?!/dev/(?:loop|sr)\d|(?:\S+\s+)?(?:squashfs|iso9660)\s)\S.*\s({_CELL})\s+100%\s+(/\S*)$")
+_DF_WRITTEN = re.compile(r"/(?:run$|$|(?:tmp|var|home|root|scratch|dev/shm)(?:/|$)(?!.*(?:/snap/|\.mount_)))")
+_DF_LEFT_MIB = 64  # df rounds the share up: 100% of a large disk may leave much
+# the soft limit follows the unit and the option: "max locked memory           (kbytes, -l) 65536"
+_ULIMIT = re.compile(r"[a-zA-Z][\w -]{2,40}\((?:[a-z0-9 -]{1,20}, )?-([A-Za-z])\)\s+(unlimited|\d{1,20})\s*$")
+_PROC = re.compile(r"Max ([a-z -]{3,30}?)\s{2,}(unlimited|\d{1,20})\s+(?:unlimited|\d{1,20})(?:\s|$)")
+_OPTION = r"\bulimit -(?:[HS]{1,2} ?-?)?([lnu])\s*$"
+_HARD = re.compile(r"\bulimit -\w*H(?!S)(?<!SH)")
+_VALUE = re.compile(r"(unlimited|\d{1,20})\s*$")
+_LEAVES = {"l": "memlock_kib", "n": "open_files", "u": "processes"}
+_PROC_LEAVES = {"locked memory": "memlock_kib", "open files": "open_files", "processes": "processes"}
+_MOST_NODES = 1024
+
+_AVAILABLE = re.compile(r"available: (\d{1,4}) nodes? \(")
+_NODE = re.compile(r"node (\d{1,4}) (cpus|size|free):(.*)$")
+_MB = re.compile(r"(\d{1,12}) MB")
+_NODE_CPUS = re.compile(r"NUMA node(\d{1,4}) CPU\(s\)")
 
 
 def parse_free(text: str) -> Host:
@@ -81,20 +99,14 @@ def parse_df(text: str) -> Host:
     """
     unit_bytes: int | None = 1024
     for line in text.splitlines():
-        words = line.split()
+        parts = line.split()
         if _DF_HEADER.match(line):
             unit_bytes = None if _DF_INODES.search(line) else _block_bytes(line)
-        elif words[-1:] == ["/dev/shm"] and unit_bytes is not None:
-            if len(words) not in (6, 7):  # -T adds a column
+        elif parts[-1:] == ["/dev/shm"] and unit_bytes is not None:
+            if len(parts) not in (6, 7):  # -T adds a column
                 raise SourceError("no size in the line for /dev/shm")
-            return Host(shm_mib=_mib(words[-5], unit_bytes), shm_free_mib=_mib(words[-3], unit_bytes))
+            return Host(shm_mib=_mib(parts[-5], unit_bytes), shm_free_mib=_mib(parts[-3], unit_bytes))
     return Host()
-
-
-# the file systems that every job writes to; others may be full for good, as images (ISO, AppImage) and data sets are
-_DF_FULL = re.compile(rf"(?!/dev/(?:loop|sr)\d|(?:\S+\s+)?(?:squashfs|iso9660)\s)\S.*\s({_CELL})\s+100%\s+(/\S*)$")
-_DF_WRITTEN = re.compile(r"/(?:run$|$|(?:tmp|var|home|root|scratch|dev/shm)(?:/|$)(?!.*(?:/snap/|\.mount_)))")
-_DF_LEFT_MIB = 64  # df rounds the share up: 100% of a large disk may leave much
 
 
 def _read_df(block: Block) -> Part:
@@ -139,15 +151,6 @@ def _mib(cell: str | None, unit_bytes: int) -> int | Missing:
 
 
 # Limits of a process.
-
-# the soft limit follows the unit and the option: "max locked memory           (kbytes, -l) 65536"
-_ULIMIT = re.compile(r"[a-zA-Z][\w -]{2,40}\((?:[a-z0-9 -]{1,20}, )?-([A-Za-z])\)\s+(unlimited|\d{1,20})\s*$")
-_PROC = re.compile(r"Max ([a-z -]{3,30}?)\s{2,}(unlimited|\d{1,20})\s+(?:unlimited|\d{1,20})(?:\s|$)")
-_OPTION = r"\bulimit -(?:[HS]{1,2} ?-?)?([lnu])\s*$"
-_HARD = re.compile(r"\bulimit -\w*H(?!S)(?<!SH)")
-_VALUE = re.compile(r"(unlimited|\d{1,20})\s*$")
-_LEAVES = {"l": "memlock_kib", "n": "open_files", "u": "processes"}
-_PROC_LEAVES = {"locked memory": "memlock_kib", "open files": "open_files", "processes": "processes"}
 
 
 def read_ulimit(block: Block) -> Part:
@@ -223,12 +226,6 @@ MEMORY_READERS: tuple[TextReader, ...] = (
 
 # CPUs and NUMA nodes.
 
-_MOST_NODES = 1024
-
-_AVAILABLE = re.compile(r"available: (\d{1,4}) nodes? \(")
-_NODE = re.compile(r"node (\d{1,4}) (cpus|size|free):(.*)$")
-_MB = re.compile(r"(\d{1,12}) MB")
-
 
 def _read_numactl(block: Block) -> Part:
     """The nodes with their CPUs and memory; nothing if fewer are listed than there are."""
@@ -251,9 +248,6 @@ def _read_numactl(block: Block) -> Part:
         NumaNode(number, memory[number], format_cpu_list(cpus[number])) for number in sorted(cpus) if cpus[number]
     )
     return Part(Node(host=Host(numa_nodes=nodes, cpus_total=sum(map(len, cpus.values())))))
-
-
-_NODE_CPUS = re.compile(r"NUMA node(\d{1,4}) CPU\(s\)")
 
 
 def _read_lscpu(block: Block) -> Part:

@@ -142,12 +142,12 @@ def parse_lspci(text: str) -> PciTree:
 
 
 def _function(header: re.Match[str]) -> Function:
-    bus_id, words, number, name = header.groups()
+    bus_id, text, number, name = header.groups()
     ids = _IDS.search(name)
     return Function(
         bus_id=short_bus_id(bus_id if bus_id.count(":") == 2 else "0000:" + bus_id),
         name=_IDS.sub("", name).partition(" (rev ")[0].strip(),
-        pci_class=f"0x{number.lower()}00" if number else _CLASSES.get(words.lower(), ABSENT),
+        pci_class=f"0x{number.lower()}00" if number else _CLASSES.get(text.lower(), ABSENT),
         vendor_id="0x" + ids.group(1).lower() if ids else "0x10de" if name.startswith("NVIDIA") else ABSENT,
         device_id="0x" + ids.group(2).lower() if ids else ABSENT,
         # a laptop's GPU is powered off while nothing uses it

@@ -27,6 +27,19 @@ _PROC_VERSION = re.compile(
     rf"NVRM version: .{{0,120}}?Kernel Module(?: for \w{{1,20}})?\D{{0,60}}?({DRIVER_VERSION})\b"
 )
 _MOKUTIL = re.compile(r"SecureBoot (enabled|disabled)")
+_KMOD = r"(?:modprobe|insmod): (?:ERROR|FATAL): .{0,120}nvidia.{0,80}"
+# nvidia-container-cli's messages about NVML when it starts a container -> nvmlInit's code
+_CONTAINER_NVML = (
+    (re.compile(r".{0,300}nvidia-container-cli: .{0,80}driver not loaded"), 9),
+    (re.compile(r".{0,300}nvidia-container-cli: .{0,80}libnvidia-ml\.so\S{0,6}: cannot open shared object file"), 12),
+    (re.compile(r".{0,300}nvidia-container-cli: .{0,80}driver/library version mismatch"), 18),
+    (re.compile(r".{0,300}nvidia-container-cli: .{0,80}nvml error: unknown error"), 999),
+)
+_CONTAINER_WITH_GPUS = re.compile(
+    r"\b(?:docker|podman|nerdctl)(?: container)? run [^|;&]{0,400}?(?:--gpus|--runtime[= ]nvidia|nvidia\.com/gpu)"
+)
+# one of these is in each of the lines above: a long log is searched for them only
+_LOAD_WORDS = re.compile("modprobe: |insmod: |modinfo: |rror! |ERROR: |device driver|untime|CDI|container-cli")
 
 
 class LoadError(msgspec.Struct, frozen=True):
@@ -41,7 +54,6 @@ def _row(cause: LoadFailureCause, source: str, pattern: str) -> LoadError:
     return LoadError(re.compile(pattern), cause, source)
 
 
-_KMOD = r"(?:modprobe|insmod): (?:ERROR|FATAL): .{0,120}nvidia.{0,80}"
 # Messages of tools that failed to load or build the module, or to give GPUs to a container
 LOAD_ERRORS: tuple[LoadError, ...] = (
     _row("signature-rejected", "kmod, EKEYREJECTED", _KMOD + "(?:Key was rejected|Required key not available)"),
@@ -64,18 +76,6 @@ LOAD_ERRORS: tuple[LoadError, ...] = (
     _row("no-container-runtime", "containerd", r".{0,300}no runtime for \"nvidia\" is configured"),
     _row("no-container-runtime", "dockerd, podman", r".{0,300}unresolvable CDI devices nvidia\.com/gpu"),
 )  # fmt: skip
-# nvidia-container-cli's messages about NVML when it starts a container -> nvmlInit's code
-_CONTAINER_NVML = (
-    (re.compile(r".{0,300}nvidia-container-cli: .{0,80}driver not loaded"), 9),
-    (re.compile(r".{0,300}nvidia-container-cli: .{0,80}libnvidia-ml\.so\S{0,6}: cannot open shared object file"), 12),
-    (re.compile(r".{0,300}nvidia-container-cli: .{0,80}driver/library version mismatch"), 18),
-    (re.compile(r".{0,300}nvidia-container-cli: .{0,80}nvml error: unknown error"), 999),
-)
-_CONTAINER_WITH_GPUS = re.compile(
-    r"\b(?:docker|podman|nerdctl)(?: container)? run [^|;&]{0,400}?(?:--gpus|--runtime[= ]nvidia|nvidia\.com/gpu)"
-)
-# one of these is in each of the lines above: a long log is searched for them only
-_LOAD_WORDS = re.compile("modprobe: |insmod: |modinfo: |rror! |ERROR: |device driver|untime|CDI|container-cli")
 
 
 def read_lsmod(block: Block) -> Part:

@@ -47,6 +47,11 @@ _PHYSICAL = {
 _LAYERS = {"infiniband": "InfiniBand", "ethernet": "Ethernet", "unknown": "Unknown", "unspecified": "Unknown"}
 _OF_DEVICE = {"ca type": "adapter", "firmware version": "firmware", "fw_ver": "firmware"}
 _NUMBERED = re.compile(r"^\d{1,3}: ")
+# what ibstat prints below a device, pasted without its indentation
+_UNINDENTED = (
+    r"(?:CA type|Number of ports|(?:Firmware|Hardware) version|(?:Node|System image|Port) GUID|Port \d{1,3}"
+    r"|(?:Physical )?[Ss]tate|Rate|(?:Base|SM) lid|LMC|Capability mask|Link layer): ?\S{0,40}(?: 0x\w+)?\s*$"
+)
 
 
 class _Ports:
@@ -82,8 +87,8 @@ def read_ports(block: Block) -> Part:
         elif number := _PORT_LINE.match(line):
             port, rate = int(number[1]), {}
             ports.put(device, port, **of_device)
-        elif (told := key_value(line)) and device:
-            key, value = told[0].lower(), told[1]
+        elif (reported := key_value(line)) and device:
+            key, value = reported[0].lower(), reported[1]
             if key in _OF_DEVICE and value:
                 of_device[_OF_DEVICE[key]] = value
             elif key in ("active_width", "active_speed") and (number := _NUMBER.match(value)):
@@ -106,8 +111,8 @@ def read_rdma_link(block: Block) -> Part:
     ports = _Ports()
     for line in block.lines:
         if found := _RDMA_LINK.match(line):
-            told = found["told"].split()
-            pairs = dict(zip(told[::2], told[1::2], strict=False))
+            reported = found["told"].split()
+            pairs = dict(zip(reported[::2], reported[1::2], strict=False))
             leaves = _port_leaf("state", pairs.get("state", "")) | _port_leaf(
                 "phys_state", pairs.get("physical_state", "")
             )
@@ -132,23 +137,18 @@ def _port_leaf(key: str, value: str) -> dict[str, Any]:
     word = value.split(" (")[0].strip()
     if not word:
         return {}
-    for leaf, keys, words in (
+    for leaf, keys, text in (
         ("state", ("state",), _STATES),
         ("physical_state", ("physical state", "phys state", "phys_state"), _PHYSICAL),
         ("link_layer", ("link layer", "link_layer"), _LAYERS),
     ):
         if key in keys:
-            return {leaf: words[word.lower()]} if word.lower() in words else {}
+            return {leaf: text[word.lower()]} if word.lower() in text else {}
     if key == "rate" and (number := _NUMBER.match(word)):
         return {"rate_gbit_s": float(number[1])}
     return {}
 
 
-# what ibstat prints below a device, pasted without its indentation
-_UNINDENTED = (
-    r"(?:CA type|Number of ports|(?:Firmware|Hardware) version|(?:Node|System image|Port) GUID|Port \d{1,3}"
-    r"|(?:Physical )?[Ss]tate|Rate|(?:Base|SM) lid|LMC|Capability mask|Link layer): ?\S{0,40}(?: 0x\w+)?\s*$"
-)
 RDMA_READERS: tuple[TextReader, ...] = (
     text_reader("ibstat", _DEVICE_LINE.match, rf"[ \t]+[\w ()\[\]-]{{1,40}}:|\s+GID\[|{_UNINDENTED}", read_ports),
     text_reader("rdma link", _RDMA_LINK.match, NO_MORE, read_rdma_link),

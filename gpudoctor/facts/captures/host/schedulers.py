@@ -26,6 +26,31 @@ _CONDITION = re.compile(r"\s+([A-Z]\w{2,60})\s+(True|False|Unknown)\s+(.*)")
 _CONDITION_OF_HEALTH = re.compile(r"(?<!Not)(?:Ready|Healthy|Available)$")
 _SECTION = re.compile(r'\s*"?(allocatable|capacity)"?:\s*(?:\{\s*)?$', re.IGNORECASE)
 _QUANTITY = re.compile(r'\s*"?nvidia\.com/gpu"?: *"?(\d{1,4})"?')
+_SINFO = re.compile(r"(?:PARTITION\s.*\bSTATE\b|NODELIST\s.*\bSTATE\b|REASON\s.*\bNODELIST\b)")
+_STATES = (
+    r"(?:idle|alloc|mix|drain|drng|down|fail|maint|resv|reserved|unk|comp|boot|inval|planned|plnd)"
+    r"[a-z]*[*~#!%$@^+-]{0,2}"
+)
+# sinfo -o "%D %t %N" and a row of sinfo -R, pasted without their headers; the latter with Slurm's own reasons
+_WITHOUT_HEADER = re.compile(rf"\s*\d{{1,6}}\s+{_STATES}\s+[\w.-]{{1,100}}\[[\d,-]{{1,500}}\]\s*$")
+_REASON_ROW = re.compile(
+    r"(?:Kill task failed|Not responding|Node unexpectedly rebooted|Low RealMemory|Prolog error|Epilog error"
+    r"|gres/gpu count)\b.{0,120}?\s[\w.-]{1,40}\s+\d{4}-\d\d-\d\dT[\d:]{8}\s+[\w.,\[\]-]{1,300}\s*$"
+)
+_POD = re.compile(
+    r"(?:[\w.-]{1,100}\s+)?(?:pod/)?(?P<pod>[\w.-]{1,253})\s+(?P<ready>\d{1,3})/(?P<containers>\d{1,3})"
+    r"\s+(?P<status>[A-Z]\S{2,60})\s(?:\s*(?P<restarts>\d{1,6})(?:\s+\([^)]{1,40}\))?\s+(?P<age>(?:\d{1,6}[smhdy])+))?"
+)
+# a user's pod may have "gpu" in its name, too
+_GPU_SOFTWARE = re.compile(
+    r"nvidia-|gpu-operator|gpu-feature-discovery|dcgm|.*nvidia-(?:d|container-toolkit|operator|mig-manager)"
+)
+_POD_WAITS = ("Init:0", "Pending", "ContainerCreating", "PodInitializing", "Running")
+_YOUNG = re.compile(r"\d{1,6}s|\d(?:m\d{1,2}s|m)")  # less than ten minutes: it still loads images, or starts
+_POD_WAITING = re.compile(
+    r"\s+Reason:\s+(CrashLoopBackOff|ImagePullBackOff|ErrImagePull|CreateContainer\w*Error|RunContainerError)"
+)
+_CONTAINER = re.compile(r"  ([\w.-]{1,100}):\s*$")
 
 
 def _out_of_service(tool: str, node: str, state: str, reason: str) -> Reported:
@@ -41,8 +66,8 @@ def _counts(tool: str, configured: Iterable[int], given: Iterable[int]) -> Part:
         return Part(notes=(f"{tool}: several nodes in one text: show the one that is judged",))
     if not have or not give:
         return Part()
-    told = f"{give[0]} of {have[0]} GPUs of the node are given out"
-    return Part(reported=(from_tool(tool, told, "error" if give[0] < have[0] else "ok"),))
+    reported = f"{give[0]} of {have[0]} GPUs of the node are given out"
+    return Part(reported=(from_tool(tool, reported, "error" if give[0] < have[0] else "ok"),))
 
 
 def read_scontrol(block: Block) -> Part:
@@ -58,19 +83,6 @@ def read_scontrol(block: Block) -> Part:
     ]
     fewer = tuple(each for each in found.reported if each.loudness == "error")
     return Part(notes=found.notes, reported=(*fewer, *away[:_MOST_NODES]) or found.reported)
-
-
-_SINFO = re.compile(r"(?:PARTITION\s.*\bSTATE\b|NODELIST\s.*\bSTATE\b|REASON\s.*\bNODELIST\b)")
-_STATES = (
-    r"(?:idle|alloc|mix|drain|drng|down|fail|maint|resv|reserved|unk|comp|boot|inval|planned|plnd)"
-    r"[a-z]*[*~#!%$@^+-]{0,2}"
-)
-# sinfo -o "%D %t %N" and a row of sinfo -R, pasted without their headers; the latter with Slurm's own reasons
-_WITHOUT_HEADER = re.compile(rf"\s*\d{{1,6}}\s+{_STATES}\s+[\w.-]{{1,100}}\[[\d,-]{{1,500}}\]\s*$")
-_REASON_ROW = re.compile(
-    r"(?:Kill task failed|Not responding|Node unexpectedly rebooted|Low RealMemory|Prolog error|Epilog error"
-    r"|gres/gpu count)\b.{0,120}?\s[\w.-]{1,40}\s+\d{4}-\d\d-\d\dT[\d:]{8}\s+[\w.,\[\]-]{1,300}\s*$"
-)
 
 
 def read_sinfo(block: Block) -> Part:
@@ -123,22 +135,6 @@ def read_kubectl(block: Block) -> Part:
     found_part = _counts("kubectl", counts["capacity"], counts["allocatable"])
     fewer = tuple(each for each in found_part.reported if each.loudness == "error")
     return Part(notes=found_part.notes, reported=(*fewer, *bad[:_MOST_NODES]) or found_part.reported)
-
-
-_POD = re.compile(
-    r"(?:[\w.-]{1,100}\s+)?(?:pod/)?(?P<pod>[\w.-]{1,253})\s+(?P<ready>\d{1,3})/(?P<containers>\d{1,3})"
-    r"\s+(?P<status>[A-Z]\S{2,60})\s(?:\s*(?P<restarts>\d{1,6})(?:\s+\([^)]{1,40}\))?\s+(?P<age>(?:\d{1,6}[smhdy])+))?"
-)
-# a user's pod may have "gpu" in its name, too
-_GPU_SOFTWARE = re.compile(
-    r"nvidia-|gpu-operator|gpu-feature-discovery|dcgm|.*nvidia-(?:d|container-toolkit|operator|mig-manager)"
-)
-_POD_WAITS = ("Init:0", "Pending", "ContainerCreating", "PodInitializing", "Running")
-_YOUNG = re.compile(r"\d{1,6}s|\d(?:m\d{1,2}s|m)")  # less than ten minutes: it still loads images, or starts
-_POD_WAITING = re.compile(
-    r"\s+Reason:\s+(CrashLoopBackOff|ImagePullBackOff|ErrImagePull|CreateContainer\w*Error|RunContainerError)"
-)
-_CONTAINER = re.compile(r"  ([\w.-]{1,100}):\s*$")
 
 
 def read_pods(block: Block) -> Part:

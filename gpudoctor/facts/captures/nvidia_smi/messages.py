@@ -27,6 +27,21 @@ _CORRUPTED = r"infoROM is corrupted at gpu "
 _INFOROM = re.compile(rf"\s*(?:WARNING: )?{_CORRUPTED}|[^|]{{1,400}}?\b{_CORRUPTED}{BUS_ID}", re.IGNORECASE)
 # in the middle of a sentence only if it quotes the whole message: other words may be about any node
 _INFOROM_TOLD = re.compile(rf"(?:\s*(?i:WARNING: )?|.{{1,400}}WARNING: )(?i:{_CORRUPTED})")
+# /proc/driver/nvidia/gpus/BUS/information
+_PROC = re.compile(r"Model:\s+\S")
+_PROC_BEGIN = re.compile(r"Model:[ \t]+(?:NVIDIA|Tesla|GeForce|Quadro|GRID)\b")
+_PROC_FIELD = re.compile(r"(Model|GPU UUID|Video BIOS|Bus Location|Device Minor):\s+(\S.{0,200})$")
+_PROC_EXCLUDED = re.compile(r"(?:GPU Excluded|Blacklisted):\s+Yes\b")  # the second up to driver 455
+_PROC_MORE = re.compile(
+    r"(?:Model|IRQ|GPU UUID|Video BIOS|Bus Type|DMA Size|DMA Mask|Bus Location|Device Minor|GPU \w+|Blacklisted):"
+)
+_PROC_PATHS = {
+    "Model": "product_name",
+    "GPU UUID": "uuid",
+    "Video BIOS": "vbios_version",
+    "Device Minor": "minor_number",
+    "Bus Location": "",
+}
 
 
 def _failure(block: Block) -> Part:
@@ -51,23 +66,6 @@ def _inforom(block: Block) -> Part:
             if bus_id not in bus_ids
         ),
     )
-
-
-# /proc/driver/nvidia/gpus/BUS/information
-_PROC = re.compile(r"Model:\s+\S")
-_PROC_BEGIN = re.compile(r"Model:[ \t]+(?:NVIDIA|Tesla|GeForce|Quadro|GRID)\b")
-_PROC_FIELD = re.compile(r"(Model|GPU UUID|Video BIOS|Bus Location|Device Minor):\s+(\S.{0,200})$")
-_PROC_EXCLUDED = re.compile(r"(?:GPU Excluded|Blacklisted):\s+Yes\b")  # the second up to driver 455
-_PROC_MORE = re.compile(
-    r"(?:Model|IRQ|GPU UUID|Video BIOS|Bus Type|DMA Size|DMA Mask|Bus Location|Device Minor|GPU \w+|Blacklisted):"
-)
-_PROC_PATHS = {
-    "Model": "product_name",
-    "GPU UUID": "uuid",
-    "Video BIOS": "vbios_version",
-    "Device Minor": "minor_number",
-    "Bus Location": "",
-}
 
 
 def _proc(block: Block) -> Part:

@@ -32,6 +32,8 @@ _LINKS_ASKED = re.compile(r"\bnvlink\b.* (?:-s|--status|-e|--errorcounters|-R|--
 _COUNTERS = {"replay": "replay_errors", "recovery": "recovery_errors", "crc": "crc_errors"}
 _ALL_INACTIVE = Missing("nvidia-smi says that all links are inactive, but not how many there are", "absent")
 _HIDDEN = "ffff:ff:ff."  # in place of a switch's address
+# the field of a form that keeps no line ends
+_RUN_TOGETHER = re.compile(r"(?<=\)) +(?=GPU \d{1,3}: )")
 
 
 class LinkDump(msgspec.Struct):
@@ -51,10 +53,6 @@ class LinkDump(msgspec.Struct):
         if not self.links:
             return UNSUPPORTED
         return tuple(self.links[number] for number in sorted(self.links))
-
-
-# the field of a form that keeps no line ends
-_RUN_TOGETHER = re.compile(r"(?<=\)) +(?=GPU \d{1,3}: )")
 
 
 def _shows_links(text: str, command: str) -> bool:
@@ -121,11 +119,11 @@ def parse_nvlink(text: str, *, whole_end: bool = True) -> list[LinkDump]:
         link = _LINK.match(line)
         if link is None:
             continue
-        told = link.group(2).strip()
-        blocks[-1].count(told, number)
+        reported = link.group(2).strip()
+        blocks[-1].count(reported, number)
         place = int(link.group(1))
         known_so_far = current.links.get(place) or _unread_link(place)
-        current.links[place] = _with(known_so_far, told)
+        current.links[place] = _with(known_so_far, reported)
     if not gpus:
         raise SourceError("no line like 'GPU 0: NAME (UUID: GPU-...)'")
     if _LINK.match(last) or _GPU.match(last):
@@ -179,23 +177,23 @@ def _unread_link(number: int) -> NvLink:
     return NvLink(number, **dict.fromkeys(NvLink.__struct_fields__[1:], ABSENT))
 
 
-def _with(link: NvLink, told: str) -> NvLink:
-    speed = _SPEED.match(told)
+def _with(link: NvLink, reported: str) -> NvLink:
+    speed = _SPEED.match(reported)
     if speed is not None:
         return replace(link, state="active", speed_gb_s=float(speed.group(1)))
-    word = told.strip("<>").lower()
+    word = reported.strip("<>").lower()
     if word in ("inactive", "disabled", "sleep"):
         return replace(link, state=word)
-    remote = _REMOTE.match(told)
+    remote = _REMOTE.match(reported)
     if remote is not None:
         bus_id = short_bus_id(remote.group(1))
         if _HIDDEN in bus_id:
             return replace(link, remote_kind="switch", remote_bus_id=None)
         return replace(link, remote_bus_id=bus_id)
-    refused = missing_word(told)
+    refused = missing_word(reported)
     if refused is not None and refused is not ABSENT:
         return replace(link, state=refused)
-    count = _ERRORS.match(told)
+    count = _ERRORS.match(reported)
     if count is not None:
         value = (count.group(2) or "").strip()
         number: int | Missing = Missing(f"not understood: {value[:40]!r}", "failed")
@@ -204,8 +202,8 @@ def _with(link: NvLink, told: str) -> NvLink:
         elif value.strip("[]").upper() in ("N/A", ""):
             number = UNSUPPORTED
         return replace(link, **{_COUNTERS[count.group(1).lower()]: number})
-    if _WORD.fullmatch(told):
-        return replace(link, state=Missing(f"not understood: {told}", "failed"))
+    if _WORD.fullmatch(reported):
+        return replace(link, state=Missing(f"not understood: {reported}", "failed"))
     return link
 
 

@@ -19,7 +19,7 @@ from gpudoctor.facts.captures.nvidia_smi.query_dump import (
 from gpudoctor.facts.captures.nvidia_smi.query_gpu import GpuDump, gpu_from
 from gpudoctor.facts.captures.nvidia_smi.values import missing_word
 from gpudoctor.facts.captures.reader import Part, TextReader
-from gpudoctor.facts.model.gpu import EVENT_REASONS
+from gpudoctor.facts.model.gpu import EVENT_REASONS, Gpu
 from gpudoctor.facts.model.missing import NOT_READ, Missing
 from gpudoctor.facts.model.node import short_bus_id
 
@@ -113,6 +113,17 @@ _NO_REASONS = ("supported", "active")
 _OTHER = frozenset(
     {"timestamp", "driver_version", "count", "index", "pci.bus_id", "gpu_bus_id", "pci.bus", "pci.device", "pci.domain"}
 )
+_BROKEN_ROW = Missing("its row could not be read", "failed")
+# --query-remapped-rows prints some flags as 0 or 1
+_NUMBERED_FLAGS = ("remapped_rows.pending", "remapped_rows.failure")
+_YES_NO = {"0": "No", "1": "Yes"}
+_REASON_PATHS = {
+    "application_clocks": "applications_clocks_setting",
+    "sw_thermal": "sw_thermal_slowdown",
+    "hw_thermal": "hw_thermal_slowdown",
+    "hw_power_brake": "hw_power_brake_slowdown",
+    "display_clocks": "display_clocks_setting",
+}
 
 
 def _begins(line: str) -> bool:
@@ -130,82 +141,98 @@ def _is_field(name: str) -> bool:
     return name in _PATHS or name in _OTHER or bool(_ECC.match(name) or _REASON.match(name))
 
 
+class _Rows:
+    """The rows of a table read so far: one GPU each, and of a GPU with several rows (-l) the last one."""
+
+    def __init__(self, columns: list[str]) -> None:
+        self.columns = columns
+        self.notes: list[str] = []
+        self.of_driver: dict[str, str] = {}
+        self._dumps: dict[str, GpuDump] = {}
+        self._indices: dict[str, int] = {}
+        self._unread: set[str] = set()
+        self._last: str | None = None
+
+    def add(self, row: list[str], *, ends_with_line: bool = True) -> None:
+        """Raise SourceError if these are more GPUs than a machine has."""
+        cells = [clipped(cell.strip()) for cell in row]
+        values = _values(self.columns, cells)
+        counted = f"a row of {len(cells)} cells under {len(self.columns)} columns"
+        if values is None:
+            self.notes.append(f"{counted} was not read")
+            return
+        if not ends_with_line:
+            values.pop(self.columns[-1], None)
+        bus_id = next((values[name] for name in ("pci.bus_id", "gpu_bus_id") if name in values), "")
+        index = values.get("index", "")
+        known_as = (index, bus_id, values.get("uuid"), values.get("gpu_uuid"))
+        identity = next(filter(None, known_as), f"row {len(self._dumps)}")
+        if len(self._dumps) >= MOST_GPUS and identity not in self._dumps:
+            raise SourceError(f"more than {MOST_GPUS} GPUs: not those of one machine")
+        bus_id = short_bus_id(bus_id) if re.fullmatch(BUS_ID, bus_id) else ""
+        order = self._indices.get(identity, len(self._dumps))
+        self._indices[identity] = int(index) if index.isdecimal() and len(index) < 5 else order
+        self._dumps[identity] = GpuDump(bus_id, _paths(values), lists_mig=False)
+        self._last = identity
+        self._unread.discard(identity)
+        if len(cells) != len(self.columns) and len(values) < len(self.columns):
+            self._unread.add(identity)
+            self.notes.append(f"{counted} could not be read")
+        self.of_driver |= {name: values[name] for name in ("driver_version", "count") if name in values}
+
+    def gpus(self, *, last_is_cut: bool) -> tuple[Gpu, ...]:
+        """A GPU whose row could not be read, or was cut, lacks what a whole row has."""
+        gpus = {
+            identity: replace(gpu_from(dump, index), bus_id=dump.bus_id or f"unknown-{index}")
+            for (identity, dump), index in zip(self._dumps.items(), self._indices.values(), strict=True)
+        }
+        whole = next((gpu for key, gpu in gpus.items() if key not in self._unread and key != self._last), None)
+        for identity in self._unread:
+            gpus[identity] = marked_as_cut(gpus[identity], whole, _BROKEN_ROW)
+        if last_is_cut and self._last is not None:
+            gpus[self._last] = marked_as_cut(gpus[self._last], whole)
+            self.notes.append("the last line has no end: its last cell was not read")
+        return tuple(sorted(gpus.values(), key=lambda gpu: gpu.bus_id))
+
+
 def _parse(lines: list[str], command: str, whole_end: bool) -> SmiDump:
     """The GPUs in the rows. Raise SourceError if neither a header nor the command names the columns.
 
-    A row with another number of cells is a GPU that could not be read. If a GPU has several rows (-l), the last one
-    counts. Indices with a gap show that rows are missing.
+    A row with another number of cells is a GPU that could not be read. Indices with a gap show that rows are missing.
     """
     try:
-        rows = [row for row in csv.reader(line for line in lines if line) if row]
+        table = [row for row in csv.reader(line for line in lines if line) if row]
     except csv.Error as error:  # a cell of more than 128 KiB
         raise SourceError(f"no CSV of nvidia-smi: {error}") from None
-    queried = _QUERY.search(command)
-    columns = queried[1].lower().split(",") if queried else []
-    if rows and _begins(",".join(rows[0])):
-        columns = [(_COLUMN.match(cell) or [cell, cell])[1] for cell in rows.pop(0)]
-    if not columns:
-        raise SourceError("no header that names the columns (paste the command with it)")
-    found: dict[str, tuple[GpuDump, int]] = {}
-    unread: set[str] = set()
-    notes: list[str] = []
-    top: dict[str, str] = {}
-    last: str | None = None
-    for number, row in enumerate(rows):
-        cells = [clipped(cell.strip()) for cell in row]
-        values = _values(columns, cells)
-        if values is None:
-            notes.append(f"a row of {len(cells)} cells under {len(columns)} columns was not read")
-            continue
-        if not whole_end and number == len(rows) - 1:
-            values.pop(columns[-1], None)
-        index = values.get("index", "")
-        bus_id = next((values[name] for name in ("pci.bus_id", "gpu_bus_id") if name in values), "")
-        identity = index or bus_id or values.get("uuid") or values.get("gpu_uuid") or str(number)
-        if len(found) >= MOST_GPUS and identity not in found:
-            raise SourceError(f"more than {MOST_GPUS} GPUs: not those of one machine")
-        dump = GpuDump(short_bus_id(bus_id) if re.fullmatch(BUS_ID, bus_id) else "", _paths(values), lists_mig=False)
-        order = found[identity][1] if identity in found else len(found)
-        found[identity] = (dump, int(index) if index.isdecimal() and len(index) < 5 else order)
-        last = identity
-        unread.discard(identity)
-        if len(cells) != len(columns) and len(values) < len(columns):
-            unread.add(identity)
-            notes.append(f"a row of {len(cells)} cells under {len(columns)} columns could not be read")
-        top.update({name: values[name] for name in ("driver_version", "count") if name in values})
-    indexed = "index" in columns
-    numbers = {identity: index for identity, (_, index) in found.items()}
-    gpus = tuple(
-        replace(gpu_from(dump, index), bus_id=dump.bus_id or f"unknown-{index}") for dump, index in found.values()
-    )
-    broken = {numbers[identity] for identity in unread}
-    whole = next((gpu for gpu in gpus if gpu.index not in broken and gpu.index != numbers.get(last or "")), None)
-    gpus = tuple(marked_as_cut(gpu, whole, _BROKEN_ROW) if gpu.index in broken else gpu for gpu in gpus)
-    if not whole_end and last is not None and gpus:
-        cut = numbers[last]
-        gpus = tuple(marked_as_cut(gpu, whole) if gpu.index == cut else gpu for gpu in gpus)
-        notes.append("the last line has no end: its last cell was not read")
+    rows = _Rows(_columns(table, command))
+    for row in table:
+        rows.add(row, ends_with_line=whole_end or row is not table[-1])
+    gpus = rows.gpus(last_is_cut=not whole_end)
+    indexed = "index" in rows.columns
     if not indexed:
-        notes.append("the columns hold no index: GPUs are counted in their order, from 0")
+        rows.notes.append("the columns hold no index: GPUs are counted in their order, from 0")
+    shown = {gpu.index for gpu in gpus} if indexed and not is_selected(command) else set()
     return SmiDump(
-        tuple(sorted(gpus, key=lambda gpu: gpu.bus_id)),
+        gpus,
         replace(
             ANSWERED,
-            library_version=_version(top.get("driver_version")),
-            device_count=_count(
-                top.get("count"), {gpu.index for gpu in gpus} if indexed and not is_selected(command) else set()
-            ),
+            library_version=_version(rows.of_driver.get("driver_version")),
+            device_count=_count(rows.of_driver.get("count"), shown),
         ),
-        notes=tuple(dict.fromkeys(notes)),
+        notes=tuple(dict.fromkeys(rows.notes)),
         name=NAME,
         indexed=indexed,
     )
 
 
-_BROKEN_ROW = Missing("its row could not be read", "failed")
-# --query-remapped-rows prints some flags as 0 or 1
-_NUMBERED_FLAGS = ("remapped_rows.pending", "remapped_rows.failure")
-_YES_NO = {"0": "No", "1": "Yes"}
+def _columns(rows: list[list[str]], command: str) -> list[str]:
+    """The columns' names: those of the header, which is taken from the rows, or of the command. Raise SourceError."""
+    if rows and _begins(",".join(rows[0])):
+        return [(_COLUMN.match(cell) or [cell, cell])[1] for cell in rows.pop(0)]
+    queried = _QUERY.search(command)
+    if queried is None:
+        raise SourceError("no header that names the columns (paste the command with it)")
+    return queried[1].lower().split(",")
 
 
 def _values(columns: list[str], cells: list[str]) -> dict[str, str] | None:
@@ -257,19 +284,10 @@ def _reasons(text: str) -> dict[str, str]:
     if refused is not None or not re.fullmatch(r"0x[0-9A-Fa-f]{1,16}", text):
         return {at + "idle": text}
     bits = int(text, 16)
-    words = {name.replace("-", "_"): bits & bit for bit, name in EVENT_REASONS.items()}
+    parts = {name.replace("-", "_"): bits & bit for bit, name in EVENT_REASONS.items()}
     unknown = bits & ~sum(EVENT_REASONS)
-    made = {at + _REASON_PATHS.get(word, word): "Active" if on else "Not Active" for word, on in words.items()}
+    made = {at + _REASON_PATHS.get(word, word): "Active" if on else "Not Active" for word, on in parts.items()}
     return made | ({at + hex(unknown): "Active"} if unknown else {})
-
-
-_REASON_PATHS = {
-    "application_clocks": "applications_clocks_setting",
-    "sw_thermal": "sw_thermal_slowdown",
-    "hw_thermal": "hw_thermal_slowdown",
-    "hw_power_brake": "hw_power_brake_slowdown",
-    "display_clocks": "display_clocks_setting",
-}
 
 
 def _version(text: str | None) -> str | Missing:

@@ -220,9 +220,9 @@ def init_failure(text: str) -> SmiDump | None:
         return SmiDump(gpus, replace(ANSWERED, handle_errors=handles), name=_SMI, indexed=indexed, ended=False)
     if _NO_DEVICES in text:
         return SmiDump(driver=replace(ANSWERED, device_count=0), name=_SMI)
-    for words, code in _INIT_FAILURES:
-        if words in text:
-            line = next(line.strip() for line in text.splitlines() if words in line)
+    for message, code in _INIT_FAILURES:
+        if message in text:
+            line = next(line.strip() for line in text.splitlines() if message in line)
             library = _LIBRARY.search(text)
             driver = Driver(init_code=code, init_error=line[:300], library_version=library[1] if library else NOT_READ)
             return SmiDump(driver=driver, name=_SMI, ended=False)
@@ -235,11 +235,11 @@ def _lost(handles: tuple[str, ...]) -> tuple[tuple[Gpu, ...], bool]:
     for line in handles:
         named = _LOST_GPU.search(line)
         if named is not None:
-            words = " ".join(line[named.end() :].lstrip(": ").split())
-            code = code_in_words(words)
+            text = " ".join(line[named.end() :].lstrip(": ").split())
+            code = code_in_words(text)
             code = UNKNOWN if code is None else code
             index = int(named["index"]) if named["index"] else None
-            found[short_bus_id(named["bus_id"])] = (index, CallError(DUMP_HANDLE, code, words[:100]))
+            found[short_bus_id(named["bus_id"])] = (index, CallError(DUMP_HANDLE, code, text[:100]))
     indices = [index for index, _ in found.values() if index is not None]
     indexed = len(set(indices)) == len(found) > 0
     return (

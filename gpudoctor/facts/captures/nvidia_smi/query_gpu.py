@@ -160,10 +160,10 @@ def _mig_instance(v: Values) -> MigInstance:
 
 def _processes(v: Values, listed: list[dict[str, str]]) -> tuple[GpuProcess, ...] | Missing:
     if not listed:
-        said = v.text("processes", "compute_processes")
-        if isinstance(said, Missing):
-            return said
-        return () if said.lower() == "none" else Missing(f"not understood: {said[:60]!r}", "failed")
+        reported = v.text("processes", "compute_processes")
+        if isinstance(reported, Missing):
+            return reported
+        return () if reported.lower() == "none" else Missing(f"not understood: {reported[:60]!r}", "failed")
     found = []
     for fields in listed:
         p = Values(fields)
@@ -183,11 +183,11 @@ def _processes(v: Values, listed: list[dict[str, str]]) -> tuple[GpuProcess, ...
 
 def _recovery(v: Values) -> str | Missing:
     """The recovery action; drivers up to 565 only have two flags for it."""
-    said = v.text("gpu_recovery_action")
-    if not isinstance(said, Missing):
-        action = said.lower().removesuffix(" required").replace(" ", "-")
+    reported = v.text("gpu_recovery_action")
+    if not isinstance(reported, Missing):
+        action = reported.lower().removesuffix(" required").replace(" ", "-")
         action = {"reset": "gpu-reset", "reboot": "node-reboot"}.get(action, action)
-        return action if action in RECOVERY_ACTIONS.values() else f"value {said}"
+        return action if action in RECOVERY_ACTIONS.values() else f"value {reported}"
     reset = v.flag("gpu_reset_status/reset_required")
     drain = v.flag("gpu_reset_status/drain_and_reset_recommended")
     if reset is True:
@@ -196,13 +196,13 @@ def _recovery(v: Values) -> str | Missing:
         return "drain-and-reset"
     if reset is False and drain is False:
         return "none"
-    return next((m for m in (said, reset, drain) if isinstance(m, Missing) and m != ABSENT), ABSENT)
+    return next((m for m in (reported, reset, drain) if isinstance(m, Missing) and m != ABSENT), ABSENT)
 
 
-def _one_of(word: str | Missing, words: Mapping[str, W]) -> W | Missing:
+def _one_of(word: str | Missing, table: Mapping[str, W]) -> W | Missing:
     if isinstance(word, Missing):
         return word
-    return words.get(word) or Missing(f"not understood: {word[:60]!r}", "failed")
+    return table.get(word) or Missing(f"not understood: {word[:60]!r}", "failed")
 
 
 def _pci_id(text: str | Missing) -> str | Missing:

@@ -118,7 +118,7 @@ def _event_reasons(v: Values) -> tuple[str, ...] | Missing:
         whole = v.text(*REASON_SECTIONS)
         return whole if isinstance(whole, Missing) else ABSENT
     active: list[str] = []
-    told = False
+    reported = False
     missing = ABSENT
     for path in v.under(section):
         flag = v.flag(f"{section}/{path}")
@@ -127,13 +127,13 @@ def _event_reasons(v: Values) -> tuple[str, ...] | Missing:
                 return flag
             missing = flag
             continue
-        told = True
+        reported = True
         word = path.rpartition("/")[2]
         for prefix in ("clocks_event_reason_", "clocks_throttle_reason_"):
             word = word.removeprefix(prefix)
         if flag:
             active.append(_REASONS.get(word, word.replace("_", "-")))
-    return tuple(active) if told else missing
+    return tuple(active) if reported else missing
 
 
 def throttle_times_of(v: Values) -> ThrottleTimes:

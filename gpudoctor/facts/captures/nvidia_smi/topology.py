@@ -90,8 +90,8 @@ def _cells(columns: list[str], rows: _Rows) -> Iterator[tuple[int, int, str, int
 
 def _begins(line: str) -> bool:
     """Whether this is the header line of topo -m or -p2p, with tabs or blanks between the columns."""
-    words = line.split()
-    return bool(words) and _GPU.fullmatch(words[0]) is not None and all(_COLUMN.fullmatch(word) for word in words)
+    parts = line.split()
+    return bool(parts) and _GPU.fullmatch(parts[0]) is not None and all(_COLUMN.fullmatch(word) for word in parts)
 
 
 def _matrix(text: str) -> tuple[list[str], _Rows, tuple[str, ...]]:

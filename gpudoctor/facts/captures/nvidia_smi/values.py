@@ -98,8 +98,8 @@ class Values:
         numbers = [part for part in parts if not isinstance(part, Missing)]
         if numbers:
             return sum(numbers)
-        said = [part for part in parts if isinstance(part, Missing) and part != ABSENT]
-        return said[0] if said else ABSENT
+        statements = [part for part in parts if isinstance(part, Missing) and part != ABSENT]
+        return statements[0] if statements else ABSENT
 
     def under(self, section: str) -> dict[str, str]:
         """All values below a section, by their path without the section's name."""
