@@ -359,6 +359,7 @@ for step in range(40):
 """
 
 
+@pytest.mark.wide
 def test_each_node_of_a_step_makes_one_report_of_its_own_tasks(slurm: Slurm, tmp_path: Path) -> None:
     watched = [sys.executable, "-m", "gpudoctor", "run", "--precheck", "none", "--format", "json"]
     watched += ["-o", str(tmp_path / "%h.json"), "--", sys.executable, "-c", _TRAIN]
