@@ -234,7 +234,7 @@ def accelerate(args: argparse.Namespace, fault: Fault, rank: int, world: int) ->
     optimizer = torch.optim.AdamW(model.parameters())
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10)
     batch = args.batch * 3 // 2 if args.fault == "uneven" and rank == args.rank else args.batch
-    items = Items(args.count * args.batch * world, args.width, batch, fault)
+    items = Items(args.count * batch * world, args.width, batch, fault)
     data = DataLoader(items, batch, shuffle=True)
     model, optimizer, data, schedule = accelerator.prepare(model, optimizer, data, schedule)
     for source, targets in repeated(data, args.steps * args.accumulate):

@@ -137,6 +137,8 @@ def _spawn(argv: Sequence[str], env: Mapping[str, str], mask: set[signal.Signals
             _become(argv, env, mask)
         except OSError as error:
             os.write(report, (error.errno or errno.EIO).to_bytes(4, "little"))
+        except ValueError:  # the name is empty, or has a NUL
+            os.write(report, errno.ENOENT.to_bytes(4, "little"))
         finally:
             os._exit(127)
     os.close(report)

@@ -16,7 +16,6 @@ from gpudoctor.checks.core.finding import Status
 from gpudoctor.cluster.check.report import ClusterReport
 from tests.cluster.hosts import Hosts
 from tests.cluster.slurm import HOOKS, Slurm, SlurmError
-from tests.conftest import WIDE
 from tests.needs import fixture_needs, missing
 
 pytestmark = pytest.mark.wide
@@ -360,7 +359,7 @@ for step in range(40):
 """
 
 
-@pytest.mark.skipif(not WIDE, reason="ranks that import torch")
+@pytest.mark.wide
 def test_each_node_of_a_step_makes_one_report_of_its_own_tasks(slurm: Slurm, tmp_path: Path) -> None:
     watched = [sys.executable, "-m", "gpudoctor", "run", "--precheck", "none", "--format", "json"]
     watched += ["-o", str(tmp_path / "%h.json"), "--", sys.executable, "-c", _TRAIN]

@@ -145,6 +145,7 @@ MOVES = st.lists(
 )
 
 
+@pytest.mark.wide
 @fuzzed("moves", few=50)
 @given(name=st.sampled_from(["facts.yaml", "smi.xml", "smi.txt", "bug-report"]), what=MOVES)
 def test_a_capture_whose_lines_changed_places_is_no_pass(name: str, what: list[Step]) -> None:
@@ -192,6 +193,7 @@ def _places(value: Any, deepest: int) -> Iterator[tuple[Any, Any]]:
         yield from _places(part, deepest - 1)
 
 
+@pytest.mark.wide
 @fuzzed("parts", few=100)
 @given(which=st.integers(0, 65535), what=PARTS)
 def test_facts_that_fail_do_not_pass_without_a_part(which: int, what: list[tuple[str, int, int]]) -> None:

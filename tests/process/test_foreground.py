@@ -22,11 +22,35 @@ RUN = [sys.executable, "-m", "gpudoctor", "run", "--precheck", "none", "--"]
         (["sh", "-c", "exit 7"], 7),
         (["sh", "-c", "kill -KILL $$"], -signal.SIGKILL),
         (["/does/not/exist"], 127),
+        ([""], 127),
         (["/"], 126),
     ],
 )
 def test_the_exit_code_is_that_of_the_command(command: list[str], code: int) -> None:
-    assert subprocess.run([*RUN, *command], capture_output=True, check=False).returncode == code
+    done = subprocess.run([*RUN, *command], capture_output=True, check=False)
+    assert done.returncode == code
+    assert (b"could not be started" in done.stderr) == (code in (126, 127))
+
+
+def test_without_a_home_and_with_a_report_that_cannot_be_written_the_command_runs_as_without() -> None:
+    environ = {name: value for name, value in os.environ.items() if name != "HOME"}
+    command = [*RUN[:-1], "-o", "/dev/full", "--", "sh", "-c", "echo out; echo err >&2; exit 4"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
+    assert (done.returncode, done.stdout) == (4, "out\n")
+    assert "\nerr\n" in done.stderr
+    assert "/dev/full: cannot write" in done.stderr
+
+
+def test_what_the_command_leaves_in_the_background_goes_on() -> None:
+    reads, writes = os.pipe()
+    background = f"(setsid sh -c 'read line; echo later $line' </proc/self/fd/{reads} &) ; exit 9"
+    with subprocess.Popen([*RUN, "sh", "-c", background], stdout=subprocess.PIPE, pass_fds=[reads]) as process:
+        os.close(reads)
+        assert process.wait() == 9
+        os.write(writes, b"on\n")
+        os.close(writes)
+        assert process.stdout is not None
+        assert process.stdout.read() == b"later on\n"
 
 
 @pytest.mark.wide

@@ -72,6 +72,18 @@ def test_a_busy_machine_makes_no_straggler() -> None:
     assert problems(watched(*ranks)) == []
 
 
+def test_on_a_machine_where_a_rank_hardly_ever_has_a_cpu_little_more_cpu_time_is_no_straggler() -> None:
+    def starved(number: int, own_ms: float, queued_ms: float) -> WatchedRank:
+        wall, queued = more(FORWARD, own_ms + queued_ms), (0, queued_ms, 0, 0, 0, 0, 0)
+        return rank(number, wall=wall, queued=queued, cpu=tuple(w - q for w, q in zip(wall, queued, strict=True)))
+
+    (found,) = problems(watched(starved(0, 0.0, 200.0), starved(1, 4.0, 200.0)))
+    assert (found.id, found.status.value, found.subject.rank) == ("run.balance", "unknown", 1)
+    assert "had no CPU for 89%" in (found.reason or "")
+    assert only(watched(starved(0, 0.0, 20.0), starved(1, 4.0, 20.0)))[:2] == ("run.balance", 1)
+    assert only(watched(starved(0, 0.0, 200.0), starved(1, 14.0, 200.0)))[:2] == ("run.balance", 1)
+
+
 def test_a_rank_on_a_busy_core_is_named_for_that() -> None:
     starved = rank(
         1, wall=more(FORWARD, 18.0), queued=(0, 18.0, 0, 0, 0, 0, 0), cpus=(0,), cpu_neighbour="pid 7 (stress)"
@@ -92,6 +104,14 @@ def test_a_share_that_only_lacks_a_cpu_is_no_share(phase: int) -> None:
     queued = tuple(20.0 if number == phase else 0.0 for number in range(7))
     assert problems(watched(rank(0, wall=more(phase, 20.0), queued=queued))) == []
     assert problems(watched(rank(0, wall=more(phase, 20.0)))) != []
+
+
+def test_loaders_on_a_machine_where_a_rank_hardly_ever_has_a_cpu_are_not_judged() -> None:
+    queued = (0, 150.0, 0, 0, 0, 0, 0)
+    wall = tuple(usual + q for usual, q in zip(more(DATA, 10.0), queued, strict=True))
+    (found,) = problems(watched(rank(0, wall=wall, queued=queued, cpu=USUAL_MS)))
+    assert (found.id, found.status.value) == ("run.data", "unknown")
+    assert "too busy" in (found.reason or "")
 
 
 def test_too_few_steps_are_not_compared() -> None:

@@ -93,3 +93,14 @@ def test_after_the_first_steps_as_many_are_timed_as_cost_little_and_moves_are_al
     phases.end(depth)
     phases.write_now()
     assert (read.now.phase_name, read.now.since_ns > moved_ns) == ("host", True)
+
+
+def test_of_gigabytes_of_output_the_beginning_and_the_end_are_kept(ranks: Path) -> None:
+    record = RecordFile(str(ranks / "7.rank"), 0)
+    size, line = (ranks / "7.rank").stat().st_size, b"%06d: " + b"x" * 55 + b"\n"
+    for number in range(20_000):
+        record.output(line % number)
+    kept = RankRecord(ranks / "7.rank").output()
+    assert (kept[:6], kept[-64:-58]) == (b"000000", b"019999")
+    assert b"bytes of output were not kept" in kept
+    assert (ranks / "7.rank").stat().st_size == size

@@ -6,11 +6,18 @@ from collections.abc import Iterator
 from statistics import fmean
 
 from gpudoctor.checks.core.case import Limit
-from gpudoctor.checks.core.finding import Advice, Expected, Finding, Found, ok, skip, warn
+from gpudoctor.checks.core.finding import Advice, Expected, Finding, Found, ok, skip, unknown, warn
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.run.findings.balance import evidence_of, expected_ratio, subject_of
 from gpudoctor.run.findings.run_check import run_check
-from gpudoctor.run.findings.slow_ranks import LIMITS, compared, ranks_with_shares, share_of_steps
+from gpudoctor.run.findings.slow_ranks import (
+    LIMITS,
+    TOO_BUSY_SHARE,
+    compared,
+    ranks_with_shares,
+    share_of_steps,
+    share_without_cpu,
+)
 from gpudoctor.run.observer.layout import DATA
 from gpudoctor.run.watched import Watched
 
@@ -47,7 +54,11 @@ def data(watched: Watched) -> Iterator[Finding]:
     share = fmean(share_of_steps(rank, DATA) for rank in ranks)
     found = Found(f"{share:.0%} of the step is spent on getting the next batch", round(share, 4), "share")
     expected = Expected(f"at most {_SHARE.value:.0%}", "<=", _SHARE.value, "share", _SHARE.source)
-    if share > _SHARE.value:
+    lacked = min(share_without_cpu(rank.steps) for rank in ranks)
+    if share > _SHARE.value and lacked >= TOO_BUSY_SHARE:  # so do the processes of its loader
+        why = f"the ranks had no CPU for {lacked:.0%} of the time in which they needed one"
+        yield unknown(NODE, f"the machine is too busy to judge: {found.text}, but {why}")
+    elif share > _SHARE.value:
         yield warn(NODE, found, expected, likely="all ranks wait for their loaders", advice=_ADVICE)
     else:
         yield ok(NODE, found, expected)

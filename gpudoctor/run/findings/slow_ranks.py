@@ -35,6 +35,9 @@ _LEAST_OWN_RATIO = 1.03  # what makes no difference to the whole is no finding
 _LEAST_STARVED_RATIO = 1.2  # on a busy machine all ranks lack CPUs now and then
 _STARVED_SHARE = 0.6
 _STARVED_RATIO = 1.5
+# above, others empty the caches of a rank so often that equal work took one of two equal ranks 1.2 x the CPU time
+TOO_BUSY_SHARE = 0.8
+_TOO_BUSY_RATIO = 1.5
 _THRESHOLDS = Thresholds(WARN_RATIO.value, 9.0, _LEAST_EXCESS_MS, LAST_IN_SHARE.value, _LEAST_EXCESS_MS)
 
 Cause = Literal["compute", "batch", "data", "host", "cpu", "blocked"]
@@ -81,6 +84,13 @@ def share_of_steps(rank: WatchedRank, phase: int) -> float:
     return sum(step.undisturbed_ms(phase) for step in rank.steps) / whole_ms if whole_ms > 0 else 0.0
 
 
+def share_without_cpu(steps: Sequence[TimedStep]) -> float:
+    """The part of the time in which a rank needed a CPU and had none."""
+    queued_ms = sum(step.own_queued_ms for step in steps)
+    needed_ms = queued_ms + sum(step.cpu_ms[phase] for step in steps for phase in OWN)
+    return queued_ms / needed_ms if needed_ms else 0.0
+
+
 def compared(watched: Watched) -> RankComparison:
     """Compare the ranks of a run.
 
@@ -97,6 +107,7 @@ def compared(watched: Watched) -> RankComparison:
     own = _deviations(each, lambda step: step.undisturbed_ms(*OWN))
     compute = _deviations(each, lambda step: step.undisturbed_ms(*COMPUTE))
     wall = _deviations(each, lambda step: step.own_ms)
+    queued = min(share_without_cpu(its_turns) for its_turns in each.values())
     slow: list[SlowRank] = []
     unsure: list[Deviation] = []
     for place, rank in enumerate(ranks):
@@ -106,7 +117,12 @@ def compared(watched: Watched) -> RankComparison:
             own_ms, usual_ms = pair.both(lambda step: step.own_ms)
             slow.append(SlowRank(rank, wall[place].ratio, "cpu", own_ms, usual_ms, "own", pair.middle))
         elif _is_confirmed(own[place]) or (_is_confirmed(compute[place]) and own[place].ratio >= _LEAST_OWN_RATIO):
-            slow.append(_named(rank, max(own[place].ratio, compute[place].ratio), pair))
+            found = _named(rank, max(own[place].ratio, compute[place].ratio), pair)
+            if found.cause == "compute" and found.ratio < _TOO_BUSY_RATIO and queued >= TOO_BUSY_SHARE:
+                why = f"the ranks had no CPU for {queued:.0%} of the time in which they needed one"
+                unsure.append(msgspec.structs.replace(own[place], ratio=found.ratio, verdict="noisy", why=why))
+            else:
+                slow.append(found)
         elif own[place].verdict == "noisy" and own[place].ratio >= WARN_RATIO.value:
             unsure.append(own[place])
     return RankComparison(tuple(slow), tuple(unsure), count, max(deviation.ratio for deviation in own))

@@ -80,12 +80,12 @@ class TorchHooks:
         original = getattr(owner, name)
         if getattr(original, "_gpudoctor", False):
             return
-        phases, guard = self._phases, self._guard
+        phases, guard, is_compiling = self._phases, self._guard, self._torch.compiler.is_compiling
         names: dict[str, bytes] = {}
 
         @functools.wraps(original)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
-            if guard.off or get_ident() != phases.thread:
+            if is_compiling() or guard.off or get_ident() != phases.thread:
                 return original(*args, **kwargs)
             caller = what or sys._getframe(1).f_code.co_name
             if caller not in names:
@@ -102,13 +102,26 @@ class TorchHooks:
         wrapped._gpudoctor = True  # type: ignore[attr-defined]
         setattr(owner, name, wrapped)
 
-    def _around(self, original: Any, phase: int, entered: Callable[[Any, Any], int]) -> Callable[..., Any]:
-        """The function as a phase of the training thread: `entered` begins it if the step is timed."""
+    def _around(
+        self,
+        original: Any,
+        phase: int,
+        entered: Callable[[Any, Any], int],
+        *,
+        inside: tuple[int, ...] = (),
+        untimed: Callable[[Any, Any], None] | None = None,
+    ) -> Callable[..., Any]:
+        """The function as a phase of the training thread, unless it is called directly inside of one of `inside`.
+
+        `entered` begins it if the step is timed, `untimed` is called in the others.
+        """
         phases, guard, stack = self._phases, self._guard, self._phases.stack
+        is_compiling = self._torch.compiler.is_compiling
 
         @functools.wraps(original)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
-            if guard.off or get_ident() != phases.thread:
+            # torch.compile traces through this function: for it, only the original is there
+            if is_compiling() or guard.off or (stack and stack[-1] in inside) or get_ident() != phases.thread:
                 return original(*args, **kwargs)
             if phases.timed:
                 depth = guard.call(entered, args, kwargs)
@@ -116,6 +129,8 @@ class TorchHooks:
                 depth = len(stack)
                 stack.append(phase)
                 phases.entries += 1
+                if untimed is not None:
+                    guard.call(untimed, args, kwargs)
             try:
                 return original(*args, **kwargs)
             finally:
@@ -132,8 +147,13 @@ class TorchHooks:
         hooks: list[Any] = []
 
         def only_waits() -> None:
+            remove_hooks()
             phases.turn(layout.WAIT)
             phases.record.collective(layout.END_OF_BACKWARD.encode())
+
+        def remove_hooks() -> None:
+            while hooks:
+                hooks.pop().remove()
 
         def at_root(gradient: Any) -> None:
             # the first callback to be queued is the first to run when all gradients are there, so before DDP's wait
@@ -142,29 +162,20 @@ class TorchHooks:
         def entered(args: Any, kwargs: Any) -> int:
             depth = phases.begin(layout.BACKWARD)
             root = root_of(args, kwargs)
+            phases.finite.look_at_loss(root, True)
+            remove_hooks()
             if root is not None and root.requires_grad and self.ranks_are_joined():
                 hooks.append(root.register_hook(lambda gradient: guard.call(at_root, gradient)))
             return depth
 
-        timed = self._around(autograd.backward, layout.BACKWARD, entered)
+        def untimed(args: Any, kwargs: Any) -> None:
+            phases.finite.look_at_loss(args[0] if args else kwargs.get("tensors"), False)
 
-        @functools.wraps(autograd.backward)
-        def backward(*args: Any, **kwargs: Any) -> Any:
-            if not guard.off and get_ident() == phases.thread:
-                guard.call(phases.finite.look_at_loss, root_of(args, kwargs), phases.timed)
-            try:
-                return timed(*args, **kwargs)
-            finally:
-                while hooks:
-                    hooks.pop().remove()
-
-        autograd.backward = backward
+        autograd.backward = self._around(autograd.backward, layout.BACKWARD, entered, untimed=untimed)
 
     def _call_of(self, original: Any, *, discovering: bool = False) -> Callable[..., Any]:
         """A `__call__` of modules that notes only the outermost call."""
-        phases, guard, stack = self._phases, self._guard, self._phases.stack
-        is_compiling = self._torch.compiler.is_compiling
-        inside = (layout.FORWARD, layout.DATA)
+        phases = self._phases
 
         def entered(args: Any, kwargs: Any) -> int:
             depth = phases.begin(layout.FORWARD)
@@ -174,15 +185,7 @@ class TorchHooks:
                 self._roots.add(type(module))
             return depth
 
-        outermost = self._around(original, layout.FORWARD, entered)
-
-        def __call__(*args: Any, **kwargs: Any) -> Any:  # noqa: N807
-            # torch.compile traces through this function: for it, only the original is there
-            if is_compiling() or guard.off or (stack and stack[-1] in inside):
-                return original(*args, **kwargs)
-            return outermost(*args, **kwargs)
-
-        return __call__
+        return self._around(original, layout.FORWARD, entered, inside=(layout.FORWARD, layout.DATA))
 
     def _narrow_to_roots(self) -> None:
         """Hook only the classes that were called outermost: other modules are called as without us again."""
@@ -224,7 +227,10 @@ class TorchHooks:
         while self._depths:
             known, depth = self._depths.pop()
             if known == id(optimizer):
-                self._phases.end(depth)
+                if self._phases.timed:
+                    self._phases.end(depth)
+                else:
+                    del self._phases.stack[depth:]
                 break
         if self._depths:
             return  # inside another optimizer's step
