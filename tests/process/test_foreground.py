@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.needs import needs
+
 RUN = [sys.executable, "-m", "gpudoctor", "run", "--precheck", "none", "--"]
 
 
@@ -41,6 +43,7 @@ def test_without_a_home_and_with_a_report_that_cannot_be_written_the_command_run
     assert "/dev/full: cannot write" in done.stderr
 
 
+@needs("setsid")
 def test_what_the_command_leaves_in_the_background_goes_on() -> None:
     reads, writes = os.pipe()
     background = f"(setsid sh -c 'read line; echo later $line' </proc/self/fd/{reads} &) ; exit 9"
