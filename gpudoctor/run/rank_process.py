@@ -60,10 +60,8 @@ def memory_events(pid: int) -> Path | None:
             root, name = _CGROUP_ROOT / "memory", "memory.oom_control"
         else:
             continue
-        for folder in (
-            root / path.lstrip("/"),
-            root,
-        ):  # a container may see the path of the host, and only its own group
+        # a container may see the path of the host, and only its own group
+        for folder in (root / path.lstrip("/"), root):
             if (folder / name).is_file():
                 return folder / name
     return None
