@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from statistics import median
 
 import torch
 import torch.distributed as dist
@@ -37,14 +38,15 @@ class Fault:
         self.step = 0
         self.left: list[bytes] = []
         self.began_s = self.began_own_s = 0.0
-        self.step_s = 0.0
-        self.own_s = 0.0
+        self.warm: list[tuple[float, float]] = []
+        self.step_s = self.own_s = 0.0
 
     def in_loop(self) -> bool:
         """Between two steps; whether the loop is to be left."""
         now_s, own_s = time.perf_counter(), time.thread_time()
         if 0 < self.step <= _WARM_STEPS:  # how long a step takes without the fault
-            self.step_s, self.own_s = now_s - self.began_s, own_s - self.began_own_s
+            self.warm.append((now_s - self.began_s, own_s - self.began_own_s))
+            self.step_s, self.own_s = map(median, zip(*self.warm, strict=True))
         self.step += 1
         if self.step > _WARM_STEPS and self.name == "host":
             time.sleep(self.share * self.step_s)

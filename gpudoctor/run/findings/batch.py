@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 from gpudoctor.checks.core.case import Limit
@@ -12,6 +13,7 @@ from gpudoctor.run.findings.balance import evidence_of, expected_ratio, subject_
 from gpudoctor.run.findings.run_check import run_check
 from gpudoctor.run.findings.slow_ranks import LAST_IN_SHARE, LIMITS, compared
 from gpudoctor.run.observer.layout import WAIT
+from gpudoctor.run.step_series import TimedStep
 from gpudoctor.run.watched import Watched
 
 _UNEVEN = Limit(
@@ -69,10 +71,18 @@ def batch(watched: Watched) -> Iterator[Finding]:
     if uneven <= _UNEVEN.value or wait <= _WAIT_SHARE.value:
         yield ok(NODE, found, expected)
         return
-    largest = [max(range(len(steps)), key=lambda place: steps[place].elements) for steps in per_step]
-    most = max(set(largest), key=largest.count)
-    always = largest.count(most) >= LAST_IN_SHARE.value * len(largest)
-    whose = f"rank {ranks[most].rank} has" if always else "now one, now another rank has"
+    place = _always_largest(per_step)
+    whose = "now one, now another rank has" if place is None else f"rank {ranks[place].rank} has"
     text = f"uneven batches: {whose} the largest; the ranks wait {wait:.0%} of the time"
-    subject = subject_of(watched, ranks[most]) if always else NODE
+    subject = NODE if place is None else subject_of(watched, ranks[place])
     yield warn(subject, found, expected, likely=text, advice=_ADVICE)
+
+
+def _always_largest(per_step: Sequence[Sequence[TimedStep]]) -> int | None:
+    """The place of the rank whose batch alone is the largest in nearly all steps."""
+    alone: Counter[int] = Counter()
+    for steps in per_step:
+        sizes = [step.elements for step in steps]
+        if sizes.count(max(sizes)) == 1:
+            alone[sizes.index(max(sizes))] += 1
+    return next((place for place, turns in alone.items() if turns >= LAST_IN_SHARE.value * len(per_step)), None)

@@ -10,17 +10,11 @@ from gpudoctor.checks.core.finding import Advice, Expected, Finding, Found, ok, 
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.run.findings.balance import evidence_of, expected_ratio, subject_of
 from gpudoctor.run.findings.run_check import run_check
-from gpudoctor.run.findings.slow_ranks import (
-    LIMITS,
-    TOO_BUSY_SHARE,
-    compared,
-    ranks_with_shares,
-    share_of_steps,
-    share_without_cpu,
-)
+from gpudoctor.run.findings.slow_ranks import LIMITS, compared, ranks_with_shares, share_of_steps, share_without_cpu
 from gpudoctor.run.observer.layout import DATA
 from gpudoctor.run.watched import Watched
 
+_TOO_BUSY_SHARE = 0.8  # of the time in which the ranks needed a CPU: then their loaders lack it too
 _SHARE = Limit(0.20, "of the step", "gpudoctor's own choice: a fifth of the time is worth a change", name="share_warn")
 _ADVICE = (
     Advice("More workers and prefetching (num_workers, persistent_workers, pin_memory), or lighter preprocessing."),
@@ -55,7 +49,7 @@ def data(watched: Watched) -> Iterator[Finding]:
     found = Found(f"{share:.0%} of the step is spent on getting the next batch", round(share, 4), "share")
     expected = Expected(f"at most {_SHARE.value:.0%}", "<=", _SHARE.value, "share", _SHARE.source)
     lacked = min(share_without_cpu(rank.steps) for rank in ranks)
-    if share > _SHARE.value and lacked >= TOO_BUSY_SHARE:  # so do the processes of its loader
+    if share > _SHARE.value and lacked >= _TOO_BUSY_SHARE:
         why = f"the ranks had no CPU for {lacked:.0%} of the time in which they needed one"
         yield unknown(NODE, f"the machine is too busy to judge: {found.text}, but {why}")
     elif share > _SHARE.value:

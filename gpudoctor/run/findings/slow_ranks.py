@@ -35,9 +35,10 @@ _LEAST_OWN_RATIO = 1.03  # what makes no difference to the whole is no finding
 _LEAST_STARVED_RATIO = 1.2  # on a busy machine all ranks lack CPUs now and then
 _STARVED_SHARE = 0.6
 _STARVED_RATIO = 1.5
-# above, others empty the caches of a rank so often that equal work took one of two equal ranks 1.2 x the CPU time
-TOO_BUSY_SHARE = 0.8
-_TOO_BUSY_RATIO = 1.5
+# More is ready to run than there are cores. What shares caches and hyper-threads takes more CPU time for equal work:
+# measured 1.2 x (two ranks, 18 other processes) and 1.15 x (four ranks on two cores, nothing else: a share of 0.5)
+_CROWDED_SHARE = 0.3
+_CROWDED_RATIO = 1.5
 _THRESHOLDS = Thresholds(WARN_RATIO.value, 9.0, _LEAST_EXCESS_MS, LAST_IN_SHARE.value, _LEAST_EXCESS_MS)
 
 Cause = Literal["compute", "batch", "data", "host", "cpu", "blocked"]
@@ -118,7 +119,7 @@ def compared(watched: Watched) -> RankComparison:
             slow.append(SlowRank(rank, wall[place].ratio, "cpu", own_ms, usual_ms, "own", pair.middle))
         elif _is_confirmed(own[place]) or (_is_confirmed(compute[place]) and own[place].ratio >= _LEAST_OWN_RATIO):
             found = _named(rank, max(own[place].ratio, compute[place].ratio), pair)
-            if found.cause == "compute" and found.ratio < _TOO_BUSY_RATIO and queued >= TOO_BUSY_SHARE:
+            if found.cause == "compute" and found.ratio < _CROWDED_RATIO and queued >= _CROWDED_SHARE:
                 why = f"the ranks had no CPU for {queued:.0%} of the time in which they needed one"
                 unsure.append(msgspec.structs.replace(own[place], ratio=found.ratio, verdict="noisy", why=why))
             else:
