@@ -195,4 +195,4 @@ def _model(shape: ModelShape, seq: int) -> tuple[str, ...]:
         ("--untie-embeddings-and-output-weights", not shape.tied),
         (f"--num-experts {shape.experts} --moe-router-topk {shape.experts_per_token}", shape.experts > 1),
     )
-    return (*options, *(text for text, expected in switches if expected))
+    return (*options, *(text for text, needed in switches if needed))

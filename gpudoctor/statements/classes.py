@@ -61,4 +61,4 @@ def kind_of(message: str) -> Kind:
     ('peer', 'cause')
     """
     shown = message[:_FAR]
-    return next((kind for kind, text in _CLASSES if text.search(shown)), "cause")
+    return next((kind for kind, pattern in _CLASSES if pattern.search(shown)), "cause")

@@ -91,8 +91,8 @@ def _hidden_of(node: Node, bus_ids: tuple[str, ...] | Missing) -> tuple[str, ...
 def unseen(node: Node) -> Unseen:
     """Classify the GPUs that are on the bus but not shown by the driver."""
     gpus, shown = known(bus_gpus(node)) or (), shown_count(node)
-    reported = {gpu.bus_id for gpu in node.gpus}
-    missing = tuple(device for device in gpus if device.bus_id not in reported)
+    bus_ids = {gpu.bus_id for gpu in node.gpus}
+    missing = tuple(device for device in gpus if device.bus_id not in bus_ids)
     more = len(gpus) - shown
     if not missing or more <= 0:
         return Unseen()

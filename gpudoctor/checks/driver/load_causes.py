@@ -107,10 +107,10 @@ def load_cause(node: Node, of: Collection[LoadFailureCause] = LOAD_CAUSES) -> tu
             lines.setdefault(
                 "build-failed", Evidence(f"dkms status, running kernel {kernel}", "; ".join(states) or "-")
             )
-    for cause, reported in LOAD_CAUSES.items():
+    for cause, entry in LOAD_CAUSES.items():
         if cause in of and (evidence := lines.get(cause)) is not None:
             named = cause == "other-driver" and "nouveau" in evidence.value
-            return (NOUVEAU if named else reported), evidence
+            return (NOUVEAU if named else entry), evidence
     return None
 
 

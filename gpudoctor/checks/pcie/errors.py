@@ -165,7 +165,7 @@ def _by_device(case: Case) -> dict[str | None, list[KernelEvent]]:
 
 def _kinds(events: list[KernelEvent]) -> str:
     kinds = (_SEVERITY.search(event.text) for event in events)
-    return ", ".join(sorted({reported[1].strip() if reported else "an error without recovery" for reported in kinds}))
+    return ", ".join(sorted({kind[1].strip() if kind else "an error without recovery" for kind in kinds}))
 
 
 def _lines(events: list[KernelEvent]) -> str:

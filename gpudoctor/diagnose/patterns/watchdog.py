@@ -110,8 +110,8 @@ class StallReader:
         return found[:_MOST_OPS]
 
 
-def _stalled(reported: str, found: re.Match[str]) -> Event:
-    return Event(role="wait", what="stalled_tensor", detail={"op": found["op"], reported: found["ranks"], "warning": 1})
+def _stalled(which: str, found: re.Match[str]) -> Event:
+    return Event(role="wait", what="stalled_tensor", detail={"op": found["op"], which: found["ranks"], "warning": 1})
 
 
 class CoordinationReader:
