@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from gpudoctor.cli.commands import COMMANDS, GROUPS
+from gpudoctor.cli.command_table import COMMANDS, GROUPS
 from tests.cli.conftest import Gpudoctor
 
 
