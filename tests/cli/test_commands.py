@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import gpudoctor.cli
+import gpudoctor.cli.commands
 from gpudoctor.cli.command_table import COMMANDS
 
 OPTIONS = """

@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-from gpudoctor.cli import cluster_report
+from gpudoctor.cli.commands import cluster_report
 from gpudoctor.cli.options import (
     color_option,
     format_options,
