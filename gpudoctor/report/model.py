@@ -81,7 +81,7 @@ class ProfileSummary(msgspec.Struct, frozen=True):
 
 
 class Counts(msgspec.Struct, frozen=True):
-    """Checks by status."""
+    """Checks by status; one that warns of one GPU and is unknown for another counts as both."""
 
     # `pass` is a keyword
     passed: int = msgspec.field(name="pass", default=0)
@@ -217,7 +217,7 @@ def counts_of(results: tuple[CheckResult, ...]) -> Counts:
     statuses = [result.status for result in results]
     return Counts(
         passed=statuses.count(Status.PASS),
-        warn=statuses.count(Status.WARN),
+        warn=sum(result.warns for result in results),
         fail=statuses.count(Status.FAIL),
         skip=statuses.count(Status.SKIP),
         unknown=statuses.count(Status.UNKNOWN),

@@ -34,6 +34,13 @@ class CheckResult(msgspec.Struct, frozen=True):
     def domain(self) -> str:
         return self.id.partition(".")[0]
 
+    @property
+    def warns(self) -> bool:
+        """Whether it warns of something, even if its status is `unknown` for the sake of another part."""
+        if self.status is Status.FAIL:
+            return False
+        return any(f.status is Status.WARN and f.explained_by is None for f in self.findings)
+
 
 def run_checks(
     case: Case, checks: Iterable[Check], *, level: Level, clock: Callable[[], float], left_out: Iterable[Check] = ()

@@ -35,6 +35,9 @@ _HOW_BAD = {
     "application": "no fault of the node: a program did it",
     "info": "nothing to do",
 }
+_HOW_BAD_OF = {
+    94: "an error of the GPU's memory, which ended one program; warn, unless the GPU reports that no row waits"
+}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -101,8 +104,9 @@ def _page_of_xid(name: str) -> str | None:
     if match is None:
         return None
     xid = xids.xid(int(match[1]))
+    how_bad = _HOW_BAD_OF.get(xid.code, _HOW_BAD[xid.bucket])
     return (
-        f"# Xid {xid.code}: {xid.words}\n\nIn a recent kernel log: {_HOW_BAD[xid.bucket]}.\n\n{xid.advice}\n\n"
+        f"# Xid {xid.code}: {xid.words}\n\nIn a recent kernel log: {how_bad}.\n\n{xid.advice}\n\n"
         "How gpudoctor judges all of them: `gpudoctor explain gpu.xid`. Source: NVIDIA's Xid catalogue.\n"
     )
 
