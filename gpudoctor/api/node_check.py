@@ -154,7 +154,7 @@ def prepared(request: CheckRequest) -> Prepared:
     named = select(checks, request.only, required=required)
     # required checks run even if not named: a check that did not run has no verdict
     chosen = tuple(c for c in checks if c in named or any(matches(c, word) for word in required))
-    level = request.level or _level_for(named if request.only else (), config.level)
+    level = request.level or _level_for(request.only, checks, config.level)
     skipped = (*config.skip, *request.skip)
     select(checks, skipped=skipped)  # raises UserError for a word that matches no check
     left_out = tuple(c for c in chosen if any(matches(c, word) for word in skipped))
@@ -293,12 +293,13 @@ def nothing_read(name: str | None) -> Node:
     return Node(source=Source(kind="live" if name is None else "facts", name=printable(name or "")))
 
 
-def _level_for(named: tuple[Check, ...], usual: Level) -> Level:
-    """The usual level; full if the usual one is standard and every named check needs full.
+def _level_for(words: Iterable[str], checks: Iterable[Check], usual: Level) -> Level:
+    """The usual level; full if the usual one is standard and one of the words names only checks that need full.
 
     A configured level of quick means no load, and a burn must be requested explicitly.
     """
-    return "full" if usual == "standard" and named and all(check.level == "full" for check in named) else usual
+    levels = ({check.level for check in checks if matches(check, word)} for word in words)
+    return "full" if usual == "standard" and any(each == {"full"} for each in levels) else usual
 
 
 def _shown(value: object) -> str:

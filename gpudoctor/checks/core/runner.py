@@ -37,9 +37,8 @@ class CheckResult(msgspec.Struct, frozen=True):
     @property
     def warns(self) -> bool:
         """Whether it warns of something, even if its status is `unknown` for the sake of another part."""
-        if self.status is Status.FAIL:
-            return False
-        return any(f.status is Status.WARN and f.explained_by is None for f in self.findings)
+        warned = any(f.status is Status.WARN and f.explained_by is None for f in self.findings)
+        return self.status is Status.WARN or (self.status is Status.UNKNOWN and warned)
 
 
 def run_checks(

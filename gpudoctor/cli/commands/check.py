@@ -122,7 +122,11 @@ def _add_policy(policy: argparse._ArgumentGroup) -> None:
 def _add_trials(trials: argparse._ArgumentGroup) -> None:
     fault_option(trials)
     trials.add_argument(
-        "--inject", action="append", default=[], metavar="CASE", help="make a probe go wrong, to try alarms"
+        "--inject",
+        action="append",
+        default=[],
+        metavar="CASE",
+        help="make a rank go wrong, to try alarms: see gpudoctor nodes rank",
     )
 
 

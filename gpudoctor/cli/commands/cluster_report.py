@@ -157,6 +157,8 @@ def _write(fleet: model.Fleet, args: argparse.Namespace) -> int:
         if args.format == "html":
             return html.render_fleet_html(fleet)
         color = output_color(args.color, to_file=to_file)
-        return text.render_fleet_text(fleet, width=terminal_width(), color=color, verbose=args.verbose)
+        return text.render_fleet_text(
+            fleet, width=terminal_width(), color=color, verbose=args.verbose, expect=args.expect or ""
+        )
 
     return fleet.exit_code if write_as_asked(fleet, args, rendered) else COULD_NOT

@@ -1,4 +1,4 @@
-"""`gpudoctor nodes`: what can be tried: simulated nodes, faults to put on them, example jobs."""
+"""`gpudoctor nodes`: what can be tried: simulated nodes, faults to put on them, ranks that go wrong, example jobs."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from gpudoctor.text.output import printable, write_stdout
 
 with lazy_imports():
     from gpudoctor.diagnose import example_jobs
+    from gpudoctor.probes.runner import plan
     from gpudoctor.report import text
 
 
@@ -30,14 +31,16 @@ def run(args: argparse.Namespace) -> int:
     kit = [(each.name, each.check, each.title) for each in faults()]
     kit = [row for row in kit if _has(pieces, row)]
     jobs = [row for row in example_jobs.EXAMPLE_JOBS.items() if _has(pieces, row)]
-    if pieces and not nodes and not kit and not jobs:
+    injections = [row for row in plan.injection_titles().items() if _has(pieces, row)]
+    if pieces and not nodes and not kit and not jobs and not injections:
         named = " or ".join(map(printable, args.words))
-        raise UserError(f"no simulated node, fault or example job has {named} in its name or title")
+        raise UserError(f"no simulated node, fault, injection or example job has {named} in its name or title")
     if args.json:
         document = {
             "nodes": [{"name": name, "title": title} for name, title in nodes],
             "faults": [{"name": name, "check": check, "title": title} for name, check, title in kit],
             "jobs": [{"name": name, "title": title} for name, title in jobs],
+            "injections": [{"name": name, "title": title} for name, title in injections],
         }
         write_stdout(msgspec.json.encode(document).decode() + "\n")
         return OK
@@ -48,6 +51,9 @@ def run(args: argparse.Namespace) -> int:
     if kit:
         head = "Faults (--fault NAME[@GPU]), with the check that finds them:\n"
         parts.append(head + text.columns(kit, width=width, indent=2))
+    if injections:
+        head = "Ranks that go wrong (gpudoctor check train --backend gloo --inject CASE):\n"
+        parts.append(head + text.columns(injections, width=width, indent=2))
     if jobs:
         head = "Example jobs (gpudoctor diagnose --example NAME):\n"
         parts.append(head + text.columns(jobs, width=width, indent=2))
