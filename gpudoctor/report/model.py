@@ -15,8 +15,8 @@ from gpudoctor.checks.core.registry import LEVELS, Level
 from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.node import Node, SourceKind
-from gpudoctor.json_text import json_line
-from gpudoctor.output import printable
+from gpudoctor.text.json_text import json_line
+from gpudoctor.text.output import printable
 
 Verdict = Literal["pass", "warn", "fail", "unknown"]
 # what passes as soon as it is there says nothing about whether a node is well

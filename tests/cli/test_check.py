@@ -256,9 +256,7 @@ def test_no_capture_fails(gpudoctor: Gpudoctor, captures: Path) -> None:
         assert outcome.json["run"]["source"]["kind"] == "capture"
 
 
-def test_a_word_that_names_only_checks_of_level_full_runs_them(
-    gpudoctor: Gpudoctor, tmp_path: Path
-) -> None:
+def test_a_word_that_names_only_checks_of_level_full_runs_them(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
     def level(*words: str) -> str:
         return str(gpudoctor("check", *words, "--node", "hgx-h100-8", "--json").json["run"]["level"])
 

@@ -24,8 +24,8 @@ from gpudoctor.cluster.fleet.model import (
     Trend,
 )
 from gpudoctor.cluster.fleet.runs import FleetRun, RunFinding
-from gpudoctor.hostlist import hostlist
 from gpudoctor.report.text import STYLES, TextRows, UnwrappedLine, laid_out, plain, status_word
+from gpudoctor.text.hostlist import hostlist
 
 # a large fleet may have hundreds of each; --json has all of them
 MOST_ROWS = 30
