@@ -19,7 +19,7 @@ NEVER = -1  # as a return code: the call does not return
 UNKNOWN = 999
 
 # values absent from a capture are denied, not unsupported: "links were not read" must not become "has no NVLinks"
-_CODES = {"unsupported": 3, "absent": 4, "denied": 4}
+_CODES = {"unsupported": 3, "absent": 4, "not_asked": 4, "denied": 4}
 _CODE_AT_END = lazy_pattern(r"\(([0-9]{1,3})\)$")
 # for a failed leaf without a code; not 999, which would condemn the whole GPU
 _TIMEOUT = 10

@@ -57,7 +57,7 @@ _NOT_ON_EVERY_NODE = frozenset(
     }
 )
 # NVML's return codes for leaves that are Missing; absent values are reported as not supported
-_CODES = {"unsupported": 3, "absent": 3, "denied": 4, "failed": 999}
+_CODES = {"unsupported": 3, "absent": 3, "not_asked": 3, "denied": 4, "failed": 999}
 # the return codes of a lookup that finds nothing; for all other functions it is _NOT_SUPPORTED
 _ERROR_WITHOUT_ROW = {
     "nvmlDeviceGetHandleByIndex": 2,

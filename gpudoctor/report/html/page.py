@@ -28,9 +28,9 @@ from gpudoctor.report.html.parts import (
 from gpudoctor.report.html.render import render_page
 from gpudoctor.report.model import Report, alarms, is_above, node_words, profile_words
 from gpudoctor.report.wording import (
+    Explained,
     domain_words,
     expected_words,
-    explained_by,
     label_of,
     problem_groups,
     verdict_word,
@@ -48,8 +48,9 @@ def render_html(report: Report, *, raw_facts: bool = True) -> str:
     word = verdict_word(report) if judged else "NOT JUDGED"
     node = [*node_words(report, "×"), *([f"kernel {report.host.kernel}"] if report.host.kernel else [])]
     problems = list(problem_groups(report)) if judged else []
+    explained = Explained(report)
     cards = (
-        finding_card(result.id, result.title, findings, explained_by(report, result.id, findings))
+        finding_card(result.id, result.title, findings, explained.by(result.id, findings))
         for result, findings in problems
     )
     page = Page(
