@@ -16,7 +16,7 @@ from gpudoctor.cluster.fleet.model import Fleet
 from gpudoctor.cluster.fleet.read_fleet import ClusterReportRequest, FleetProgress, read_fleet
 from gpudoctor.cluster.fleet.text import render_fleet_text
 from gpudoctor.errors import UserError
-from gpudoctor.json_text import json_document
+from gpudoctor.text.json_text import json_document
 from tests.cluster.fleet_reports import report
 from tests.cluster.test_fleet_runs import node_report
 from tests.fuzz.mutate import Step, mutated, steps
