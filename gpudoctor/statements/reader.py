@@ -19,7 +19,7 @@ from gpudoctor.statements.prefixes import (
     with_short_numbers,
 )
 
-_MOST_TEXT = 4096
+MOST_TEXT = 4096
 
 
 def read_statements(lines: Iterable[str]) -> Iterator[Statement]:
@@ -33,7 +33,7 @@ def read_statements(lines: Iterable[str]) -> Iterator[Statement]:
     first: list[str] = []
     rest = iter(lines)
     for line in rest:
-        first.append(line[:_MOST_TEXT])
+        first.append(line[:MOST_TEXT])
         if len(first) >= LABEL_LINES:
             break
     labels = labels_of(first) if first else NO_LABELS
@@ -41,7 +41,7 @@ def read_statements(lines: Iterable[str]) -> Iterator[Statement]:
     for some in (first, rest):
         for line in some:
             number += 1
-            whole = line[:_MOST_TEXT].rstrip("\r\n")
+            whole = line[:MOST_TEXT].rstrip("\r\n")
             origin, text = stripped(unmarked(with_short_numbers(whole.removeprefix(labels.margin))), labels)
             if statement := statement_of(number, origin, text, whole.strip()):
                 yield statement
@@ -56,7 +56,7 @@ def statement_of(number: int, origin: Origin, text: str, whole: str) -> Statemen
     reading = form_of(text, level)
     known = find_label(text)
     if reading is None and known is not None and not is_no_news(text[: known[1]], level):
-        reading = Reading("sentence", "error", text.strip()[:_MOST_TEXT])
+        reading = Reading("sentence", "error", text.strip()[:MOST_TEXT])
     if reading is None:
         return None
     return Statement(
