@@ -59,6 +59,9 @@ def statement_of(number: int, origin: Origin, text: str, whole: str) -> Statemen
         reading = Reading("sentence", "error", text.strip()[:_MOST_TEXT])
     if reading is None:
         return None
+    named = about(reading.message)
+    if reading.form == "sentence" and known is None and text.rstrip().endswith(":") and not named.names_a_device:
+        return None  # it only introduces what follows
     return Statement(
         line=number,
         text=whole,
@@ -67,7 +70,7 @@ def statement_of(number: int, origin: Origin, text: str, whole: str) -> Statemen
         severity=reading.severity,
         kind=kind_of(reading.message),
         speaker=Speaker(reading.program or program, origin.rank, origin.pid or origin.program_pid, origin.host),
-        about=about(reading.message),
+        about=named,
         when=origin.time_s,
         label=known[0] if known else None,
     )

@@ -41,6 +41,16 @@ _ALLOC = "n1:7:9 [4] misc/socket.cc:415 NCCL WARN socketTryAccept: Accept failed
          "failed_saying", "recvmsg:Connection timed out"),
         (_KEY_ERROR.replace("KeyError: 'label'", "ValueError: host not found: Name or service not known"),
          "failed_saying", "host not found"),
+        ("srun: error: task 0 launch failed: Unspecified error\nsrun: error: task 1 launch failed: Unspecified error\n",
+         "failed_saying", "task 0 launch failed"),
+        ("slurmstepd: error:  mpi/pmix_v3: ring.c:742: collective timeout seq=0\n"
+         "slurmstepd: error:  mpi/pmix_v3: coll.c:281: Dumping collective state\n", "failed_saying", "timeout seq=0"),
+        (_KEY_ERROR.replace("KeyError: 'label'", "RuntimeError: no import because of this error:\n/lib/a.so: undefined symbol: f"),
+         "user_exception", "undefined symbol: f"),
+        (_KEY_ERROR.replace("KeyError: 'label'", "RuntimeError: RESOURCE_EXHAUSTED: Attempting to allocate 196.00M."),
+         "cuda_oom", "196.00M"),
+        ("It looks like pmix_init failed for some reason; your parallel process is\nlikely to abort.\n",
+         "mpi_failed", "pmix_init failed"),
     ],
 )  # fmt: skip
 def test_what_a_program_said_last_before_it_failed_is_quoted(text: str, what: str, words: str, tmp_path: Path) -> None:
@@ -129,6 +139,25 @@ def test_a_barrier_that_counts_fewer_missing_ranks_than_are_silent_names_none(tm
     assert answer.cause is not None
     assert "1-5" not in answer.cause.text
     assert "1, 2" not in answer.cause.text
+
+
+def test_a_barrier_that_counts_more_ranks_than_are_named_misses_none_of_the_unnamed(tmp_path: Path) -> None:
+    line = (
+        "I0510 07:28:04.417845 1398 distributed_c10d.py:337] Waiting in store based barrier to initialize process group "
+        "for rank: {}, key: store_based_barrier_key:2 (world_size=8, worker_count=7, timeout=0:30:00)\n"
+    )
+    answer = answer_to(line.format(2) + line.format(7), tmp_path)
+    assert (answer.verdict, said(answer)) == ("unknown", ("init_hang", None))
+    assert answer.cause is not None
+    assert answer.cause.text.startswith("7 of 8 ranks came")
+
+
+def test_a_watchdog_that_ended_its_rank_is_no_launcher(tmp_path: Path) -> None:
+    line = "[rank6]:[E624 04:14:29.224 ProcessGroupNCCL.cpp:684] [Rank 6] "
+    answer = answer_to(f"{line}To avoid data inconsistency, we are taking the entire process down.\n", tmp_path)
+    assert (answer.verdict, said(answer)) == ("unknown", ("nccl_unknown", None))
+    assert answer.cause is not None
+    assert "the watchdog of rank 6" in answer.cause.text
 
 
 def test_a_number_in_the_name_of_one_file_is_no_rank(tmp_path: Path) -> None:

@@ -37,6 +37,8 @@ def only(line: str) -> Statement:
         ("GPU 2: FAULTY", "verdict", "cause"),
         ("| GPU Memory                | Fail - All    |", "verdict", "cause"),
         ("GPU 3 has fallen off the bus", "sentence", "cause"),
+        ("GPU 0 failed its test", "sentence", "cause"),
+        ("srun: error: task 0 launch failed: Unspecified error", "program", "cause"),
     ],
 )
 def test_a_line_is_read_by_its_form_and_class(line: str, form: str, kind: str) -> None:
@@ -50,6 +52,8 @@ def test_a_line_is_read_by_its_form_and_class(line: str, form: str, kind: str) -
         "validation error 0.31, failed samples: 0",
         "INFO 11-20 06:37:12 [core.py:58] Failed to import the tuner, going on",
         "0 errors, 0 warnings",
+        "3 passed, 0 failed",
+        "The tool prints this error message:",
         "We saw no Xid 79 since the repair",
         "HTTPError: 503, retrying in 5 s",
         "I get this error when I run it: RuntimeError",

@@ -55,7 +55,9 @@ _STARTS = tuple(
         ),
         (
             "torch's barrier over the store",
-            r"Added key: store_based_barrier_key:(?P<group>\d{1,6}) to store for rank: (?P<rank>\d{1,6})",
+            r"Added key: store_based_barrier_key:(?P<group>\d{1,6}) to store for rank: (?P<rank>\d{1,6})"
+            r"|Waiting in store based barrier to initialize process group for rank: (?P<rank2>\d{1,6}), key: \S+:(?P<group2>\d{1,6}) "
+            r"\(world_size=(?P<world>\d{1,6}), worker_count=(?P<came>\d{1,6})",
             r"Completed store-based barrier for key:store_based_barrier_key:(?P<group>\d{1,6}) with (?P<world>\d{1,6}) nodes",
         ),
         ("torchrun's rendezvous", r"\] Rendezvous'ing worker group", r"\] Rendezvous complete for workers"),
@@ -213,13 +215,12 @@ def _start(text: str) -> Iterator[Event]:
     for step, begins, ends in _STARTS:
         for what, pattern in (("begins", begins), ("begun", ends)):
             if found := pattern.search(text):
-                groups = found.groupdict()
+                groups = {name.rstrip("2"): value for name, value in found.groupdict().items() if value}
                 detail: dict[str, str | int] = {"step": step}
-                if groups.get("world"):
-                    detail["world"] = int(groups["world"])
-                if groups.get("group"):
+                detail |= {name: int(groups[name]) for name in ("world", "came") if name in groups}
+                if "group" in groups:
                     detail["group"] = groups["group"]
                 if "process group" in step:
                     detail["rank_0_ends"] = 1
-                rank = int(groups["rank"]) if groups.get("rank") else None
+                rank = int(groups["rank"]) if "rank" in groups else None
                 yield Event(role="fact", what=what, rank=rank, detail=detail)

@@ -36,7 +36,9 @@ def failed_saying(job: Job, attempt: int) -> list[Hypothesis]:
     if first.time_s is not None and with_time:  # of one clock
         first = min(with_time, key=lambda e: (e.time_s or 0, e.file, e.line))
     alike = [e for e in reports if _kind(e) == _kind(first)]
-    before = [e for e in all_said if not _is_loud(e) and _is_just_before(e, first)]
+    quiet = [e for e in all_said if not _is_loud(e)]
+    waits = [e for e in statements(job, attempt) if e.what == "wait" and e.word("form") in _FORMS]
+    before = [e for e in sorted([*quiet, *waits], key=lambda e: e.line) if _is_just_before(e, first)]
     known = [e for e in job.of("echo", attempt=attempt) if _is_just_before(e, first)]  # it warned why, then it failed
     text = first.word("message") or first.text.strip()
     if before:

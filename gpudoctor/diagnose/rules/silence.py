@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Collection
 
 from gpudoctor.diagnose.events import TROUBLE, Event
 from gpudoctor.diagnose.job import Job
@@ -83,9 +84,12 @@ def only_victims(job: Job, attempt: int) -> list[Hypothesis]:
     peers = {peer for e in victims if (peer := e.word("peer"))}
     peer = f"the peer at {peers.pop()}" if len(peers) == 1 else "a peer"
     message = f"{'the holder of the store (rank 0)' if store else peer} ended before that"
-    who = named(ranks_of(victims)) if ranks_of(victims) else "all who speak"
-    text = f"{who} only lost a connection: {message}, and its words are not in this text"
+    text = f"{_who(victims)} only lost a connection: {message}, and its words are not in this text"
     return [undecided("victims_only", text, victims[:3], host=host)]
+
+
+def _who(events: Collection[Event]) -> str:
+    return named(ranks_of(events)) if ranks_of(events) else "all who speak"
 
 
 def only_a_launcher(job: Job, attempt: int) -> list[Hypothesis]:
@@ -102,6 +106,9 @@ def only_a_launcher(job: Job, attempt: int) -> list[Hypothesis]:
     if closed := [e for e in events if e.what == "rendezvous_closed"]:
         text = "the rendezvous was closed before this agent came: the job had ended or failed elsewhere"
         return [undecided("rendezvous_closed", text, closed[:3], host=host_of(closed))]
+    if not exits and {e.what for e in reported} == {"watchdog_abort"}:
+        text = f"the watchdog of {_who(reported)} ended it: a collective failed or timed out; why is not in this text"
+        return [undecided("nccl_unknown", text, reported, host=host_of(reported))]
     text = "the launcher says that processes failed; their own words are not in this text"
     return [undecided("launcher_table_only", text, [*exits, *reported][:3], host=host_of([*exits, *reported]))]
 
@@ -146,6 +153,10 @@ def unfinished_start(job: Job) -> list[Hypothesis]:
         return []
     world = max((e.number("world") or 0 for e in reported), default=0) or job.world or 0
     missing = sorted(set(range(world)) - set(came)) if came else []
+    counted = max((e.number("came") or 0 for e in reported), default=0)
+    if counted > len(came):  # the barrier counts more than these lines name
+        text = f"{counted} of {world} ranks came to {step}, which never ended; who is missing is not in this text"
+        return [undecided("init_hang", text, [last[-1], *reported], host=host_of(reported))]
     twice = sorted(rank for rank, times in came.items() if times > 1)
     text = _who_came(step, world, came, missing, twice)
     return [

@@ -25,6 +25,8 @@ _CONDITION = re.compile(r"\s+([A-Z]\w{2,60})\s+(True|False|Unknown)\s+(.*)")
 # "KernelReady"; most others are problems: "MemoryPressure", "NetworkUnavailable", "GpuNotReady"
 _CONDITION_OF_HEALTH = re.compile(r"(?<!Not)(?:Ready|Healthy|Available)$")
 _SECTION = re.compile(r'\s*"?(allocatable|capacity)"?:\s*(?:\{\s*)?$', re.IGNORECASE)
+# of the taints that Kubernetes itself sets, those of a node that runs no pod
+_TAINT = re.compile(r"(?:Taints:)?\s+node\.kubernetes\.io/(unreachable|not-ready|out-of-service|network-unavailable)\b")
 _QUANTITY = re.compile(r'\s*"?nvidia\.com/gpu"?: *"?(\d{1,4})"?')
 _SINFO = re.compile(r"(?:PARTITION\s.*\bSTATE\b|NODELIST\s.*\bSTATE\b|REASON\s.*\bNODELIST\b)")
 _STATES = (
@@ -118,8 +120,11 @@ def read_kubectl(block: Block) -> Part:
     section, name = "", "the node"
     counts: dict[str, list[int]] = {"capacity": [], "allocatable": []}
     bad: list[Reported] = []
+    taints: list[Reported] = []
     for line in block.lines:
-        if found := _SECTION.match(line):
+        if taint := _TAINT.match(line):
+            taints.append(from_tool("kubectl", f"{name} is {taint[1]}: its taint keeps pods away"))
+        elif found := _SECTION.match(line):
             section = found[1].lower()
         elif not line[:1].isspace():
             section = line.partition(":")[0].lower()
@@ -134,7 +139,7 @@ def read_kubectl(block: Block) -> Part:
                 bad.append(_out_of_service("kubectl", name, f"{kind} {status}", " ".join(rest.split())[-120:]))
     found_part = _counts("kubectl", counts["capacity"], counts["allocatable"])
     fewer = tuple(each for each in found_part.reported if each.loudness == "error")
-    return Part(notes=found_part.notes, reported=(*fewer, *bad[:_MOST_NODES]) or found_part.reported)
+    return Part(notes=found_part.notes, reported=(*fewer, *(bad or taints)[:_MOST_NODES]) or found_part.reported)
 
 
 def read_pods(block: Block) -> Part:
