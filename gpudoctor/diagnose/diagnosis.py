@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import PurePath
 from typing import Any, Literal
 
@@ -39,6 +39,24 @@ class Cause(msgspec.Struct, frozen=True):
     text: str
     evidence: tuple[EvidenceLine, ...] = ()
     ranks: tuple[int, ...] = ()
+
+    @property
+    def place(self) -> str:
+        """Where, in words."""
+        ranks = self.ranks if len(self.ranks) > 1 or self.rank is None else (self.rank,)
+        parts = (ranks_in_words(ranks), f"host {self.host}" if self.host else "", f"GPU {self.gpu}" if self.gpu else "")
+        return ", ".join(filter(None, parts)) or "no single rank or host can be named"
+
+
+def ranks_in_words(ranks: Iterable[int]) -> str:
+    """`rank 3`, `ranks 1, 2, 5`; at most 16 are named, none is "".
+
+    >>> ranks_in_words([3]), ranks_in_words([2, 1]), ranks_in_words([])
+    ('rank 3', 'ranks 1, 2', '')
+    """
+    numbers = sorted(ranks)
+    more = f" and {len(numbers) - 16} more" if len(numbers) > 16 else ""
+    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers[:16]))}{more}" if numbers else ""
 
 
 class Victim(msgspec.Struct, frozen=True):

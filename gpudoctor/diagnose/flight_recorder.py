@@ -27,26 +27,14 @@ _MOST_SIZES = 1_000
 _NAME = re.compile(
     r"(?:^|_)(?:dump|trace|rank|nccl_trace|comm_lib_trace)_?(?:rank_?)?(\d{1,6})(?:\.json|\.pkl|\.pickle)?$"
 )
-_REFUSED = {
-    "GLOBAL",
-    "STACK_GLOBAL",
-    "INST",
-    "OBJ",
-    "NEWOBJ",
-    "NEWOBJ_EX",
-    "REDUCE",
-    "BUILD",
-    "PERSID",
-    "BINPERSID",
-    "EXT1",
-    "EXT2",
-    "EXT4",
-    "NEXT_BUFFER",
-    "READONLY_BUFFER",
-}
-
-
-_ENDS_A_MARK = {"TUPLE", "LIST", "DICT", "APPENDS", "SETITEMS", "POP_MARK", "ADDITEMS", "FROZENSET"}
+# opcodes that make an object or refer to one outside
+_REFUSED = frozenset(
+    """GLOBAL STACK_GLOBAL INST OBJ NEWOBJ NEWOBJ_EX REDUCE BUILD PERSID BINPERSID EXT1 EXT2 EXT4
+    NEXT_BUFFER READONLY_BUFFER""".split()  # noqa: SIM905
+)
+_ENDS_A_MARK = ("TUPLE", "LIST", "DICT", "APPENDS", "SETITEMS", "POP_MARK", "ADDITEMS", "FROZENSET")
+# what damaged bytes make `pickle` and `json` raise, beside ValueError and LookupError
+_DAMAGED = (pickle.UnpicklingError, EOFError, TypeError, AttributeError, RecursionError, MemoryError, OverflowError)
 
 
 class DumpError(Exception):
@@ -121,20 +109,7 @@ def read_dump(data: bytes, name: str, file: int = 0) -> Dump:
         content = json.loads(data) if data.lstrip()[:1] == b"{" else _unpickled(data)
     except DumpError:
         raise
-    except (
-        pickle.UnpicklingError,
-        ValueError,
-        EOFError,
-        IndexError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-        MemoryError,
-        OverflowError,
-        UnicodeError,
-        ImportError,
-    ) as error:
+    except (*_DAMAGED, ValueError, LookupError, ImportError) as error:
         raise DumpError(f"a damaged flight recorder dump ({type(error).__name__})") from None
     if not isinstance(content, dict) or ("entries" not in content and "pg_status" not in content):
         raise DumpError("no flight recorder dump: no entries")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from signal import Signals, strsignal, valid_signals
+from typing import Any
 
 from gpudoctor.diagnose.events import Event
 from gpudoctor.statements.prefixes import seconds_in_year
@@ -237,27 +238,8 @@ def expanded(tasks: str) -> list[int]:
     return numbers[:4096]
 
 
-def _exit(
-    code: int,
-    by: str,
-    *,
-    rank: int | None = None,
-    local_rank: int | None = None,
-    task: int | None = None,
-    pid: int | None = None,
-    host: str | None = None,
-    strength: int = 2,
-) -> Event:
-    if code > 128 and code < 160:  # a shell reports signal n as 128 + n
+def _exit(code: int, by: str, *, strength: int = 2, **place: Any) -> Event:
+    """The end of a process; `place`: fields of Event that say whose."""
+    if 128 < code < 160:  # a shell reports signal n as 128 + n
         code = -(code - 128)
-    return Event(
-        role="exit",
-        what="exit",
-        rank=rank,
-        local_rank=local_rank,
-        task=task,
-        pid=pid,
-        host=host,
-        strength=strength,
-        detail={"code": code, "by": by},
-    )
+    return Event(role="exit", what="exit", strength=strength, detail={"code": code, "by": by}, **place)
