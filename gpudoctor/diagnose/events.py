@@ -76,7 +76,6 @@ class EventLog:
         self._events: list[Event] = []
         self._counts: dict[object, int] = {}
         self._last: dict[object, deque[Event]] = {}
-        self.left_out = 0
 
     def add(self, event: Event) -> None:
         """Keep the event, unless there are many like it."""
@@ -85,7 +84,6 @@ class EventLog:
         count = self._counts.get(key, 0) + 1
         self._counts[key] = count
         if count > _MAX_OF_A_KIND or len(self._events) >= _MAX_EVENTS:
-            self.left_out += 1
             if event.role in ("progress", "done") or len(self._last) < _MAX_EVENTS:
                 self._last.setdefault(key, deque(maxlen=_LAST_OF_A_KIND)).append(event)
             return

@@ -51,7 +51,6 @@ class RecordedCollective(msgspec.Struct, frozen=True):
     sizes: str
     finished: bool
     p2p: bool
-    time_ns: int
 
 
 class GroupStatus(msgspec.Struct, frozen=True):
@@ -65,8 +64,6 @@ class Dump(msgspec.Struct, frozen=True):
     """One rank's recorder. Keys of `status`: the group's name and members."""
 
     rank: int
-    version: str
-    host: str | None
     groups: dict[str, tuple[int, ...]]
     entries: tuple[RecordedCollective, ...]
     status: dict[tuple[str, tuple[int, ...]], GroupStatus]
@@ -160,9 +157,7 @@ def _dump(content: dict[str, Any], rank: int, file: int) -> Dump:
             status[name, groups.get(name, ())] = GroupStatus(
                 _number(counts.get("last_enqueued_collective")), _number(counts.get("last_completed_collective"))
             )
-    host = content.get("host_name")
-    version = _word(content.get("version", "?"))
-    return Dump(rank, version, _word(host) or None, groups, tuple(entries), status, file)
+    return Dump(rank, groups, tuple(entries), status, file)
 
 
 def _recorded(entry: dict[str, Any], groups: dict[str, tuple[int, ...]]) -> RecordedCollective:
@@ -176,7 +171,6 @@ def _recorded(entry: dict[str, Any], groups: dict[str, tuple[int, ...]]) -> Reco
         sizes=_sizes(entry.get("input_sizes", "")),
         finished=bool(entry.get("retired")) or entry.get("state") == "completed",
         p2p=bool(entry.get("is_p2p")),
-        time_ns=int(entry.get("time_created_ns") or 0),
     )
 
 

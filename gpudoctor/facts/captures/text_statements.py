@@ -90,7 +90,7 @@ class TextStatements:
         self._prose_lines += _PROSE.search(text[:_LONGEST_FORM]) is not None
         self._marks += _PAGE_MARK.match(line) is not None
         self._tables = self._tables or _PAGE_TABLE.match(line) is not None
-        statement = self._wrapped(line, text, number) or statement_of(number, origin, text, line.strip())
+        statement = self._wrapped(line, text, number) or statement_of(number, origin, text)
         self._before = number, line, text
         self._of_a_node = self._of_a_node or _OF_A_NODE.search(text[:_LONGEST_FORM]) is not None
         tabular = _TABULAR.match(text[:_LONGEST_FORM]) is not None
@@ -114,7 +114,7 @@ class TextStatements:
         if known_error(joined) is None or known_error(first) is not None or known_error(text) is not None:
             return None
         self._kept = {key: each for key, each in self._kept.items() if each.line != above}
-        return statement_of(above, Origin(), joined, f"{whole}{line}" if broken else joined)
+        return statement_of(above, Origin(), joined)
 
     @property
     def has_any(self) -> bool:
@@ -197,9 +197,7 @@ class TextStatements:
 
 def from_tool(tool: str, text: str, loudness: Loudness = "error", *, xid: int | None = None) -> Reported:
     """What a reader found a tool to report itself; device and label are those that the text names."""
-    statement = Statement(
-        line=0, text=text, message=text, form="verdict", severity="error", kind="cause", about=about(text)
-    )
+    statement = Statement(line=0, message=text, form="verdict", severity="error", kind="cause", about=about(text))
     made = _reported(statement, "")
     label = known_error(text)
     return replace(made, said_by=tool, loudness=loudness, xid=xid or made.xid, label=label.label if label else None)
@@ -217,7 +215,7 @@ def _reported(statement: Statement, file: str) -> Reported:
     port = f" port {named.port}" if named.port is not None else ""
     return Reported(
         text=clipped(statement.message),
-        said_by=clipped(statement.speaker.program or ""),
+        said_by=clipped(statement.program or ""),
         loudness=statement.severity,
         kind=statement.kind,
         form=statement.form,

@@ -61,21 +61,25 @@ def _out_of_service(tool: str, node: str, state: str, reason: str) -> Reported:
     return from_tool(tool, f"{node} is {state}: {reason or 'no reason given'}", "error" if of_gpu else "warning")
 
 
-def _counts(tool: str, configured: Iterable[int], given: Iterable[int]) -> Part:
-    """A verdict on the GPUs that a node has, and those that are given out; not for several nodes in one text."""
+def _verdict(tool: str, configured: Iterable[int], given: Iterable[int], away: list[Reported]) -> Part:
+    """GPUs of a node that are not given out, and why it gets no jobs; no counts of several nodes in one text."""
     have, give = [*configured], [*given]
     if len(have) > 1 or len(give) > 1:
-        return Part(notes=(f"{tool}: several nodes in one text: show the one that is judged",))
-    if not have or not give:
-        return Part()
-    reported = f"{give[0]} of {have[0]} GPUs of the node are given out"
-    return Part(reported=(from_tool(tool, reported, "error" if give[0] < have[0] else "ok"),))
+        return Part(
+            notes=(f"{tool}: several nodes in one text: show the one that is judged",),
+            reported=tuple(away[:_MOST_NODES]),
+        )
+    counted: list[Reported] = []
+    if have and give:
+        text = f"{give[0]} of {have[0]} GPUs of the node are given out"
+        counted.append(from_tool(tool, text, "error" if give[0] < have[0] else "ok"))
+    fewer = [each for each in counted if each.loudness == "error"]
+    return Part(reported=(*fewer, *away[:_MOST_NODES]) or tuple(counted))
 
 
 def read_scontrol(block: Block) -> Part:
     """`scontrol show node NAME`: GPUs that are not given out, and a node that gets no jobs."""
     text = block.text
-    found = _counts("scontrol", map(int, _GRES.findall(text)), map(int, _TRES.findall(text)))
     states, reasons = _STATE.findall(text), [m[1] for line in block.lines if (m := _REASON.search(line))]
     names = [name[0] or name[1] for name in _NODE_NAME.findall(text)]
     away = [
@@ -83,8 +87,7 @@ def read_scontrol(block: Block) -> Part:
         for name, state, reason in zip(names, states, [*reasons, *[""] * len(names)], strict=False)
         if any(_AWAY.fullmatch(word) for word in re.findall(r"[a-z_]+\*?", state.lower()))
     ]
-    fewer = tuple(each for each in found.reported if each.loudness == "error")
-    return Part(notes=found.notes, reported=(*fewer, *away[:_MOST_NODES]) or found.reported)
+    return _verdict("scontrol", map(int, _GRES.findall(text)), map(int, _TRES.findall(text)), away)
 
 
 def read_sinfo(block: Block) -> Part:
@@ -137,9 +140,7 @@ def read_kubectl(block: Block) -> Part:
             kind, status, rest = condition.groups()
             if status != ("True" if _CONDITION_OF_HEALTH.search(kind) else "False"):
                 bad.append(_out_of_service("kubectl", name, f"{kind} {status}", " ".join(rest.split())[-120:]))
-    found_part = _counts("kubectl", counts["capacity"], counts["allocatable"])
-    fewer = tuple(each for each in found_part.reported if each.loudness == "error")
-    return Part(notes=found_part.notes, reported=(*fewer, *(bad or taints)[:_MOST_NODES]) or found_part.reported)
+    return _verdict("kubectl", counts["capacity"], counts["allocatable"], bad or taints)
 
 
 def read_pods(block: Block) -> Part:
