@@ -60,8 +60,9 @@ EXPECTED = {
     "oom": Expected("run.memory", "memory limit"),
     "nan": Expected("run.finite", "not finite"),
 }
-# what makes a fault large enough to matter; compute is the 15 % that must be seen
+# what makes a fault large enough to matter; compute is the 15 % that must be seen, in a few seconds of training
 _SHARES = {"data": "0.5", "host": "0.5", "python": "0.5", "blocked": "0.5"}
+_STEPS = {"compute": "400"}
 # what torchrun does to the others is part of it; else a launcher that imports no torch saves a third of the time
 _OF_TORCHRUN = ("leave", "raise", "kill", "exit0", "exit0-at-once", "oom", "hang")
 _LAUNCHER = """
@@ -74,6 +75,7 @@ numbers = map(str, range(int(sys.argv[1])))
 ranks = [subprocess.Popen(sys.argv[2:], env=dict(common, RANK=n, LOCAL_RANK=n)) for n in numbers]
 sys.exit(max(rank.wait() for rank in ranks))
 """
+_BUSY = "import os, sys; os.sched_setaffinity(0, {0})\nwhile os.getppid() == int(sys.argv[1]): pass"
 _FRAMEWORKS = ("accelerate", "lightning")
 
 
@@ -110,6 +112,7 @@ def row(training: str, size: int, fault: str, number: int) -> bool:
     bad = (number + 1) % size
     expected = EXPECTED[fault]
     arguments = ["--fault", fault, "--rank", str(bad), "--share", _SHARES.get(fault, "0.15")]
+    arguments += ["--steps", _STEPS.get(fault, "100")]
     around = {"oom": memory_limit, "core": busy_core}.get(fault, nothing_around)
     began_s = time.monotonic()
     with around() as prefix:
@@ -203,8 +206,8 @@ def nothing_around() -> Iterator[list[str]]:
 
 @contextmanager
 def busy_core() -> Iterator[list[str]]:
-    """A process that keeps CPU 0 busy."""
-    busy = subprocess.Popen([sys.executable, "-c", "import os; os.sched_setaffinity(0, {0})\nwhile True: pass"])
+    """A process that keeps CPU 0 busy, as long as this one lives."""
+    busy = subprocess.Popen([sys.executable, "-c", _BUSY, str(os.getpid())])
     try:
         yield []
     finally:

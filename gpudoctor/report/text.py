@@ -18,7 +18,6 @@ from rich.theme import Theme
 from gpudoctor.checks.core.finding import PROBLEMS, Finding, Status, worst
 from gpudoctor.checks.core.registry import LEVELS
 from gpudoctor.checks.core.subject import NODE, grouped_label
-from gpudoctor.output import printable
 from gpudoctor.report.model import Report, alarms, is_above, node_words, profile_words, suppressed_in
 from gpudoctor.report.text_figures import figure_lines
 from gpudoctor.report.wording import (
@@ -36,6 +35,7 @@ from gpudoctor.report.wording import (
     verdict_word,
     verdict_words,
 )
+from gpudoctor.text.output import printable
 
 NARROWEST = 40
 STYLES = {

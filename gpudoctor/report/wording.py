@@ -66,8 +66,9 @@ def domain_words(results: list[CheckResult], status: Status) -> str:
 def _by_subject(bad: list[CheckResult]) -> list[str]:
     """ "GPU 2: lost, xid and 9 more" for each GPU (or set of GPUs) with a problem, worst first."""
     groups: dict[str, list[str]] = {}
-    for result in sorted(bad, key=lambda r: WORST_FIRST.index(r.status)):
-        label = grouped_label(f.subject for f in result.findings if f.status is result.status)
+    seen = [(r.status, r) for r in bad] + [(Status.WARN, r) for r in bad if r.warns and r.status is not Status.WARN]
+    for status, result in sorted(seen, key=lambda pair: WORST_FIRST.index(pair[0])):
+        label = grouped_label(f.subject for f in result.findings if f.status is status)
         groups.setdefault(label, []).append(result.id.partition(".")[2])
     lines = []
     for label, names in groups.items():

@@ -26,7 +26,7 @@ from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
 from gpudoctor.facts.model.node import Driver, Node
 from gpudoctor.facts.nvml.channel import CallTrace
 from gpudoctor.facts.nvml.read_node import read_nvml
-from gpudoctor.fakes.fake_nvml import FakeNvml, ScriptedFault
+from gpudoctor.testing.fake_nvml import FakeNvml, ScriptedFault
 
 # functions that a driver of the 470 branch does not have
 ABSENT_IN_470 = (

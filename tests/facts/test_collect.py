@@ -18,9 +18,9 @@ from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, fill
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.system import path_status
-from gpudoctor.fakes.fake_nvml import FakeNvml, Script, ScriptedFault, from_file, write_script
 from gpudoctor.report.judge import Question
 from gpudoctor.report.judge import judge as report_on
+from gpudoctor.testing.fake_nvml import FakeNvml, Script, ScriptedFault, from_file, write_script
 from tests.checks.one_check import judge, words
 from tests.facts.live_nodes import CALL_DEADLINE_S, as_read, collect
 from tests.facts.nvml_nodes import make_node, make_root, with_gpu

@@ -16,9 +16,9 @@ from textual.widgets import Static
 from gpudoctor.checks.core.finding import PROBLEMS, WORST_FIRST, Finding, Status
 from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.checks.core.subject import Subject, grouped_label
-from gpudoctor.output import printable
 from gpudoctor.report.model import Report
 from gpudoctor.report.wording import CommandText, block_rows, explained_by, verdict_word, verdict_words
+from gpudoctor.text.output import printable
 from gpudoctor.tui.labels import WORDS, clock, style_of
 from gpudoctor.tui.panes.pane import PageWanted
 from gpudoctor.tui.state import FinishedRun, State
