@@ -20,6 +20,7 @@ from gpudoctor.statements.prefixes import with_short_numbers
 _BEGIN = re.compile(r"Traceback \(most recent call last\):?(?: \(RANK (?P<rank>\d{1,6})\))?")
 _FRAME = re.compile(
     r'\s*(?:\|\s*)?File "(?P<file>[^"]{1,400})", line (?P<line>\d+)\b(?! in )(?:, in (?P<function>.{1,120}))?'
+    r'|\s{2,}File "[^"]{1,400}$'  # a terminal broke the path
 )
 _EXCEPTION = re.compile(
     r"(?P<type>(?:[A-Za-z_]\w{0,80}\.){0,12}[A-Za-z_]\w{0,80})(?::(?: (?P<message>.*))?)?$", re.DOTALL
@@ -209,7 +210,7 @@ class Tracebacks:
             trace.functions.add(frame["function"])
             if frame["function"] in _COLLECTIVES:
                 trace.collective = frame["function"]
-        if not _LIBRARY.search(frame["file"]):
+        if frame["file"] and not _LIBRARY.search(frame["file"]):
             trace.user_frame = f"{frame['file']}:{frame['line']}"
 
     def _event(self, stream: object, trace: _Open, found: re.Match[str], text: str) -> Event:

@@ -120,7 +120,8 @@ def form_of(text: str, level: str | None = None) -> Reading | None:
         mild = warns and form not in ("death", "event")
         form = "level" if loud and form == "sentence" else form
         return Reading(form, "warning" if mild else severity, found["message"].strip() or text.strip(), program)
-    return Reading("level", "error", text.strip()) if loud and text.strip() else None
+    # the source line of a frame has the level of its traceback
+    return Reading("level", "error", text.strip()) if loud and text.strip() and text[:4] != " " * 4 else None
 
 
 def is_no_news(text: str, level: str | None = None) -> bool:

@@ -49,6 +49,13 @@ _ALLOC = "n1:7:9 [4] misc/socket.cc:415 NCCL WARN socketTryAccept: Accept failed
          "user_exception", "undefined symbol: f"),
         (_KEY_ERROR.replace("KeyError: 'label'", "RuntimeError: RESOURCE_EXHAUSTED: Attempting to allocate 196.00M."),
          "cuda_oom", "196.00M"),
+        ("2026-10-22 02:48:58 10.128.0.33 [3]   (1) Resource exhausted: Attempting to allocate 180.59M. (0x3x0_HBM1)\n",
+         "cuda_oom", "180.59M"),
+        ("ERROR 02-21 11:25:10 base.py:581]     weights = model.load_weights(\n"
+         'ERROR 02-21 11:25:10 base.py:581]   File "/usr/local/lib/python3.10/vllm-0.7.4.dev8\n'
+         '+cu124.egg/vllm/model_executor/models/deepseek_v2.py", line 773, in load_weights\n'
+         "ERROR 02-21 11:25:10 base.py:581]     param = params_dict[name]\n"
+         "ERROR 02-21 11:25:10 base.py:581] KeyError: 'model.layers.55'\n", "user_exception", "KeyError: 'model.layers.55'"),
         ("It looks like pmix_init failed for some reason; your parallel process is\nlikely to abort.\n",
          "mpi_failed", "pmix_init failed"),
     ],

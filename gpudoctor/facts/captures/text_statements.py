@@ -41,7 +41,7 @@ _VENDORS = tuple(
 # of a tool's table: cells between bars, or columns of figures; a row for one accelerator; a value in JSON
 _TABULAR = re.compile(
     r"\s*\|(?:[^|]+\|){2,}\s*$|(?:\s+[\w.%-]+){3,6}(?:\s+\d[\d.]*%?){3}|\s*(?:GPU|NPU|HPU|card)\W{0,2}\d{1,3}\W{0,2}\s*:"
-    r"|\s*\[\d{1,3}\][^|]{1,80}(?:\|[^|]{1,200}){2,}$|\s*\"[\w. -]{1,60}\": ?(?:\"[^\"]{0,80}\"|-?[\d.]{1,20}),?\s*$"
+    r"|\s*\[\d{1,3}\][^|]{1,80}(?:\|[^|]{1,200}){2,}\|?$|\s*\"[\w. -]{1,60}\": ?(?:\"[^\"]{0,80}\"|-?[\d.]{1,20}),?\s*$"
 )
 # at which terminals break a line; a sentence that people break goes on in lower case
 _WIDTHS = (80, 100, 120, 132, 160)

@@ -121,6 +121,7 @@ _NPU = "| NPU   Name    | Health  | Power(W) |\n" + "| 0     Ascend  | OK      |
         (_ROCM, "AMD"),
         (_NPU, "Huawei"),
         (_GPUSTAT, "GPUs"),
+        ("node7  Sun Aug 13 15:45:59 2026\n[0] GeForce GTX 750 Ti | 48'C,   7 % |   213 /  1995 MB |\n", "GPUs"),
         (_NVTOP, "AMD"),
     ],
 )
