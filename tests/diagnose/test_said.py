@@ -56,6 +56,10 @@ _ALLOC = "n1:7:9 [4] misc/socket.cc:415 NCCL WARN socketTryAccept: Accept failed
          '+cu124.egg/vllm/model_executor/models/deepseek_v2.py", line 773, in load_weights\n'
          "ERROR 02-21 11:25:10 base.py:581]     param = params_dict[name]\n"
          "ERROR 02-21 11:25:10 base.py:581] KeyError: 'model.layers.55'\n", "user_exception", "KeyError: 'model.layers.55'"),
+        ("[2026-05-27T10:42:30.509] sched: Allocate JobId=127441 NodeList=c014 #CPUs=2 Partition=gpu\n"
+         "[2026-05-27T11:37:57.377] _job_complete: JobId=127441 WTERMSIG 9\n", "killed_sigkill", "SIGKILL"),
+        ("2026-05-04 08:11:02.117001: F tensorflow/core/kernels/random_op_gpu.h:227] Non-OK-status: GpuLaunchKernel(f, "
+         "num_blocks, d.stream(), dist) status: Internal: out of memory\n", "cuda_oom", "out of memory"),
         ("It looks like pmix_init failed for some reason; your parallel process is\nlikely to abort.\n",
          "mpi_failed", "pmix_init failed"),
     ],
@@ -165,6 +169,18 @@ def test_a_watchdog_that_ended_its_rank_is_no_launcher(tmp_path: Path) -> None:
     assert (answer.verdict, said(answer)) == ("unknown", ("nccl_unknown", None))
     assert answer.cause is not None
     assert "the watchdog of rank 6" in answer.cause.text
+
+
+def test_events_of_torchelastic_without_an_error_are_the_launchers_words(tmp_path: Path) -> None:
+    line = '{"name": "torchelastic.worker.status.FAILED", "source": "WORKER", "metadata": {"global_rank": 3, "state": "FAILED"}}'
+    answer = answer_to(f"{line}\n", tmp_path)
+    assert (answer.verdict, said(answer)) == ("unknown", ("launcher_table_only", None))
+
+
+def test_steps_with_a_rate_or_a_perplexity_are_a_job_that_moves(tmp_path: Path) -> None:
+    lines = "".join(f"  step {n}00 lr 1 step-time 0.07s wps 83.14K ppl 545.74 gN 6.52\n" for n in (1, 2, 3))
+    answer = answer_to(lines, tmp_path)
+    assert (answer.verdict, answer.recognised) == ("nothing", True)
 
 
 def test_a_number_in_the_name_of_one_file_is_no_rank(tmp_path: Path) -> None:
