@@ -160,6 +160,10 @@ def _unrecognised(data: bytes, head: str) -> str:
         return f"neither a known dump nor UTF-8 text (byte {error.start})"
     if head.lstrip().startswith("<"):
         return "XML, but not of nvidia-smi -q -x"
+    if facts_file.lacks_schema(head):
+        return (
+            f"if these are facts in YAML, they lack the line `schema: {facts_file.FACTS}`; see docs/simulated-nodes.md"
+        )
     return (
         "not recognised: it says nothing of a node; paste what the machine prints: nvidia-smi -q, nvidia-smi topo -m, "
         "dmesg, lspci -vvv, ibstat ...; the log of a job: gpudoctor diagnose FILE"
@@ -167,9 +171,10 @@ def _unrecognised(data: bytes, head: str) -> str:
 
 
 def _named(name: str, loaded: Loaded) -> Loaded:
-    """Record which file the facts were read from, unless they are of a capture or a simulated node."""
+    """Record which file the facts were read from, unless they are of a capture; a simulated node stays one."""
     source = loaded.node.source
-    if source.kind in ("capture", "simulated"):
+    if source.kind == "capture":
         return loaded
-    source = msgspec.structs.replace(source, kind="facts", name=name)
+    kind = "simulated" if source.kind == "simulated" else "facts"
+    source = msgspec.structs.replace(source, kind=kind, name=name)
     return Loaded(msgspec.structs.replace(loaded.node, source=source), loaded.measurements)
