@@ -212,6 +212,8 @@ def _tail(report: Report) -> Iterator[RenderableType]:
     parts = [fault.subject for fault in report.faults if fault.subject.label != NODE.label]
     node = " and the node" if len(parts) < len(report.faults) else ""
     on = f" on {grouped_label(parts)}{node}" if parts else ""
+    if len(parts) == len({part.gpu for part in parts} - {None}) == 2:  # "1-2" would read as the pair of both
+        on = f" on GPU {' and '.join(str(part.gpu) for part in sorted(parts, key=lambda part: part.gpu or 0))}{node}"
     failed = f" ({check_count(counts.fail)} failed)" if counts.fail else ""
     if not report.evaluated.partly:
         yield plain(

@@ -255,7 +255,7 @@ def explained_by(report: Report, check_id: str, findings: list[Finding]) -> list
         subjects = [f.subject for f in findings]
         of = [fault for fault in report.faults if fault.check == check_id]
         gpus = {subject.gpu for subject in subjects}
-        own = [fault for fault in of if (gpus.issuperset(fault.gpus) if fault.gpus else fault.subject in subjects)]
+        own = [fault for fault in of if (gpus.issuperset(fault.gpus) if fault.is_joint else fault.subject in subjects)]
         lines = list(dict.fromkeys(line for fault in own for line in fault.explains))
     else:
         lines = [
