@@ -37,19 +37,19 @@ from acceptance.run import (
 from acceptance.smi_step import DUMP
 from acceptance.steps import TAKES, wanted_steps
 from gpudoctor.errors import UserError
-from gpudoctor.exit_codes import FAILED, OK
 from gpudoctor.facts.captures.archives import ACCEPTANCE, FACTS, KERNEL, MEASURED, REPORT, VERSIONS, pack
 from gpudoctor.facts.model.gpu import system_program
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import to_json
 from gpudoctor.facts.redaction.redact import Redaction
-from gpudoctor.json_text import terminal_safe
-from gpudoctor.lazy_pattern import lazy_pattern
-from gpudoctor.output import printable, write_stdout
+from gpudoctor.lazy import lazy_pattern
+from gpudoctor.process.exit_codes import FAILED, OK
 from gpudoctor.process.signals import InterruptedBySignal, hold_signals
 from gpudoctor.report.bundle_files import kernel_lines, versions
 from gpudoctor.report.model import render_json
 from gpudoctor.report.output_files import OutputError, write_new_file
+from gpudoctor.text.json_text import terminal_safe
+from gpudoctor.text.output import printable, write_stdout
 
 _WIDTH = 80
 _INDENT = 4

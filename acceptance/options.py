@@ -8,11 +8,11 @@ from pathlib import Path
 from acceptance.command import accept
 from acceptance.run import AcceptanceRequest
 from acceptance.steps import NAMES
+from gpudoctor.api.load.burn import burn_duration_s
 from gpudoctor.cli.guarded import guarded
 from gpudoctor.cli.options import output_option, up_to
 from gpudoctor.cli.parsing import Parser
 from gpudoctor.errors import UserError
-from gpudoctor.load.burn import burn_duration_s
 from gpudoctor.probes.runner.launch_engine import MAX_RANKS
 from gpudoctor.process.signals import catch_signals
 

@@ -16,6 +16,7 @@ from acceptance.plain_loops import LOOPS, LoadOrder
 from acceptance.quick_steps import loaded_gpus
 from acceptance.run import AcceptanceRun, Item, StepError
 from acceptance.smi_step import SMI
+from gpudoctor.api.load import other_users
 from gpudoctor.checks.core import gpu_use
 from gpudoctor.checks.core.gpu_use import readings_of, use_of
 from gpudoctor.facts.model.gpu import Gpu
@@ -23,7 +24,6 @@ from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.nvml import settings as nvml_settings
 from gpudoctor.facts.nvml.sampler import Sampler
 from gpudoctor.facts.nvml.samples import SampleRecording
-from gpudoctor.load import other_users
 from gpudoctor.probes.runner import rank_starter_client
 from gpudoctor.process.own_program import own_python
 from gpudoctor.process.spawn import Child

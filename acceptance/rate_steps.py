@@ -24,7 +24,7 @@ from gpudoctor.facts.model.telemetry import GpuUnderLoad
 from gpudoctor.facts.nvml.sampler import Sampler
 from gpudoctor.facts.system.sysfs import parse_cpu_list
 from gpudoctor.process.own_program import own_python
-from gpudoctor.units import short_size
+from gpudoctor.text.units import short_size
 
 TOLERANCE = 0.03  # from the issue: two programs doing the same on the same GPU within a minute
 NCCL_TOLERANCE = 0.10  # nccl-tests enqueues many operations before it waits, a train step waits for each

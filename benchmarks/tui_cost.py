@@ -34,7 +34,7 @@ import pynvml
 from msgspec.structs import replace
 from gpudoctor.facts.model.gpu import GpuProcess
 from gpudoctor.facts.captures.source import load_source
-from gpudoctor.fakes.fake_nvml import FakeNvml
+from gpudoctor.testing.fake_nvml import FakeNvml
 
 node = load_source({node!r}).node
 pids = {pids!r}

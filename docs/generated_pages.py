@@ -23,7 +23,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from gpudoctor.checks.core.registry import registry
-from gpudoctor.cli.commands import COMMANDS, module_of
+from gpudoctor.cli.command_table import COMMANDS, module_of
 from gpudoctor.diagnose.causes import page_names, page_of
 from gpudoctor.facts.simulated.load import faults, node_titles
 from gpudoctor.report.check_docs import page_path, page_text

@@ -25,23 +25,23 @@ __all__ = [
 
 TYPE_CHECKING = False  # type checkers treat it as typing's; importing typing would cost more than this whole module
 if TYPE_CHECKING:
-    from gpudoctor.api import CheckRequest, Sourced
+    from gpudoctor.api.functions import check, judge, load_node, load_source, preflight, run_check
+    from gpudoctor.api.local_verdict import NotFitError
+    from gpudoctor.api.node_check import CheckRequest, Sourced
     from gpudoctor.checks.core.causes import Fault
     from gpudoctor.errors import UserError
     from gpudoctor.facts.model.measurements import Measurements
     from gpudoctor.facts.model.node import Node
-    from gpudoctor.library import check, judge, load_node, load_source, preflight, run_check
-    from gpudoctor.local_verdict import NotFitError
     from gpudoctor.report.model import Report
 
 _MODULES = {
-    "CheckRequest": "gpudoctor.api",
+    "CheckRequest": "gpudoctor.api.node_check",
     "Fault": "gpudoctor.checks.core.causes",
     "Measurements": "gpudoctor.facts.model.measurements",
     "Node": "gpudoctor.facts.model.node",
-    "NotFitError": "gpudoctor.local_verdict",
+    "NotFitError": "gpudoctor.api.local_verdict",
     "Report": "gpudoctor.report.model",
-    "Sourced": "gpudoctor.api",
+    "Sourced": "gpudoctor.api.node_check",
     "UserError": "gpudoctor.errors",
 }
 
@@ -51,7 +51,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'gpudoctor' has no attribute {name!r}")
     from importlib import import_module
 
-    value = getattr(import_module(_MODULES.get(name, "gpudoctor.library")), name)
+    value = getattr(import_module(_MODULES.get(name, "gpudoctor.api.functions")), name)
     globals()[name] = value
     return value
 

@@ -1,4 +1,4 @@
-"""Errors that the user can fix; `exits.py` catches them in one place."""
+"""Errors that the user can fix; `cli/guarded.py` catches them in one place."""
 
 from __future__ import annotations
 

@@ -30,10 +30,10 @@ from gpudoctor.facts.model.measurements import PROBES, Measurements
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node, to_json
 from gpudoctor.facts.nvml.fake_driver_context import VARIABLE, read_fake_driver_context, write_fake_driver_context
-from gpudoctor.fakes.fake_nvml import FakeNvml, Script, write_script
 from gpudoctor.report.bundle_files import files_of
 from gpudoctor.report.judge import FailOn, Question, judge
 from gpudoctor.report.model import Report, render_json
+from gpudoctor.testing.fake_nvml import FakeNvml, Script, write_script
 from gpudoctor.tui.run_control import load_report
 from tests.facts.nvml_nodes import Heard
 from tests.fuzz.seeds import as_yaml

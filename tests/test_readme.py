@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from gpudoctor.api.config import Config, load_config
 from gpudoctor.checks.core.registry import registry
-from gpudoctor.config import Config, load_config
 from gpudoctor.facts.simulated.load import faults, node_names
 from gpudoctor.profiles.load import gpu_models, profile_names
 from tests.cli.conftest import Gpudoctor, gpudoctor

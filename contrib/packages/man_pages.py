@@ -10,7 +10,7 @@ from pathlib import Path
 from argparse_manpage.manpage import Manpage  # type: ignore[import-untyped]
 
 from gpudoctor import __version__
-from gpudoctor.cli.commands import COMMANDS
+from gpudoctor.cli.command_table import COMMANDS
 from gpudoctor.cli.parsing import parser_of_all_commands
 
 TITLE = "is this multi-GPU node fit to train on, and if not, which part is at fault?"

@@ -9,9 +9,9 @@ from gpudoctor.agent.node_status import NodeStatus, ScrapeFigures
 from gpudoctor.errors import UserError
 from gpudoctor.http.address import HttpAccess
 from gpudoctor.http.listener import BoundedListener
-from gpudoctor.output import printable
 from gpudoctor.report.model import render_json
 from gpudoctor.report.prometheus import Family, Labels, Sample, families, verdict_states
+from gpudoctor.text.output import printable
 
 try:
     from aiohttp import web

@@ -10,7 +10,7 @@ from pathlib import Path
 from gpudoctor.facts.kernel_log.live import KernelTail
 from gpudoctor.facts.nvml.driver_events import DriverEvents
 from gpudoctor.facts.nvml.event_child import DriverEvent
-from gpudoctor.output import printable, say
+from gpudoctor.text.output import printable, say
 
 # an Xid is written in several lines, and the driver needs a moment to count what it reports
 SETTLE_S = 0.3

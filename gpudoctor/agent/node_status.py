@@ -9,7 +9,7 @@ from uuid import uuid4
 import msgspec
 
 from gpudoctor.checks.core.finding import Status
-from gpudoctor.exit_codes import COULD_NOT
+from gpudoctor.process.exit_codes import COULD_NOT
 from gpudoctor.report.model import Report, Run, SourceSummary, Verdict, error_report
 from gpudoctor.report.prometheus import statuses
 

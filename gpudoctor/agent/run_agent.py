@@ -28,11 +28,11 @@ from gpudoctor.http.address import (
     read_token,
 )
 from gpudoctor.http.listener import ended_by_signal
-from gpudoctor.output import printable, say
 from gpudoctor.process.command import CommandLateError, run_command
 from gpudoctor.process.die_with_parent import adopt_orphans
 from gpudoctor.process.own_program import own_gpudoctor
 from gpudoctor.report.model import SourceSummary
+from gpudoctor.text.output import printable, say
 
 if TYPE_CHECKING:
     from gpudoctor.agent.answers import AgentAnswers

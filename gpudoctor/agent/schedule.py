@@ -16,11 +16,11 @@ import msgspec
 from gpudoctor.agent.events import EventWatch, WakeUp
 from gpudoctor.agent.node_status import Last, Moment, NodeStatus, ScrapeFigures, no_report, status_at, streaks_after
 from gpudoctor.agent.state import StateDirectory, now
-from gpudoctor.output import printable, say
 from gpudoctor.process.ending import end_leftovers, ending_words
 from gpudoctor.process.pipes import anonymous_file, content
 from gpudoctor.process.spawn import Child
 from gpudoctor.report.model import Report, SourceSummary
+from gpudoctor.text.output import printable, say
 
 _LOOK_S = 0.05
 _NAP_MAX_S = 30.0  # asyncio's clock stops while the machine is suspended

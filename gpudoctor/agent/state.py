@@ -14,9 +14,9 @@ import msgspec
 
 from gpudoctor.agent.node_status import Last, Moment
 from gpudoctor.errors import UserError
-from gpudoctor.output import printable, say
-from gpudoctor.private_folder import make_private_folder, read_own_file, why_not_private
+from gpudoctor.process.private_folder import make_private_folder, read_own_file, why_not_private
 from gpudoctor.report.output_files import write_file
+from gpudoctor.text.output import printable, say
 
 STATE_FILE, LOCK_FILE = "agent.json", "agent.lock"
 # a report of 16 GPUs is below 1 MiB

@@ -1,5 +1,4 @@
-"""The command line: one file per command, with its options, its request and the writing of its output. No logic.
+"""The command line: from arguments to an exit code; `commands/` holds what each command adds. No logic.
 
-Each file imports the code that does the work only when its command runs, to keep start-up fast. `argparse` is used only
-here.
+Each command imports the code that does the work only when it runs, to keep start-up fast. `argparse` is used only here.
 """

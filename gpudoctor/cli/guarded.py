@@ -6,9 +6,9 @@ import os
 from collections.abc import Callable
 
 from gpudoctor.errors import UserError
-from gpudoctor.exit_codes import COULD_NOT
-from gpudoctor.output import ClosedStdoutError, flush_stderr, say, silence
+from gpudoctor.process.exit_codes import COULD_NOT
 from gpudoctor.process.signals import InterruptedBySignal, WritingAbandoned, hold_signals, ignore_signals
+from gpudoctor.text.output import ClosedStdoutError, flush_stderr, say, silence
 
 
 def guarded(command: Callable[[], int], on_error: Callable[[str, int], int]) -> int:

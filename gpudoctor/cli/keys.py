@@ -11,7 +11,7 @@ import tty
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from gpudoctor.output import is_terminal
+from gpudoctor.text.output import is_terminal
 
 
 @contextmanager

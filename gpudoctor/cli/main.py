@@ -8,13 +8,13 @@ import sys
 from collections.abc import Sequence
 
 from gpudoctor import __version__
-from gpudoctor.cli.commands import module_of, start_page
+from gpudoctor.cli.command_table import module_of, start_page
 from gpudoctor.cli.guarded import guarded
 from gpudoctor.cli.parsing import parsed
 from gpudoctor.errors import UserError
-from gpudoctor.exit_codes import COULD_NOT, OK
-from gpudoctor.output import write_stdout
+from gpudoctor.process.exit_codes import COULD_NOT, OK
 from gpudoctor.process.signals import catch_signals
+from gpudoctor.text.output import write_stdout
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -11,16 +11,16 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from gpudoctor.exit_codes import COULD_NOT
 from gpudoctor.facts.deadlines import COLLECTION
-from gpudoctor.lazy_import import lazy_imports
-from gpudoctor.output import ClosedStdoutError, is_terminal, say, write_stdout
+from gpudoctor.lazy import lazy_imports
+from gpudoctor.process.exit_codes import COULD_NOT
+from gpudoctor.text.output import ClosedStdoutError, is_terminal, say, write_stdout
 
 with lazy_imports():
     import shutil
 
-    from gpudoctor import api, progress
-    from gpudoctor.report import output_files
+    from gpudoctor.api import node_check
+    from gpudoctor.report import output_files, progress
 
 # argparse's parsers and groups share what adds an option
 _Options = argparse._ActionsContainer
@@ -103,10 +103,10 @@ def facts_deadline_option(parser: _Options, text: str = "for reading the facts (
     parser.add_argument("--deadline", type=seconds, metavar="SECONDS", help=text)
 
 
-def read_source(args: argparse.Namespace) -> api.Sourced:
+def read_source(args: argparse.Namespace) -> node_check.Sourced:
     """Read what `--node`, `--fault` and `--deadline` describe, with progress on a terminal. Raise UserError."""
     deadline_s = args.deadline or COLLECTION.seconds
-    return api.read_source(args.node, args.fault, deadline_s, progress.terminal_progress())
+    return node_check.read_source(args.node, args.fault, deadline_s, progress.terminal_progress())
 
 
 def to_file(args: argparse.Namespace) -> bool:

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from gpudoctor import __version__
-from gpudoctor.cli.commands import COMMANDS, EXIT_CODES, QUESTION, module_of
+from gpudoctor.cli.command_table import COMMANDS, EXIT_CODES, QUESTION, module_of
 from gpudoctor.errors import UserError, nearest_names
-from gpudoctor.output import printable, write_stdout
+from gpudoctor.text.output import printable, write_stdout
 
 _BEFORE_A_PROGRAM = ("fake-driver", "run")  # what follows -- is not theirs
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from gpudoctor.diagnose.causes import steps_for, text_of_cause
 from gpudoctor.diagnose.diagnosis import Cause, Diagnosis, EvidenceLine, Victim
-from gpudoctor.output import printable
+from gpudoctor.text.output import printable
 
 _LABEL = 11
 _EVIDENCE_WIDTH = 300

@@ -18,7 +18,7 @@ from gpudoctor.facts.model.node import Driver, Node, Source
 from gpudoctor.facts.nvml.collector_ahead import dismiss_ahead
 from gpudoctor.facts.nvml.fake_driver_context import AROUND, read_fake_driver_context
 from gpudoctor.facts.nvml.kernel_module import read_kernel_module
-from gpudoctor.lazy_import import lazy_imports
+from gpudoctor.lazy import lazy_imports
 
 with lazy_imports():
     from gpudoctor.facts.kernel_log import live as kernel_log

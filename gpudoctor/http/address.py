@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gpudoctor.errors import UserError
-from gpudoctor.output import printable, say
+from gpudoctor.text.output import printable, say
 
 _BACKLOG = 64
 TOKEN_LENGTH_MIN = 8

@@ -12,7 +12,7 @@ from http import HTTPStatus
 from aiohttp import web
 
 from gpudoctor.http.listener import BoundedListener
-from gpudoctor.output import printable, say
+from gpudoctor.text.output import printable, say
 
 HEAD_BYTES_MAX = 16 << 10
 HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Server": "gpudoctor"}

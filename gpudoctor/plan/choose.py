@@ -11,7 +11,7 @@ from gpudoctor.plan import MAX_BATCH
 from gpudoctor.plan.machine import Machine
 from gpudoctor.plan.memory import PlanJob, RankSplit
 from gpudoctor.plan.strategies import Option, each_option, megatron, tensor_divides, tried
-from gpudoctor.units import gib_text
+from gpudoctor.text.units import gib_text
 
 MOST_NODES = 4096
 _SCARCE = 0.05  # of a GPU's memory

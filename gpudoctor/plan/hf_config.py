@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from gpudoctor.output import printable
 from gpudoctor.plan.model_shape import ModelError, ModelShape
+from gpudoctor.text.output import printable
 
 MAX_BYTES = 4 * 2**20
 _LARGEST = 10**8  # of any dimension: a larger one means a broken file

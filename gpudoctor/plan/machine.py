@@ -22,7 +22,7 @@ from gpudoctor.plan.rates import (
 from gpudoctor.plan.tensor_bytes import Precision
 from gpudoctor.profiles.load import profile_for
 from gpudoctor.profiles.profile import Profile, compute_gpus
-from gpudoctor.units import MIB, option_ranges
+from gpudoctor.text.units import MIB, option_ranges
 
 
 class Machine(msgspec.Struct, frozen=True):

@@ -10,18 +10,16 @@ from pathlib import Path
 
 import msgspec
 
-from gpudoctor.api import Sourced
+from gpudoctor.api.config import load_config
+from gpudoctor.api.load.devices import CPU_RANKS
+from gpudoctor.api.node_check import Sourced
 from gpudoctor.checks.core.registry import all_checks
 from gpudoctor.checks.core.scope import scope_of
-from gpudoctor.config import load_config
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.node import Node
-from gpudoctor.lazy_import import lazy_imports
-from gpudoctor.lazy_pattern import lazy_pattern
-from gpudoctor.load.devices import CPU_RANKS
-from gpudoctor.output import printable
+from gpudoctor.lazy import lazy_imports, lazy_pattern
 from gpudoctor.plan import communication, memory, model_shape, settings, strategies, tensor_bytes
 from gpudoctor.plan.choose import Choice, choose, choose_forced, nearest_split, undividable
 from gpudoctor.plan.communication import StepTime, step_time
@@ -38,7 +36,8 @@ from gpudoctor.plan.tensor_bytes import Precision, optimizer_bytes, state_bytes
 from gpudoctor.profiles.load import profile_for
 from gpudoctor.profiles.profile import Profile
 from gpudoctor.report.model import SourceSummary
-from gpudoctor.units import gib_text
+from gpudoctor.text.output import printable
+from gpudoctor.text.units import gib_text
 
 with lazy_imports():
     from gpudoctor.plan import verification

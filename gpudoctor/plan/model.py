@@ -7,8 +7,8 @@ from typing import Literal
 
 import msgspec
 
+from gpudoctor.api.load.devices import Backend, LoadRequest
 from gpudoctor.errors import UserError
-from gpudoctor.load.devices import Backend, LoadRequest
 from gpudoctor.plan.communication import LinkTraffic, StepTime
 from gpudoctor.plan.launch import LaunchScript
 from gpudoctor.plan.machine import Machine
@@ -20,7 +20,7 @@ from gpudoctor.plan.settings import Batch, LearningRate, Setting
 from gpudoctor.plan.strategies import Fit, Option
 from gpudoctor.plan.tensor_bytes import Optimizer, Precision, Recompute
 from gpudoctor.report.model import SourceSummary, Tool
-from gpudoctor.units import GIB
+from gpudoctor.text.units import GIB
 
 
 class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ import re
 from functools import lru_cache
 
 from gpudoctor.errors import UserError
-from gpudoctor.lazy_pattern import lazy_pattern
+from gpudoctor.lazy import lazy_pattern
 from gpudoctor.probes.plan_verification.messages import TransformerShape
 
 DEFAULT_SEQ = 4096

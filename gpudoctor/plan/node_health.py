@@ -7,21 +7,21 @@ from pathlib import Path
 
 import msgspec
 
+from gpudoctor.api.config import Config, threshold_overrides
 from gpudoctor.checks.core.finding import Finding, Status
 from gpudoctor.checks.core.registry import Check, Impact, Level, impact_of
-from gpudoctor.config import Config, threshold_overrides
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import Node
-from gpudoctor.output import printable
 from gpudoctor.plan.communication import StepTime
 from gpudoctor.plan.machine import Machine
 from gpudoctor.plan.rates import Rate
 from gpudoctor.report.judge import Question, judge
 from gpudoctor.report.model import Report
-from gpudoctor.units import gib_text, option_ranges
+from gpudoctor.text.output import printable
+from gpudoctor.text.units import gib_text, option_ranges
 
 # a plan names failures of any impact, but warnings of these only
 _WARNINGS_OF: frozenset[Impact | None] = frozenset(

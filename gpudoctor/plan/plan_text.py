@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from textwrap import wrap
 
-from gpudoctor.lazy_pattern import lazy_pattern
+from gpudoctor.lazy import lazy_pattern
 from gpudoctor.plan.model import Communication, MachineSummary, Plan, PlannedStrategy, Speed, TrafficRow
 from gpudoctor.plan.model_shape import count_text
 from gpudoctor.plan.text_rows import hanging, row_of, rows_of, verification_lines, wrapped
-from gpudoctor.units import option_ranges, seconds_text
+from gpudoctor.text.units import option_ranges, seconds_text
 
 NARROWEST = 40
 _WORDS = 24  # the fewest columns for text beside a strategy's figures

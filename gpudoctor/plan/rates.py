@@ -13,7 +13,7 @@ from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node, RdmaPort
 from gpudoctor.plan.tensor_bytes import Precision
 from gpudoctor.profiles.profile import Profile
-from gpudoctor.units import whole_mib_text
+from gpudoctor.text.units import whole_mib_text
 
 C2C_GB_S = 342
 

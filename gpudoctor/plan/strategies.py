@@ -11,7 +11,7 @@ import msgspec
 from gpudoctor.plan.machine import Machine
 from gpudoctor.plan.memory import Memory, PlanJob, RankSplit, memory_of, model_split_name
 from gpudoctor.plan.tensor_bytes import RECOMPUTES, Recompute
-from gpudoctor.units import gib_number, gib_text
+from gpudoctor.text.units import gib_number, gib_text
 
 Fit = Literal["fits", "tight", "no", "not here"]
 LARGEST_MICRO_BATCH = 64

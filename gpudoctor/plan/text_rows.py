@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from textwrap import wrap
 
-from gpudoctor.output import printable
 from gpudoctor.plan.model import Plan, PlanVerification
 from gpudoctor.plan.model_shape import count_text
-from gpudoctor.units import seconds_text
+from gpudoctor.text.output import printable
+from gpudoctor.text.units import seconds_text
 
 _LABEL = 14
 # the accepted relative difference between predicted and measured memory of CPU ranks

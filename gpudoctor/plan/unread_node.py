@@ -14,10 +14,10 @@ from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, fill
 from gpudoctor.facts.model.node import Node, Source
 from gpudoctor.facts.simulated.load import node_names
-from gpudoctor.lazy_pattern import lazy_pattern
-from gpudoctor.output import printable
+from gpudoctor.lazy import lazy_pattern
 from gpudoctor.profiles.load import gpu_models, model_key, packaged
 from gpudoctor.profiles.profile import GpuModel
+from gpudoctor.text.output import printable
 
 MOST_GPUS = 64
 _COUNTED = lazy_pattern(r"(\d{1,2}) ?x ?(.+)", re.IGNORECASE)

@@ -6,12 +6,12 @@ from statistics import median
 
 import msgspec
 
+from gpudoctor.api.load.devices import CPU_RANKS, Backend, devices_to_load
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node
-from gpudoctor.load.devices import CPU_RANKS, Backend, devices_to_load
 from gpudoctor.plan.communication import step_time
 from gpudoctor.plan.machine import Machine
 from gpudoctor.plan.memory import PlanJob, RankSplit, memory_of
@@ -22,7 +22,7 @@ from gpudoctor.probes.plan_verification.messages import VerificationFigures, Ver
 from gpudoctor.probes.runner.launch import ProbePlan, run_probes
 from gpudoctor.probes.runner.messages import AnyMessage, UnusableTorch, VerificationSample
 from gpudoctor.profiles.profile import NO_PROFILE
-from gpudoctor.units import MIB
+from gpudoctor.text.units import MIB
 
 STEPS = 3
 DEADLINE_S: dict[Backend, float] = {"nccl": 180.0, "gloo": 240.0}

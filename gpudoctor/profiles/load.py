@@ -12,12 +12,11 @@ import msgspec
 from gpudoctor.errors import UserError, nearest_names
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
-from gpudoctor.lazy_import import lazy_imports
-from gpudoctor.lazy_pattern import lazy_pattern
+from gpudoctor.lazy import lazy_imports, lazy_pattern
 from gpudoctor.profiles.profile import NO_PROFILE, GpuModel, NodeProfile, Profile, compute_gpus, majority
 
 with lazy_imports():
-    from gpudoctor import yaml_file
+    from gpudoctor.text import yaml_file
 
 # The packaged profiles are read from one JSON document, which a test generates from the YAML files that people edit
 # (make accept): importing a YAML parser takes longer than judging a node.

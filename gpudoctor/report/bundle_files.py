@@ -13,10 +13,10 @@ from gpudoctor.facts.captures.archives import FACTS, KERNEL, REPORT, VERSIONS
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node, to_json
 from gpudoctor.facts.redaction.redact import Redaction
-from gpudoctor.json_text import terminal_safe
-from gpudoctor.output import printable
 from gpudoctor.report.judge import Question, judge
 from gpudoctor.report.model import Report, Run, SourceSummary, render_json
+from gpudoctor.text.json_text import terminal_safe
+from gpudoctor.text.output import printable
 
 
 def files_of(node: Node, *, redact: bool, made_s: float, argv: tuple[str, ...] = ()) -> dict[str, bytes]:

@@ -12,7 +12,7 @@ from gpudoctor.checks.core.driver_messages import MEANINGS
 from gpudoctor.checks.core.registry import Check
 from gpudoctor.checks.driver.load_causes import LOAD_CAUSES
 from gpudoctor.checks.gpu.xid_judged import NVLINK5_UNITS, XID_74_BITS
-from gpudoctor.lazy_import import lazy_imports
+from gpudoctor.lazy import lazy_imports
 
 with lazy_imports():
     from gpudoctor.facts.captures.host import module

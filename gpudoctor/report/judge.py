@@ -142,12 +142,18 @@ def without_verdict(results: Iterable[CheckResult], required: Iterable[str]) -> 
 
 
 def set_aside(results: Iterable[CheckResult]) -> tuple[str, ...]:
-    """What the kernel log tells and a check judged as harmless, a line each: the reader may have seen it too."""
+    """What the kernel log tells and a check judged as harmless, a line each: the reader may have seen it too.
+
+    Of a GPU that fails nothing is called harmless.
+    """
+    results = tuple(results)
+    failed = {finding.subject for result in results for finding in result.findings if finding.status is Status.FAIL}
     harmless = [
         finding.found.text if finding.subject == NODE else f"{finding.subject.label}: {finding.found.text}"
         for result in results
         for finding in result.findings
         if finding.status is Status.PASS and finding.found and finding.found.value is not None
+        if finding.subject not in failed
         if any(evidence.source == "kernel log" for evidence in finding.evidence)
     ]
     more = len(harmless) - _MOST_SET_ASIDE
@@ -161,7 +167,7 @@ def exit_code(results: Iterable[CheckResult], verdict: Verdict, fail_on: FailOn,
     """0, 1 or 3, as in docs/exit-codes.md; `lacking`: a required check has no verdict."""
     if verdict == "fail" and fail_on != "never":
         return 1
-    if fail_on == "warn" and any(result.status is Status.WARN for result in results):
+    if fail_on == "warn" and any(result.warns for result in results):
         return 1
     if lacking:
         return 3

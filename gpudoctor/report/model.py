@@ -15,8 +15,8 @@ from gpudoctor.checks.core.registry import LEVELS, Level
 from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.node import Node, SourceKind
-from gpudoctor.json_text import json_line
-from gpudoctor.output import printable
+from gpudoctor.text.json_text import json_line
+from gpudoctor.text.output import printable
 
 Verdict = Literal["pass", "warn", "fail", "unknown"]
 # what passes as soon as it is there says nothing about whether a node is well
@@ -81,7 +81,7 @@ class ProfileSummary(msgspec.Struct, frozen=True):
 
 
 class Counts(msgspec.Struct, frozen=True):
-    """Checks by status."""
+    """Checks by status; one that warns of one GPU and is unknown for another counts as both."""
 
     # `pass` is a keyword
     passed: int = msgspec.field(name="pass", default=0)
@@ -217,7 +217,7 @@ def counts_of(results: tuple[CheckResult, ...]) -> Counts:
     statuses = [result.status for result in results]
     return Counts(
         passed=statuses.count(Status.PASS),
-        warn=statuses.count(Status.WARN),
+        warn=sum(result.warns for result in results),
         fail=statuses.count(Status.FAIL),
         skip=statuses.count(Status.SKIP),
         unknown=statuses.count(Status.UNKNOWN),

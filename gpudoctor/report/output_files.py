@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gpudoctor.errors import UserError
-from gpudoctor.lazy_pattern import lazy_pattern
+from gpudoctor.lazy import lazy_pattern
 
 # how long to wait for a program to open a named pipe for reading
 READER_DEADLINE_S = 5.0

@@ -14,7 +14,7 @@ from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.checks.core.subject import Subject
 from gpudoctor.facts.system.services import NodeExporter
 from gpudoctor.report.model import Report, Verdict, suppressed_in
-from gpudoctor.units import GIB, KIB, MIB
+from gpudoctor.text.units import GIB, KIB, MIB
 
 # suffixes that Prometheus reserves for other types of metric than gauges
 _RESERVED = ("total", "count", "sum", "bucket", "info", "created")

@@ -12,11 +12,11 @@ from gpudoctor.checks.core.finding import Status
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
-from gpudoctor.output import printable
 from gpudoctor.report.gpu_health import health_of, problems_of
 from gpudoctor.report.model import Report, alarms, node_words
 from gpudoctor.report.wording import verdict_words
-from gpudoctor.units import MIB, gib_number, ranges
+from gpudoctor.text.output import printable
+from gpudoctor.text.units import MIB, gib_number, ranges
 
 _HEADINGS = ("GPU", "health", "util%", "mem GiB", "MHz", "°C", "W", "PCIe", "NVLink", "program")
 _LEFT = ("health", "program")

@@ -18,24 +18,24 @@ from rich.theme import Theme
 from gpudoctor.checks.core.finding import PROBLEMS, Finding, Status, worst
 from gpudoctor.checks.core.registry import LEVELS
 from gpudoctor.checks.core.subject import NODE, grouped_label
-from gpudoctor.output import printable
 from gpudoctor.report.model import Report, alarms, is_above, node_words, profile_words, suppressed_in
 from gpudoctor.report.text_figures import figure_lines
 from gpudoctor.report.wording import (
     PARTLY,
     CommandText,
+    Explained,
     alike,
     also_paste,
     block_rows,
     check_count,
     domain_words,
-    explained_by,
     is_no_gpu_node,
     label_of,
     problem_groups,
     verdict_word,
     verdict_words,
 )
+from gpudoctor.text.output import printable
 
 NARROWEST = 40
 STYLES = {
@@ -167,9 +167,10 @@ def _findings(report: Report) -> Iterator[RenderableType]:
 
 
 def _problems(report: Report) -> Iterator[RenderableType]:
+    explained = Explained(report)
     for result, findings in problem_groups(report):
         yield Text("")
-        yield from _block(result.id, findings, explained_by(report, result.id, findings))
+        yield from _block(result.id, findings, explained.by(result.id, findings))
 
 
 def _block(check_id: str, findings: list[Finding], explains: list[str]) -> Iterator[RenderableType]:

@@ -29,7 +29,7 @@ from gpudoctor.report.tables.links import (
 )
 from gpudoctor.report.tables.table import NOT_KNOWN, Table, aligned, cell
 from gpudoctor.report.tables.workloads import library_tables, loading_tables, storage_table, strategy_tables
-from gpudoctor.units import figure_text, mib_text, size_text, whole_mib_text
+from gpudoctor.text.units import figure_text, mib_text, size_text, whole_mib_text
 
 _WRONG_SHOWN = 5
 _MATRIX_RANKS_MAX = 8

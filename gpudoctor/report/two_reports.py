@@ -15,7 +15,7 @@ from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.report.judge import exit_code, reason_line
 from gpudoctor.report.model import Report, counts_of, verdict_of
-from gpudoctor.units import size_text
+from gpudoctor.text.units import size_text
 
 # repeated busbw measurements on one healthy node differ by 2 to 3 %; smaller differences mean nothing
 FIGURE_CHANGE_MIN = 0.05

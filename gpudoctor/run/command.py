@@ -12,7 +12,8 @@ from typing import Literal
 
 import msgspec
 
-from gpudoctor import __version__, api
+from gpudoctor import __version__
+from gpudoctor.api import node_check
 from gpudoctor.checks.core.case import Case
 from gpudoctor.diagnose import build, gather, sources
 from gpudoctor.diagnose.diagnosis import Diagnosis
@@ -31,7 +32,7 @@ from gpudoctor.run.run_folder import NoFolderError, RunFolder, is_of_step, repor
 from gpudoctor.run.settings import failure_settings, observer_settings
 from gpudoctor.run.watched import RunStall, Watched
 from gpudoctor.run.watching import RunWatch
-from gpudoctor.units import rfc3339
+from gpudoctor.text.units import rfc3339
 
 _TICK_S = 0.1
 _SAMPLE_EVERY_S = 2.0
@@ -111,8 +112,8 @@ def _check_before(request: RunRequest, say: Say) -> tuple[Node, report.Precheck 
         if request.require_fit:
             raise UserError("--require-fit needs a check before the start: not with --precheck none")
         return Node(), None
-    prepared = api.prepared(api.CheckRequest(level=request.precheck, include_facts=True))
-    found = api.examined(prepared)
+    prepared = node_check.prepared(node_check.CheckRequest(level=request.precheck, include_facts=True))
+    found = node_check.examined(prepared)
     reason = found.reason.removeprefix(f"{found.verdict.upper()} ")
     precheck = report.Precheck(request.precheck, found.verdict, reason)
     words = ": ".join(filter(None, (found.verdict.upper(), reason)))

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 from gpudoctor.checks.core.finding import PROBLEMS, Status
 from gpudoctor.diagnose import text as diagnosis_text
-from gpudoctor.output import printable
 from gpudoctor.report.wording import block_rows
 from gpudoctor.run.findings.progress import of_stall
 from gpudoctor.run.report import FlatFinding, RankReport, RunReport, as_finding
-from gpudoctor.units import duration_text
+from gpudoctor.text.output import printable
+from gpudoctor.text.units import duration_text
 
 _LABEL = 10
 _MOST_RANKS = 64

@@ -8,7 +8,7 @@ from enum import Enum
 
 import msgspec
 
-from gpudoctor.lazy_pattern import lazy_pattern
+from gpudoctor.lazy import lazy_pattern
 from gpudoctor.process.command import CommandLateError, run_command
 
 # every reason that gpudoctor sets begins so, and only such drains are undone

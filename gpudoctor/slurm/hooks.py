@@ -13,13 +13,13 @@ from typing import Literal
 import msgspec
 
 from gpudoctor.errors import UserError
-from gpudoctor.output import printable, say
 from gpudoctor.report.output_files import OutputError, write_file
 from gpudoctor.slurm import Hook, kept_verdict
 from gpudoctor.slurm.drain import DrainResult, NodeRecord, drain, read_node, undo_drain
 from gpudoctor.slurm.quick_check import HookVerdict, check, has_gpus, job_gpus
 from gpudoctor.slurm.returns import count_healthy, forget_healthy, note_load, note_return, why_not_yet
 from gpudoctor.slurm.settings import HookSettings, read_settings
+from gpudoctor.text.output import printable, say
 
 # for the driver's answers; the scripts in contrib/slurm end a prolog or epilog after 40 s, a health check after 45 s
 _DEADLINE_S = 30.0

@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from gpudoctor import __version__
-from gpudoctor.private_folder import why_replaceable
+from gpudoctor.process.private_folder import why_replaceable
 from gpudoctor.report.output_files import OutputError, write_file
 from gpudoctor.slurm.quick_check import text_of
 from gpudoctor.slurm.settings import HookSettings

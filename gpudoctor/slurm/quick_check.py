@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from gpudoctor.errors import UserError
-from gpudoctor.lazy_pattern import lazy_pattern
+from gpudoctor.lazy import lazy_pattern
 from gpudoctor.slurm.settings import FILE, HookSettings, SettingsError
 
 if TYPE_CHECKING:
@@ -46,11 +46,11 @@ def check(
     settings: HookSettings, gpus: str | None, deadline_s: float, level: Literal["quick", "standard"] = "quick"
 ) -> HookVerdict:
     """Check the node, or only the named GPUs. Return unknown, with the reason, if the check could not be done."""
-    from gpudoctor import api
+    from gpudoctor.api import node_check
     from gpudoctor.facts.nvml.collector_ahead import dismiss_ahead, start_ahead
 
     node, *faults = settings.trial or (None,)
-    request = api.CheckRequest(
+    request = node_check.CheckRequest(
         level=level,
         skip=settings.skip,
         gpu=gpus,
@@ -63,10 +63,10 @@ def check(
     # an error until the node is read is one of the configuration or the settings
     misconfigured = True
     try:
-        prep = api.prepared(request)
+        prep = node_check.prepared(request)
         _refuse_unknown(settings.drain_checks, prep.checks + prep.left_out)
         misconfigured = bool(settings.trial)
-        return result_of(api.examined(prep), settings)
+        return result_of(node_check.examined(prep), settings)
     except UserError as error:
         return HookVerdict("unknown", str(error), misconfigured=misconfigured)
     finally:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
-from gpudoctor.private_folder import read_own_file
+from gpudoctor.process.private_folder import read_own_file
 from gpudoctor.report.output_files import OutputError, write_file
 from gpudoctor.slurm.drain import NodeRecord, is_of_hardware
 from gpudoctor.slurm.settings import HookSettings

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from gpudoctor.errors import UserError
-from gpudoctor.lazy_pattern import lazy_pattern
+from gpudoctor.lazy import lazy_pattern
 
 FILE = "/etc/default/gpudoctor"
 # the variable of each field of `HookSettings`

@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from gpudoctor.lazy_pattern import lazy_pattern
+from gpudoctor.lazy import lazy_pattern
 from gpudoctor.statements.xids import Bucket, xid
 
 # hardware: a GPU or link is at fault. kernel: work on a GPU died; program or hardware. refused: the GPU accepts no

@@ -33,7 +33,7 @@ OWN_ADVICE: dict[int, str] = {
     74: "Look at nvlink.links and nvlink.errors; reset all GPUs of the fabric together; check the bridge or baseboard.",
     79: "Drain the node and power-cycle it (off for 30 s); if it returns: reseat it, then hardware case.",
     92: "See gpu.ecc; a GPU that corrects at a high rate is slower and wears out.",
-    94: "Restart the job that died; reset the GPU when it is idle (see gpu.memory-repair).",
+    94: "Restart the job that died; if gpu.memory-repair says that a row waits, reset the GPU when it is idle.",
     119: "Drain the node and reset the GPU; if it returns, update the driver, or open a hardware case.",
     120: "Drain the node and reset the GPU; if it returns, update the driver.",
     121: "Watch the C2C link; reset both GPU and host if it returns.",

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gpudoctor.facts.model.node import Node
-    from gpudoctor.fakes.fake_nvml import FakeNvml, ScriptedFault
+    from gpudoctor.testing.fake_nvml import FakeNvml, ScriptedFault
 
 DEFAULT_NODE = "hgx-h100-8"
 _USAGE = "gpu_node(source='hgx-h100-8', faults=()): answer pynvml from this node, broken by these faults"
@@ -60,7 +60,7 @@ def gpu_node() -> Iterator[Callable[..., Node]]:
 def _made(*args: Any, **named: Any) -> FakeNvml:
     """The fake driver for the arguments of a marker or call; wrong ones fail the test with one clear line."""
     from gpudoctor.errors import UserError
-    from gpudoctor.fakes.fake_nvml import FakeNvml
+    from gpudoctor.testing.fake_nvml import FakeNvml
 
     if len(args) > 2 or named.keys() - {"source", "faults"} or named.keys() & set(("source", "faults")[: len(args)]):
         shown = ", ".join([*map(repr, args), *(f"{name}={value!r}" for name, value in named.items())])

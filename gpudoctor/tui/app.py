@@ -15,7 +15,7 @@ from textual.screen import Screen
 from textual.widgets import Input, TabbedContent, TabPane
 
 from gpudoctor.checks.core.registry import Level
-from gpudoctor.lazy_import import lazy_imports
+from gpudoctor.lazy import lazy_imports
 from gpudoctor.run.live import LiveRun
 from gpudoctor.tui.bindings import (
     KEYS,

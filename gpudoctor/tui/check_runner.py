@@ -10,20 +10,20 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from gpudoctor.api.load.measure import puts_load as checks_put_load
 from gpudoctor.checks.core.gpu_use import UseReadings, readings_of, use_of
 from gpudoctor.checks.core.registry import LEVELS, Level, all_checks, select
 from gpudoctor.errors import UserError
-from gpudoctor.exit_codes import COULD_NOT
 from gpudoctor.facts.model.gpu import GpuProcess
 from gpudoctor.facts.model.missing import NOT_READ, Missing, known
-from gpudoctor.load.measure import puts_load as checks_put_load
-from gpudoctor.output import printable
 from gpudoctor.process.async_child import AsyncChild
 from gpudoctor.process.ending import ending_words
+from gpudoctor.process.exit_codes import COULD_NOT
 from gpudoctor.process.own_program import own_gpudoctor
 from gpudoctor.process.pipes import LineReader
-from gpudoctor.progress import ProgressLine
 from gpudoctor.report.model import Report
+from gpudoctor.report.progress import ProgressLine
+from gpudoctor.text.output import printable
 from gpudoctor.tui.state import FinishedRun, State
 
 # a full report of 16 GPUs with facts is smaller than 2 MiB

@@ -15,9 +15,9 @@ import msgspec
 from gpudoctor.errors import UserError
 from gpudoctor.facts.deadlines import COLLECTION
 from gpudoctor.facts.stream.messages import Opening, Tick, WatchLine
-from gpudoctor.output import printable
 from gpudoctor.process.async_child import AsyncChild, Taker
 from gpudoctor.process.pipes import LineReader
+from gpudoctor.text.output import printable
 from gpudoctor.tui.state import HISTORY_TICKS, FeedFailure, Playback
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from textual.theme import Theme
 from textual.widget import Widget
 
 from gpudoctor.checks.core.finding import WORST_FIRST, Finding, Status
-from gpudoctor.output import printable
-from gpudoctor.units import rate_number
+from gpudoctor.text.output import printable
+from gpudoctor.text.units import rate_number
 
 # colour never carries the meaning alone: the word is always shown
 STYLE_OF = {"FAIL": "fail", "LOST": "fail", "warn": "warn", "unknown": "unknown", "ok": "ok", "-": "dim"}

@@ -17,12 +17,12 @@ from gpudoctor.facts.captures import SourceError
 from gpudoctor.facts.captures.facts_file import checked
 from gpudoctor.facts.captures.opened import read_file
 from gpudoctor.facts.model.node import Node
-from gpudoctor.lazy_import import lazy_imports
-from gpudoctor.output import printable
-from gpudoctor.progress import ProgressLine
+from gpudoctor.lazy import lazy_imports
 from gpudoctor.report.model import Report
 from gpudoctor.report.output_files import write_file
+from gpudoctor.report.progress import ProgressLine
 from gpudoctor.report.two_reports import joined
+from gpudoctor.text.output import printable
 from gpudoctor.tui.check_runner import Checker, puts_load, users_of_gpus
 from gpudoctor.tui.state import FinishedRun, LogLine, Running, State
 

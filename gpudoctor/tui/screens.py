@@ -16,11 +16,11 @@ from textual.widgets.option_list import Option
 
 from gpudoctor.checks.core.registry import LEVELS, Level, all_checks
 from gpudoctor.errors import UserError
-from gpudoctor.lazy_import import lazy_imports
-from gpudoctor.output import printable
+from gpudoctor.lazy import lazy_imports
 from gpudoctor.report.check_docs import page_text
 from gpudoctor.report.model import Report, render_json
 from gpudoctor.report.output_files import write_file
+from gpudoctor.text.output import printable
 from gpudoctor.tui.bindings import Group
 
 with lazy_imports():

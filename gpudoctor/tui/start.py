@@ -12,15 +12,15 @@ import msgspec
 
 from gpudoctor.errors import UserError
 from gpudoctor.facts.system.environment import node_name
-from gpudoctor.lazy_import import lazy_imports
-from gpudoctor.lazy_pattern import lazy_pattern
-from gpudoctor.output import printable
+from gpudoctor.lazy import lazy_imports, lazy_pattern
 from gpudoctor.process.die_with_parent import die_with_parent
 from gpudoctor.process.own_program import own_gpudoctor
+from gpudoctor.text.output import printable
 
 with lazy_imports():
-    from gpudoctor import api, progress
+    from gpudoctor.api import node_check
     from gpudoctor.facts.stream import recording
+    from gpudoctor.report import progress
     from gpudoctor.run import live
     from gpudoctor.tui import app as screen
     from gpudoctor.tui import check_runner, feeds, labels
@@ -113,7 +113,7 @@ def _refuse(source: str | None, faults: tuple[str, ...]) -> None:
         raise UserError("--node -: the screen needs standard input for its keys; write the stream into a file first")
     if source is None and not faults:
         return  # this machine: errors show on the screen
-    api.read_source(source, faults, 10.0, progress.terminal_progress())
+    node_check.read_source(source, faults, 10.0, progress.terminal_progress())
 
 
 def _label(source: str | None) -> str:

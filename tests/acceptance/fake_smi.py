@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node, from_json, to_json
-from gpudoctor.fakes.table_node import answers_of
+from gpudoctor.testing.table_node import answers_of
 
 _WORDS = {True: "Enabled", False: "Disabled"}
 

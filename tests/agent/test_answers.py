@@ -253,14 +253,14 @@ def test_a_client_whose_request_has_come_is_not_dropped_for_another() -> None:
 def test_the_agent_is_small_and_its_runs_are_not_in_it(faulty: Agent) -> None:
     assert psutil.Process(faulty.process.pid).memory_info().rss < 64 << 20
     code = (
-        "import sys, gpudoctor.cli.agent, gpudoctor.agent.run_agent, gpudoctor.agent.schedule;"
+        "import sys, gpudoctor.cli.commands.agent, gpudoctor.agent.run_agent, gpudoctor.agent.schedule;"
         "import gpudoctor.agent.answers, asyncio;"
         "print(*sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
     assert "gpudoctor.agent.schedule" in loaded
-    assert not loaded & {"torch", "textual", "rich", "pynvml", "psutil", "yaml", "gpudoctor.cli.check"}
+    assert not loaded & {"torch", "textual", "rich", "pynvml", "psutil", "yaml", "gpudoctor.cli.commands.check"}
 
 
 def test_any_other_address_wants_a_token_and_healthz_does_not(tmp_path: Path) -> None:

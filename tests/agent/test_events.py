@@ -53,7 +53,7 @@ def test_without_events_the_schedule_alone_counts(tmp_path: Path, monkeypatch: p
 def test_a_line_of_the_kernel_log_wakes_and_one_about_something_else_does_not(tmp_path: Path) -> None:
     async def woken() -> list[str]:
         heard: list[str] = []
-        watch = EventWatch(heard.append, tmp_path, nvml="gpudoctor.fakes.fake_nvml:FakeNvml:cpu-only")
+        watch = EventWatch(heard.append, tmp_path, nvml="gpudoctor.testing.fake_nvml:FakeNvml:cpu-only")
         os.write(writer, b"6,1,1000,-;usb 1-1: new device\n")
         os.write(writer, _XID.format(number=2, time=2000).encode())
         while not heard:

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 import gpudoctor
-from gpudoctor.cli import check as check_command
+from gpudoctor.cli.commands import check as check_command
 from gpudoctor.facts import collect
 from tests.cli.conftest import Gpudoctor
 from tests.cli.conftest import gpudoctor as command

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 import gpudoctor
-from gpudoctor import local_verdict
+from gpudoctor.api import local_verdict
 from gpudoctor.probes.runner import local_workers
 from gpudoctor.probes.runner.launch_engine import LocalPlacement, local_placement
 from gpudoctor.probes.runner.local_workers import LocalWorkers, WorkerHello

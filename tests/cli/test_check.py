@@ -256,16 +256,15 @@ def test_no_capture_fails(gpudoctor: Gpudoctor, captures: Path) -> None:
         assert outcome.json["run"]["source"]["kind"] == "capture"
 
 
-def test_checks_that_run_at_full_only_run_there_where_they_alone_are_named(
-    gpudoctor: Gpudoctor, tmp_path: Path
-) -> None:
+def test_a_word_that_names_only_checks_of_level_full_runs_them(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
     def level(*words: str) -> str:
         return str(gpudoctor("check", *words, "--node", "hgx-h100-8", "--json").json["run"]["level"])
 
     assert level("strategy") == "full"
     assert level("strategy.fsdp", "compute.memory") == "full"
     assert level("strategy", "--level", "standard") == "standard"
-    assert level("strategy", "train") == "standard"
+    assert level("strategy", "train") == "full"
+    assert level("storage") == "standard"
     assert level("burn") == "standard"
     config = tmp_path / "quick.yaml"
     config.write_text("level: quick\n")

@@ -6,12 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import gpudoctor.cli
-from gpudoctor.cli.commands import COMMANDS
+import gpudoctor.cli.commands
+from gpudoctor.cli.command_table import COMMANDS
 
 OPTIONS = """
 import argparse, sys
-from gpudoctor.cli.commands import COMMANDS, module_of
+from gpudoctor.cli.command_table import COMMANDS, module_of
 for name in COMMANDS:
     module_of(name).add_options(argparse.ArgumentParser())
 print(*sys.modules)
@@ -23,7 +23,7 @@ ROOMS = (
     "cluster.check.",
     "agent.",
     "tui",
-    "fakes",
+    "testing",
     "checks",
     "report",
     "api",
@@ -33,13 +33,13 @@ ROOMS = (
 def test_the_options_of_all_commands_are_known_without_importing_what_does_the_work() -> None:
     done = subprocess.run([sys.executable, "-c", OPTIONS], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
-    assert "gpudoctor.cli.plan" in loaded
+    assert "gpudoctor.cli.commands.plan" in loaded
     rooms = tuple(f"gpudoctor.{room}" for room in ROOMS)
     assert sorted(name for name in loaded if name.startswith(rooms)) == []
 
 
 def test_each_command_has_its_file() -> None:
-    files = {path.stem for path in Path(gpudoctor.cli.__file__).parent.glob("*.py")}
+    files = {path.stem for path in Path(gpudoctor.cli.commands.__file__).parent.glob("*.py")}
     assert {name.replace("-", "_") for name in COMMANDS} <= files
 
 
@@ -50,5 +50,6 @@ def test_a_check_imports_the_file_of_no_other_command() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert set(done.stderr.split()) == {
-        f"gpudoctor.cli.{name}" for name in ("main", "commands", "guarded", "parsing", "options", "check")
+        f"gpudoctor.cli.{name}"
+        for name in ("main", "command_table", "guarded", "parsing", "options", "commands", "commands.check")
     }

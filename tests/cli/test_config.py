@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
+from gpudoctor.api.config import Config, ConfigError, load_config, threshold_overrides
 from gpudoctor.checks.core.registry import registry
-from gpudoctor.config import Config, ConfigError, load_config, threshold_overrides
 from tests.cli.conftest import Gpudoctor
 
 NOWHERE = Path("/nonexistent/config.yaml")
@@ -235,9 +235,9 @@ def test_a_users_file_that_is_there_and_cannot_be_read_is_an_error(
 
 def test_without_a_file_no_yaml_is_imported() -> None:
     code = (
-        "import sys, pathlib; from gpudoctor.config import load_config;"
+        "import sys, pathlib; from gpudoctor.api.config import load_config;"
         "load_config(None, {'HOME': '/nonexistent'}, (), pathlib.Path('/nonexistent'));"
-        "print('yaml' in sys.modules, 'gpudoctor.yaml_file' in sys.modules)"
+        "print('yaml' in sys.modules, 'gpudoctor.text.yaml_file' in sys.modules)"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.split() == ["False", "False"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import gpudoctor as library
-from gpudoctor.api import CheckRequest
+from gpudoctor.api.node_check import CheckRequest
 from gpudoctor.errors import UserError
 from tests.cli.conftest import Gpudoctor
 from tests.needs import needs

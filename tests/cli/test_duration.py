@@ -14,7 +14,9 @@ import msgspec
 import psutil
 import pytest
 
-from gpudoctor import api
+from gpudoctor.api import node_check
+from gpudoctor.api.load.burn import burn_duration_s, count_again
+from gpudoctor.api.load.measure import CPU_PROBE_DEADLINE_S, RUN_DEADLINE_S
 from gpudoctor.checks.core.registry import Level, registry
 from gpudoctor.errors import UserError
 from gpudoctor.facts import collect
@@ -24,8 +26,6 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import KernelEvent, KernelLog, Node, Source
 from gpudoctor.facts.model.telemetry import Burn
 from gpudoctor.facts.simulated.load import load_node
-from gpudoctor.load.burn import burn_duration_s, count_again
-from gpudoctor.load.measure import CPU_PROBE_DEADLINE_S, RUN_DEADLINE_S
 from gpudoctor.probes.runner import launch
 from tests.cli.conftest import Gpudoctor
 from tests.needs import needs
@@ -50,7 +50,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
         return Measurements()
 
     monkeypatch.setattr(launch, "run_probes", run_probes)
-    monkeypatch.setattr(api, "with_storage", lambda node, measured, *_: measured)
+    monkeypatch.setattr(node_check, "with_storage", lambda node, measured, *_: measured)
     return taken
 
 

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from gpudoctor.cli.commands import COMMANDS, GROUPS
+from gpudoctor.cli.command_table import COMMANDS, GROUPS
 from tests.cli.conftest import Gpudoctor
 
 
@@ -38,7 +38,10 @@ def test_without_a_command_it_shows_them_by_what_they_are_for(
         (("explain", "pcei"), "nothing is called 'pcei'; did you mean pcie?"),
         (("explain", "2"), "nothing is called '2'; NVIDIA's catalogue has no Xid of this number"),
         (("explain", "rank_hng"), "nothing is called 'rank_hng'; did you mean rank_hung?"),
-        (("nodes", "no-such-thing"), "no simulated node, fault or example job has no-such-thing in its name or title"),
+        (
+            ("nodes", "no-such-thing"),
+            "no simulated node, fault, injection or example job has no-such-thing in its name or title",
+        ),
         (("list", "--level", "burn", "pcie"), "no check at level burn has pcie in its id or title"),
     ],
 )

@@ -186,7 +186,12 @@ sys.exit(gpudoctor.cli.main.main({argv!r}))
 @pytest.mark.wide(every=4)
 @pytest.mark.parametrize(
     ("within", "at"),
-    [("api", "all_checks"), ("api", "load_config"), ("api", "read_source"), ("report.judge", "judge")],
+    [
+        ("api.node_check", "all_checks"),
+        ("api.node_check", "load_config"),
+        ("api.node_check", "read_source"),
+        ("report.judge", "judge"),
+    ],
 )
 def test_a_signal_at_any_later_point_gives_one_whole_document_that_says_so(within: str, at: str) -> None:
     script = JUDGING.format(within=within, at=at, argv=[*QUICK, "--json"])

@@ -13,7 +13,7 @@ import pytest
 
 from gpudoctor.facts.model.node import from_json, to_json
 from gpudoctor.facts.simulated.load import apply_faults, load_node
-from gpudoctor.json_text import terminal_safe
+from gpudoctor.text.json_text import terminal_safe
 from tests.cli.conftest import Gpudoctor
 
 # erases the screen in two ways, rings, turns the direction, breaks lines, and is markup of every kind

@@ -15,7 +15,7 @@ from types import ModuleType
 import pytest
 
 import gpudoctor
-from gpudoctor.lazy_import import lazy_imports
+from gpudoctor.lazy import lazy_imports
 
 HEAVY = ("torch", "textual", "rich", "numpy", "psutil", "pynvml", "defusedxml", "asyncio", "multiprocessing")
 # 2 to 3 ms each: argparse imports the first for the width of help texts, a burn needs the second
@@ -57,7 +57,7 @@ def test_a_live_check_leaves_the_driver_binding_to_its_child() -> None:
 
 def test_a_lazy_module_is_imported_when_a_name_of_it_is_read() -> None:
     code = (
-        "import sys\nfrom gpudoctor.lazy_import import lazy_imports\n"
+        "import sys\nfrom gpudoctor.lazy import lazy_imports\n"
         "with lazy_imports():\n    import wave\n    from email import charset as sets\n"
         "assert not {'wave', 'email.charset'} & set(sys.modules)\nimport cmd\nassert 'cmd' in sys.modules\n"
         "print(wave.open.__module__, sets.Charset.__module__, wave is sys.modules['wave'])"
@@ -93,7 +93,7 @@ def test_a_lazy_module_that_another_thread_is_importing_is_waited_for(
 
 @pytest.mark.parametrize("line", ["import email.charset", "import email.charset as sets", "from . import checks"])
 def test_what_would_name_another_module_is_no_lazy_import(line: str) -> None:
-    code = f"from gpudoctor.lazy_import import lazy_imports\nwith lazy_imports():\n    {line}\n"
+    code = f"from gpudoctor.lazy import lazy_imports\nwith lazy_imports():\n    {line}\n"
     eager = builtins.__import__
     with pytest.raises(ImportError, match="from package import module"):
         exec(code, {"__name__": "gpudoctor.any", "__package__": "gpudoctor"})

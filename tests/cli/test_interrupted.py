@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from gpudoctor.fakes.fake_nvml import Script, ScriptedFault, write_script
+from gpudoctor.testing.fake_nvml import Script, ScriptedFault, write_script
 from tests.facts.nvml_nodes import make_node, make_root
 
 FIRST, SECOND, HANGUP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP

@@ -16,10 +16,10 @@ import msgspec
 import psutil
 import pytest
 
+from gpudoctor.api.load import measure
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.load import measure
 from gpudoctor.report.model import Report, report_schema
 from tests.cli.conftest import Gpudoctor, Outcome
 from tests.imported_torch import ForkedPython, own_children

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from gpudoctor.probes.runner.messages import Left, Phase
-from gpudoctor.progress import ProgressLine, ProgressLines
+from gpudoctor.report.progress import ProgressLine, ProgressLines
 from tests.cli.conftest import Gpudoctor
 
 RANKS = ("check", "collective.correct", "--node", "hgx-h100-8", "--backend", "gloo", "--json", "--progress")
@@ -42,7 +42,7 @@ def test_a_check_without_ranks_has_nothing_to_tell(gpudoctor: Gpudoctor) -> None
 
 
 def test_a_run_ends_when_nobody_reads_its_progress_any_more() -> None:
-    code = "import signal; from gpudoctor.progress import progress_to_stderr as begin; "
+    code = "import signal; from gpudoctor.report.progress import progress_to_stderr as begin; "
     code += "begin(None)('reading'); signal.pause()"
     with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True) as waits_for_ever:
         assert waits_for_ever.stderr is not None

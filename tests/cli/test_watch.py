@@ -17,7 +17,7 @@ import msgspec
 import psutil
 import pytest
 
-from gpudoctor.cli.watch import ClosedError, LineWriter, follow
+from gpudoctor.cli.commands.watch import ClosedError, LineWriter, follow
 from gpudoctor.errors import UserError
 from gpudoctor.facts.collect import collect_live
 from gpudoctor.facts.model.gpu import GpuProcess
@@ -25,7 +25,7 @@ from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.stream.driver import DriverWatch
 from gpudoctor.facts.stream.messages import Opening, Tick, WatchLine
 from gpudoctor.facts.stream.sources import LiveSource
-from gpudoctor.fakes.fake_nvml import FakeNvml, Script, ScriptedFault, from_file, write_script
+from gpudoctor.testing.fake_nvml import FakeNvml, Script, ScriptedFault, from_file, write_script
 from tests.cli.conftest import Gpudoctor
 from tests.conftest import ROOT
 from tests.facts.nvml_nodes import make_node, make_root, with_gpu

@@ -35,6 +35,13 @@ def test_the_examples_show_a_fault_of_every_sort(gpudoctor: Gpudoctor) -> None:
     assert Path(found["reading"]["broken"][0]["place"]).name == "gpu-13.json"
 
 
+def test_the_command_that_comes_next_names_the_nodes_that_should_have_reported(gpudoctor: Gpudoctor) -> None:
+    source = str(EXAMPLES / "fleet")
+    shown = gpudoctor("cluster", "report", source, "--expect", "gpu-[01-20]").out.splitlines()
+    command = f"gpudoctor cluster report {source} --expect 'gpu-[01-20]' --exclude-expr"
+    assert any(line.strip().startswith(command) for line in shown)
+
+
 def test_what_a_fault_explains_is_not_counted_beside_it(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
     write(tmp_path / "a.json", report("node1", like="gpu-12"))
     found = gpudoctor("cluster", "report", "--json", str(tmp_path)).json
@@ -48,7 +55,10 @@ def test_the_text_names_nodes_faults_outliers_drift_and_what_was_not_read(
     monkeypatch.setenv("COLUMNS", columns)
     outcome = gpudoctor("cluster", "report", str(EXAMPLES / "fleet"))
     assert outcome.code == 1
-    assert max(map(len, outcome.out.splitlines())) <= int(columns)
+    # a command is a line of its own, never wrapped
+    text = [line for line in outcome.out.splitlines() if not line.startswith("  gpudoctor ")]
+    assert max(map(len, text)) <= int(columns)
+    assert "  gpudoctor explain pcie.link-width" in outcome.out.splitlines()
     assert outcome.out.startswith("SIMULATED: all nodes are made up")
     for words in (
         "FAIL 3 gpu-[04,11-12]",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpudoctor.hostlist import expand_hostlist, hostlist
+from gpudoctor.text.hostlist import expand_hostlist, hostlist
 from tests.cli.conftest import Gpudoctor
 from tests.cluster.fleet_reports import Report, fleet, report, write
 from tests.needs import needs

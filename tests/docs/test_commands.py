@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpudoctor.cli.commands import COMMANDS
+from gpudoctor.cli.command_table import COMMANDS
 from gpudoctor.cli.parsing import parsed
 from gpudoctor.errors import UserError
 

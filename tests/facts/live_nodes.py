@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from gpudoctor.facts.collect import collect_live
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.node import Node
-from gpudoctor.fakes.fake_nvml import Script, ScriptedFault, write_script
+from gpudoctor.testing.fake_nvml import Script, ScriptedFault, write_script
 
 CALL_DEADLINE_S = 0.8
 

@@ -26,7 +26,7 @@ from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
 from gpudoctor.facts.model.node import Driver, Node
 from gpudoctor.facts.nvml.channel import CallTrace
 from gpudoctor.facts.nvml.read_node import read_nvml
-from gpudoctor.fakes.fake_nvml import FakeNvml, ScriptedFault
+from gpudoctor.testing.fake_nvml import FakeNvml, ScriptedFault
 
 # functions that a driver of the 470 branch does not have
 ABSENT_IN_470 = (
@@ -44,7 +44,7 @@ ABSENT_IN_470 = (
     "nvmlSystemGetConfComputeState",
 )
 LAST_FIELD_IN_470 = 160
-ASKED_NOT = Missing("not asked: the link leads to a switch")
+ASKED_NOT = Missing("not asked: the link leads to a switch", "not_asked")
 
 
 def make_gpu(index: int, links: int = 18) -> Gpu:

@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 from gpudoctor.facts.nvml.fake_driver_context import write_fake_driver_context
-from gpudoctor.fakes.fake_nvml import Script, ScriptedFault, write_script
-from gpudoctor.fakes.run_program import find_compiler
+from gpudoctor.testing.fake_nvml import Script, ScriptedFault, write_script
+from gpudoctor.testing.run_program import find_compiler
 from tests.conftest import ROOT
 from tests.facts.nvml_nodes import make_node, make_root
 from tests.needs import fixture_needs

@@ -21,8 +21,8 @@ from gpudoctor.facts.collect import collect_live
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Host
 from gpudoctor.facts.nvml.spawn import DriverProcess
-from gpudoctor.fakes import fake_nvml
-from gpudoctor.fakes.fake_nvml import FakeNvml, Script, ScriptedFault, from_file, write_script
+from gpudoctor.testing import fake_nvml
+from gpudoctor.testing.fake_nvml import FakeNvml, Script, ScriptedFault, from_file, write_script
 from tests.checks.one_check import judge
 from tests.conftest import ROOT
 from tests.facts.live_nodes import as_read, collect

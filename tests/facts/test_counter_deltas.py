@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from gpudoctor.api.load.burn import counter_deltas, new_events
 from gpudoctor.facts.model.gpu import CallError, Ecc, Gpu, PcieLink
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import KernelEvent, KernelLog, Node
 from gpudoctor.facts.model.telemetry import GpuCounters
-from gpudoctor.load.burn import counter_deltas, new_events
 
 
 def gpu(replays: Any = 5, corrected: Any = 7, uncorrected: Any = 0, **facts: Any) -> Gpu:

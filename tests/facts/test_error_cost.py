@@ -20,9 +20,9 @@ from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.nvml.codes import cost_of
 from gpudoctor.facts.nvml.read_node import read_nvml
 from gpudoctor.facts.simulated.load import load_node
-from gpudoctor.fakes.fake_nvml import FakeNvml, ScriptedFault
 from gpudoctor.report.judge import judge
 from gpudoctor.report.model import Report
+from gpudoctor.testing.fake_nvml import FakeNvml, ScriptedFault
 from tests.checks.test_missing_leaves import ESSENTIAL
 from tests.facts.nvml_nodes import Heard, make_root
 

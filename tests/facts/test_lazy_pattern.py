@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 import gpudoctor
-from gpudoctor.lazy_pattern import LazyPattern, lazy_pattern
+from gpudoctor.lazy import LazyPattern, lazy_pattern
 
 # these need libraries of other environments, or run when imported
 _NOT_IMPORTED = (

@@ -16,9 +16,9 @@ from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.simulated.load import load_node
-from gpudoctor.fakes.fake_nvml import ScriptedFault
 from gpudoctor.report.judge import judge
 from gpudoctor.report.model import Report
+from gpudoctor.testing.fake_nvml import ScriptedFault
 from tests.facts.nvml_nodes import make_root, read
 
 STRUCK = 3

@@ -18,7 +18,7 @@ from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
 from gpudoctor.facts.nvml import settings
 from gpudoctor.facts.nvml.read_node import read_nvml
 from gpudoctor.facts.simulated.load import load_node
-from gpudoctor.fakes.fake_nvml import FakeNvml, ScriptedFault
+from gpudoctor.testing.fake_nvml import FakeNvml, ScriptedFault
 from tests.facts.nvml_nodes import ABSENT_IN_470, ASKED_NOT, LAST_FIELD_IN_470, Heard, make_node, make_root, read
 
 CARRIED = (

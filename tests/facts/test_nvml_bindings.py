@@ -14,7 +14,7 @@ from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
 from gpudoctor.facts.nvml import links as nvml_fabric
 from gpudoctor.facts.nvml.read_node import read_nvml
 from gpudoctor.facts.simulated.load import load_node
-from gpudoctor.fakes.fake_nvml import FakeNvml, ScriptedFault
+from gpudoctor.testing.fake_nvml import FakeNvml, ScriptedFault
 from tests.facts.nvml_nodes import Heard, make_gpu, make_node, make_root, read
 
 # what nvidia-ml-py 12.535 lacks of what is used here

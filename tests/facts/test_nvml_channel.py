@@ -10,8 +10,8 @@ import msgspec
 
 from gpudoctor.facts.nvml.channel import SIZE_BYTES, CollectorMessage, SharedCallTrace
 from gpudoctor.facts.nvml.collector_child import CollectorOrder, serve
-from gpudoctor.fakes.fake_nvml import Script, ScriptedFault, write_script
 from gpudoctor.process.pipes import anonymous_file
+from gpudoctor.testing.fake_nvml import Script, ScriptedFault, write_script
 from tests.facts.nvml_nodes import make_node, make_root
 
 

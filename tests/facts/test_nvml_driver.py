@@ -13,7 +13,7 @@ from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
 from gpudoctor.facts.model.node import Driver, Node, PciBus
 from gpudoctor.facts.nvml.kernel_module import read_kernel_module
 from gpudoctor.facts.nvml.read_node import read_nvml
-from gpudoctor.fakes.fake_nvml import FakeNvml, ScriptedFault
+from gpudoctor.testing.fake_nvml import FakeNvml, ScriptedFault
 from tests.checks.one_check import judge, words
 from tests.facts.nvml_nodes import Heard, make_node, make_root, read, with_gpu
 

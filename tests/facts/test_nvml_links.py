@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
 from gpudoctor.facts.simulated.load import load_node
-from gpudoctor.fakes.fake_nvml import ScriptedFault
+from gpudoctor.testing.fake_nvml import ScriptedFault
 from tests.facts.nvml_nodes import ABSENT_IN_470, LAST_FIELD_IN_470, make_gpu, make_node, make_root, read, with_gpu
 
 

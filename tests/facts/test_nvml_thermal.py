@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.facts.model.missing import UNSUPPORTED
-from gpudoctor.fakes.fake_nvml import ScriptedFault
 from gpudoctor.report.judge import judge
+from gpudoctor.testing.fake_nvml import ScriptedFault
 from tests.facts.nvml_nodes import make_node, make_root, read
 
 

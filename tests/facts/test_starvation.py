@@ -10,8 +10,8 @@ from gpudoctor.facts.collect import collect_live
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.nvml.spawn import STALL_S, CpuStarvation
-from gpudoctor.fakes.fake_nvml import Script, ScriptedFault, write_script
 from gpudoctor.report.judge import judge
+from gpudoctor.testing.fake_nvml import Script, ScriptedFault, write_script
 from tests.facts.nvml_nodes import make_node, make_root
 
 pytestmark = pytest.mark.usefixtures("no_process_stays")

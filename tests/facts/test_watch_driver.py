@@ -11,7 +11,7 @@ from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.stream import driver_child as nvml_watcher
 from gpudoctor.facts.stream.driver_child import Watcher
 from gpudoctor.facts.stream.messages import GpuTick, OnGpu, ReaderAnswer
-from gpudoctor.fakes.fake_nvml import FakeNvml, ScriptedFault
+from gpudoctor.testing.fake_nvml import FakeNvml, ScriptedFault
 from tests.facts.nvml_nodes import ABSENT_IN_470, LAST_FIELD_IN_470, make_node, with_gpu
 
 

@@ -17,8 +17,8 @@ from gpudoctor.facts.nvml.channel import SIZE_BYTES
 from gpudoctor.facts.stream.driver import DriverWatch
 from gpudoctor.facts.stream.driver_child import serve
 from gpudoctor.facts.stream.messages import ReaderAnswer, Silence, WatchOrder
-from gpudoctor.fakes.fake_nvml import FakeNvml, Script, ScriptedFault, from_file, write_script
 from gpudoctor.process.pipes import anonymous_file
+from gpudoctor.testing.fake_nvml import FakeNvml, Script, ScriptedFault, from_file, write_script
 from tests.facts.nvml_nodes import make_node
 from tests.facts.test_watch_driver import named
 from tests.imported_torch import own_children

@@ -183,7 +183,7 @@ def test_a_parent_that_ignores_the_end_of_children_hides_no_exit_code(environ: d
 
 
 def test_the_sources_of_the_library_are_beside_the_package(environ: dict[str, str]) -> None:
-    from gpudoctor.fakes.run_program import SOURCES
+    from gpudoctor.testing.run_program import SOURCES
 
     assert all(source.is_file() and source.is_relative_to(ROOT / "gpudoctor") for source in SOURCES)
 

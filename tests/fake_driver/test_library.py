@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from gpudoctor.facts.model.gpu import Gpu, GpuProcess, MigInstance
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Driver, Node, Unanswered, to_json
-from gpudoctor.fakes.run_program import FLAGS, SOURCES, find_compiler
+from gpudoctor.testing.run_program import FLAGS, SOURCES, find_compiler
 from tests.fake_driver.conftest import COMMAND, Ask
 
 CODES = """

@@ -18,8 +18,8 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node, from_json, to_json
 from gpudoctor.facts.nvml.read_node import version_numbers
 from gpudoctor.facts.simulated.load import load_node
-from gpudoctor.fakes.run_program import FLAGS, LIBRARY, SOURCES, find_compiler
-from gpudoctor.fakes.table_node import answers_of
+from gpudoctor.testing.run_program import FLAGS, LIBRARY, SOURCES, find_compiler
+from gpudoctor.testing.table_node import answers_of
 from tests.fake_driver.conftest import Run
 from tests.needs import find, needs
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from gpudoctor.api.config import load_config
 from gpudoctor.checks.core.registry import registry
-from gpudoctor.config import load_config
 from gpudoctor.errors import UserError
 from gpudoctor.facts.captures import SourceError, directory
 from gpudoctor.facts.captures.source import load_source

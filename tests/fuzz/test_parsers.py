@@ -12,9 +12,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from gpudoctor.api.config import Config, ConfigError, load_config
 from gpudoctor.checks.core.cuda_device_list import resolve
 from gpudoctor.checks.core.registry import registry
-from gpudoctor.config import Config, ConfigError, load_config
 from gpudoctor.errors import UserError
 from gpudoctor.facts.captures.source import Loaded, SourceError, load_source
 from gpudoctor.facts.kernel_log.lines import kmsg_events

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import yaml
 
+from gpudoctor.api.config import load_config
 from gpudoctor.checks.core.registry import registry
 from gpudoctor.cli.parsing import parsed
-from gpudoctor.config import load_config
 from tests.conftest import ROOT
 from tests.kubernetes.manifests import FOLDER, Manifest, commands, commands_in, manifests, script_of, the
 

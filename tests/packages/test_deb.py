@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpudoctor import __version__
-from gpudoctor.cli.commands import COMMANDS
+from gpudoctor.cli.command_table import COMMANDS
 from tests.needs import has, needs
 from tests.packages.project_files import ROOT
 

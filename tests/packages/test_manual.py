@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpudoctor.cli.commands import COMMANDS
+from gpudoctor.cli.command_table import COMMANDS
 from gpudoctor.cli.parsing import parser_of_all_commands
 from tests.needs import needs
 

@@ -9,7 +9,7 @@ import msgspec
 from gpudoctor.plan.memory import ALLOCATOR_SHARE, PlanJob, RankSplit, memory_of
 from gpudoctor.plan.model_shape import ModelShape, shape_of_size
 from gpudoctor.plan.tensor_bytes import Kernels, Precision, Recompute
-from gpudoctor.units import GIB
+from gpudoctor.text.units import GIB
 
 
 class Source(NamedTuple):

@@ -32,7 +32,7 @@ from gpudoctor.plan.tensor_bytes import (
     state_bytes,
 )
 from gpudoctor.profiles.profile import NO_PROFILE
-from gpudoctor.units import GIB
+from gpudoctor.text.units import GIB
 
 HUNDRED = Rate(100, "test")
 SEVEN = shape_of_size("7b")

@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gpudoctor.api.load.measure import PROBE_DEADLINE_S, RUN_DEADLINE_S
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.facts.model.measurements import Launch, Measurements, RankInfo, TorchView
 from gpudoctor.facts.model.node import Driver, Node, Source
-from gpudoctor.load.measure import PROBE_DEADLINE_S, RUN_DEADLINE_S
 from gpudoctor.probes.plan_verification.messages import TransformerShape, VerificationOrder
 from gpudoctor.probes.runner import launch
 from gpudoctor.probes.runner import plan as probe_plan

@@ -14,10 +14,10 @@ import msgspec
 import psutil
 import pytest
 
+from gpudoctor.api.load.devices import gpus_of_ranks
 from gpudoctor.cli.main import main
 from gpudoctor.errors import UserError
 from gpudoctor.facts.simulated.load import load_node
-from gpudoctor.load.devices import gpus_of_ranks
 from gpudoctor.probes.runner import local_workers
 from gpudoctor.probes.runner.launch import ProbePlan, run_probes
 from gpudoctor.probes.runner.launch_engine import LocalPlacement, local_placement

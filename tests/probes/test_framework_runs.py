@@ -13,6 +13,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from gpudoctor.api.load.devices import LoadRequest
+from gpudoctor.api.load.frameworks import FRAMEWORKS, frameworks_wanted, with_frameworks, without_frameworks
+from gpudoctor.api.load.measure import measure
 from gpudoctor.checks.core.registry import registry
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.gpu import GpuProcess
@@ -28,9 +31,6 @@ from gpudoctor.facts.model.measurements import Measurements, ProbeProblem
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node, Source
 from gpudoctor.facts.simulated.load import load_node
-from gpudoctor.load.devices import LoadRequest
-from gpudoctor.load.frameworks import FRAMEWORKS, frameworks_wanted, with_frameworks, without_frameworks
-from gpudoctor.load.measure import measure
 from gpudoctor.probes.frameworks import run as frameworks
 from gpudoctor.probes.frameworks.isolated import IsolatedProcess, IsolatedResult
 from gpudoctor.probes.frameworks.isolated_child import IsolatedAnswer, TensorflowTask
@@ -332,7 +332,7 @@ def test_no_framework_is_asked_while_others_use_a_gpu_that_it_would_open(
 
 INTERRUPTED = """
 import signal, sys
-from gpudoctor.load import measure as loading
+from gpudoctor.api.load import measure as loading
 from gpudoctor.process.signals import InterruptedBySignal
 from gpudoctor.facts.model.measured_strategies import FrameworkView
 from gpudoctor.facts.model.measurements import Measurements

@@ -7,14 +7,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from gpudoctor.api.load.devices import LoadRequest
+from gpudoctor.api.load.measure import measure
 from gpudoctor.checks.core.registry import registry
 from gpudoctor.facts.model.gpu import CallError, Gpu, GpuProcess, Utilization
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Driver, Environment, Source, Unanswered, Variable
 from gpudoctor.facts.simulated.load import load_node
-from gpudoctor.load.devices import LoadRequest
-from gpudoctor.load.measure import measure
 from gpudoctor.probes.runner import launch
 from gpudoctor.probes.runner import run_progress as sampled
 

@@ -10,18 +10,18 @@ from typing import Any
 import msgspec
 import pytest
 
+from gpudoctor.api.load.devices import LoadRequest
+from gpudoctor.api.load.measure import measure
 from gpudoctor.checks.core.registry import registry
 from gpudoctor.facts.model.measurements import Measurements, Probe
 from gpudoctor.facts.model.node import Node, Source
 from gpudoctor.facts.nvml.sampler import Sampler
 from gpudoctor.facts.simulated.load import load_node
-from gpudoctor.fakes.fake_nvml import Script, ScriptedFault, write_script
-from gpudoctor.load.devices import LoadRequest
-from gpudoctor.load.measure import measure
 from gpudoctor.probes.runner import launch, messages
 from gpudoctor.probes.runner import run_progress as sampled
 from gpudoctor.probes.runner.plan import ProbePlan
 from gpudoctor.probes.runner.run_progress import Windows, sampling
+from gpudoctor.testing.fake_nvml import Script, ScriptedFault, write_script
 from tests.imported_torch import own_children
 from tests.probes.conftest import DEADLINE_S
 

@@ -19,10 +19,12 @@ import msgspec
 import pytest
 
 import gpudoctor
-from gpudoctor.api import CheckRequest, prepared
+from gpudoctor.api.config import Config, ConfigError, load_config
+from gpudoctor.api.load.devices import LoadRequest
+from gpudoctor.api.load.storage import with_storage
+from gpudoctor.api.node_check import CheckRequest, prepared
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.checks.core.registry import registry
-from gpudoctor.config import Config, ConfigError, load_config
 from gpudoctor.facts.deadlines import Deadline
 from gpudoctor.facts.model.measured_hardware import StorageRead
 from gpudoctor.facts.model.measurements import Measurements
@@ -30,8 +32,6 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node, Source
 from gpudoctor.facts.model.storage import Storage, StorageMount, StoragePath
 from gpudoctor.facts.system.mounts import Mount, may_hang, read_mounts
-from gpudoctor.load.devices import LoadRequest
-from gpudoctor.load.storage import with_storage
 from gpudoctor.probes.runner.launch import _refuse_silent_tmpdir, _require_locks
 from gpudoctor.probes.storage.measure import read_paths
 from tests.checks.one_check import judge, words

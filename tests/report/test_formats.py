@@ -11,6 +11,7 @@ import pytest
 
 from gpudoctor.checks.core.finding import Evidence, fail
 from gpudoctor.checks.core.subject import Subject
+from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node, from_json, to_json
 from gpudoctor.facts.simulated.load import apply_faults, load_node
 from gpudoctor.report.html.page import render_html
@@ -156,6 +157,20 @@ def test_a_drain_reason_is_one_short_line_without_quotes() -> None:
 def test_exit_codes(report: Report, fail_on: FailOn, required: tuple[str, ...], code: int) -> None:
     lacking = without_verdict(report.checks, required)
     assert exit_code(report.checks, report.verdict, fail_on, bool(lacking)) == code
+
+
+def test_a_warning_beside_something_unknown_counts_as_both() -> None:
+    node = apply_faults(load_node("hgx-h100-8"), ["hot-gpu@2"])
+    unread = msgspec.structs.replace(node.gpus[6].thermal, gpu_c=Missing("the driver did not answer", "failed"))
+    gpus = tuple(msgspec.structs.replace(gpu, thermal=unread) if gpu.index == 6 else gpu for gpu in node.gpus)
+    report = judge(msgspec.structs.replace(node, gpus=gpus))
+    assert (report.verdict, report.counts.warn, report.counts.unknown) == ("unknown", 1, 1)
+    assert exit_code(report.checks, report.verdict, "fail", False) == 3
+    assert exit_code(report.checks, report.verdict, "warn", False) == 1
+    text = render_text(report, width=120, color=False)
+    assert "GPU 6: temperature; GPU 2: temperature" in text
+    assert "1 warning, " in text
+    assert "warn=1 " in render_nagios(report)
 
 
 def test_a_finding_on_several_gpus_shows_the_reading_of_each() -> None:

@@ -23,10 +23,10 @@ from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.simulated.load import apply_faults, load_node
-from gpudoctor.output import printable
 from gpudoctor.report.html import render_html
 from gpudoctor.report.judge import judge
 from gpudoctor.report.model import Report
+from gpudoctor.text.output import printable
 from tests.cli.conftest import Gpudoctor, gpudoctor
 from tests.golden_files import assert_golden
 from tests.report.html_report import full_report, run_of

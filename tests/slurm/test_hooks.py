@@ -282,10 +282,10 @@ def test_without_a_verdict_hold_keeps_jobs_off_within_the_cap(node: Node) -> Non
 
 
 def test_a_simulated_answer_without_a_trial_is_no_verdict(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpudoctor import api
+    from gpudoctor.api import node_check
 
-    request = api.CheckRequest(level="quick", node="hgx-h100-8", faults=("xid-79@3",))
-    monkeypatch.setattr(api, "examined", lambda prep: real(api.prepared(request)))
+    request = node_check.CheckRequest(level="quick", node="hgx-h100-8", faults=("xid-79@3",))
+    monkeypatch.setattr(node_check, "examined", lambda prep: real(node_check.prepared(request)))
     del node.settings["GPUDOCTOR_TRIAL"]
 
     assert [node.run(hook).go_on for hook in HOOKS] == [True, True, True]
@@ -294,8 +294,8 @@ def test_a_simulated_answer_without_a_trial_is_no_verdict(node: Node, monkeypatc
 
 
 def real(prep: object) -> object:
-    """`api.examined` before it was replaced."""
-    from gpudoctor.api import Prepared, judged, read_source
+    """`node_check.examined` before it was replaced."""
+    from gpudoctor.api.node_check import Prepared, judged, read_source
 
     assert isinstance(prep, Prepared)
     return judged(prep, read_source(prep.request.node, prep.request.faults, 60).node, None)

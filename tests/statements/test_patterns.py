@@ -16,7 +16,7 @@ import pytest
 import gpudoctor.diagnose
 import gpudoctor.facts
 import gpudoctor.statements
-from gpudoctor.lazy_pattern import LazyPattern
+from gpudoctor.lazy import LazyPattern
 
 _LENGTH = 1500
 _MOST_LITERALS = 12

@@ -6,10 +6,10 @@ import doctest
 
 import pytest
 
-from gpudoctor import units
+from gpudoctor.text import units
+from gpudoctor.text.units import short_figure
 from gpudoctor.tui.widgets import bars
 from gpudoctor.tui.widgets.bars import heat_sign, nice_limit, plot_lines, stacked
-from gpudoctor.units import short_figure
 
 
 @pytest.mark.parametrize("module", [bars, units])

@@ -15,7 +15,7 @@ import pytest
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.node import Node
 from gpudoctor.process.own_program import own_gpudoctor
-from gpudoctor.progress import ProgressLine
+from gpudoctor.report.progress import ProgressLine
 from gpudoctor.tui.check_runner import Checker, ssh_prefix
 from gpudoctor.tui.state import FinishedRun
 from tests.tui.processes import all_end, of_folder

@@ -15,8 +15,8 @@ from textual.widgets import Input, Markdown
 
 from gpudoctor.checks.core.registry import Level
 from gpudoctor.facts.stream.messages import GpuTick, Opening, ProcessTick, Tick
-from gpudoctor.progress import ProgressLine
 from gpudoctor.report.model import Report, render_json
+from gpudoctor.report.progress import ProgressLine
 from gpudoctor.tui.check_runner import Checker, OnProgress, puts_load, users_of_gpus
 from gpudoctor.tui.panes.checks import running_words
 from gpudoctor.tui.run_control import summary

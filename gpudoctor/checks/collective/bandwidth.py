@@ -19,7 +19,7 @@ from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.links import LANE_GB_S
 from gpudoctor.facts.model.measurements import Collective
 from gpudoctor.facts.model.missing import known
-from gpudoctor.units import short_size
+from gpudoctor.text.units import short_size
 
 # below this size latency dominates, not the links
 SMALLEST_JUDGED_BYTES = 16 * 2**20

@@ -12,7 +12,7 @@ from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, f
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.measured.probe_outcome import judged_outcome, on_gpus, problems_of, rank_subject, ranks_in_words
-from gpudoctor.units import short_size
+from gpudoctor.text.units import short_size
 
 # nccl-tests' names
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "sendrecv")

@@ -25,7 +25,7 @@ from gpudoctor.checks.measured.under_load import median
 from gpudoctor.facts.model.measured_hardware import PeerLink
 from gpudoctor.facts.model.measurements import PairBandwidth
 from gpudoctor.facts.model.missing import Missing, known
-from gpudoctor.units import short_size
+from gpudoctor.text.units import short_size
 
 _WHAT = "send and receive between pairs"
 _LEAST_TO_COMPARE = 3  # if only two differ, it is open which one is abnormal

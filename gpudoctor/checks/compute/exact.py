@@ -23,7 +23,7 @@ from gpudoctor.checks.measured.probe_outcome import (
 from gpudoctor.facts.model.measured_hardware import ComputeRank
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.profiles.profile import majority
-from gpudoctor.units import short_size
+from gpudoctor.text.units import short_size
 
 EXACT = "compute.exact"
 _ON_GPUS = (

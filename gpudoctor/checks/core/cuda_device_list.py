@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from gpudoctor.facts.model.gpu import Gpu, MigInstance
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
-from gpudoctor.lazy_pattern import lazy_pattern
+from gpudoctor.lazy import lazy_pattern
 
 # what C's strtoul reads from the start of an entry, ignoring the rest
 _NUMBER = lazy_pattern(r"[ \t\n\v\f\r]*([+-]?)([0-9]+)")

@@ -14,8 +14,7 @@ from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
 from gpudoctor.facts.model.driver import KernelEvent
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import HostEvent, Node
-from gpudoctor.lazy_import import lazy_imports
-from gpudoctor.lazy_pattern import lazy_pattern
+from gpudoctor.lazy import lazy_imports, lazy_pattern
 from gpudoctor.statements.xids import OWN_ADVICE, Bucket
 
 with lazy_imports():

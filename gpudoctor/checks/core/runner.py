@@ -34,6 +34,12 @@ class CheckResult(msgspec.Struct, frozen=True):
     def domain(self) -> str:
         return self.id.partition(".")[0]
 
+    @property
+    def warns(self) -> bool:
+        """Whether it warns of something, even if its status is `unknown` for the sake of another part."""
+        warned = any(f.status is Status.WARN and f.explained_by is None for f in self.findings)
+        return self.status is Status.WARN or (self.status is Status.UNKNOWN and warned)
+
 
 def run_checks(
     case: Case, checks: Iterable[Check], *, level: Level, clock: Callable[[], float], left_out: Iterable[Check] = ()

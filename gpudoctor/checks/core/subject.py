@@ -9,7 +9,7 @@ import msgspec
 
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.units import ranges
+from gpudoctor.text.units import ranges
 
 
 class Subject(msgspec.Struct, frozen=True, omit_defaults=True):

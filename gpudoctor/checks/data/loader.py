@@ -30,7 +30,7 @@ from gpudoctor.checks.measured.probe_outcome import (
 )
 from gpudoctor.facts.model.measured_hardware import DataLoading, LoaderRates
 from gpudoctor.facts.model.missing import Missing, known
-from gpudoctor.units import seconds_text, short_size, size_text, three_digits
+from gpudoctor.text.units import seconds_text, short_size, size_text, three_digits
 
 PROBE, WHAT = "data", "data loading"
 _SHORT = Limit(1.0, "of the need", "what --need names", name="warn_share_of_need", status="warn")

@@ -24,7 +24,7 @@ from gpudoctor.checks.core.finding import (
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.facts.model.missing import Missing, known
-from gpudoctor.lazy_pattern import lazy_pattern
+from gpudoctor.lazy import lazy_pattern
 
 _SERVICE = "nvidia-fabricmanager"
 # HGX boards with this many GPUs connect them through switches; boards with four have direct links

@@ -12,7 +12,7 @@ from gpudoctor.checks.core.finding import Advice, Evidence, Finding, Status, fai
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.facts.model.node import Environment, Variable
 from gpudoctor.facts.model.sagemaker import sagemaker_hosts
-from gpudoctor.lazy_pattern import lazy_pattern
+from gpudoctor.lazy import lazy_pattern
 
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # loopback names and addresses: /etc/hosts and RFC 6890

@@ -18,7 +18,7 @@ from gpudoctor.checks.gpu.recovery_actions import RESETS
 from gpudoctor.checks.gpu.xid_judged import ClassifiedEvent, judge_events, start_failed
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import KernelEvent, KernelLog
-from gpudoctor.lazy_pattern import lazy_pattern
+from gpudoctor.lazy import lazy_pattern
 from gpudoctor.statements.xids import SXID_THERMAL, Bucket, sxid_fatal
 
 # the driver's name for a GPU in lines without a bus id

@@ -12,8 +12,7 @@ from gpudoctor.checks.core.each_gpu import untrusted
 from gpudoctor.facts.model.driver import KernelEvent
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import known
-from gpudoctor.lazy_import import lazy_imports
-from gpudoctor.lazy_pattern import lazy_pattern
+from gpudoctor.lazy import lazy_imports, lazy_pattern
 from gpudoctor.statements.xids import BUCKETS, LINK_CODES, Bucket, xid
 
 with lazy_imports():  # compiling the patterns takes 10 ms (-X importtime), which a log without errors does not need

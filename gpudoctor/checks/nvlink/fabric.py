@@ -30,7 +30,7 @@ from gpudoctor.checks.core.subject import NODE, of_gpu
 from gpudoctor.checks.nvlink.link_state import links_up
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
-from gpudoctor.lazy_pattern import lazy_pattern
+from gpudoctor.lazy import lazy_pattern
 from gpudoctor.statements.xids import LINK_CODES
 
 # compute trays with an NVLink domain that spans several machines

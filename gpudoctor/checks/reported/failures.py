@@ -11,7 +11,7 @@ from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu, of_nic
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.reported import OWN, Reported
-from gpudoctor.lazy_pattern import lazy_pattern
+from gpudoctor.lazy import lazy_pattern
 from gpudoctor.statements.catalogue import bucket_of_xid
 from gpudoctor.statements.xids import xid
 

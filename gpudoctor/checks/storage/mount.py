@@ -22,7 +22,7 @@ from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, Subject, of_path
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.storage import StorageDevice, StorageMount
-from gpudoctor.units import GIB, MIB, gib_text, mib_text
+from gpudoctor.text.units import GIB, MIB, gib_text, mib_text
 
 DATA = "--data"  # the role of a path that the user named
 # local to one machine: their reported size is right, and no other node fills them

@@ -23,7 +23,7 @@ from gpudoctor.checks.core.subject import of_path
 from gpudoctor.checks.measured.probe_outcome import absent
 from gpudoctor.facts.model.measured_hardware import ReadPattern, StorageRate, StorageRead
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.units import figure_text, short_size, time_text
+from gpudoctor.text.units import figure_text, short_size, time_text
 
 _SHARDS_MB_S = Limit(
     10,

@@ -20,7 +20,7 @@ from gpudoctor.checks.measured.probe_outcome import (
     ranks_in_words,
 )
 from gpudoctor.facts.model.measured_strategies import Strategies, StrategyRank, StrategyRun
-from gpudoctor.units import seconds_text, short_mib
+from gpudoctor.text.units import seconds_text, short_mib
 
 PROBE = "strategy"
 TOLD_BY = "strategy.ddp"  # the check that reports problems of the whole probe

@@ -10,7 +10,7 @@ from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.measured.probe_outcome import rank_subject
 from gpudoctor.checks.strategy.agreement import ADVICE, FP32_ERROR, judged_strategy, runs_of, strategy_check
 from gpudoctor.facts.model.measured_strategies import StrategyRun
-from gpudoctor.units import short_mib
+from gpudoctor.text.units import short_mib
 
 _ERROR = "error_rank_"
 

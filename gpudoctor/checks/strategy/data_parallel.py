@@ -10,7 +10,7 @@ from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, F
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.strategy.agreement import BF16_ERROR, FP32_ERROR, judged_strategy, runs_of, strategy_check
 from gpudoctor.facts.model.measured_strategies import StrategyRun
-from gpudoctor.units import short_mib
+from gpudoctor.text.units import short_mib
 
 # each rank's share of divided memory is rounded up to whole tensors (ZeRO) or rows (FSDP)
 _SHARE_EXCESS = Limit(

@@ -102,7 +102,12 @@ def _late_data(case: Case, late: SlowData) -> Finding:
         Evidence("data", f"{rank.data_ms:.2f} ms a batch, the last to have it in {last_share} of the steps"),
         Evidence("compute", f"{rank.compute_ms:.2f} ms a step"),
         likely="slow data: its loader, the storage it reads from, or the CPUs that it may use",
-        advice=_host_steps(),
+        advice=(
+            Advice(
+                "See what the storage and the loaders of this node can do.", "gpudoctor check storage data --data PATH"
+            ),
+            *_host_steps(),
+        ),
     )
 
 

@@ -10,19 +10,19 @@ from pathlib import Path
 
 import msgspec
 
-from gpudoctor.api import read_source
+from gpudoctor.api.node_check import read_source
 from gpudoctor.checks.core.registry import Level, all_checks
 from gpudoctor.cluster.baseline.compare import RUNS_TO_JUDGE, Baseline, Comparison, compare, with_run
 from gpudoctor.cluster.fleet.files import Document, Listed, documents_of, stdin_documents
 from gpudoctor.cluster.fleet.records import BrokenError, ForeignError, Recorder, ReportRecord
 from gpudoctor.errors import UserError
-from gpudoctor.hostlist import is_host_name
-from gpudoctor.json_text import json_line
-from gpudoctor.output import printable
-from gpudoctor.progress import terminal_progress
 from gpudoctor.report.judge import Question, judge
 from gpudoctor.report.model import Run, SourceSummary, render_json
 from gpudoctor.report.output_files import write_file
+from gpudoctor.report.progress import terminal_progress
+from gpudoctor.text.hostlist import is_host_name
+from gpudoctor.text.json_text import json_line
+from gpudoctor.text.output import printable
 
 
 class BaselineRequest(msgspec.Struct, frozen=True, kw_only=True):

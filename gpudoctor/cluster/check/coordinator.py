@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from gpudoctor.api.load.measure import run_limit_s
 from gpudoctor.checks.core.registry import Level
 from gpudoctor.cluster.check.cluster_run import ClusterSession
 from gpudoctor.cluster.check.hub import Hub
@@ -26,15 +27,14 @@ from gpudoctor.cluster.check.report import (
     ClusterRunPlan,
 )
 from gpudoctor.errors import UserError
-from gpudoctor.exit_codes import COULD_NOT
 from gpudoctor.facts.deadlines import COLLECTION
-from gpudoctor.hostlist import Hosts, hostlist
-from gpudoctor.load.measure import run_limit_s
-from gpudoctor.output import printable, say
-from gpudoctor.private_folder import make_private_folder, why_not_private
+from gpudoctor.process.exit_codes import COULD_NOT
+from gpudoctor.process.private_folder import make_private_folder, why_not_private
 from gpudoctor.process.signals import InterruptedBySignal, hold_signals
 from gpudoctor.report.model import COULD_NOT_REASON, Tool
 from gpudoctor.report.output_files import OutputError, write_file
+from gpudoctor.text.hostlist import Hosts, hostlist
+from gpudoctor.text.output import printable, say
 
 _JOIN_S = 60.0
 _NAME_MAX = 50  # characters of up to 4 bytes each: file systems allow 255 bytes

@@ -34,8 +34,8 @@ from gpudoctor.cluster.check.messages import (
     notice_silence,
 )
 from gpudoctor.errors import UserError
-from gpudoctor.hostlist import natural
-from gpudoctor.output import printable
+from gpudoctor.text.hostlist import natural
+from gpudoctor.text.output import printable
 
 _UNPROVED_MAX = 1024  # unauthenticated connections: more than a large job opens at once
 _PROOF_S = 5.0  # a member answers at once; a late one connects again

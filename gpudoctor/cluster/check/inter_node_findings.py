@@ -23,7 +23,7 @@ from gpudoctor.cluster.check.report import Backend, node_subject
 from gpudoctor.cluster.outliers import name_outliers, slow_pairs, usual_rate
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.collective.merge import Pair
-from gpudoctor.units import rate_text
+from gpudoctor.text.units import rate_text
 
 # A pair below this share of the usual rate is slow (warn); below the second share it fails. Both are gpudoctor's own
 # choice. Over NCCL, healthy pairs of one fabric differ by a few percent, and half the rate is a missing NIC or rail.

@@ -24,8 +24,8 @@ from gpudoctor.cluster.check.report import (
     node_subject,
     verdict_of,
 )
-from gpudoctor.exit_codes import FAILED, OK, UNKNOWN
 from gpudoctor.facts.model.missing import known
+from gpudoctor.process.exit_codes import FAILED, OK, UNKNOWN
 from gpudoctor.report.judge import REASON_LENGTH, FailOn
 from gpudoctor.report.model import Tool, Verdict
 

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import signal
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO
@@ -33,16 +32,17 @@ from gpudoctor.cluster.check.placement import (
 )
 from gpudoctor.cluster.check.report import ClusterCheckRequest, ClusterOutput
 from gpudoctor.errors import UserError
-from gpudoctor.exit_codes import OK, UNKNOWN
 from gpudoctor.facts.system.environment import node_name
 from gpudoctor.facts.system.network import own_addresses
-from gpudoctor.hostlist import Hosts
-from gpudoctor.lazy_pattern import lazy_pattern
-from gpudoctor.output import say
+from gpudoctor.lazy import lazy_pattern
 from gpudoctor.process.die_with_parent import dependent_gpudoctor, dependent_program, dependent_python
+from gpudoctor.process.exit_codes import OK, UNKNOWN
 from gpudoctor.process.own_program import own_gpudoctor
 from gpudoctor.process.pipes import LineReader
 from gpudoctor.process.spawn import PIPE, Child
+from gpudoctor.process.temporary_folder import temporary_file
+from gpudoctor.text.hostlist import Hosts
+from gpudoctor.text.output import say
 
 _JOIN_S = 60.0
 _OWN_END_S = 20.0
@@ -163,7 +163,7 @@ def run_cluster_check(request: ClusterCheckRequest, output: ClusterOutput) -> in
         token = given_token(request, os.environ) or new_secret()
         hub = Hub(token, silence_s=silence_s(request))
         try:
-            with tempfile.TemporaryFile() as text, _started(launch, request, hub, token, text) as process:
+            with temporary_file() as text, _started(launch, request, hub, token, text) as process:
                 count, names = launch.count, launch.names
                 if launcher == "ray":
                     names = _ray_nodes(process, text)

@@ -16,7 +16,7 @@ from gpudoctor.cluster.check.report import ClusterCheckRequest, Launcher
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.sysfs import run_command
-from gpudoctor.lazy_pattern import lazy_pattern
+from gpudoctor.lazy import lazy_pattern
 from gpudoctor.probes.runner.launch_engine import number_of
 
 _ASK_LIMIT_S = 10.0

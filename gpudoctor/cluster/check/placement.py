@@ -15,10 +15,10 @@ from gpudoctor.cluster.check.report import ClusterCheckRequest
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.sagemaker import sagemaker_hosts
 from gpudoctor.http.address import TOKEN_BYTES_MAX, checked_token, is_loopback, read_token
-from gpudoctor.lazy_pattern import lazy_pattern
-from gpudoctor.output import printable
+from gpudoctor.lazy import lazy_pattern
 from gpudoctor.probes.runner.launch_engine import SLURM_SPECIAL_STEPS, number_of
 from gpudoctor.process.pipes import write_all
+from gpudoctor.text.output import printable
 
 Engine = Literal["torchrun", "slurm", "mpi", "kubernetes", "environment", "sagemaker"]
 

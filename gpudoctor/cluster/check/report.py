@@ -14,9 +14,9 @@ from gpudoctor.checks.core.registry import Level
 from gpudoctor.checks.core.subject import Subject
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.network import Reach
-from gpudoctor.hostlist import is_host_name
 from gpudoctor.report.judge import FailOn
 from gpudoctor.report.model import Tool, Verdict
+from gpudoctor.text.hostlist import is_host_name
 
 Backend = Literal["nccl", "gloo"]
 Launcher = Literal["slurm", "torchrun", "mpi", "ray", "k8s"]

@@ -13,7 +13,7 @@ from gpudoctor.checks.core.finding import PROBLEMS, Finding, Status
 from gpudoctor.cluster.check.report import ClusterReport, InterNodeResult, Judged, NodeResult
 from gpudoctor.report.text import STYLES, TextRows, laid_out, plain, status_word
 from gpudoctor.report.wording import block_rows
-from gpudoctor.units import mib_text, rate_text
+from gpudoctor.text.units import mib_text, rate_text
 
 _NODES_SHOWN = 64  # of the nodes that pass; all others are always shown
 _VERDICT_WORDS = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpudoctor.cluster.fleet.shapes import MeasuredOf, Number
-from gpudoctor.units import size_text
+from gpudoctor.text.units import size_text
 
 # smaller messages measure latency, whose spread on healthy nodes is no evidence about a link
 SMALLEST_BYTES = 1 << 20

@@ -18,7 +18,6 @@ from gpudoctor.cluster.fleet.model import (
     Trend,
 )
 from gpudoctor.cluster.fleet.runs import FleetRun, RunFinding
-from gpudoctor.hostlist import hostlist
 from gpudoctor.report.html.parts import (
     Cell,
     Chip,
@@ -39,6 +38,7 @@ from gpudoctor.report.html.parts import (
     section,
 )
 from gpudoctor.report.html.render import render_page
+from gpudoctor.text.hostlist import hostlist
 
 # a browser must still open the page of ten thousand nodes; --json has all of them
 MOST_ROWS = 1000

@@ -39,7 +39,7 @@ from gpudoctor.cluster.fleet.records import NO_GPU, NodeFault
 from gpudoctor.cluster.fleet.runs import RunFinding, fleet_runs
 from gpudoctor.cluster.fleet.shapes import Verdict
 from gpudoctor.cluster.fleet.spreads import by_kind, compare, trends
-from gpudoctor.hostlist import Hosts, hostlist, is_host_name
+from gpudoctor.text.hostlist import Hosts, hostlist, is_host_name
 
 
 def fleet_of(

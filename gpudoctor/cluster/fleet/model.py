@@ -12,7 +12,7 @@ from gpudoctor.cluster.fleet.reading import Refused
 from gpudoctor.cluster.fleet.records import NodeFault
 from gpudoctor.cluster.fleet.runs import FleetRun
 from gpudoctor.cluster.fleet.shapes import Verdict
-from gpudoctor.hostlist import Hosts, is_host_name
+from gpudoctor.text.hostlist import Hosts, is_host_name
 
 MIN_NODES = 3
 Configurations = Mapping[str, Iterable[tuple[str, str]]]

@@ -9,7 +9,7 @@ import msgspec
 
 from gpudoctor.cluster.fleet.records import NodeFault, ReportRecord, judged_of
 from gpudoctor.cluster.fleet.shapes import Verdict
-from gpudoctor.hostlist import hostlist, natural
+from gpudoctor.text.hostlist import hostlist, natural
 
 CLOCK_TOLERANCE_S = 60.0
 STALE_S = 86400.0

@@ -13,7 +13,7 @@ from gpudoctor.cluster.fleet.figures import Entry, figures
 from gpudoctor.cluster.fleet.files import Document, Listed, documents_of
 from gpudoctor.cluster.fleet.shapes import REPORT, ReportOf, SchemaOf, Verdict
 from gpudoctor.facts.redaction.shapes import REDACTED
-from gpudoctor.lazy_pattern import lazy_pattern
+from gpudoctor.lazy import lazy_pattern
 
 # a lone surrogate, which the standard library writes for a name that is not UTF-8 and msgspec cannot read
 _HALF_PAIR = lazy_pattern(

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from gpudoctor.checks.core.finding import PROBLEMS
-from gpudoctor.cluster.fleet.shapes import Verdict
+from gpudoctor.cluster.fleet.records import BrokenError
+from gpudoctor.cluster.fleet.shapes import SchemaOf, Verdict
 from gpudoctor.run.observer.layout import FORWARD, PHASES
 from gpudoctor.run.report import SCHEMA, FlatFinding, PhaseMs, RankReport, RunReport, judged, verdict_of
 from gpudoctor.run.step_series import TimedStep
@@ -19,6 +20,7 @@ from gpudoctor.run.watched import Watched, WatchedRank
 _OF_A_NODE = re.compile(r"--(node|machine)[-_]rank(=.*)?|--local[-_]addr(=.*)?")
 # findings that compare ranks, and so are made again over all nodes
 _COMPARED = ("run.balance", "run.batch", "run.data", "run.host")
+_ANY_VERSION = SCHEMA.rpartition("/")[0] + "/"
 _decoder = msgspec.json.Decoder(RunReport)
 
 
@@ -46,14 +48,24 @@ class FleetRun(msgspec.Struct, frozen=True):
 
 
 def run_report_of(data: bytes) -> RunReport | None:
-    """The report in a document of `gpudoctor run`; None if it is no such document."""
-    if SCHEMA.encode() not in data:
-        return None
+    """The report in a document of `gpudoctor run`; None if it is no such document.
+
+    Raise BrokenError if it should be one and cannot be used: the training of some node is not known.
+    """
     try:
+        schema = msgspec.json.decode(data, type=SchemaOf).schema
+        if not schema.startswith(_ANY_VERSION):
+            return None
         found = _decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-    return found if found.schema == SCHEMA else None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if SCHEMA.encode() not in data:
+            return None
+        raise BrokenError(f"damaged: {error}") from None
+    if schema != SCHEMA:
+        raise BrokenError(f"a report of another version, {schema[:60]!r}: this one reads {SCHEMA!r}")
+    if found.verdict != (by_findings := verdict_of(found.findings)):
+        raise BrokenError(f"damaged: its verdict is {found.verdict}, and its findings say {by_findings}")
+    return found
 
 
 def fleet_runs(reports: Sequence[RunReport]) -> tuple[FleetRun, ...]:

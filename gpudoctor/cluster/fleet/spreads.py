@@ -11,8 +11,8 @@ from gpudoctor.cluster.fleet.figures import Figure, Place, figure_of, figure_wor
 from gpudoctor.cluster.fleet.model import WORST_FIRST, FigureRow, NodeRow, Outlier, Trend
 from gpudoctor.cluster.fleet.nodes import FleetNode
 from gpudoctor.cluster.outliers import FAIL_SIMILARITY, MIN_NODES, Bad, FigureSpread, spread_of
-from gpudoctor.hostlist import hostlist
 from gpudoctor.report.two_reports import FIGURE_CHANGE_MIN
+from gpudoctor.text.hostlist import hostlist
 
 # one bad figure alone would blame a healthy node now and then: 1 of 5 repeats was 24 % off on a healthy machine
 FIGURES_TO_FAIL = 2

@@ -24,8 +24,8 @@ from gpudoctor.cluster.fleet.model import (
     Trend,
 )
 from gpudoctor.cluster.fleet.runs import FleetRun, RunFinding
-from gpudoctor.hostlist import hostlist
-from gpudoctor.report.text import STYLES, TextRows, laid_out, plain, status_word
+from gpudoctor.report.text import STYLES, TextRows, UnwrappedLine, laid_out, plain, status_word
+from gpudoctor.text.hostlist import hostlist
 
 # a large fleet may have hundreds of each; --json has all of them
 MOST_ROWS = 30
@@ -33,12 +33,15 @@ MOST_TROUBLES = 10
 T = TypeVar("T")
 
 
-def render_fleet_text(fleet: Fleet, *, width: int, color: bool, verbose: bool = False) -> str:
-    """The report for `width` columns. The verdict is always a word too, never a colour alone."""
-    return laid_out(_parts(fleet, verbose), width=width, color=color)
+def render_fleet_text(fleet: Fleet, *, width: int, color: bool, verbose: bool = False, expect: str = "") -> str:
+    """The report for `width` columns. The verdict is always a word too, never a colour alone.
+
+    `expect` is the hostlist of the nodes that should have reported, for the command that comes next.
+    """
+    return laid_out(_parts(fleet, verbose, expect), width=width, color=color)
 
 
-def _parts(fleet: Fleet, verbose: bool) -> Iterator[RenderableType]:
+def _parts(fleet: Fleet, verbose: bool, expect: str) -> Iterator[RenderableType]:
     most = 10**9 if verbose else MOST_ROWS
     yield from _head(fleet)
     yield Text("")
@@ -56,7 +59,7 @@ def _parts(fleet: Fleet, verbose: bool) -> Iterator[RenderableType]:
     yield from _titled("Notes", (plain(note) for note in (*fleet.notes, *_not_compared(fleet))))
     yield from _titled("Not read", _not_read(fleet, most))
     yield Text("")
-    yield from _tail(fleet)
+    yield from _tail(fleet, expect)
 
 
 def _head(fleet: Fleet) -> Iterator[Text]:
@@ -207,7 +210,7 @@ def _not_read(fleet: Fleet, most: int) -> Iterator[RenderableType]:
             yield plain(f"{others} not named like a report (*.json, *.jsonl, *.ndjson, .gz): not opened")
 
 
-def _tail(fleet: Fleet) -> Iterator[Text]:
+def _tail(fleet: Fleet, expect: str) -> Iterator[RenderableType]:
     tally = ", ".join(f"{number} {word}" for word, number in fleet.counts.worst_first if number)
     text = fleet.verdict_words or f"{_count(fleet.counts.fail, 'node')} not fit to train on"
     status = Status(fleet.verdict)
@@ -215,8 +218,11 @@ def _tail(fleet: Fleet) -> Iterator[Text]:
     if fleet.counts.fail:
         named = next((kind.check for kind in fleet.faults if kind.status == "fail" and kind.check != OUTLIER), None)
         sources = " ".join(quote(source) if source != "-" else "REPORTS" for source in fleet.reading.sources)
-        explain = f"gpudoctor explain {named}  |  " if named else ""
-        yield plain(f"Next:  {explain}gpudoctor cluster report {sources} --exclude-expr  (for sbatch --exclude)")
+        expected = f" --expect {quote(expect)}" if expect else ""
+        yield plain("Next:")
+        if named:
+            yield UnwrappedLine(f"  gpudoctor explain {named}")
+        yield UnwrappedLine(f"  gpudoctor cluster report {sources}{expected} --exclude-expr    # for sbatch --exclude")
 
 
 def _titled(title: str, parts: Iterable[RenderableType]) -> Iterator[RenderableType]:

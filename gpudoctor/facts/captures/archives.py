@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from gpudoctor.facts.captures import SourceError
 from gpudoctor.facts.captures.facts_file import Loaded, load_json, load_measurements
 from gpudoctor.facts.captures.opened import GZIP, unpacked
-from gpudoctor.lazy_import import lazy_imports
+from gpudoctor.lazy import lazy_imports
 
 with lazy_imports():
     import tarfile

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from gpudoctor.facts.captures.reader import Block, Part, TextReader, text_reader
 from gpudoctor.facts.captures.text_statements import from_tool
 from gpudoctor.facts.model.reported import Reported
-from gpudoctor.units import ranges
+from gpudoctor.text.units import ranges
 
 _CELLS = r"(?:\s+(?:N/A|\d{1,9}(?:\.\d{1,6})?)){1,1024}\s*$"
 _DEVICE = r"\s*Device:? ?\d{1,4}[,:] "

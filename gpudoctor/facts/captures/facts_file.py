@@ -13,7 +13,7 @@ from gpudoctor.facts.captures.leaves import plausible
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing, fill, known
 from gpudoctor.facts.model.node import Node
-from gpudoctor.lazy_import import lazy_imports
+from gpudoctor.lazy import lazy_imports
 
 with lazy_imports():
     import yaml

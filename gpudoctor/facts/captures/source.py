@@ -18,7 +18,7 @@ from gpudoctor.errors import nearest_names
 from gpudoctor.facts.captures import SourceError, naming, printable
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.node import Node
-from gpudoctor.lazy_import import lazy_imports
+from gpudoctor.lazy import lazy_imports
 
 with lazy_imports():
     from gpudoctor.facts.captures import archives, directory, facts_file, kernel_logs, opened

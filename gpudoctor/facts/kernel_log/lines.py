@@ -28,7 +28,7 @@ from gpudoctor.facts.kernel_log.messages import (
 from gpudoctor.facts.kernel_log.records import LogRecord, kmsg_records, read_line, text_records
 from gpudoctor.facts.model.driver import DRIVER_VERSION, ApiMismatch, HostEvent, HostEventKind, KernelEvent, KernelLog
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.lazy_pattern import lazy_pattern
+from gpudoctor.lazy import lazy_pattern
 
 MAX_EVENTS = 10_000
 # A flood of one message must not push out the one that matters: this many are kept of each kind, code and device

@@ -14,8 +14,7 @@ from gpudoctor.facts.kernel_log.records import LogRecord, first_of_kmsg, kmsg_re
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import KernelEvent, KernelLog
 from gpudoctor.facts.system.sysfs import missing_from, run_command
-from gpudoctor.lazy_import import lazy_imports
-from gpudoctor.lazy_pattern import lazy_pattern
+from gpudoctor.lazy import lazy_imports, lazy_pattern
 
 with lazy_imports():
     from gpudoctor.process import ending

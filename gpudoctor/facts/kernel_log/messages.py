@@ -14,7 +14,7 @@ import msgspec
 from gpudoctor.facts.kernel_log.message_tables import driver_message
 from gpudoctor.facts.model.driver import KernelEvent, KernelEventKind, PcieLimit
 from gpudoctor.facts.model.node import short_bus_id
-from gpudoctor.lazy_pattern import lazy_pattern
+from gpudoctor.lazy import lazy_pattern
 
 # Every line of interest contains one of these; this check discards most lines
 WORDS = (

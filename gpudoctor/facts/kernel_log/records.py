@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from gpudoctor.lazy_pattern import lazy_pattern
+from gpudoctor.lazy import lazy_pattern
 
 # "kernel": the line or its source shows that the kernel wrote it. "other": it has another facility. "program":
 # syslog's tag is that of a program. "text": unknown; anyone who may write to syslog could have written it.

@@ -12,7 +12,7 @@ from gpudoctor.facts.model.links import PathKind as PathKind
 from gpudoctor.facts.model.links import PcieHop as PcieHop
 from gpudoctor.facts.model.links import PcieLink as PcieLink
 from gpudoctor.facts.model.missing import NOT_READ, Fact, Missing, known
-from gpudoctor.lazy_pattern import lazy_pattern
+from gpudoctor.lazy import lazy_pattern
 
 # NVIDIA Grace superchips and GB10: the CPU uses NVLink-C2C to reach the GPU; PCIe is narrow or idle by design
 _C2C_NAME = lazy_pattern(r"\b(GH200|GB200|GB300|GB10)\b", re.IGNORECASE)

@@ -15,7 +15,7 @@ from gpudoctor.facts.model.gpu import CallError
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.nvml.channel import CallTrace
 from gpudoctor.facts.nvml.codes import FUNCTION_NOT_FOUND, UNKNOWN, error_word, is_kept, missing_for
-from gpudoctor.lazy_import import lazy_imports
+from gpudoctor.lazy import lazy_imports
 
 with lazy_imports():
     # imports half as many modules again as reading the driver, and only a shadowed nvidia-ml-py needs it

@@ -12,7 +12,7 @@ from typing import Literal
 
 from gpudoctor.facts.model.gpu import CallError
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
-from gpudoctor.lazy_pattern import lazy_pattern
+from gpudoctor.lazy import lazy_pattern
 
 FUNCTION_NOT_FOUND = 13
 _UNSUPPORTED = frozenset({3, FUNCTION_NOT_FOUND, 22, 25, 26})

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from gpudoctor.facts.deadlines import START_CALLS
 from gpudoctor.facts.model.node import Unanswered
 from gpudoctor.facts.nvml.channel import SIZE_BYTES, InFlight, SharedCallTrace
-from gpudoctor.lazy_import import lazy_imports
+from gpudoctor.lazy import lazy_imports
 from gpudoctor.process.die_with_parent import dependent_python
 from gpudoctor.process.ending import RunningProcess, signal_name
 from gpudoctor.process.pipes import anonymous_file, tail

@@ -12,7 +12,7 @@ from gpudoctor.facts.model.gpu import Gpu, system_program
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import Node, Variable
 from gpudoctor.facts.redaction.shapes import REDACTED, is_public, shapes_taken_out
-from gpudoctor.lazy_pattern import lazy_pattern
+from gpudoctor.lazy import lazy_pattern
 
 _USER = lazy_pattern(r"/(?:home|Users)/([^/\s:;,'\"]+)")
 _CARD = lazy_pattern(r"\b((?:en|wl|ww|ib)x)([0-9a-f]{12})\b")

@@ -12,7 +12,7 @@ from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.redaction.private_words import PrivateNames, hidden_variables, is_public_source
 from gpudoctor.facts.redaction.shapes import REDACTED, is_public, shapes_taken_out
-from gpudoctor.lazy_pattern import lazy_pattern
+from gpudoctor.lazy import lazy_pattern
 
 T = TypeVar("T")
 

@@ -22,7 +22,7 @@ from gpudoctor.facts.model.gpu import Gpu, GpuPair, NvLink, P2pStatus, PathKind,
 from gpudoctor.facts.model.links import GT_S
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, fill, known
 from gpudoctor.facts.model.node import Environment, Node, Source
-from gpudoctor.lazy_import import lazy_imports
+from gpudoctor.lazy import lazy_imports
 
 with lazy_imports():
     from gpudoctor.facts.simulated import fault_kit

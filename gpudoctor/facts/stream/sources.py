@@ -15,7 +15,7 @@ from gpudoctor.facts.kernel_log.live import KernelTail
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import KernelEvent, Node
 from gpudoctor.facts.stream.messages import Opening, Tick
-from gpudoctor.lazy_import import lazy_imports
+from gpudoctor.lazy import lazy_imports
 
 with lazy_imports():
     from gpudoctor.facts import collect

@@ -17,8 +17,7 @@ from pathlib import Path
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Environment, NcclNetPlugin, Software, Variable
 from gpudoctor.facts.system.sysfs import list_names, missing_from, present, read_text
-from gpudoctor.lazy_import import lazy_imports
-from gpudoctor.lazy_pattern import lazy_pattern
+from gpudoctor.lazy import lazy_imports, lazy_pattern
 
 with lazy_imports():  # starts processes, which the readers of captures do not
     from gpudoctor.facts.system import path_status

@@ -20,7 +20,7 @@ from gpudoctor.facts.system.sysfs import (
     read_text,
 )
 from gpudoctor.facts.system.virtualization import read_limits, read_virtualization
-from gpudoctor.lazy_pattern import lazy_pattern
+from gpudoctor.lazy import lazy_pattern
 
 _NODE = lazy_pattern(r"node(\d+)")
 _NUMA_STATUS = lazy_pattern(r"^Node:\s*(\d+)", re.MULTILINE)

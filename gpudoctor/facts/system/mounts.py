@@ -13,7 +13,7 @@ from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.storage import StorageDevice
 from gpudoctor.facts.system.pci import BUS_ID, read_path
 from gpudoctor.facts.system.sysfs import list_names, present, read_int, read_match, read_text
-from gpudoctor.lazy_pattern import lazy_pattern
+from gpudoctor.lazy import lazy_pattern
 
 # File systems without user data: the kernel generates their content
 PSEUDO = frozenset((

@@ -12,8 +12,7 @@ from gpudoctor.facts.model.missing import NOT_READ, Fact, Missing, MissingKind, 
 from gpudoctor.facts.model.node import Interface, Network, RdmaPort
 from gpudoctor.facts.system.pci import BUS_ID, read_numa_node
 from gpudoctor.facts.system.sysfs import link_name, list_names, present, read_int, read_match, read_text
-from gpudoctor.lazy_import import lazy_imports
-from gpudoctor.lazy_pattern import lazy_pattern
+from gpudoctor.lazy import lazy_imports, lazy_pattern
 
 with lazy_imports():
     import psutil

@@ -13,7 +13,7 @@ from gpudoctor.facts.deadlines import PATH
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.mounts import may_hang, read_mounts
 from gpudoctor.facts.system.path_status_child import status_of
-from gpudoctor.lazy_import import lazy_imports
+from gpudoctor.lazy import lazy_imports
 from gpudoctor.process.die_with_parent import dependent_python
 from gpudoctor.process.ending import kill_all
 from gpudoctor.process.pipes import LineReader, pipe_with_child

@@ -10,7 +10,7 @@ import os
 import stat
 from contextlib import suppress
 
-from gpudoctor.lazy_import import lazy_imports
+from gpudoctor.lazy import lazy_imports
 from gpudoctor.process.pipes import write_all
 
 with lazy_imports():

@@ -10,7 +10,7 @@ from gpudoctor.facts.model.gpu import PcieHop
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import PciBus, PciDevice, short_bus_id
 from gpudoctor.facts.system.sysfs import link_name, list_names, missing_from, present, read_int, read_text
-from gpudoctor.lazy_pattern import lazy_pattern
+from gpudoctor.lazy import lazy_pattern
 
 DEVICES = "sys/bus/pci/devices"
 BUS_ID = lazy_pattern(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-1][0-9a-f]\.[0-7]")

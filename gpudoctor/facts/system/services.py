@@ -14,7 +14,7 @@ from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import FabricManager
 from gpudoctor.facts.system.sysfs import list_names, missing_from, present, read_text
 from gpudoctor.facts.system.virtualization import container_engine, engine_of
-from gpudoctor.lazy_pattern import lazy_pattern
+from gpudoctor.lazy import lazy_pattern
 
 UNIT = "nvidia-fabricmanager.service"
 _LOG = "var/log/fabricmanager.log"

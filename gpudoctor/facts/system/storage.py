@@ -15,7 +15,7 @@ from gpudoctor.facts.model.storage import Storage, StorageClass, StorageDevice, 
 from gpudoctor.facts.system.mounts import RAM_DISK, Mount, mount_of, read_devices, read_mounts, without_escapes
 from gpudoctor.facts.system.path_status import PathQuestion, PathStatus
 from gpudoctor.facts.system.sysfs import key_values, present, read_text
-from gpudoctor.lazy_pattern import lazy_pattern
+from gpudoctor.lazy import lazy_pattern
 
 DATA = "--data"
 WORKING_DIRECTORY = "working directory"

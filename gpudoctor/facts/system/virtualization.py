@@ -15,7 +15,7 @@ import msgspec
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.system.mounts import read_mounts
 from gpudoctor.facts.system.sysfs import parse_cpu_list, present, read_int, read_text
-from gpudoctor.lazy_pattern import lazy_pattern
+from gpudoctor.lazy import lazy_pattern
 
 _NO_NAME = "unnamed"
 # DMI vendor or product -> the name systemd-detect-virt uses

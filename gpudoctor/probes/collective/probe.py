@@ -25,7 +25,7 @@ from gpudoctor.probes.collective.operations import (
 from gpudoctor.probes.runner.messages import CollectiveSample, LeftOut, PairSample
 from gpudoctor.probes.runner.plan import FULL_LEVELS
 from gpudoctor.probes.runner.rank import Rank
-from gpudoctor.units import GIB, MIB, size_text
+from gpudoctor.text.units import GIB, MIB, size_text
 
 _CODED_RANKS_MAX = 24  # 2^0 + ... + 2^23 is exact in float32
 _BFLOAT_RANKS_MAX = 8  # 255 is exact in bfloat16

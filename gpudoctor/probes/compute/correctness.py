@@ -16,7 +16,7 @@ from torch.nn.functional import gelu, mse_loss
 
 from gpudoctor.probes.runner.rank import Rank
 from gpudoctor.probes.runner.torch_device import add_bytes, free_bytes
-from gpudoctor.units import MIB
+from gpudoctor.text.units import MIB
 
 REPEATS = 5
 _SEED = 40

@@ -15,7 +15,7 @@ from gpudoctor.probes.runner.merge import median_deviation
 from gpudoctor.probes.runner.messages import ComputeSample
 from gpudoctor.probes.runner.rank import Rank
 from gpudoctor.probes.runner.torch_device import Stopwatch, free_bytes, give_back, power_of_two
-from gpudoctor.units import MIB
+from gpudoctor.text.units import MIB
 
 _SEED = 30
 # three such buffers are several times the largest L2 cache (126 MB on a B200): smaller ones would measure that

@@ -24,12 +24,12 @@ from torch.utils import data as torchs
 
 from gpudoctor.facts.model.measured_hardware import LoaderRates
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.lazy_pattern import lazy_pattern
+from gpudoctor.lazy import lazy_pattern
 from gpudoctor.probes.runner.torch_device import in_one_line
 from gpudoctor.probes.storage import page_cache
 from gpudoctor.probes.storage.listing import listed
 from gpudoctor.process.die_with_parent import die_with_parent
-from gpudoctor.units import short_size
+from gpudoctor.text.units import short_size
 
 WHOLE_FILE_BYTES = 1 << 20  # a file up to this size is one sample, like an image
 PIECE_BYTES = 128 << 10  # sample size in a larger file, like a shard

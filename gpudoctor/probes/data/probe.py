@@ -37,7 +37,7 @@ from gpudoctor.process.die_with_parent import die_with_parent
 from gpudoctor.process.ending import kill_all
 from gpudoctor.process.forked import ForkedProcess
 from gpudoctor.process.pipes import Bounded, pipe_with_child, read_to_end, write_all
-from gpudoctor.units import short_size
+from gpudoctor.text.units import short_size
 
 _FOR_S_GPU, _FOR_S_CPU = 1.5, 0.5
 _MOST_WORKERS = 32

@@ -23,7 +23,7 @@ from gpudoctor.probes.runner.torch_device import (
     power_of_two,
     timing_event,
 )
-from gpudoctor.units import MIB
+from gpudoctor.text.units import MIB
 
 _LARGEST = 256 * MIB
 _LARGEST_BY_HOST = 64 * MIB  # without peer-to-peer each copy takes several ms

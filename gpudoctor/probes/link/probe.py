@@ -18,7 +18,7 @@ from gpudoctor.probes.link.peer_copies import measure_peers
 from gpudoctor.probes.runner.messages import LinkSample
 from gpudoctor.probes.runner.rank import Rank
 from gpudoctor.probes.runner.torch_device import copies_ms, free_bytes, give_back, numbered, out_of_memory, power_of_two
-from gpudoctor.units import MIB
+from gpudoctor.text.units import MIB
 
 # nvbandwidth's method: warm-up copies, then the timed ones, of which the median counts
 _WARM_UP, _TIMED = 4, 16

@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from gpudoctor.lazy_pattern import lazy_pattern
+from gpudoctor.lazy import lazy_pattern
 
 Engine = Literal["torchrun", "mpirun", "srun"]
 

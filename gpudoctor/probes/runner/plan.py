@@ -58,8 +58,9 @@ PEER_CONTEXT = Deadline(
 
 
 class _Case(NamedTuple):
-    """What follows the rank in --inject (in brackets: optional), the phase or the probe, and the strategies."""
+    """What happens, what follows the rank in --inject (in brackets: optional), phase or probe, and the strategies."""
 
+    title: str
     detail: Literal["", "PHASE", "FACTOR", "[FACTOR]", "train"] = ""
     phase: str | None = None
     probe: Probe | None = None
@@ -67,18 +68,20 @@ class _Case(NamedTuple):
 
 
 _CASES: dict[InjectionKind, _Case] = {
-    "hang-rank": _Case("PHASE"),
-    "die-rank": _Case("PHASE"),
-    "slow-rank": _Case("FACTOR", probe="train"),
-    "wrong-sum": _Case(probe="collective"),
-    "nan": _Case("train"),
-    "desync": _Case(),
-    "slow-data": _Case("[FACTOR]", probe="train"),
-    "oom": _Case(phase="train"),
-    "wrong-bits": _Case(probe="compute"),
-    "skip-all-gather": _Case(phase="strategy", strategies=("fsdp", "fsdp1")),
-    "wrong-shard": _Case(phase="strategy", strategies=("tensor",)),
-    "wrong-recompute": _Case(phase="strategy", strategies=("checkpointing",)),
+    "hang-rank": _Case("a rank stands still", "PHASE"),
+    "die-rank": _Case("a rank is killed", "PHASE"),
+    "slow-rank": _Case("a rank computes so many times as long", "FACTOR", probe="train"),
+    "wrong-sum": _Case("a rank adds a wrong number to a sum", probe="collective"),
+    "nan": _Case("a rank computes NaN", "train"),
+    "desync": _Case("one weight of a rank changes"),
+    "slow-data": _Case("a rank waits for its batches", "[FACTOR]", probe="train"),
+    "oom": _Case("a rank runs out of memory", phase="train"),
+    "wrong-bits": _Case("a rank computes wrong bits", probe="compute"),
+    "skip-all-gather": _Case(
+        "a rank trains with weights that it did not gather", phase="strategy", strategies=("fsdp", "fsdp1")
+    ),
+    "wrong-shard": _Case("a rank holds the wrong part of a layer", phase="strategy", strategies=("tensor",)),
+    "wrong-recompute": _Case("a rank recomputes something else", phase="strategy", strategies=("checkpointing",)),
 }
 
 
@@ -122,6 +125,11 @@ class Injection(msgspec.Struct, frozen=True):
     rank: int
     phase: str | None = None
     factor: float | None = None
+
+
+def injection_titles() -> dict[str, str]:
+    """What can be injected, as it is written after --inject, and what happens then."""
+    return {_spelling(kind): case.title for kind, case in _CASES.items()}
 
 
 def injections_of(plan: ProbePlan) -> tuple[Injection, ...]:

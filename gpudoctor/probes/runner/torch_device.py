@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from gpudoctor.facts.model.measurements import TorchView
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.lazy_pattern import lazy_pattern
+from gpudoctor.lazy import lazy_pattern
 from gpudoctor.probes.runner.errors import Kind, meaning_of
 from gpudoctor.probes.runner.messages import RankFailure, TorchSeen
 from gpudoctor.probes.runner.rank_starter import visible_gpus

@@ -17,7 +17,7 @@ from time import monotonic
 
 import msgspec
 
-from gpudoctor.units import short_size
+from gpudoctor.text.units import short_size
 
 _MOST_FILES = 4096
 _MOST_NAMES = 50_000

@@ -23,7 +23,7 @@ from gpudoctor.probes.storage.page_cache import cold, held_in_ram, mount_below
 from gpudoctor.probes.storage.readers import SEQUENTIAL_BYTES, ReadersStuckError, pieces_of, read_at_once
 from gpudoctor.process.ending import leave
 from gpudoctor.process.pipes import write_all
-from gpudoctor.units import short_size
+from gpudoctor.text.units import short_size
 
 _PATTERNS: tuple[ReadPattern, ...] = ("sequential", "random")
 _MOST_WAIT_S = 3.0  # estimate for one read by each reader, if they share the bandwidth that one reader got

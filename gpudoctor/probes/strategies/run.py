@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.lazy_pattern import lazy_pattern
+from gpudoctor.lazy import lazy_pattern
 from gpudoctor.probes.runner.errors import meaning_of
 from gpudoctor.probes.runner.messages import StrategyLeftOut, StrategyShared
 from gpudoctor.probes.runner.rank import Rank

@@ -14,7 +14,7 @@ from gpudoctor.report.model import Report
 from gpudoctor.report.tables.devices import rank_name
 from gpudoctor.report.tables.links import Place, RateMatrix, both_ways_matrix, pair_matrix, peer_matrix, way_of
 from gpudoctor.report.tables.table import NOT_KNOWN
-from gpudoctor.units import figure_text, size_text
+from gpudoctor.text.units import figure_text, size_text
 
 # the area of the curves in the drawing
 _LEFT, _WIDTH, _BOTTOM, _HEIGHT = 56, 500, 270, 240

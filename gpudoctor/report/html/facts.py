@@ -12,7 +12,7 @@ from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Host, Node, to_json
 from gpudoctor.report.html.parts import Cell, Code, Pairs, Preformatted, Rows, Section, pairs, section
 from gpudoctor.report.model import GpuSummary, Report
-from gpudoctor.units import MIB, gib_number, gib_text
+from gpudoctor.text.units import MIB, gib_number, gib_text
 
 
 def facts_part(report: Report, raw_facts: bool) -> Iterator[Section]:

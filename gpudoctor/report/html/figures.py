@@ -41,7 +41,7 @@ from gpudoctor.report.tables.devices import (
 from gpudoctor.report.tables.links import collective_table, host_table
 from gpudoctor.report.tables.table import Table, aligned
 from gpudoctor.report.tables.workloads import library_tables, loading_tables, storage_table, strategy_tables
-from gpudoctor.units import size_text
+from gpudoctor.text.units import size_text
 
 
 def figures_part(report: Report) -> tuple[Section, ...]:

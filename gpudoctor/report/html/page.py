@@ -28,9 +28,9 @@ from gpudoctor.report.html.parts import (
 from gpudoctor.report.html.render import render_page
 from gpudoctor.report.model import Report, alarms, is_above, node_words, profile_words
 from gpudoctor.report.wording import (
+    Explained,
     domain_words,
     expected_words,
-    explained_by,
     label_of,
     problem_groups,
     verdict_word,
@@ -48,9 +48,8 @@ def render_html(report: Report, *, raw_facts: bool = True) -> str:
     word = verdict_word(report) if judged else "NOT JUDGED"
     node = [*node_words(report, "×"), *([f"kernel {report.host.kernel}"] if report.host.kernel else [])]
     problems = list(problem_groups(report)) if judged else []
-    cards = (
-        finding_card(result.id, findings, explained_by(report, result.id, findings)) for result, findings in problems
-    )
+    explained = Explained(report)
+    cards = (finding_card(result.id, findings, explained.by(result.id, findings)) for result, findings in problems)
     page = Page(
         title=f"{word}{simulated} {_host(report)}: gpudoctor report",
         kicker=f"gpudoctor {report.tool.version} report",

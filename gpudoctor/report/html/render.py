@@ -9,8 +9,8 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from gpudoctor.output import printable
 from gpudoctor.report.html.parts import Page, drawable
+from gpudoctor.text.output import printable
 
 _TEMPLATES = Path(__file__).parent / "templates"
 

@@ -11,7 +11,7 @@ from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.model.telemetry import GpuCounters, GpuUnderLoad, Telemetry, WrongResult
 from gpudoctor.report.tables.table import NOT_KNOWN, Column, Table, cell
-from gpudoctor.units import MIB, gib_text, whole_mib_text
+from gpudoctor.text.units import MIB, gib_text, whole_mib_text
 
 RankName = Callable[[int], str]
 STEP_PARTS = ("compute", "wait", "data", "other")

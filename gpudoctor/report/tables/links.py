@@ -12,7 +12,7 @@ from gpudoctor.facts.model.measurements import Collective, Measurements
 from gpudoctor.facts.model.missing import known
 from gpudoctor.report.tables.devices import RankName
 from gpudoctor.report.tables.table import NOT_KNOWN, Column, Table, cell
-from gpudoctor.units import figure_text, size_text, time_text
+from gpudoctor.text.units import figure_text, size_text, time_text
 
 Place = tuple[int, int]
 

@@ -9,7 +9,7 @@ from gpudoctor.facts.model.measured_strategies import Strategies, StrategyMemory
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.report.tables.table import NOT_KNOWN, Column, Table, cell
-from gpudoctor.units import MIB, figure_text, seconds_text, short_size, three_digits, time_text
+from gpudoctor.text.units import MIB, figure_text, seconds_text, short_size, three_digits, time_text
 
 _COSTS = ("step", "sent", "weights", "grads", "optim", "activations", "peak")  # short: 80 columns hold all of them
 _RATES = ("workers", "samples/s", "GB/s", "slowest rank", "first batch", "shm, MiB")  # 80 columns hold them

@@ -16,9 +16,9 @@ from gpudoctor.run.watched import Watched
 
 _TOO_BUSY_SHARE = 0.8  # of the time in which the ranks needed a CPU: then their loaders lack it too
 _SHARE = Limit(0.20, "of the step", "gpudoctor's own choice: a fifth of the time is worth a change", name="share_warn")
-_ADVICE = (
-    Advice("More workers and prefetching (num_workers, persistent_workers, pin_memory), or lighter preprocessing."),
-    Advice("See what the storage and the loaders of this node can do.", "gpudoctor check storage data --data PATH"),
+_OF_ONE_RANK = Advice("Look for what this rank reads and the others do not: its files, their storage, their size.")
+_OF_ALL_RANKS = Advice(
+    "More workers and prefetching (num_workers, persistent_workers, pin_memory), or lighter preprocessing."
 )
 
 
@@ -41,7 +41,7 @@ def data(watched: Watched) -> Iterator[Finding]:
             expected_ratio(),
             *evidence_of(watched, slow),
             likely="slow data: its loader, the storage it reads from, or the CPUs of its workers",
-            advice=_ADVICE,
+            advice=(_OF_ONE_RANK, _measure(watched)),
         )
     if named:
         return
@@ -53,6 +53,14 @@ def data(watched: Watched) -> Iterator[Finding]:
         why = f"the ranks had no CPU for {lacked:.0%} of the time in which they needed one"
         yield unknown(NODE, f"the machine is too busy to judge: {found.text}, but {why}")
     elif share > _SHARE.value:
-        yield warn(NODE, found, expected, likely="all ranks wait for their loaders", advice=_ADVICE)
+        yield warn(
+            NODE, found, expected, likely="all ranks wait for their loaders", advice=(_OF_ALL_RANKS, _measure(watched))
+        )
     else:
         yield ok(NODE, found, expected)
+
+
+def _measure(watched: Watched) -> Advice:
+    backend = "" if any(rank.gpu is not None for rank in watched.ranks) else " --backend gloo"
+    command = f"gpudoctor check storage data --data PATH{backend}"
+    return Advice("See what the storage and the loaders of this node can do.", command)

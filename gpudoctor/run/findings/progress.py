@@ -11,7 +11,7 @@ from gpudoctor.process.ending import ending_words
 from gpudoctor.run.findings.balance import subject_of
 from gpudoctor.run.findings.run_check import run_check
 from gpudoctor.run.watched import RunStall, StoppedRank, Watched, WatchedRank
-from gpudoctor.units import ranges
+from gpudoctor.text.units import ranges
 
 _EXPECTED = Expected("all ranks go on to the end")
 _MOST_ERROR = 160

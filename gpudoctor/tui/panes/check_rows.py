@@ -21,8 +21,8 @@ from gpudoctor.checks.core.finding import PROBLEMS, WORST_FIRST, Finding, Status
 from gpudoctor.checks.core.registry import DOMAINS, LEVELS, Level
 from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.checks.core.subject import grouped_label
-from gpudoctor.output import printable
 from gpudoctor.report.model import Report
+from gpudoctor.text.output import printable
 from gpudoctor.tui.labels import WORDS, drawn_style
 from gpudoctor.tui.state import Running
 

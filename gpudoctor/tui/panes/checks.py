@@ -16,16 +16,16 @@ from textual.widgets import Button, Markdown, Static
 
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.checks.core.registry import Level
-from gpudoctor.output import printable
 from gpudoctor.report.model import Report
 from gpudoctor.report.two_reports import Difference, differences
+from gpudoctor.text.output import printable
+from gpudoctor.text.units import duration_text
 from gpudoctor.tui.labels import Tone, clock, style_of
 from gpudoctor.tui.panes.check_list import CheckChosen, CheckList
 from gpudoctor.tui.panes.finding_text import FindingPane
 from gpudoctor.tui.panes.pane import Pane, RunWanted
 from gpudoctor.tui.screens import LEVEL_COSTS, page_of
 from gpudoctor.tui.state import FinishedRun, Running, State
-from gpudoctor.units import duration_text
 
 _STACKED_BELOW = 70
 # a page has about twenty widgets: do not build one for each check that a held key passes

@@ -16,9 +16,9 @@ from textual.widgets import Static
 from gpudoctor.checks.core.finding import PROBLEMS, WORST_FIRST, Finding, Status
 from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.checks.core.subject import Subject, grouped_label
-from gpudoctor.output import printable
 from gpudoctor.report.model import Report
-from gpudoctor.report.wording import CommandText, block_rows, explained_by, verdict_word, verdict_words
+from gpudoctor.report.wording import CommandText, Explained, block_rows, verdict_word, verdict_words
+from gpudoctor.text.output import printable
 from gpudoctor.tui.labels import WORDS, clock, style_of
 from gpudoctor.tui.panes.pane import PageWanted
 from gpudoctor.tui.state import FinishedRun, State
@@ -89,7 +89,7 @@ def _problem(
         head = Content.assemble(head, " " * (width - head.cell_length - len(since)), since)
         since = ""
     yield from head.wrap(width)
-    for name, text in _urgent_first(_short(block_rows(finding, explained_by(report, result.id, [finding]))), small):
+    for name, text in _urgent_first(_short(block_rows(finding, Explained(report).by(result.id, [finding]))), small):
         yield from _labelled(name, text, width, no_color)
     if finding.explained_by is not None:
         yield from _labelled("cause", f"explained by {finding.explained_by}", width, no_color)

@@ -10,11 +10,11 @@ from textual.binding import Binding
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.stream.messages import GpuTick
+from gpudoctor.text.units import MIB, gib_number
 from gpudoctor.tui.labels import STYLE_OF, bar, both, held, load_tone, whole
 from gpudoctor.tui.panes.pane import DrawnLines, GpuChosen
 from gpudoctor.tui.state import State
 from gpudoctor.tui.widgets.lines import Row, Run, row
-from gpudoctor.units import MIB, gib_number
 
 # On a narrow terminal columns are dropped in this order: clock event reason, NVLink, PCIe, SM clock, memory bar,
 # utilisation bar, power. Index, utilisation, memory, temperature and health always stay. Remaining width makes the

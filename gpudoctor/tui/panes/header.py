@@ -11,9 +11,9 @@ from textual.message import Message
 from gpudoctor import __version__
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import Node
-from gpudoctor.lazy_pattern import lazy_pattern
-from gpudoctor.output import printable
+from gpudoctor.lazy import lazy_pattern
 from gpudoctor.report.model import Report
+from gpudoctor.text.output import printable
 from gpudoctor.tui.labels import clock
 from gpudoctor.tui.panes.pane import DrawnLines
 from gpudoctor.tui.state import State

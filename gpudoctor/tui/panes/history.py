@@ -9,11 +9,11 @@ from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.links import LANE_GB_S
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.stream.messages import PCIE_EVERY_S
+from gpudoctor.text.units import rate_number, rounded_duration_text
 from gpudoctor.tui.labels import both, graph, whole
 from gpudoctor.tui.panes.pane import DrawnLines
 from gpudoctor.tui.state import State
 from gpudoctor.tui.widgets.lines import Row, row
-from gpudoctor.units import rate_number, rounded_duration_text
 
 SPAN_S = 300  # the graph covers at least this, or all that was watched
 _STEPS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600)

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.stream.messages import ProcessTick
-from gpudoctor.output import printable
+from gpudoctor.text.output import printable
+from gpudoctor.text.units import MIB, gib_number, gib_text, option_ranges, rounded_duration_text
 from gpudoctor.tui.panes.pane import DrawnLines
 from gpudoctor.tui.state import State
 from gpudoctor.tui.widgets.lines import Row, Run, length, row
-from gpudoctor.units import MIB, gib_number, gib_text, option_ranges, rounded_duration_text
 
 # as in train.utilization and train.memory, so that screen and verdict agree
 APART_PCT = 20.0

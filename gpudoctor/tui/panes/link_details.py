@@ -13,15 +13,15 @@ from gpudoctor.facts.model.gpu import Gpu, PcieHop
 from gpudoctor.facts.model.links import generation_of
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
-from gpudoctor.output import printable
 from gpudoctor.report.model import Report, findings_of
 from gpudoctor.report.tables.devices import gpu_of_rank, on_cpus, screen_name
 from gpudoctor.report.tables.links import host_table, way_of
+from gpudoctor.text.output import printable
+from gpudoctor.text.units import ranges, short_figure
 from gpudoctor.tui.labels import WORDS, style_of, worst_first
 from gpudoctor.tui.panes.link_matrices import pair_of
 from gpudoctor.tui.state import State
 from gpudoctor.tui.widgets.lines import hanging
-from gpudoctor.units import ranges, short_figure
 
 _LINK_DOMAINS = ("nvlink", "pcie", "topology", "link", "network")
 _MATRICES = ("link.peer", "collective.pairs")

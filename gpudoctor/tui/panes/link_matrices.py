@@ -15,10 +15,10 @@ from gpudoctor.facts.model.node import Node
 from gpudoctor.report.model import Report, findings_of
 from gpudoctor.report.tables.devices import gpu_of_rank, on_cpus
 from gpudoctor.report.tables.links import RateMatrix, both_ways_matrix, pair_matrix, peer_matrix, way_of
+from gpudoctor.text.units import short_figure
 from gpudoctor.tui.labels import Tone
 from gpudoctor.tui.widgets.bars import heat_sign
 from gpudoctor.tui.widgets.matrix import DIAGONAL, Cell, Grid
-from gpudoctor.units import short_figure
 
 Metric = Literal["topology", "nvlinks", "p2p", "peer", "both", "pairs"]
 METRICS: tuple[Metric, ...] = ("topology", "nvlinks", "p2p", "peer", "both", "pairs")

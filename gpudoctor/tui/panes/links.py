@@ -10,8 +10,8 @@ from textual.content import Content
 from textual.widgets import Static
 
 from gpudoctor.facts.model.node import Node
-from gpudoctor.output import printable
 from gpudoctor.report.model import Report
+from gpudoctor.text.output import printable
 from gpudoctor.tui.labels import style_of
 from gpudoctor.tui.panes.link_details import details, pair_line, rank_of_gpu
 from gpudoctor.tui.panes.link_matrices import METRICS, Drawn, Metric, best_metric, draw

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from textual.content import Content
 
-from gpudoctor.output import printable
 from gpudoctor.run.live import LiveRank, LiveRun
 from gpudoctor.run.observer.layout import WAIT
+from gpudoctor.text.output import printable
 from gpudoctor.tui.labels import graph, style_of
 from gpudoctor.tui.widgets.bars import nice_limit, stacked
 from gpudoctor.tui.widgets.lines import hanging

@@ -16,7 +16,7 @@ from textual.strip import Strip
 from textual.widgets import Static
 
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.output import printable
+from gpudoctor.text.output import printable
 from gpudoctor.tui.labels import clock, drawn_style, style_of
 from gpudoctor.tui.panes.pane import FILTER_KEYS, FilteredPane, FilterLine, put
 from gpudoctor.tui.state import LogKind, LogLine

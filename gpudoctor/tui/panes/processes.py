@@ -14,7 +14,7 @@ from textual.widgets import DataTable, Static
 
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.stream.messages import ProcessTick
-from gpudoctor.output import printable
+from gpudoctor.text.output import printable
 from gpudoctor.tui.labels import style_of
 from gpudoctor.tui.panes.pane import FILTER_KEYS, FilteredPane, FilterLine, put
 from gpudoctor.tui.state import State

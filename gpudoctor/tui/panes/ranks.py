@@ -18,16 +18,16 @@ from gpudoctor.facts.model.measurements import Measurements, Training
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.model.telemetry import Spread
-from gpudoctor.output import printable
 from gpudoctor.report.model import Report, findings_of
 from gpudoctor.report.tables.devices import STEP_PARTS, gpu_of_rank, on_cpus, step_parts_ms, training_table
+from gpudoctor.text.output import printable
+from gpudoctor.text.units import exact_time_text, short_figure, size_text
 from gpudoctor.tui.labels import WORDS, style_of, worst_first
 from gpudoctor.tui.panes.checks import running_words
 from gpudoctor.tui.panes.live_runs import live_runs
 from gpudoctor.tui.panes.pane import DrawnPane, RunWanted, put
 from gpudoctor.tui.widgets.bars import nice_limit, plot_lines, stacked
 from gpudoctor.tui.widgets.lines import hanging
-from gpudoctor.units import exact_time_text, short_figure, size_text
 
 _SIGNS = dict(zip(STEP_PARTS, "█░▒╌", strict=True))
 _PLOT_HEIGHT, _PLOT_WIDTH_MAX = 9, 100  # an odd height has a middle line to label

@@ -11,9 +11,9 @@ from pathlib import Path
 from gpudoctor.errors import UserError
 from gpudoctor.http.address import ListenAddress, is_host, listen_address
 from gpudoctor.http.listener import BoundedListener, ended_by_signal
-from gpudoctor.output import printable, say
 from gpudoctor.process.own_program import own_gpudoctor
 from gpudoctor.report.html.render import render
+from gpudoctor.text.output import printable, say
 from gpudoctor.tui.start import TuiRequest, opened
 from gpudoctor.tui.web.session import DEFAULT_ADDRESS, BrowserAccess, token_of
 

@@ -14,10 +14,10 @@ from contextlib import suppress
 
 from gpudoctor.errors import UserError
 from gpudoctor.http.address import TOKEN_LENGTH_MIN, HttpAccess, ListenAddress, digest
-from gpudoctor.output import printable
 from gpudoctor.process.async_child import AsyncChild
 from gpudoctor.process.ending import send_signal
 from gpudoctor.process.spawn import PIPE
+from gpudoctor.text.output import printable
 
 # Access to the served screen: the token, the secret cookie and the Origin header.
 

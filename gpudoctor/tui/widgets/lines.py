@@ -16,7 +16,7 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
-from gpudoctor.output import printable
+from gpudoctor.text.output import printable
 from gpudoctor.tui.labels import drawn_style
 
 Run = tuple[str, str]  # text, and its tone ("" for plain text)

@@ -7,6 +7,9 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
+from gpudoctor.api.load import other_users
+from gpudoctor.api.load.devices import LoadRequest, devices_to_load
+from gpudoctor.api.load.measure import not_run
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.checks.core.gpu_use import use_of_gpu
 from gpudoctor.facts.model.gpu import GpuProcess, Power, Utilization, system_program
@@ -15,9 +18,6 @@ from gpudoctor.facts.model.node import Node, Source
 from gpudoctor.facts.nvml.samples import Sample, SampleRecording
 from gpudoctor.facts.simulated.load import load_node
 from gpudoctor.facts.stream.messages import GpuTick, Opening, ProcessTick, Tick
-from gpudoctor.load import other_users
-from gpudoctor.load.devices import LoadRequest, devices_to_load
-from gpudoctor.load.measure import not_run
 from gpudoctor.report.judge import Question
 from gpudoctor.report.judge import judge as report_on
 from gpudoctor.tui.check_runner import users_of_gpus

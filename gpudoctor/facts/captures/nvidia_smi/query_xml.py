@@ -12,7 +12,7 @@ from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump, is_selected,
 from gpudoctor.facts.captures.nvidia_smi.query_gpu import GpuDump
 from gpudoctor.facts.captures.nvidia_smi.values import normal_name
 from gpudoctor.facts.captures.reader import Block, Part, TextReader
-from gpudoctor.lazy_import import lazy_imports
+from gpudoctor.lazy import lazy_imports
 
 with lazy_imports():
     from defusedxml import ElementTree, common

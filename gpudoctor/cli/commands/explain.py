@@ -1,0 +1,182 @@
+"""`gpudoctor explain`: the page of a check, a cause, a simulated fault or an Xid; of any other word, a search."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Iterator
+
+from gpudoctor.cli.options import color_option, output_color, terminal_width
+from gpudoctor.cli.parsing import nearest_words
+from gpudoctor.errors import UserError
+from gpudoctor.lazy import lazy_imports
+from gpudoctor.plan.not_planned import NOT_PLANNED
+from gpudoctor.process.exit_codes import OK
+from gpudoctor.text.output import is_terminal, printable, write_stdout
+
+with lazy_imports():
+    import pydoc
+    import shutil
+
+    from gpudoctor.checks.core import registry
+    from gpudoctor.diagnose import causes
+    from gpudoctor.facts.simulated import load
+    from gpudoctor.report import check_docs, markdown_text
+    from gpudoctor.run.findings import run_check
+    from gpudoctor.statements import xids
+
+_XID = re.compile(r"(?:xid[ :#]*)?(\d{1,5})", re.IGNORECASE)
+_WORD = re.compile(r"[a-z0-9]+")
+_ENDING = re.compile(r"(?<=[a-z]{3})(?:ing|ed|es|e|s)$")
+_SMALL_WORDS = frozenset(("a", "an", "and", "at", "for", "in", "is", "my", "of", "on", "out", "the", "to", "with"))
+_HOW_BAD = {
+    "hardware": "fail: the node needs work by hand",
+    "reset": "fail: the GPU is unfit until it is reset",
+    "watch": "warn: the GPU works; a person should look",
+    "unknown": "warn: not in NVIDIA's catalogue",
+    "application": "no fault of the node: a program did it",
+    "info": "nothing to do",
+}
+_HOW_BAD_OF = {
+    94: "an error of the GPU's memory, which ended one program; warn, unless the GPU reports that no row waits"
+}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "id",
+        nargs="+",
+        metavar="NAME",
+        help='a check (pcie.link-width, pcie), a cause (rank_hung), a fault (gpu-lost), an Xid ("Xid 79"), or a word',
+    )
+    color_option(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the pages that the name stands for, through a pager if they are longer than the terminal.
+
+    Raise UserError if there is none.
+    """
+    page = _page_of(" ".join(args.id).strip())
+    color = output_color(args.color, to_file=False)
+    _show(markdown_text.page_as_text(page, width=terminal_width(80), color=color))
+    return OK
+
+
+def _page_of(name: str) -> str:
+    """The pages of a name, as Markdown."""
+    checks = [each for each in _checks() if registry.matches(each, name)]
+    if len(checks) > 1 and name in {check.domain for check in checks}:
+        rows = "".join(f"- `{check.id}`: {check.title}\n" for check in checks)
+        how = f"Read one: `gpudoctor explain NAME`; all of them: `gpudoctor explain '{name}.*'`"
+        return f"# {name}: {len(checks)} checks\n\n{rows}\n{how}\n"
+    if checks:
+        return "\n\n".join(map(check_docs.page_text, checks))
+    for find in (_page_of_cause, _page_of_fault, _page_of_xid, _page_of_method, _search):
+        page = find(name)
+        if page is not None:
+            return page
+    known = [*{check.domain for check in _checks()}, *(check.id for check in _checks())]
+    known += [*causes.CAUSES, *causes.page_names(), *load.fault_names()]
+    near = nearest_words(name, known) or nearest_words("-".join(name.split()), known)
+    if name.isdecimal():
+        near = "; NVIDIA's catalogue has no Xid of this number"
+    raise UserError(f"nothing is called {printable(name)[:60]!r}{near}; see: gpudoctor list")
+
+
+def _checks() -> tuple[registry.Check, ...]:
+    """The checks of a node, and those of a run."""
+    return (*registry.all_checks(), *run_check.run_checks())
+
+
+def _page_of_cause(name: str) -> str | None:
+    page = causes.page_of(name)
+    cause = causes.CAUSES.get(name.removeprefix("diagnose.").replace("-", "_"))
+    if page is None or cause is None:
+        return page
+    steps = "\n".join(f"- {step}" for step in cause.steps)
+    checks = "".join(f"- On the nodes of the job: `gpudoctor check {check}`\n" for check in cause.checks)
+    return f"# {name.removeprefix('diagnose.')}: {cause.title}\n\n{steps}\n{checks}\n{page}"
+
+
+def _page_of_fault(name: str) -> str | None:
+    fault = next((each for each in load.faults() if each.name == name.partition("@")[0]), None)
+    if fault is None:
+        return None
+    (check,) = registry.select(registry.all_checks(), [fault.check])
+    example = f"gpudoctor check --node hgx-h100-8 --fault {fault.name} {fault.check}"
+    intro = f"A simulated fault: {fault.check} must say {fault.status}. Try it:\n\n    {example}"
+    return f"# {fault.name}: {fault.title}\n\n{intro}\n\n{check_docs.page_text(check)}"
+
+
+def _page_of_xid(name: str) -> str | None:
+    match = _XID.fullmatch(name)
+    if match is None or (name.isdecimal() and int(name) not in xids.XIDS):
+        return None
+    xid = xids.xid(int(match[1]))
+    how_bad = _HOW_BAD_OF.get(xid.code, _HOW_BAD[xid.bucket])
+    return (
+        f"# Xid {xid.code}: {xid.words}\n\nIn a recent kernel log: {how_bad}.\n\n{xid.advice}\n\n"
+        "How gpudoctor judges all of them: `gpudoctor explain gpu.xid`. Source: NVIDIA's Xid catalogue.\n"
+    )
+
+
+def _page_of_method(name: str) -> str | None:
+    text = NOT_PLANNED.get(name.lower())
+    return f"# {name.lower()}\n\n{text}.\n" if text else None
+
+
+def _search(name: str) -> str | None:
+    """The pages that contain every word of the name, first those with them in the title; None if there are none."""
+    words = {word for word in _words(name) if word not in _SMALL_WORDS}
+    if not words or max(map(len, words)) < 2:
+        return None
+    titled: list[str] = []
+    others: list[tuple[str, str]] = []
+    for topic, title, text in _topics():
+        if words <= _words(f"{topic} {title}"):
+            titled.append(f"- `{topic}`: {title}")
+        elif words <= _words(text):
+            others.append((topic, title))
+    if not titled and not others:
+        return None
+    parts = ["\n".join(titled or (f"- `{topic}`: {title}" for topic, title in others))]
+    if titled and others:
+        parts.append(f"Also in the text of: {', '.join(f'`{topic}`' for topic, _ in others)}")
+    return f"# Pages with “{printable(name)}”\n\n" + "\n\n".join([*parts, "Read one: `gpudoctor explain NAME`\n"])
+
+
+def _words(text: str) -> set[str]:
+    """The words of a text, in small letters and without their endings: "links" is "link"."""
+    return {_ENDING.sub("", word) for word in _WORD.findall(text.lower())}
+
+
+def _topics() -> Iterator[tuple[str, str, str]]:
+    """The name, the title and the text of everything that has a page."""
+    for check in _checks():
+        yield check.id, check.title, check_docs.page_text(check)
+    for page in causes.page_names():
+        heading, _, text = (causes.page_of(page) or "").partition("\n")
+        yield f"diagnose.{page}", heading.lstrip("# ").rpartition(": ")[2], text
+    for what, cause in causes.CAUSES.items():
+        yield what, cause.title, " ".join(cause.steps)
+    for fault in load.faults():
+        yield fault.name, fault.title, ""
+    for xid in xids.XIDS.values():
+        yield f"Xid {xid.code}", xid.words, ""
+
+
+def _show(text: str) -> None:
+    if not _needs_pager(text):
+        write_stdout(text)
+        return
+    os.environ.setdefault("LESS", "FRX")  # as git does: colours are shown, and the page stays on the screen
+    pydoc.pager(text)
+
+
+def _needs_pager(text: str) -> bool:
+    if not (is_terminal(sys.stdin) and is_terminal(sys.stdout)) or os.environ.get("TERM", "dumb") == "dumb":
+        return False
+    return text.count("\n") >= shutil.get_terminal_size().lines

@@ -1,0 +1,104 @@
+"""`gpudoctor plan`: which strategy trains a model on a node."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+from gpudoctor.cli.options import (
+    facts_deadline_option,
+    fault_option,
+    format_options,
+    node_option,
+    output_option,
+    read_source,
+    request_from,
+    terminal_width,
+    up_to,
+    write_error_document,
+    write_output,
+)
+from gpudoctor.errors import UserError
+from gpudoctor.lazy import lazy_imports
+from gpudoctor.plan import MAX_BATCH
+from gpudoctor.plan.not_planned import NOT_PLANNED
+from gpudoctor.process.exit_codes import FAILED, OK, UNKNOWN
+from gpudoctor.text.json_text import json_line
+from gpudoctor.text.output import printable
+
+with lazy_imports():
+    from gpudoctor.api import node_check
+    from gpudoctor.plan import make_plan, model, plan_text, unread_node
+
+PRECISIONS = ("bf16", "fp16", "fp32", "bf16-true")
+OPTIMIZERS = ("adamw", "adamw-8bit", "momentum", "lion", "sgd")
+MAX_NODES, MAX_SEQ, MAX_RANKS = 4096, 2**24, 64
+
+
+def add_options(plan: argparse.ArgumentParser) -> None:
+    plan.add_argument("model", metavar="MODEL_SIZE", help="350m, 7b, 1.5b ..., or a Hugging Face config.json")
+    node_option(
+        plan,
+        "as for check; a report JSON brings its measurements along. Or what you do not have: a kind of node "
+        "(dgx-a100-40gb-8), GPUs (4xa100-pcie-40gb)",
+    )
+    fault_option(plan)
+    plan.add_argument("--nodes", type=_up_to(MAX_NODES), default=1, metavar="N", help="so many nodes like this one")
+    plan.add_argument("--gpu", metavar="LIST", help="plan with these GPUs only: indices, UUIDs, bus ids, with commas")
+    plan.add_argument("--seq", type=_up_to(MAX_SEQ), metavar="TOKENS", help="of one sequence (default: up to 4096)")
+    plan.add_argument("--precision", choices=PRECISIONS, help="default: bf16 mixed with fp32, fp16 on older GPUs")
+    plan.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw")
+    plan.add_argument(
+        "--global-batch", type=_up_to(MAX_BATCH), metavar="N", help="sequences of one step (default: what fits)"
+    )
+    plan.add_argument("--tensor", type=_up_to(MAX_NODES), metavar="T", help="tensor-parallel ranks, not chosen")
+    plan.add_argument("--pipeline", type=_up_to(MAX_NODES), metavar="P", help="pipeline stages, not chosen")
+    plan.add_argument("--explain", action="store_true", help="print every formula with its source")
+    plan.add_argument(
+        "--try", dest="verify", action="store_true", help="run a few steps of it, made smaller, and compare"
+    )
+    plan.add_argument(
+        "--backend", choices=("auto", "nccl", "gloo"), help="of --try: GPUs of this machine, or gloo: CPU ranks"
+    )
+    plan.add_argument("--ranks", type=_up_to(MAX_RANKS), metavar="N", help="of --try (default: one a GPU; gloo: 2)")
+    plan.add_argument("--force", action="store_true", help="--try on GPUs that another process uses")
+    plan.add_argument(
+        "--report", type=Path, metavar="FILE", help="of a check of this node: use its measurements, name its faults"
+    )
+    plan.add_argument("--config", type=Path, metavar="FILE", help="thresholds for the faults that are looked for")
+    for method in NOT_PLANNED:
+        plan.add_argument(f"--{method}", dest=method, action="store_true", help=argparse.SUPPRESS)
+    facts_deadline_option(plan, "for reading the facts (default 60)")
+    format_options(plan, "text", "json")
+    output_option(plan, "write to FILE, atomically")
+
+
+def _up_to(largest: int) -> Callable[[str], int]:
+    return up_to(largest, "a whole number")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Plan and write the plan. Raise UserError, naming the nearest possibility, if no plan is possible.
+
+    The exit code is 1 if the verification failed, 3 if it did not finish or was refused a GPU.
+    """
+    for method, text in NOT_PLANNED.items():
+        if getattr(args, method):
+            raise UserError(f"--{method}: {text}")
+    asked = request_from(args, model.PlanRequest)
+    shape = make_plan.shape_of(asked.model)
+    unread = unread_node.node_of_profile(args.node) if args.node and not args.fault else None
+    made = make_plan.planned(asked, shape, node_check.Sourced(unread) if unread is not None else read_source(args))
+    is_json = args.format == "json"
+    write_output(json_line(made) if is_json else plan_text.render_text(made, width=terminal_width()), args)
+    if made.trial is None or made.trial.error is None:
+        return OK
+    return UNKNOWN if made.trial.error_kind in ("timeout", "refused") else FAILED
+
+
+def write_error(args: argparse.Namespace, message: str, code: int) -> int:
+    """Write the error as a JSON document if JSON was requested; return the exit code."""
+    if args.format == "json":
+        write_error_document(json_line(model.Plan(error=printable(message))), args)
+    return code
