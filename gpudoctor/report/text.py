@@ -104,7 +104,7 @@ def _parts(report: Report, verbose: bool) -> Iterator[RenderableType]:
 
 def _head(report: Report) -> Iterator[Text]:
     source = report.run.source
-    if not report.simulated and source.kind != "live":
+    if not report.simulated and report.error is None and source.kind != "live":
         yield plain(f"Read from {source.kind} {source.name}: that machine, not this one")
     for word, text in alarms(report):
         yield plain(f"{word} {text}", "bold yellow")

@@ -74,7 +74,8 @@ def load_json(data: bytes) -> Loaded:
         raise SourceError(str(error)) from None
     except msgspec.DecodeError as error:
         reported = str(error)
-        raise SourceError(f"cut off: {reported}" if _is_cut(text, reported) else f"broken JSON: {reported}") from None
+        cut = f"cut off: {reported}, in line {text.count(chr(10)) + 1}"
+        raise SourceError(cut if _is_cut(text, reported) else f"broken JSON: {reported}") from None
     if report.facts is None:
         raise SourceError("a report without facts: make it with `gpudoctor check --json --include-facts`")
     return checked(report.facts), report.measurements
