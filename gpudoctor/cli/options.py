@@ -104,7 +104,8 @@ def facts_deadline_option(parser: _Options, text: str = "for reading the facts (
 def read_source(args: argparse.Namespace) -> node_check.Sourced:
     """Read what `--node`, `--fault` and `--deadline` describe, with progress on a terminal. Raise UserError."""
     deadline_s = args.deadline or COLLECTION.seconds
-    return node_check.read_source(args.node, args.fault, deadline_s, progress.terminal_progress())
+    reported = progress.terminal_progress()
+    return node_check.read_source(args.node, args.fault, deadline_s, reported, directory_deadline_s=args.deadline)
 
 
 def to_file(args: argparse.Namespace) -> bool:

@@ -200,7 +200,11 @@ def reason_line(
 
 
 def _cut(text: str, length: int) -> str:
-    return text if len(text) <= length else f"{text[: length - 3]}..."
+    """The text, cut between words if one ends in the second half; a line without blanks is cut anywhere."""
+    if len(text) <= length:
+        return text
+    whole = text[: length - 2].rpartition(" ")[0].rstrip(" ,;:")
+    return f"{whole if 2 * len(whole) > length else text[: length - 3]}..."
 
 
 def _quiet_reason(

@@ -104,7 +104,7 @@ def _parts(report: Report, verbose: bool) -> Iterator[RenderableType]:
 
 def _head(report: Report) -> Iterator[Text]:
     source = report.run.source
-    if not report.simulated and source.kind != "live":
+    if not report.simulated and report.error is None and source.kind != "live":
         yield plain(f"Read from {source.kind} {source.name}: that machine, not this one")
     for word, text in alarms(report):
         yield plain(f"{word} {text}", "bold yellow")
@@ -213,6 +213,8 @@ def _tail(report: Report) -> Iterator[RenderableType]:
     parts = [fault.subject for fault in report.faults if fault.subject.label != NODE.label]
     node = " and the node" if len(parts) < len(report.faults) else ""
     on = f" on {grouped_label(parts)}{node}" if parts else ""
+    if len(parts) == len({part.gpu for part in parts} - {None}) == 2:  # "1-2" would read as the pair of both
+        on = f" on GPU {' and '.join(str(part.gpu) for part in sorted(parts, key=lambda part: part.gpu or 0))}{node}"
     failed = f" ({check_count(counts.fail)} failed)" if counts.fail else ""
     if not report.evaluated.partly:
         yield plain(

@@ -104,6 +104,8 @@ class LinksPane(DrawnPane):
         self._draw_texts()
 
     def _draw_texts(self) -> None:
+        if not self.size.width:  # not laid out yet: a resize follows
+            return
         gpu = self._row_gpu()
         shown = self._state.selected_gpu if gpu is None else gpu
         # without the scroll bar and, beside the matrix, the gap
