@@ -7,6 +7,7 @@ import argparse
 import msgspec
 
 from gpudoctor.cli.options import terminal_width
+from gpudoctor.cli.parsing import nearest_words
 from gpudoctor.errors import UserError
 from gpudoctor.facts.simulated.load import faults, node_titles
 from gpudoctor.lazy import lazy_imports
@@ -34,7 +35,14 @@ def run(args: argparse.Namespace) -> int:
     injections = [row for row in plan.injection_titles().items() if _has(pieces, row)]
     if pieces and not nodes and not kit and not jobs and not injections:
         named = " or ".join(map(printable, args.words))
-        raise UserError(f"no simulated node, fault, injection or example job has {named} in its name or title")
+        known = (
+            *node_titles(),
+            *(each.name for each in faults()),
+            *example_jobs.EXAMPLE_JOBS,
+            *plan.injection_titles(),
+        )
+        near = nearest_words(args.words[0], [piece for name in known for piece in (name, *name.split("-"))])
+        raise UserError(f"no simulated node, fault, injection or example job has {named} in its name or title{near}")
     if args.json:
         document = {
             "nodes": [{"name": name, "title": title} for name, title in nodes],
