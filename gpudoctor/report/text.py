@@ -115,9 +115,11 @@ def _head(report: Report) -> Iterator[Text]:
     parts = (f"gpudoctor {report.tool.version}", report.host.name or source.name, *node_words(report, "x"))
     yield plain(" | ".join(parts), "bold")
     against = profile_words(report.profile)
-    against = f"{against[:1].upper()}{against[1:]}" if report.profile.name == "none" else f"Judged against {against}"
+    against = (
+        f"{against[:1].upper()}{against[1:]}. " if report.profile.name == "none" else f"Judged against {against}. "
+    )
     checks = f"{len(report.checks)} check{'s' * (len(report.checks) != 1)}"
-    yield plain(f"{against}. {checks}, level {report.run.level}.")
+    yield plain(f"{against if report.gpus else ''}{checks}, level {report.run.level}.")
     for note in report.run.notes:
         yield plain(f"Note: {note}")
 

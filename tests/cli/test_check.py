@@ -247,7 +247,9 @@ def test_list_explain_nodes_and_schema(gpudoctor: Gpudoctor) -> None:
     assert "\nFalse alarms\n" in gpudoctor("explain", "pcie.link-width").out
     nodes = gpudoctor("nodes").out
     assert "hgx-h100-8" in nodes
-    assert "pcie-width-x8" in nodes
+    assert "  pcie      pcie-width-x8, pcie-width-x4, " in nodes
+    assert len(nodes.splitlines()) < 130
+    assert "  pcie-width-x8  pcie.link-width  The link trained at 8 of 16 lanes\n" in gpudoctor("nodes", "trained").out
     for kind in ("report", "facts", "config", "cluster", "fleet", "comparison", "plan", "diagnosis"):
         assert gpudoctor("schema", kind).json["$defs"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from textwrap import wrap
 
 import msgspec
 
@@ -56,7 +57,12 @@ def run(args: argparse.Namespace) -> int:
     parts = []
     if nodes:
         parts.append("Simulated nodes (--node NAME):\n" + text.columns(nodes, width=width, indent=2))
-    if kit:
+    if kit and not pieces:  # all of them with their titles are 250 lines on a narrow terminal
+        domains = dict.fromkeys(check.partition(".")[0] for _, check, _ in kit)
+        rows = [(each, ", ".join(name for name, check, _ in kit if check.startswith(f"{each}."))) for each in domains]
+        head = "Faults (--fault NAME[@GPU]); what one is, and the check that finds it: gpudoctor nodes WORD"
+        parts.append("\n".join(wrap(head, width)) + "\n" + text.columns(rows, width=width, indent=2))
+    elif kit:
         head = "Faults (--fault NAME[@GPU]), with the check that finds them:\n"
         parts.append(head + text.columns(kit, width=width, indent=2))
     if injections:
