@@ -97,7 +97,9 @@ def _parts(report: Report, verbose: bool) -> Iterator[RenderableType]:
     figures = figure_lines(report.measurements)
     if figures:
         yield Text("")
-        yield from (Padding(plain(line), (0, 0, 0, 2)) for line in figures)
+        for line in figures:  # what does not fit goes on below its own beginning
+            text = line.lstrip(" ")
+            yield Padding(plain(text), (0, 0, 0, 2 + len(line) - len(text)))
     yield from _problems(report)
     yield Text("")
     yield from _tail(report)
