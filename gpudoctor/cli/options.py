@@ -30,6 +30,7 @@ NODE_HELP = (
     "a recorded watch, - for stdin, or a simulated node's name (see: gpudoctor nodes)"
 )
 _R = TypeVar("_R", bound=msgspec.Struct)
+_D = TypeVar("_D", bound="_Document")
 
 
 class _Document(Protocol):
@@ -37,9 +38,6 @@ class _Document(Protocol):
 
     @property
     def error(self) -> str | None: ...
-
-
-_D = TypeVar("_D", bound=_Document)
 
 
 def request_from(args: argparse.Namespace, kind: type[_R], **given: object) -> _R:

@@ -20,7 +20,7 @@ from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.node import Node
 from gpudoctor.lazy import lazy_imports, lazy_pattern
-from gpudoctor.plan import communication, memory, model_shape, settings, strategies, tensor_bytes
+from gpudoctor.plan import communication, memory, model_sizes, settings, strategies, tensor_bytes
 from gpudoctor.plan.choose import Choice, choose, choose_forced, nearest_split, undividable
 from gpudoctor.plan.communication import StepTime, step_time
 from gpudoctor.plan.hf_config import shape_of_config
@@ -28,7 +28,8 @@ from gpudoctor.plan.launch import launch_of, megatron_lacks
 from gpudoctor.plan.machine import Machine, compute_capability, machine_of, ram_bytes, usable_gpus
 from gpudoctor.plan.memory import PlanJob, RankSplit, memory_of, model_split_name
 from gpudoctor.plan.model import Plan, PlanRequest, communication_summary, machine_summary, model_summary, strategy
-from gpudoctor.plan.model_shape import ModelError, ModelShape, is_size, seq_of, shape_of_size
+from gpudoctor.plan.model_shape import ModelError, ModelShape, seq_of
+from gpudoctor.plan.model_sizes import is_size, shape_of_size
 from gpudoctor.plan.node_health import FaultMeaning, examined, meaning, measurements_of, mended, troubles, unfit_gpus
 from gpudoctor.plan.settings import batch_of, bucket_of, harmful_settings, learning_rates, wanted_settings
 from gpudoctor.plan.strategies import Option
@@ -45,7 +46,7 @@ with lazy_imports():
 _RAISES = lazy_pattern(r"\s*\bRaises? \w+Error\b[^.]*\.")
 # every formula with its source, taken from the docstring of the function that computes it
 FORMULAS: tuple[tuple[str, Callable[..., object]], ...] = (
-    ("Shape of an unpublished size", model_shape.made_shape),
+    ("Shape of an unpublished size", model_sizes.made_shape),
     ("Bytes of weights, gradients and optimizer", state_bytes),
     ("Optimizer states", optimizer_bytes),
     ("Sharding", memory.sharded_states),

@@ -99,7 +99,7 @@ def judge(
     results, faults = explain(results)
     lacking = without_verdict(results, question.required)
     # a capture may lack what most checks need; other sources do not
-    part = node.source.kind == "capture"
+    part = node.source.may_be_part
     verdict = verdict_of(results, part=part)
     if lacking and verdict != "fail":
         verdict = "unknown"

@@ -311,6 +311,16 @@ def test_parts_of_a_file_are_the_file(tmp_path: Path) -> None:
         assert all(lines[number] == line for number, line in found)
 
 
+def test_of_very_short_lines_the_first_and_last_are_read_and_all_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "job.log"
+    lines = 200_000
+    path.write_bytes(b"x\n" * lines)
+    hits, count = hits_of_part(str(path), 0, 2 * lines, 2 * lines)
+    numbers = [number for number, _ in hits]
+    assert count == lines
+    assert numbers == [*range(10_000), *range(lines - 10_000, lines)]
+
+
 def test_a_pipe_loses_nothing(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.write(writer, FAILURE.encode())
@@ -406,7 +416,7 @@ def test_a_large_file_that_is_gone_is_one_line(tmp_path: Path) -> None:
     assert [unread.file for unread in gathered.unread] == ["big.log"]
 
 
-@pytest.mark.parametrize("entry", ['{"process_group": ["0"]}', '{"time_created_ns": Infinity}'])
+@pytest.mark.parametrize("entry", ['{"process_group": ["0"]}', '{"collective_seq_id": Infinity}'])
 def test_a_dump_of_another_form_is_one_line(entry: str, tmp_path: Path) -> None:
     answer = answer_to(f'{{"version": "2.5", "pg_config": {{}}, "entries": [{entry}]}}', tmp_path, "nccl_trace_rank_0")
     assert "of a form that is not known" in answer.unread[0].reason

@@ -65,6 +65,8 @@ def run_report_of(data: bytes) -> RunReport | None:
         raise BrokenError(f"a report of another version, {schema[:60]!r}: this one reads {SCHEMA!r}")
     if found.verdict != (by_findings := verdict_of(found.findings)):
         raise BrokenError(f"damaged: its verdict is {found.verdict}, and its findings say {by_findings}")
+    if len(_rank_numbers(found)) < len(found.ranks):
+        raise BrokenError("damaged: a rank is in it twice")
     return found
 
 
@@ -74,14 +76,17 @@ def fleet_runs(reports: Sequence[RunReport]) -> tuple[FleetRun, ...]:
 
 
 def _groups(reports: Sequence[RunReport]) -> list[list[RunReport]]:
-    """Reports of one command on different hosts at the same time are of one training."""
+    """Reports of one command on different hosts at the same time are of one training, unless they have a rank twice."""
     groups: list[list[RunReport]] = []
     for report in sorted(reports, key=lambda report: (report.started_at, report.host)):
         for group in groups:
             ends_s = max(_started_s(other) + other.duration_s for other in group)
             if (
                 _command(group[0]) == _command(report)
-                and all(other.host != report.host for other in group)
+                and all(
+                    other.host != report.host and _rank_numbers(other).isdisjoint(_rank_numbers(report))
+                    for other in group
+                )
                 and _started_s(report) <= ends_s
             ):
                 group.append(report)
@@ -89,6 +94,10 @@ def _groups(reports: Sequence[RunReport]) -> list[list[RunReport]]:
         else:
             groups.append([report])
     return groups
+
+
+def _rank_numbers(report: RunReport) -> set[int]:
+    return {rank.rank for rank in report.ranks}
 
 
 def _command(report: RunReport) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ import codecs
 import errno
 import io
 import os
+import re
 import stat
 import sys
 from collections.abc import Callable, Mapping
@@ -33,6 +34,8 @@ _PASTE = """\
 Paste what the machine printed, as it comes, with prompts and all: nvidia-smi, nvidia-smi -q, nvidia-smi topo -m,
 nvidia-smi nvlink -s, dmesg, lspci -vvv, ibstat ... Then end it: Enter, Ctrl-D."""
 _STDIN = "standard input"
+_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"')
+_DEEPEST_JSON = 500
 _NO_FILE = (None, errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 
 
@@ -149,6 +152,8 @@ def _from_bytes(data: bytes, name: str) -> Loaded:
     if archives.is_tar(data) or data.startswith(archives.ZIP):
         return Loaded(directory.node_from_archive(archives.texts_in(data), name))
     if head.lstrip().startswith("{"):
+        if _nested_too_deeply(head):
+            raise SourceError("nested too deeply")
         if recording.is_stream(data[: opened.HEAD_BYTES]):
             return Loaded(recording.node_of_stream(data, name))
         # it may be JSON in a log line; if no reader knows it, it was meant as facts
@@ -160,6 +165,12 @@ def _from_bytes(data: bytes, name: str) -> Loaded:
     if opened.recognise(head) == "bug-report":
         return Loaded(directory.node_from_bug_report(data, name))
     return _from_text(data, io.BytesIO(), name)
+
+
+def _nested_too_deeply(head: str) -> bool:
+    """Whether the beginning of a text in braces opens more brackets than any document: no line of it need be read."""
+    bare = _STRING.sub("", head)
+    return bare.count("{") + bare.count("[") - bare.count("}") - bare.count("]") > _DEEPEST_JSON
 
 
 def _of_file(name: str, loaded: Loaded) -> Loaded:

@@ -35,6 +35,11 @@ class Source(Fact, frozen=True):
     files: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
+    @property
+    def may_be_part(self) -> bool:
+        """Whether what is not shown may still be there: somebody pasted a text, perhaps not all of it."""
+        return self.kind == "capture"
+
 
 class PciDevice(Fact, frozen=True):
     """An NVIDIA function on the PCI bus. `pci_class` 0x0300xx VGA, 0x0302xx 3D, 0x0680xx NVSwitch.
