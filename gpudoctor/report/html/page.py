@@ -57,7 +57,8 @@ def render_html(report: Report, *, raw_facts: bool = True) -> str:
         status=report.verdict,
         word=word,
         verdict=verdict_words(report) if judged else "gpudoctor could not do its work",
-        reason=report.reason if judged and report.verdict != "pass" else "",
+        # the badge above says the verdict
+        reason=report.reason.removeprefix(f"{word} ") if judged and report.verdict != "pass" else "",
         where=" · ".join(node) if judged else "",
         counts=_counts(report) if judged else (),
         banners=tuple(_banners(report)),
