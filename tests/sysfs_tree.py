@@ -7,7 +7,15 @@ import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from gpudoctor.facts.model.missing import Missing
+
 MIB_KB = 1024
+
+
+def kind_of(value: object) -> str:
+    """Why a leaf has no value."""
+    assert isinstance(value, Missing), value
+    return value.kind
 
 
 def write(root: Path, files: Mapping[str, str | bytes]) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.core.finding import Finding
+from gpudoctor.checks.core.finding import Finding, Status
 from gpudoctor.checks.core.registry import registry
 from gpudoctor.checks.core.runner import CheckResult, run_checks
 from gpudoctor.facts.model.gpu import Gpu, GpuPair, Settings
@@ -19,6 +19,12 @@ def judge(check_id: str, node: Node, measurements: Measurements | None = None, *
     full = Case(node=node, measurements=measurements or Measurements(), **case)
     [result] = run_checks(full, [check], level="burn", clock=lambda: 0.0)
     return result
+
+
+def only(result: CheckResult, status: Status) -> Finding:
+    """The one finding with this status."""
+    [finding] = [f for f in result.findings if f.status is status]
+    return finding
 
 
 def text_of(finding: Finding) -> str:

@@ -12,6 +12,7 @@ from gpudoctor.facts.captures.source import SourceError, load_source
 from gpudoctor.facts.model.gpu import EVENT_REASONS, Gpu
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
+from tests.sysfs_tree import kind_of
 
 DUMPS = Path(__file__).parent / "dumps"
 
@@ -24,11 +25,6 @@ def written(folder: Path, text: str, name: str = "dump") -> str:
     path = folder / name
     path.write_text(text)
     return str(path)
-
-
-def kind_of(value: object) -> str:
-    assert isinstance(value, Missing), value
-    return value.kind
 
 
 REAL = {

@@ -27,15 +27,10 @@ from gpudoctor.report.judge import judge as report_on
 from gpudoctor.testing.fake_nvml import FakeNvml, Script, ScriptedFault, from_file, write_script
 from tests.checks.one_check import judge, words
 from tests.facts.live_nodes import CALL_DEADLINE_S, as_read, collect
-from tests.facts.nvml_nodes import make_node, make_root, with_gpu
+from tests.facts.nvml_nodes import make_node, with_gpu
 
 PATIENT_S = 60.0
 pytestmark = pytest.mark.usefixtures("no_process_stays")
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return make_root(tmp_path / "root")
 
 
 @pytest.fixture

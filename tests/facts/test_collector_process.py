@@ -26,15 +26,10 @@ from gpudoctor.testing.fake_nvml import FakeNvml, Script, ScriptedFault, from_fi
 from tests.checks.one_check import judge
 from tests.conftest import ROOT
 from tests.facts.live_nodes import as_read, collect
-from tests.facts.nvml_nodes import make_node, make_root
+from tests.facts.nvml_nodes import make_node
 from tests.imported_torch import own_children
 
 pytestmark = pytest.mark.usefixtures("no_process_stays")
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return make_root(tmp_path / "root")
 
 
 def garbled(path: str) -> FakeNvml:

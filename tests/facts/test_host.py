@@ -15,7 +15,7 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Host, NumaNode
 from gpudoctor.facts.system.environment import node_name
 from gpudoctor.facts.system.host import read_host
-from tests.sysfs_tree import meminfo, numa_node, write
+from tests.sysfs_tree import kind_of, meminfo, numa_node, write
 
 UNLIMITED_V1 = "9223372036854771712"  # 0x7ffffffffffff000
 BARE_CPU = "processor\t: 0\nflags\t\t: fpu vme sse2\n\nprocessor\t: 1\nflags\t\t: fpu vme sse2"
@@ -24,11 +24,6 @@ Max cpu time              unlimited            unlimited            seconds
 Max processes             4096                 8192                 processes
 Max open files            1024                 1048576              files
 Max locked memory         65536                unlimited            bytes"""
-
-
-def kind_of(value: object) -> str:
-    assert isinstance(value, Missing), value
-    return value.kind
 
 
 # --- names, memory, time -----------------------------------------------------------------------

@@ -19,7 +19,7 @@ from gpudoctor.facts.nvml import settings
 from gpudoctor.facts.nvml.read_node import read_nvml
 from gpudoctor.facts.simulated.load import load_node
 from gpudoctor.testing.fake_nvml import FakeNvml, ScriptedFault
-from tests.facts.nvml_nodes import ABSENT_IN_470, ASKED_NOT, LAST_FIELD_IN_470, Heard, make_node, make_root, read
+from tests.facts.nvml_nodes import ABSENT_IN_470, ASKED_NOT, LAST_FIELD_IN_470, Heard, make_node, read
 
 CARRIED = (
     "a100-mig-8",
@@ -38,11 +38,6 @@ CARRIED = (
     "t4-cloud-4",
     "vgpu-guest-1",
 )
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return make_root(tmp_path)
 
 
 def comparable(gpu: Gpu, driver: str) -> Gpu:

@@ -15,7 +15,7 @@ from gpudoctor.facts.nvml import links as nvml_fabric
 from gpudoctor.facts.nvml.read_node import read_nvml
 from gpudoctor.facts.simulated.load import load_node
 from gpudoctor.testing.fake_nvml import FakeNvml, ScriptedFault
-from tests.facts.nvml_nodes import Heard, make_gpu, make_node, make_root, read
+from tests.facts.nvml_nodes import Heard, make_gpu, make_node, read
 
 # what nvidia-ml-py 12.535 lacks of what is used here
 NOT_IN_12_535 = {
@@ -40,11 +40,6 @@ class OldBinding:
             raise AttributeError(name)
         assert not name.startswith("c_nvmlGpuFabric"), "the binding's own structs are of a wrong size"
         return getattr(self._nvml, name)
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return make_root(tmp_path)
 
 
 def read_old(root: Path) -> Gpu:

@@ -10,12 +10,7 @@ from msgspec.structs import replace
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
 from gpudoctor.facts.simulated.load import load_node
 from gpudoctor.testing.fake_nvml import ScriptedFault
-from tests.facts.nvml_nodes import ABSENT_IN_470, LAST_FIELD_IN_470, make_gpu, make_node, make_root, read, with_gpu
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return make_root(tmp_path)
+from tests.facts.nvml_nodes import ABSENT_IN_470, LAST_FIELD_IN_470, make_gpu, make_node, read, with_gpu
 
 
 def test_links_of_older_drivers_are_read_from_the_field_ids_of_that_time(root: Path) -> None:

@@ -11,12 +11,7 @@ from gpudoctor.checks.core.finding import Status
 from gpudoctor.facts.model.missing import UNSUPPORTED
 from gpudoctor.report.judge import judge
 from gpudoctor.testing.fake_nvml import ScriptedFault
-from tests.facts.nvml_nodes import make_node, make_root, read
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return make_root(tmp_path)
+from tests.facts.nvml_nodes import make_node, read
 
 
 @pytest.mark.parametrize("driver", ["535.247.01", "550.127.05", "565.57.01"])

@@ -7,14 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.sysfs import format_cpu_list, link_name, list_names, parse_cpu_list, read_int, read_text
-from tests.sysfs_tree import link, write
-
-
-def kind_of(value: object) -> str:
-    assert isinstance(value, Missing), value
-    return value.kind
+from tests.sysfs_tree import kind_of, link, write
 
 
 def test_a_reading_is_absent_denied_or_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -12,14 +11,9 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node, to_json
 from gpudoctor.facts.simulated.load import load_node
 from tests.cli.conftest import Gpudoctor
+from tests.plan.conftest import planned
 
 GONE = Missing("not in this capture")
-
-
-def planned(gpudoctor: Gpudoctor, argv: str) -> Any:
-    outcome = gpudoctor("plan", *argv.split(), "--json")
-    assert outcome.code == 0, outcome.err
-    return outcome.json
 
 
 def saved(folder: Path, node: Node) -> Path:

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import re
 import shlex
-from typing import Any
 
 import pytest
 
 from tests.cli.conftest import Gpudoctor
-
-
-def planned(gpudoctor: Gpudoctor, argv: str) -> Any:
-    outcome = gpudoctor("plan", *argv.split(), "--json")
-    assert outcome.code == 0, outcome.err
-    return outcome.json
+from tests.plan.conftest import planned
 
 
 def options_of(command: str) -> list[str]:

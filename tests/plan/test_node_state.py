@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -15,17 +14,12 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import to_json
 from gpudoctor.facts.simulated.load import load_node
 from tests.cli.conftest import Gpudoctor
-
-
-def plan(gpudoctor: Gpudoctor, argv: str) -> Any:
-    outcome = gpudoctor("plan", *argv.split(), "--json")
-    assert outcome.code == 0, outcome.err
-    return outcome.json
+from tests.plan.conftest import planned
 
 
 def test_a_narrow_link_without_nvlink_costs_communication_time(gpudoctor: Gpudoctor) -> None:
-    sound = plan(gpudoctor, "350m --node rtx4090-4")
-    broken = plan(gpudoctor, "350m --node rtx4090-4 --fault pcie-width-x8@2")
+    sound = planned(gpudoctor, "350m --node rtx4090-4")
+    broken = planned(gpudoctor, "350m --node rtx4090-4 --fault pcie-width-x8@2")
     [trouble] = broken["troubles"]
     assert (trouble["check"], trouble["gpus"]) == ("pcie.link-width", [2])
     assert trouble["means"].startswith("leave it out (--gpu 0-1,3), or expect ")
@@ -35,21 +29,21 @@ def test_a_narrow_link_without_nvlink_costs_communication_time(gpudoctor: Gpudoc
 
 
 def test_a_narrow_link_beside_nvlink_costs_copies_only(gpudoctor: Gpudoctor) -> None:
-    sound = plan(gpudoctor, "8b --node hgx-h100-8")
-    broken = plan(gpudoctor, "8b --node hgx-h100-8 --fault pcie-width-x8@5")
+    sound = planned(gpudoctor, "8b --node hgx-h100-8")
+    broken = planned(gpudoctor, "8b --node hgx-h100-8 --fault pcie-width-x8@5")
     assert broken["communication"]["communication_s"] == sound["communication"]["communication_s"]
     [trouble] = broken["troubles"]
     assert "leave it out (--gpu 0-4,6-7), or expect copies from RAM of 31.5 GB/s instead of 63" in trouble["means"]
 
 
 def test_the_advice_to_leave_a_gpu_out_can_be_followed(gpudoctor: Gpudoctor) -> None:
-    rest = plan(gpudoctor, "350m --node rtx4090-4 --fault pcie-width-x8@2 --gpu 0-1,3")
+    rest = planned(gpudoctor, "350m --node rtx4090-4 --fault pcie-width-x8@2 --gpu 0-1,3")
     assert rest["machine"]["gpus"] == [0, 1, 3]
     assert rest["troubles"] == []
 
 
 def test_a_lost_gpu_is_left_out_and_named(gpudoctor: Gpudoctor) -> None:
-    made = plan(gpudoctor, "8b --node hgx-h100-8 --fault gpu-lost@2")
+    made = planned(gpudoctor, "8b --node hgx-h100-8 --fault gpu-lost@2")
     assert made["machine"]["gpus"] == [0, 1, 3, 4, 5, 6, 7]
     [[index, reason]] = made["left_out"]
     assert index == 2
@@ -58,13 +52,13 @@ def test_a_lost_gpu_is_left_out_and_named(gpudoctor: Gpudoctor) -> None:
 
 
 def test_a_gpu_that_no_program_may_use_is_left_out(gpudoctor: Gpudoctor) -> None:
-    made = plan(gpudoctor, "8b --node hgx-h100-8 --fault compute-mode-prohibited@2")
+    made = planned(gpudoctor, "8b --node hgx-h100-8 --fault compute-mode-prohibited@2")
     assert [index for index, _ in made["left_out"]] == [2]
     assert made["machine"]["gpus_per_node"] == 7
 
 
 def test_a_fault_of_the_whole_node_is_to_be_mended_first(gpudoctor: Gpudoctor) -> None:
-    [trouble] = plan(gpudoctor, "8b --node hgx-h100-8 --fault fabric-not-started")["troubles"]
+    [trouble] = planned(gpudoctor, "8b --node hgx-h100-8 --fault fabric-not-started")["troubles"]
     assert trouble["means"] == "mend it first: gpudoctor explain nvlink.fabric"
 
 
@@ -72,19 +66,19 @@ def test_gpus_without_mig_can_be_planned_for_beside_one_with_it(gpudoctor: Gpudo
     outcome = gpudoctor("plan", "8b", "--node", "hgx-h100-8", "--fault", "mig-mixed@2")
     assert outcome.code == 2
     assert "or leave GPU 2 out: --gpu 0-1,3-7" in outcome.err
-    rest = plan(gpudoctor, "8b --node hgx-h100-8 --fault mig-mixed@2 --gpu 0-1,3-7")
+    rest = planned(gpudoctor, "8b --node hgx-h100-8 --fault mig-mixed@2 --gpu 0-1,3-7")
     assert rest["machine"]["gpus_per_node"] == 7
 
 
 def test_a_missing_nvlink_takes_the_profiles_figure_away(gpudoctor: Gpudoctor) -> None:
-    assert plan(gpudoctor, "8b --node hgx-h100-8")["machine"]["collective"]["value"] == 480
-    broken = plan(gpudoctor, "8b --node hgx-h100-8 --fault nvlink-link-down@3")
+    assert planned(gpudoctor, "8b --node hgx-h100-8")["machine"]["collective"]["value"] == 480
+    broken = planned(gpudoctor, "8b --node hgx-h100-8 --fault nvlink-link-down@3")
     assert broken["machine"]["collective"]["value"] == pytest.approx(17 * 20.6)
 
 
 def test_a_gpu_beside_a_bridged_pair_has_no_nvlink_for_tensor_parallelism(gpudoctor: Gpudoctor) -> None:
-    assert plan(gpudoctor, "8b --node h100-nvl-4")["machine"]["nvlinked"] == 2
-    three = plan(gpudoctor, "8b --node h100-nvl-4 --gpu 0-2")
+    assert planned(gpudoctor, "8b --node h100-nvl-4")["machine"]["nvlinked"] == 2
+    three = planned(gpudoctor, "8b --node h100-nvl-4 --gpu 0-2")
     assert three["machine"]["nvlinked"] == 1
     assert [row["fit"] for row in three["strategies"] if row["name"] == "tensor"] == ["not here"]
 
@@ -101,7 +95,7 @@ def without_topology(folder: Path, name: str) -> Path:
 
 def test_a_kind_of_node_that_always_has_nvswitch_is_taken_to_have_it(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
     path = without_topology(tmp_path, "hgx-h100-8")
-    machine = plan(gpudoctor, f"8b --node {path}")["machine"]
+    machine = planned(gpudoctor, f"8b --node {path}")["machine"]
     assert (machine["nvlinked"], machine["topology_read"]) == (8, False)
     assert machine["gather"]["value"] == pytest.approx(18 * 20.6)
     words = " ".join(gpudoctor("plan", "8b", "--node", str(path)).out.split())
@@ -115,44 +109,44 @@ def test_an_unread_topology_is_not_called_no_nvlink(gpudoctor: Gpudoctor, tmp_pa
 
 
 def test_grace_hopper_reaches_ram_over_c2c_and_not_over_its_pcie_stub(gpudoctor: Gpudoctor) -> None:
-    host = plan(gpudoctor, "8b --node gh200-1")["machine"]["host"]
+    host = planned(gpudoctor, "8b --node gh200-1")["machine"]["host"]
     assert host["value"] == 342
     assert "C2C" in host["source"]
 
 
 def test_data_parallel_ranks_of_a_pipeline_stay_inside_the_node(gpudoctor: Gpudoctor) -> None:
-    made = plan(gpudoctor, "13b --node rtx4090-4 --nodes 8")
+    made = planned(gpudoctor, "13b --node rtx4090-4 --nodes 8")
     links = {row["what"].partition(":")[0]: row["link"] for row in made["communication"]["traffic"]}
     assert links == {"gradients": "node", "new weights": "node", "activations to the next stage": "network"}
 
 
 def test_gathering_gets_nothing_from_sums_in_the_switch(gpudoctor: Gpudoctor) -> None:
-    machine = plan(gpudoctor, "8b --node hgx-h100-8")["machine"]
+    machine = planned(gpudoctor, "8b --node hgx-h100-8")["machine"]
     assert machine["gather"]["value"] == pytest.approx(18 * 20.6)
-    without = plan(gpudoctor, "8b --node rtx4090-8")["machine"]
+    without = planned(gpudoctor, "8b --node rtx4090-8")["machine"]
     assert without["gather"] == without["collective"]
 
 
 def test_a_gpu_with_memory_errors_is_to_be_left_out(gpudoctor: Gpudoctor) -> None:
-    [trouble] = plan(gpudoctor, "8b --node hgx-h100-8 --fault ecc-uncorrected@3")["troubles"]
+    [trouble] = planned(gpudoctor, "8b --node hgx-h100-8 --fault ecc-uncorrected@3")["troubles"]
     assert trouble["means"] == "leave it out (--gpu 0-2,4-7): GPU 3 may fail, or compute what is wrong"
 
 
 def test_a_setting_that_harms_is_named(gpudoctor: Gpudoctor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
-    [trouble] = plan(gpudoctor, "8b --node hgx-h100-8")["troubles"]
+    [trouble] = planned(gpudoctor, "8b --node hgx-h100-8")["troubles"]
     assert trouble["check"] == "env.nccl"
     assert "NCCL_P2P_DISABLE=1" in trouble["found"]
 
 
 def test_programs_on_all_gpus_are_one_line(gpudoctor: Gpudoctor) -> None:
-    in_use = [t for t in plan(gpudoctor, "8b --node lifetime-counters")["troubles"] if t["check"] == "gpu.in-use"]
+    in_use = [t for t in planned(gpudoctor, "8b --node lifetime-counters")["troubles"] if t["check"] == "gpu.in-use"]
     assert [t["gpus"] for t in in_use] == [[0, 1, 2, 3, 4, 5, 6, 7]]
 
 
 def test_a_healthy_node_has_no_trouble(gpudoctor: Gpudoctor) -> None:
     for name in ("hgx-h100-8", "dgx-a100-8", "rtx4090-4", "h100-nvl-4", "gb200-tray-4"):
-        assert plan(gpudoctor, f"350m --node {name}")["troubles"] == [], name
+        assert planned(gpudoctor, f"350m --node {name}")["troubles"] == [], name
 
 
 def measured(gpudoctor: Gpudoctor, folder: Path, backend: str) -> Path:
@@ -185,7 +179,7 @@ def measured(gpudoctor: Gpudoctor, folder: Path, backend: str) -> Path:
 
 def test_what_was_measured_on_gpus_is_used(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
     path = measured(gpudoctor, tmp_path, "nccl")
-    made = plan(gpudoctor, f"350m --node {path}")
+    made = planned(gpudoctor, f"350m --node {path}")
     collective = made["machine"]["collective"]
     assert (collective["value"], collective["measured"]) == (455.0, True)
     assert made["machine"]["gather"]["value"] == 351.0
@@ -196,7 +190,7 @@ def test_what_was_measured_on_gpus_is_used(gpudoctor: Gpudoctor, tmp_path: Path)
 
 
 def test_what_was_measured_on_cpu_ranks_is_not(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
-    made = plan(gpudoctor, f"350m --node {measured(gpudoctor, tmp_path, 'gloo')}")
+    made = planned(gpudoctor, f"350m --node {measured(gpudoctor, tmp_path, 'gloo')}")
     assert made["machine"]["collective"]["value"] == 480
     assert not made["machine"]["collective"]["measured"]
     assert made["communication"]["compute"]["value"] == 794.5
@@ -211,7 +205,7 @@ def test_what_the_last_check_measured_counts_beside_what_the_node_shows_now(
     del report["facts"]  # they are read anew
     report["measurements"]["compute"][3]["gemms"][0]["tflops"] = 350.0
     path.write_text(json.dumps(report))
-    made = plan(gpudoctor, f"8b --node hgx-h100-8 --fault pcie-width-x8@5 --report {path}")
+    made = planned(gpudoctor, f"8b --node hgx-h100-8 --fault pcie-width-x8@5 --report {path}")
     assert made["machine"]["collective"]["value"] == 455.0
     found = {trouble["check"]: trouble for trouble in made["troubles"]}
     assert found["pcie.link-width"]["gpus"] == [5]
@@ -221,7 +215,7 @@ def test_what_the_last_check_measured_counts_beside_what_the_node_shows_now(
 
 def test_a_report_without_gpus_measured_is_said_to_count_for_nothing(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
     path = measured(gpudoctor, tmp_path, "gloo")
-    made = plan(gpudoctor, f"350m --node hgx-h100-8 --report {path}")
+    made = planned(gpudoctor, f"350m --node hgx-h100-8 --report {path}")
     assert not made["machine"]["collective"]["measured"]
     assert f"{path} holds no measurements of GPUs: nothing of it counts here" in made["warnings"]
 
@@ -236,7 +230,7 @@ def test_a_measured_rate_that_is_none_gives_no_time(figure: float, gpudoctor: Gp
     report["measurements"]["host_links"][5].update(h2d_alone_gb_s=figure, h2d_together_gb_s=figure)
     path.write_text(json.dumps(report))
     for model in ("350m", "8b"):
-        made = plan(gpudoctor, f"{model} --node hgx-h100-8 --report {path}")
+        made = planned(gpudoctor, f"{model} --node hgx-h100-8 --report {path}")
         step = made["communication"]
         assert (step["communication_s"], step["compute_s"], step["efficiency_hidden"]) == (None, None, None)
         assert step["compute"]["source"].endswith(f"{figure:g}: no rate")
@@ -248,16 +242,16 @@ def test_slow_copies_that_were_measured_are_named_with_their_speed(gpudoctor: Gp
     report = json.loads(path.read_text())
     report["measurements"]["host_links"][5].update(h2d_alone_gb_s=6.0, h2d_together_gb_s=6.0)
     path.write_text(json.dumps(report))
-    troubles = plan(gpudoctor, f"8b --node hgx-h100-8 --report {path}")["troubles"]
+    troubles = planned(gpudoctor, f"8b --node hgx-h100-8 --report {path}")["troubles"]
     [slow] = [trouble for trouble in troubles if trouble["check"] == "link.host"]
     assert slow["gpus"] == [5]
     assert slow["means"] == "leave it out (--gpu 0-4,6-7), or expect copies from RAM of 6 GB/s"
 
 
 def test_no_sound_figure_is_promised_for_links_that_are_not(gpudoctor: Gpudoctor) -> None:
-    slow = plan(gpudoctor, "8b --node hgx-h100-8 --fault nvlink-slow@1")["troubles"][0]["means"]
+    slow = planned(gpudoctor, "8b --node hgx-h100-8 --fault nvlink-slow@1")["troubles"][0]["means"]
     assert "expect collectives of at most 480 GB/s" in slow
-    upstream = plan(gpudoctor, "8b --node hgx-h100-8 --fault pcie-upstream-downgraded@7")["troubles"][0]["means"]
+    upstream = planned(gpudoctor, "8b --node hgx-h100-8 --fault pcie-upstream-downgraded@7")["troubles"][0]["means"]
     assert upstream.endswith("or expect slower copies between it and the host")
-    fabric = plan(gpudoctor, "8b --node hgx-h100-8 --fault fabric-no-resources@1")["troubles"][0]["means"]
+    fabric = planned(gpudoctor, "8b --node hgx-h100-8 --fault fabric-no-resources@1")["troubles"][0]["means"]
     assert "GB/s" not in fabric

@@ -13,9 +13,12 @@ import pytest
 from gpudoctor.slurm import hooks
 from gpudoctor.slurm.quick_check import HookVerdict
 from gpudoctor.slurm.settings import HookSettings
-from tests.agent.running import DEADLINE_S, FAULTY, Agent, agent, environ, wait_for
+from tests.agent.conftest import faulty
+from tests.agent.running import DEADLINE_S, Agent, environ, wait_for
 from tests.needs import fixture_needs
 from tests.prometheus.running import CONTRIB, Prometheus, running_node_exporter, running_prometheus
+
+__all__ = ["faulty"]
 
 
 class Site(NamedTuple):
@@ -41,14 +44,6 @@ def write_metrics(file: Path, *options: str) -> str:
     assert done.returncode in (0, 1), done.stderr
     assert done.stdout == ""
     return done.stderr
-
-
-@pytest.fixture(scope="package")
-def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
-    """An agent on a simulated node with GPU 5's link at half its width, after its first run."""
-    with agent(tmp_path_factory.mktemp("faulty"), *FAULTY) as running:
-        running.after_run()
-        yield running
 
 
 @pytest.fixture(scope="package")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import ceil
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -98,6 +98,13 @@ class Tick(msgspec.Struct, frozen=True, omit_defaults=True, tag="tick", tag_fiel
 
 
 WatchLine = Opening | Tick
+
+
+class LineHead(msgspec.Struct):
+    """The part of a line that an index needs; the time is limited to what can be displayed (the year 5138)."""
+
+    kind: Literal["opening", "tick"]
+    at_s: Annotated[float, msgspec.Meta(ge=0, lt=1e11)]
 
 
 # Messages between `gpudoctor watch` and its driver reader: an order, then an answer to each request.

@@ -14,7 +14,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import Annotated, BinaryIO, Literal
+from typing import BinaryIO
 
 import msgspec
 
@@ -22,7 +22,7 @@ from gpudoctor.facts.captures import SourceError
 from gpudoctor.facts.captures.facts_file import checked
 from gpudoctor.facts.captures.opened import GZIP, HEAD_BYTES, open_plain
 from gpudoctor.facts.model.node import Node
-from gpudoctor.facts.stream.messages import Opening, Tick
+from gpudoctor.facts.stream.messages import LineHead, Opening, Tick
 from gpudoctor.process.temporary_folder import temporary_file
 
 MAX_LINE_BYTES = 16 << 20
@@ -31,16 +31,7 @@ MAX_FILE_BYTES = 4 << 30
 _LINE_OF_STREAM = re.compile(rb'"kind"\s*:\s*"(?:opening|tick)"')
 _opening = msgspec.json.Decoder(Opening).decode
 _tick = msgspec.json.Decoder(Tick).decode
-
-
-class _Glance(msgspec.Struct):
-    """The part of a line that the index needs; the time is limited to what can be displayed (the year 5138)."""
-
-    kind: Literal["opening", "tick"]
-    at_s: Annotated[float, msgspec.Meta(ge=0, lt=1e11)]
-
-
-_glance = msgspec.json.Decoder(_Glance).decode
+_line_head = msgspec.json.Decoder(LineHead).decode
 
 
 class Recording:
@@ -84,13 +75,13 @@ class Recording:
         self.begin_s: float = self._times[0] if self.count else self.opening.at_s
         self.end_s: float = self._times[-1] if self.count else self.opening.at_s
 
-    def _seen(self, line: bytes, number: int) -> _Glance | None:
+    def _seen(self, line: bytes, number: int) -> LineHead | None:
         """Index one line; None for a blank line, and for an incomplete last line."""
         if not line.strip():
             return None
         try:
             # without the line end, msgspec reports a truncated line as such
-            return _glance(line.rstrip())
+            return _line_head(line.rstrip())
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             if not line.endswith(b"\n"):
                 return None
@@ -181,7 +172,7 @@ def _checked_opening(line: bytes, name: str, number: int) -> Opening:
     if len(line) > MAX_LINE_BYTES:
         raise SourceError(f"{name}: line {number}: longer than {MAX_LINE_BYTES >> 20} MiB")
     try:
-        if _glance(line).kind != "opening":
+        if _line_head(line).kind != "opening":
             raise _no_opening(name, number)
         opening = _opening(line)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -17,7 +17,7 @@ from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.model.telemetry import GpuUnderLoad, Spread, Telemetry
 from gpudoctor.profiles.load import gpu_models, profile_for
 from tests.checks.measured import computed, measured, sampled
-from tests.checks.one_check import gpu, gpus, judge, words
+from tests.checks.one_check import gpu, gpus, judge, only, words
 
 GEMM, MEMORY, EXACT, PATTERN = "compute.gemm", "compute.memory", "compute.exact", "compute.pattern"
 ALL = (GEMM, MEMORY, EXACT, PATTERN)
@@ -25,11 +25,6 @@ FOUR = Node(gpus=gpus(4))
 ONE = Node(gpus=gpus(1))
 EVEN = tuple(computed(rank) for rank in range(4))
 CPU = Node()
-
-
-def only(result: CheckResult, status: Status) -> Finding:
-    [finding] = [f for f in result.findings if f.status is status]
-    return finding
 
 
 def words_of(finding: Finding) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpudoctor.checks.core.finding import Finding, Status
+from gpudoctor.checks.core.finding import Status
 from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.facts.model.gpu import GpuProcess, PcieHop, PcieLink, Settings
 from gpudoctor.facts.model.measured_hardware import HostLink
@@ -17,17 +17,12 @@ from gpudoctor.facts.model.node import Host, Node
 from gpudoctor.facts.model.telemetry import GpuUnderLoad, Spread, Telemetry
 from gpudoctor.profiles.load import profile_for
 from tests.checks.measured import copied, matrix, measured, sampled
-from tests.checks.one_check import gpu, gpus, judge, pairs, uuid_of, words
+from tests.checks.one_check import gpu, gpus, judge, only, pairs, uuid_of, words
 from tests.checks.simulated_nodes import packaged
 
 HOST, PEER = "link.host", "link.peer"
 GEN5 = PcieLink(generation=5, generation_max=5, width=16, width_max=16)
 FOUR = Node(gpus=gpus(4, pcie=GEN5), pairs=pairs(4, nvlinks=18))
-
-
-def only(result: CheckResult, status: Status) -> Finding:
-    [finding] = [f for f in result.findings if f.status is status]
-    return finding
 
 
 def host(node: Node, *links: HostLink, **facts: Any) -> CheckResult:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpudoctor.checks.core.finding import Finding, Status
+from gpudoctor.checks.core.finding import Status
 from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.checks.train.scaling import efficiency_factors
 from gpudoctor.facts.model.gpu import Clocks, Gpu, GpuPair, GpuProcess, PcieLink, Power, Thermal
@@ -24,7 +24,7 @@ from gpudoctor.facts.model.measurements import (
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.model.telemetry import GpuUnderLoad, Telemetry
-from tests.checks.one_check import gpu, gpus, judge, uuid_of, words
+from tests.checks.one_check import gpu, gpus, judge, only, uuid_of, words
 
 SYNC, BALANCE, MEMORY, SCALING = "train.sync", "train.balance", "train.memory", "train.scaling"
 ALL = (SYNC, BALANCE, MEMORY, SCALING)
@@ -77,11 +77,6 @@ def trained(*ranks: TrainRank, device: Any = "cuda", problems: Any = (), **facts
 
 FOUR = Node(gpus=gpus(4))
 EVEN = tuple(rank(i) for i in range(4))
-
-
-def only(result: CheckResult, status: Status) -> Finding:
-    [finding] = [f for f in result.findings if f.status is status]
-    return finding
 
 
 @pytest.mark.parametrize("check", ALL)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpudoctor.checks.core.finding import Finding, Status
+from gpudoctor.checks.core.finding import Status
 from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.facts.model.gpu import Clocks, Ecc
 from gpudoctor.facts.model.measurements import Launch, Measurements, ProbeProblem, RankInfo
@@ -14,7 +14,7 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Driver, Node, Unanswered
 from gpudoctor.facts.model.telemetry import GpuUnderLoad, Spread, Telemetry
 from gpudoctor.report.text_figures import telemetry_lines
-from tests.checks.one_check import gpu, gpus, judge, uuid_of, words
+from tests.checks.one_check import gpu, gpus, judge, only, uuid_of, words
 
 UTILIZATION = "train.utilization"
 FOUR = Node(gpus=gpus(4))
@@ -43,11 +43,6 @@ def measured(*loads: GpuUnderLoad, during: str = "train", backend: Any = "nccl",
 
 def statuses(result: CheckResult) -> list[Status]:
     return [finding.status for finding in result.findings]
-
-
-def only(result: CheckResult, status: Status) -> Finding:
-    [finding] = [f for f in result.findings if f.status is status]
-    return finding
 
 
 def test_gpus_that_are_alike_pass_with_what_they_showed() -> None:
