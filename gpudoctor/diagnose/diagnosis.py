@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable
 from pathlib import PurePath
-from typing import Literal, TypeVar
+from typing import Any, Literal
 
 import msgspec
 
@@ -13,7 +14,7 @@ from gpudoctor.facts.redaction.shapes import shapes_taken_out
 SCHEMA = "gpudoctor.diagnosis/1"
 Verdict = Literal["cause", "unknown", "nothing"]
 Confidence = Literal["certain", "likely", "possible"]
-T = TypeVar("T")
+_HOSTS = ("host", "than")
 
 
 class EvidenceLine(msgspec.Struct, frozen=True):
@@ -38,6 +39,24 @@ class Cause(msgspec.Struct, frozen=True):
     text: str
     evidence: tuple[EvidenceLine, ...] = ()
     ranks: tuple[int, ...] = ()
+
+    @property
+    def place(self) -> str:
+        """Where, in words."""
+        ranks = self.ranks if len(self.ranks) > 1 or self.rank is None else (self.rank,)
+        parts = (ranks_in_words(ranks), f"host {self.host}" if self.host else "", f"GPU {self.gpu}" if self.gpu else "")
+        return ", ".join(filter(None, parts)) or "no single rank or host can be named"
+
+
+def ranks_in_words(ranks: Iterable[int]) -> str:
+    """`rank 3`, `ranks 1, 2, 5`; at most 16 are named, none is "".
+
+    >>> ranks_in_words([3]), ranks_in_words([2, 1]), ranks_in_words([])
+    ('rank 3', 'ranks 1, 2', '')
+    """
+    numbers = sorted(ranks)
+    more = f" and {len(numbers) - 16} more" if len(numbers) > 16 else ""
+    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers[:16]))}{more}" if numbers else ""
 
 
 class Victim(msgspec.Struct, frozen=True):
@@ -126,46 +145,30 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
 def redacted_diagnosis(answer: Diagnosis) -> Diagnosis:
     """The same answer without names of hosts, files, paths and addresses; ranks, lines and bus ids stay."""
-    hosts = {host: f"host-{number}" for number, host in enumerate(_named(answer, "host", "than"), 1)}
-    files = {file: f"file-{number}{PurePath(file).suffix[:8]}" for number, file in enumerate(_named(answer, "file"), 1)}
-    names = sorted(hosts, key=len, reverse=True)
-    pattern = re.compile("|".join(re.escape(name) for name in names) or r"(?!)")
-    return _replaced(answer, hosts, files, pattern)
+    hosts: dict[str, str] = {}
+    files: dict[str, str] = {}
+
+    def numbered(key: str, text: str) -> str:
+        if key in _HOSTS:
+            hosts.setdefault(text, f"host-{len(hosts) + 1}")
+        elif key == "file":
+            files.setdefault(text, f"file-{len(files) + 1}{PurePath(text).suffix[:8]}")
+        return text
+
+    def hidden(key: str, text: str) -> str:
+        if key in ("text", "reason"):
+            return shapes_taken_out(pattern.sub(lambda found: hosts[found[0]], text))
+        return hosts[text] if key in _HOSTS else files[text] if key == "file" else text
+
+    plain = _replaced(msgspec.to_builtins(answer), numbered)
+    pattern = re.compile("|".join(map(re.escape, sorted(hosts, key=len, reverse=True))) or r"(?!)")
+    return msgspec.convert(_replaced(plain, hidden), Diagnosis)
 
 
-def _named(thing: object, *fields: str) -> list[str]:
-    found: dict[str, None] = {}
-
-    def look(part: object) -> None:
-        if isinstance(part, msgspec.Struct):
-            for name in part.__struct_fields__:
-                value = getattr(part, name)
-                if name in fields and isinstance(value, str):
-                    found[value] = None
-                else:
-                    look(value)
-        elif isinstance(part, tuple):
-            for item in part:
-                look(item)
-
-    look(thing)
-    return list(found)
-
-
-def _replaced(thing: T, hosts: dict[str, str], files: dict[str, str], pattern: re.Pattern[str]) -> T:
-    if not isinstance(thing, msgspec.Struct):
-        return thing
-    changes: dict[str, object] = {}
-    for name in thing.__struct_fields__:
-        value = getattr(thing, name)
-        if name in ("host", "than") and isinstance(value, str):
-            changes[name] = hosts[value]
-        elif name == "file" and isinstance(value, str):
-            changes[name] = files[value]
-        elif name in ("text", "reason") and isinstance(value, str):
-            changes[name] = shapes_taken_out(pattern.sub(lambda found: hosts[found[0]], value))
-        elif isinstance(value, tuple):
-            changes[name] = tuple(_replaced(item, hosts, files, pattern) for item in value)
-        elif isinstance(value, msgspec.Struct):
-            changes[name] = _replaced(value, hosts, files, pattern)
-    return msgspec.structs.replace(thing, **changes)
+def _replaced(thing: Any, new: Callable[[str, str], str], key: str = "") -> Any:
+    """Plain data with each text replaced by what `new` makes of its key and of the text."""
+    if isinstance(thing, str):
+        return new(key, thing)
+    if isinstance(thing, dict):
+        return {name: _replaced(value, new, name) for name, value in thing.items()}
+    return [_replaced(item, new, key) for item in thing] if isinstance(thing, (list, tuple)) else thing

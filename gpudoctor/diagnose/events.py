@@ -9,25 +9,20 @@ from typing import Literal
 
 import msgspec
 
-# cause: may be the first failure. echo: may be one, or follow from another rank's end. wait: a collective timed out.
-# stuck: a watchdog made no progress. victim: a peer or the store went away. exit: how a process ended. ending: a
-# scheduler or a user ended the job. closed: a launcher ended the process. wrapper: something failed, without a reason.
-# progress: the job went on. done: the job reported its end. said: bad news that no table knows, `what` is its class.
-# fact: places, sizes, everything else.
 Role = Literal[
-    "cause",
-    "echo",
-    "wait",
-    "stuck",
-    "victim",
-    "exit",
-    "ending",
-    "closed",
-    "wrapper",
-    "progress",
-    "done",
-    "said",
-    "fact",
+    "cause",  # may be the first failure
+    "echo",  # may be one, or follow from another rank's end
+    "wait",  # a collective timed out
+    "stuck",  # a watchdog made no progress
+    "victim",  # a peer or the store went away
+    "exit",  # how a process ended
+    "ending",  # a scheduler or a user ended the job
+    "closed",  # a launcher ended the process
+    "wrapper",  # something failed, without a reason
+    "progress",  # the job went on
+    "done",  # the job reported its end
+    "said",  # bad news that no table knows; `what` is its class
+    "fact",  # places, sizes, everything else
 ]
 
 MOST_RANKS = 1 << 20  # a larger rank or world size is a damaged line
@@ -81,7 +76,6 @@ class EventLog:
         self._events: list[Event] = []
         self._counts: dict[object, int] = {}
         self._last: dict[object, deque[Event]] = {}
-        self.left_out = 0
 
     def add(self, event: Event) -> None:
         """Keep the event, unless there are many like it."""
@@ -90,7 +84,6 @@ class EventLog:
         count = self._counts.get(key, 0) + 1
         self._counts[key] = count
         if count > _MAX_OF_A_KIND or len(self._events) >= _MAX_EVENTS:
-            self.left_out += 1
             if event.role in ("progress", "done") or len(self._last) < _MAX_EVENTS:
                 self._last.setdefault(key, deque(maxlen=_LAST_OF_A_KIND)).append(event)
             return

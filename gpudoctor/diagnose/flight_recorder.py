@@ -28,26 +28,14 @@ _MOST_SIZES = 1_000
 _NAME = re.compile(
     r"(?:^|_)(?:dump|trace|rank|nccl_trace|comm_lib_trace)_?(?:rank_?)?(\d{1,6})(?:\.json|\.pkl|\.pickle)?$"
 )
-_REFUSED = {
-    "GLOBAL",
-    "STACK_GLOBAL",
-    "INST",
-    "OBJ",
-    "NEWOBJ",
-    "NEWOBJ_EX",
-    "REDUCE",
-    "BUILD",
-    "PERSID",
-    "BINPERSID",
-    "EXT1",
-    "EXT2",
-    "EXT4",
-    "NEXT_BUFFER",
-    "READONLY_BUFFER",
-}
-
-
-_ENDS_A_MARK = {"TUPLE", "LIST", "DICT", "APPENDS", "SETITEMS", "POP_MARK", "ADDITEMS", "FROZENSET"}
+# opcodes that make an object or refer to one outside
+_REFUSED = frozenset(
+    """GLOBAL STACK_GLOBAL INST OBJ NEWOBJ NEWOBJ_EX REDUCE BUILD PERSID BINPERSID EXT1 EXT2 EXT4
+    NEXT_BUFFER READONLY_BUFFER""".split()  # noqa: SIM905
+)
+_ENDS_A_MARK = ("TUPLE", "LIST", "DICT", "APPENDS", "SETITEMS", "POP_MARK", "ADDITEMS", "FROZENSET")
+# what damaged bytes make `pickle` and `json` raise, beside ValueError and LookupError
+_DAMAGED = (pickle.UnpicklingError, EOFError, TypeError, AttributeError, RecursionError, MemoryError, OverflowError)
 
 
 class DumpError(Exception):
@@ -64,7 +52,6 @@ class RecordedCollective(msgspec.Struct, frozen=True):
     sizes: str
     finished: bool
     p2p: bool
-    time_ns: int
 
 
 class GroupStatus(msgspec.Struct, frozen=True):
@@ -78,8 +65,6 @@ class Dump(msgspec.Struct, frozen=True):
     """One rank's recorder. Keys of `status`: the group's name and members."""
 
     rank: int
-    version: str
-    host: str | None
     groups: dict[str, tuple[int, ...]]
     entries: tuple[RecordedCollective, ...]
     status: dict[tuple[str, tuple[int, ...]], GroupStatus]
@@ -122,20 +107,7 @@ def read_dump(data: bytes, name: str, file: int = 0) -> Dump:
         content = _from_json(data) if data.lstrip()[:1] == b"{" else _unpickled(data)
     except DumpError:
         raise
-    except (
-        pickle.UnpicklingError,
-        ValueError,
-        EOFError,
-        IndexError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-        MemoryError,
-        OverflowError,
-        UnicodeError,
-        ImportError,
-    ) as error:
+    except (*_DAMAGED, ValueError, LookupError, ImportError) as error:
         raise DumpError(f"a damaged flight recorder dump ({type(error).__name__})") from None
     if not isinstance(content, dict) or ("entries" not in content and "pg_status" not in content):
         raise DumpError("no flight recorder dump: no entries")
@@ -192,9 +164,7 @@ def _dump(content: dict[str, Any], rank: int, file: int) -> Dump:
             status[name, groups.get(name, ())] = GroupStatus(
                 _number(counts.get("last_enqueued_collective")), _number(counts.get("last_completed_collective"))
             )
-    host = content.get("host_name")
-    version = _word(content.get("version", "?"))
-    return Dump(rank, version, _word(host) or None, groups, tuple(entries), status, file)
+    return Dump(rank, groups, tuple(entries), status, file)
 
 
 def _recorded(entry: dict[str, Any], groups: dict[str, tuple[int, ...]]) -> RecordedCollective:
@@ -208,7 +178,6 @@ def _recorded(entry: dict[str, Any], groups: dict[str, tuple[int, ...]]) -> Reco
         sizes=_sizes(entry.get("input_sizes", "")),
         finished=bool(entry.get("retired")) or entry.get("state") == "completed",
         p2p=bool(entry.get("is_p2p")),
-        time_ns=int(entry.get("time_created_ns") or 0),
     )
 
 

@@ -62,7 +62,7 @@ def render_html(answer: Diagnosis) -> str:
         status=status,
         word=word,
         verdict=f"{cause.what} ({cause.confidence}): {cause.text}" if cause else "",
-        reason=f"Where: {_place(cause)}" if cause else "",
+        reason=f"Where: {cause.place}" if cause else "",
         where=_read(answer),
         banners=(("ERROR", answer.error, "loud"),) if answer.error else (),
         do=_do(answer),
@@ -219,7 +219,7 @@ def _causes(answer: Diagnosis) -> tuple[Cause, ...]:
 
 def _other(cause: Cause, paths: Paths) -> Card:
     title = (Strong(cause.what), f"({cause.confidence}): {text_of_cause(cause.what).title}")
-    parts = (pairs(("found", cause.text), ("where", _place(cause))), _lines(cause.evidence, paths))
+    parts = (pairs(("found", cause.text), ("where", cause.place)), _lines(cause.evidence, paths))
     return Card("unknown", title, "", parts)
 
 
@@ -235,13 +235,6 @@ def _first(evidence: tuple[EvidenceLine, ...], paths: Paths) -> tuple[Cell, Cell
 def _path(file: str, line: int, paths: Paths) -> Cell:
     number = f":{line}" if line else ""
     return Short(f"{paths[file]}{number}", f"{file}{number}")
-
-
-def _place(cause: Cause) -> str:
-    ranks = f"ranks {', '.join(map(str, cause.ranks))}" if len(cause.ranks) > 1 else ""
-    one = ranks or (f"rank {cause.rank}" if cause.rank is not None else "")
-    named = (one, f"host {cause.host}" if cause.host else "", f"GPU {cause.gpu}" if cause.gpu else "")
-    return ", ".join(filter(None, named)) or "no single rank or host can be named"
 
 
 def _who(rank: int | None, host: str | None) -> str:

@@ -17,7 +17,7 @@ from gpudoctor.diagnose.rules.direct import direct_causes, echoes, mismatches, w
 from gpudoctor.diagnose.rules.dumps import from_dumps, from_stacks, undecided_stacks
 from gpudoctor.diagnose.rules.ends import early_exit, unexplained_exits
 from gpudoctor.diagnose.rules.missing_peers import gloo_timeouts, missing_ranks, stalled_tensors
-from gpudoctor.diagnose.rules.model import Hypothesis, address_of, host_of, only_rank, ranks_of
+from gpudoctor.diagnose.rules.model import Hypothesis, address_of, at_events, host_of, only_rank, ranks_of
 from gpudoctor.diagnose.rules.outside import (
     failed_before,
     gpu_faults,
@@ -151,13 +151,14 @@ def recovered(job: Job) -> Hypothesis | None:
         return None
     causes = job.of("cause", attempt=failed) or job.of("exit", attempt=failed) or job.of("ending", attempt=failed)
     ended = "ran to its end" if any(e.role == "done" for e in shown) else "went further"
+    text = f"attempt {failed} failed ({causes[0].text if causes else 'see the log'}); attempt {last} {ended}"
     return Hypothesis(
-        what="recovered",
+        "recovered",
+        text,
+        [*causes[:2], shown[-1]],
         ranks=only_rank(ranks_of(causes)),
         host=host_of(causes) or (next(iter(job.hosts)) if len(job.hosts) == 1 else None),
         confidence="certain",
-        text=f"attempt {failed} failed ({causes[0].text if causes else 'see the log'}); attempt {last} {ended}",
-        events=[*causes[:2], shown[-1]],
     )
 
 
@@ -222,14 +223,14 @@ def _said_dead(job: Job, attempt: int) -> list[Hypothesis]:
         if not events:
             continue
         ranks = ranks_of(events)
+        text = f"{f'rank {ranks[0]}' if len(ranks) == 1 else who} {text}"
         found.append(
             Hypothesis(
-                what=what,
+                what,
+                text,
+                events[:3],
                 ranks=only_rank(ranks),
                 host=host_of(events) or (address_of(events) if all(e.word("address") for e in events) else None),
-                confidence="likely",
-                events=events[:3],
-                text=f"{f'rank {ranks[0]}' if len(ranks) == 1 else who} {text}",
             )
         )
     return found
@@ -239,16 +240,8 @@ def _ras_behind(job: Job, attempt: int) -> list[Hypothesis]:
     events = job.of("cause", attempt=attempt, what="rank_behind")
     if not events:
         return []
-    return [
-        Hypothesis(
-            what="rank_behind",
-            ranks=ranks_of(events),
-            host=host_of(events),
-            confidence="likely",
-            events=events[:4],
-            text="NCCL RAS: launched fewer operations than the other ranks of the communicator",
-        )
-    ]
+    text = "NCCL RAS: launched fewer operations than the other ranks of the communicator"
+    return [at_events("rank_behind", text, events, ranks=ranks_of(events))]
 
 
 def _stacks_by_process(job: Job, stacks: list[Stack]) -> dict[str, tuple[int | None, Stack]]:

@@ -373,7 +373,7 @@ def _statement(number: int, origin: Origin, text: str, raw: str, reported: list[
     """What the line says by its form, if no table knows it; each kernel log has such words: what matters is known."""
     if OF_A_KERNEL.search(raw) or is_harmless(raw):
         return
-    found = statement_of(number, origin, text, raw.strip())
+    found = statement_of(number, origin, text)
     if found is None or (reported and found.form != "exception"):
         return
     detail: dict[str, str | int] = {"form": found.form, "severity": found.severity, "message": found.message}

@@ -65,7 +65,6 @@ class Stack(msgspec.Struct, frozen=True):
     pid: int | None
     frames: tuple[str, ...]
     waits: bool
-    gil: bool
     rank: int | None = None
 
     @property
@@ -101,17 +100,7 @@ def read_stacks(lines: list[str], file: int) -> list[Stack]:
             main = next((t for t in threads if t[1] == "MainThread"), threads[-1 if threads[0][2] == _UNNAMED else 0])
             frames = tuple(main[3][:60])
             waits = any(_WAITING.search(frame.split(" (")[0]) and not _LOCAL_WAIT.search(frame) for frame in frames[:8])
-            found.append(
-                Stack(
-                    file,
-                    main[0] + 1,
-                    pid,
-                    frames,
-                    waits,
-                    any("gil" in t[2] for t in threads if t[1] != "MainThread"),
-                    rank,
-                )
-            )
+            found.append(Stack(file, main[0] + 1, pid, frames, waits, rank))
         threads.clear()
 
     for number, line in enumerate(lines, 1):

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 
 from gpudoctor.diagnose.causes import steps_for, text_of_cause
-from gpudoctor.diagnose.diagnosis import Cause, Diagnosis, EvidenceLine, Victim
+from gpudoctor.diagnose.diagnosis import Cause, Diagnosis, EvidenceLine, Victim, ranks_in_words
 from gpudoctor.text.output import printable
 
 _LABEL = 11
@@ -42,7 +42,7 @@ def _lines(answer: Diagnosis, width: int, color: bool, verbose: bool) -> Iterato
         yield from _victims(answer.victims, width)
         if answer.silent_ranks:
             yield from _row(
-                "silent", f"nothing is heard of {_ranks(answer.silent_ranks)} of {answer.world_size}", width
+                "silent", f"nothing is heard of {ranks_in_words(answer.silent_ranks)} of {answer.world_size}", width
             )
         yield from _rows("clocks", [printable(skew.words) for skew in answer.clocks[:_MOST_CLOCKS]], width)
         yield from _rows("do", steps_for(cause.what, cause.confidence), width)
@@ -65,23 +65,10 @@ def _lines(answer: Diagnosis, width: int, color: bool, verbose: bool) -> Iterato
 
 
 def _of_cause(cause: Cause, width: int) -> Iterator[str]:
-    yield from _row("where", _where(cause), width)
+    yield from _row("where", printable(cause.place), width)
     yield from _row("found", f"{printable(cause.text)}", width)
     yield from _row("confidence", cause.confidence, width)
     yield from _rows("evidence", [_line_of(e) for e in cause.evidence], width)
-
-
-def _where(cause: Cause) -> str:
-    parts = []
-    if cause.rank is not None and len(cause.ranks) <= 1:
-        parts.append(f"rank {cause.rank}")
-    elif cause.ranks:
-        parts.append(_ranks(cause.ranks))
-    if cause.host:
-        parts.append(f"host {printable(cause.host)}")
-    if cause.gpu:
-        parts.append(f"GPU {printable(cause.gpu)}")
-    return ", ".join(parts) or "no single rank or host can be named"
 
 
 def _line_of(evidence: EvidenceLine) -> str:
@@ -97,16 +84,9 @@ def _victims(victims: tuple[Victim, ...], width: int) -> Iterator[str]:
     for reason, same in by_reason.items():
         ranks = [v.rank for v in same if v.rank is not None]
         hosts = sorted({v.host for v in same if v.host and v.rank is None})
-        who = ", ".join(filter(None, [_ranks(ranks) if ranks else "", *hosts])) or "others"
+        who = ", ".join(filter(None, [ranks_in_words(ranks), *hosts])) or "others"
         rows.append(f"{who}: {reason} ({_line_of(same[0].evidence[0]).partition('  ')[0]})")
     yield from _rows("victims", rows, width)
-
-
-def _ranks(ranks: Iterable[int]) -> str:
-    numbers = sorted(ranks)
-    shown = ", ".join(map(str, numbers[:16]))
-    more = f" and {len(numbers) - 16} more" if len(numbers) > 16 else ""
-    return f"rank{'s' if len(numbers) > 1 else ''} {shown}{more}"
 
 
 def _step(command: str, host: str | None) -> str:

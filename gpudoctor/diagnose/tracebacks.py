@@ -20,6 +20,7 @@ from gpudoctor.statements.prefixes import with_short_numbers
 _BEGIN = re.compile(r"Traceback \(most recent call last\):?(?: \(RANK (?P<rank>\d{1,6})\))?")
 _FRAME = re.compile(
     r'\s*(?:\|\s*)?File "(?P<file>[^"]{1,400})", line (?P<line>\d+)\b(?! in )(?:, in (?P<function>.{1,120}))?'
+    r'|\s{2,}File "[^"]{1,400}$'  # a terminal broke the path
 )
 _EXCEPTION = re.compile(
     r"(?P<type>(?:[A-Za-z_]\w{0,80}\.){0,12}[A-Za-z_]\w{0,80})(?::(?: (?P<message>.*))?)?$", re.DOTALL
@@ -118,6 +119,7 @@ class Tracebacks:
         self._chain: set[object] = set()
         self._ignored: set[object] = set()
         self._logged: tuple[int, object, int | None] | None = None
+        self._unfinished: tuple[object, int, Event] | None = None
 
     def read(
         self, stream: object, number: int, text: str, writer: int | None = None, *, labelled: bool = False
@@ -127,6 +129,8 @@ class Tracebacks:
         `writer`: the rank in the line's own label; `labelled`: whether a label names the rank or host that writes.
         """
         text = _GROUPED.sub("", text)
+        if self._goes_on(stream, number, text):
+            return True, None
         if text.startswith(_IGNORED):
             self._ignored.add(stream)
             return True, None
@@ -159,7 +163,19 @@ class Tracebacks:
         if found is None:  # without prefixes, lines of another writer may come in between
             return False, None
         del self._open[stream]
-        return True, self._event(stream, trace, found, text)
+        event = self._event(stream, trace, found, text)
+        self._unfinished = (stream, number, event) if text.rstrip().endswith(":") else None
+        return True, event
+
+    def _goes_on(self, stream: object, number: int, text: str) -> bool:
+        """Whether the line above was an exception that ends in a colon; if so, this line is part of its message."""
+        unfinished, self._unfinished = self._unfinished, None
+        if unfinished is None or unfinished[:2] != (stream, number - 1) or not text.strip() or _BEGIN.search(text):
+            return False
+        event = unfinished[2]
+        event.detail["message"] = f"{event.word('message') or ''} {text.strip()}"[:MAX_TEXT]
+        self._unfinished = (stream, number, event) if text.rstrip().endswith(":") else None
+        return True
 
     def _begin(self, stream: object, number: int, text: str, begin: re.Match[str], writer: int | None) -> None:
         if len(self._open) >= _MOST_OPEN:
@@ -194,10 +210,10 @@ class Tracebacks:
             trace.functions.add(frame["function"])
             if frame["function"] in _COLLECTIVES:
                 trace.collective = frame["function"]
-        if not _LIBRARY.search(frame["file"]):
+        if frame["file"] and not _LIBRARY.search(frame["file"]):
             trace.user_frame = f"{frame['file']}:{frame['line']}"
 
-    def _event(self, stream: object, trace: _Open, found: re.Match[str], text: str) -> Event | None:
+    def _event(self, stream: object, trace: _Open, found: re.Match[str], text: str) -> Event:
         event = exception_event(text, trace.functions)
         if trace.rank is not None:
             event.rank = trace.rank

@@ -256,7 +256,7 @@ class Explained:
     def __init__(self, report: Report) -> None:
         self._faults: dict[tuple[str, Subject | None], dict[int, Fault]] = {}
         for place, fault in enumerate(report.faults):
-            self._faults.setdefault((fault.check, None if fault.gpus else fault.subject), {})[place] = fault
+            self._faults.setdefault((fault.check, None if fault.is_joint else fault.subject), {})[place] = fault
         self._others: dict[str, dict[int, str]] = {}
         self._near: dict[tuple[str, int | None], dict[int, str]] = {}
         found = [(result.id, f) for result in report.checks for f in result.findings if f.status is not Status.FAIL]

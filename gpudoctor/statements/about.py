@@ -1,4 +1,4 @@
-"""What a message names: GPUs, devices, adapters, ranks, hosts and files, by the form of their names alone."""
+"""What a message names: GPUs, devices and adapters, by the form of their names alone."""
 
 from __future__ import annotations
 
@@ -18,12 +18,6 @@ _ADAPTER = re.compile(
     r"\b((?:mlx[45]|bnxt_re|irdma|efa|rdmap|hfi1|qedr|erdma|roce)[\w-]{0,20}|ib\d{1,3}|(?:ibp|ens|enp|eth|bond)\d\w{0,12})(?:[:/](\d{1,2}))?\b"
 )
 _PORT = re.compile(r"(?i)\bport[ #:=]{0,2}(\d{1,2})\b(?!\d)")
-_RANK = re.compile(r"(?i)\brank[ #:=\[]{0,2}(\d{1,6})\b")
-# only what a label calls a host is one; a bare word is not
-_HOST = re.compile(
-    r"(?i)\b(?:host(?:name)?|node)(?:[:=] ?| )['\"]?([a-z][\w-]{0,60}\d[\w.-]{0,100}|[\w-]{1,60}(?:\.[\w-]{1,60}){1,6})"
-)
-_FILE = re.compile(r"(?:^|[\s'\"(=:])((?:/|\./|~/)[\w.@+/-]{2,300})")
 
 
 def about(message: str) -> About:
@@ -35,7 +29,7 @@ def about(message: str) -> About:
     bus = _one(_BUS_ID, message)
     adapter = _ADAPTER.search(message)
     port = (adapter[2] if adapter else None) or (_one(_PORT, message) if adapter else None)
-    index, rank = _one(_INDEX, message), _one(_RANK, message)
+    index = _one(_INDEX, message)
     return About(
         gpu_index=int(index) if index else None,
         bus_id=normal_bus_id(bus) if bus else None,
@@ -43,9 +37,6 @@ def about(message: str) -> About:
         device_file=_one(_DEVICE_FILE, message),
         adapter=adapter[1] if adapter else None,
         port=int(port) if port else None,
-        rank=int(rank) if rank else None,
-        host=_one(_HOST, message),
-        file=_one(_FILE, message),
     )
 
 

@@ -84,9 +84,9 @@ _ROWS: tuple[_Row, ...] = (
     ("cuda_oom", "memory",
      r"(?:CUDA|HIP) out of memory|(?:CUDA|HIP) error: out of memory|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY"
      r"|OutOfMemoryError: (?:CUDA|HIP|Allocation)|Cuda failure (?:\d+ )?'out of memory'|cudaMalloc failed: out of memory|Test CUDA failure \S+ 'out of memory'"
-     r"|RESOURCE_EXHAUSTED: .{0,120}?[Oo]ut of memory|Cuda Runtime \(out of memory\)|Error Code \d+: OutOfMemory|Requested amount of GPU memory .{0,80}could not be allocated"
-     r"|No available memory for the cache blocks", "memory", _FULL, "CUDA 2, TensorRT, vLLM", 3, True),
-    ("cuda_oom", "resource_exhausted", r"RESOURCE_EXHAUSTED: .{0,120}?Failed to allocate", "memory", _FULL, "XLA", 3, True),
+     r"|Cuda Runtime \(out of memory\)|Error Code \d+: OutOfMemory|Requested amount of GPU memory .{0,80}could not be allocated"
+     r"|No available memory for the cache blocks|Non-OK-status: Gpu.{0,300}: out of memory", "memory", _FULL, "CUDA 2, TensorRT, vLLM", 3, True),
+    ("cuda_oom", "exhausted", r"(?i:resource[_ ]exhausted): .{0,200}?\b(?:memory|allocate|reserve)\b", "memory", _FULL, "XLA", 3, True),
     ("cuda_oom", "memory", r"Free memory on device .{0,60} is less than desired GPU memory utilization|Not enough memory\. Please try to increase --mem-fraction-static", "memory", _FULL, "vLLM, SGLang", 3, False),
     ("cuda_init_failed", "cublas", r"CUBLAS_STATUS_(?:NOT_INITIALIZED|ALLOC_FAILED)", "memory", _FULL, "cuBLAS", 1, True),
     ("cuda_init_failed", "cudnn", r"CUDNN_STATUS_(?:NOT_INITIALIZED|ALLOC_FAILED)|[Cc]ould not create cudnn handle", "memory", _FULL, "cuDNN", 1, True),

@@ -53,7 +53,7 @@ _TEXTS: tuple[_Row, ...] = (
     ("errno", "error", rf"(?P<message>.{{0,600}}?(?:{ERRNO}|errno ?[:=]? ?\d{{1,3}}\b).*)"),
     ("sentence", "error",
      r"(?P<message>.{0,400}?(?:(?i:\b(?:failed|failure|cannot|can't|couldn't|could not|unable to|error|fatal|crash(?:ed|es)?|abort(?:ed|ing)|panic|exception|segfault(?:ed|s)?|not reachable|unreachable|unrecognized|not recognized"
-     r"|does not (?:work|respond|exist|support|match)|doesn't (?:work|respond|exist)|not (?:responding|listed|visible|available|detected|found|usable|working|allocatable|loaded|running)|no longer (?:answers|responds)|is lost|lost (?:a|one|its) (?:GPU|card|link)|downgraded|fallen off|fell off|is missing|only \d+ of \d+|(?:is|are) down|timed out|hangs|hung|stuck|unhealthy|degraded|mismatch)\b)).*)"),
+     r"|does not (?:work|respond|exist|support|match)|doesn't (?:work|respond|exist)|not (?:responding|listed|visible|available|detected|found|usable|working|allocatable|loaded|running)|no longer (?:answers|responds)|is lost|lost (?:a|one|its) (?:GPU|card|link)|downgraded|fallen off|fell off|is missing|only \d+ of \d+|(?:is|are) down|timed out|hangs|hung|stuck|unhealthy|degraded|mismatch)\b)|\bERR!).*)"),
 )  # fmt: skip
 _FORMS = tuple((form, severity, re.compile(text)) for form, severity, text in _TEXTS)
 # one of these is in each line that any form takes: most lines are ruled out by this alone
@@ -61,10 +61,13 @@ _MAY_BE = re.compile(
     r"rror|RROR|FAIL|[Ff]ail|FATAL|[Ff]atal|xception|EXCEPTION|CRIT|rit|ERR|anic|PANIC|SEVERE|EMERG|ALERT|[Aa]bort|ABORT|signal|SIG|exit|[Kk]illed|fault|FAULT|[Cc]annot|[Cc]ould|an't|nable|not |No |no |ot found"
     r"|efused|enied|[Tt]imed|imeout|lost|[Mm]issing|issed|hang|hung|stuck|down|Down|nvalid|nrecognized|nsupported|ssert|terminate|virtual method|core dump|Interrupt|Warning|mismatch|egrade|nhealthy|FAULTY|OK|off|crash|nly \d|busy|Bad |errno|doesn|many|pipe|resource|address|reached|reset|known|[Ii]llegal|breakpoint|corrup|free\(|alloc\(|chunk\(|smash|code|status"
 )
+# a 0 behind one of these counts nothing: it is a number of the thing
+_INDEX = r"(?<![gnhx]pu )(?<!task |rank |node |card |link |port |host |slot |core )(?<!index |stage )(?<!device |worker |client )(?<!process |replica )(?<!local_rank )(?<!cuda:)"
 # what only looks like bad news: another level, a second try, a count of none, a metric, code, a question, prose of a person
 _NONE = re.compile(
     r"(?-i:(?<![\w:])(?:INFO|DEBUG|TRACE|NOTICE)(?:[\]:|)]|\b(?![:=]))|\bInfo:|\[I\])|level=\"?(?:info|debug|trace)|\b(?:retry|retrying|retries|ignor(?:ed|ing)|expected failure|xfail\w*)\b|\bwill (?:be )?(?:retried|ignored|continue)"
-    r"|\b(?:no|0|zero|without|any|non) (?:\w+ ){0,2}(?:errors?|exceptions?|failures?|failed|faults?)\b|\b(?:errors?|failures?|failed|exceptions?)\b(?: \w+){0,2}\s?[:=]\s?(?:0|none|null|false|\[\])\b"
+    rf"|\b(?:no|{_INDEX}0|zero|without|any|non) "
+    r"(?:\w+ ){0,2}(?:errors?|exceptions?|failures?|failed|faults?)\b|\b(?:errors?|failures?|failed|exceptions?)\b(?: \w+){0,2}\s?[:=]\s?(?:0|none|null|false|\[\])\b"
     r"|\berror(?: rate)?\s?[:=]?\s?-?\d+\.\d|\b(?:mean|absolute|squared|relative|validation|train|test|reconstruction|rounding|numerical|max|avg|val)\w*[_ ](?:\w+[_ ])?error\b"
     r"|^\s*(?:except|raise|def|class|if|return|import|from|elif|assert|try|with|#|//)\b|^(?:wandb|Message|Arguments): |^\s*#\s|\berror[_-](?:\w+)\s?[=:]|--\w*(?:error|fail)\w*|\b(?:on|if|when|in case of|continue_on|stop_on|skip)[_ -](?:an? )?(?:error|failure|fail)s?\b",
     re.IGNORECASE,
@@ -117,7 +120,8 @@ def form_of(text: str, level: str | None = None) -> Reading | None:
         mild = warns and form not in ("death", "event")
         form = "level" if loud and form == "sentence" else form
         return Reading(form, "warning" if mild else severity, found["message"].strip() or text.strip(), program)
-    return Reading("level", "error", text.strip()) if loud and text.strip() else None
+    # the source line of a frame has the level of its traceback
+    return Reading("level", "error", text.strip()) if loud and text.strip() and text[:4] != " " * 4 else None
 
 
 def is_no_news(text: str, level: str | None = None) -> bool:

@@ -17,15 +17,6 @@ Kind = Literal["death", "wrapper", "peer", "wait", "end", "resource", "network",
 Form = Literal["exception", "level", "program", "verdict", "event", "death", "errno", "exit", "sentence"]
 
 
-class Speaker(msgspec.Struct, frozen=True):
-    """Who wrote the line, as far as its own prefix shows."""
-
-    program: str | None = None
-    rank: int | None = None
-    pid: int | None = None
-    host: str | None = None
-
-
 class About(msgspec.Struct, frozen=True):
     """What a message names. `bus_id`: `0000:3b:00.0`, lower case; `uuid`: `GPU-...`; `port`: of the adapter."""
 
@@ -35,9 +26,6 @@ class About(msgspec.Struct, frozen=True):
     device_file: str | None = None
     adapter: str | None = None
     port: int | None = None
-    rank: int | None = None
-    host: str | None = None
-    file: str | None = None
 
     @property
     def names_a_device(self) -> bool:
@@ -48,19 +36,17 @@ class About(msgspec.Struct, frozen=True):
 
 
 class Statement(msgspec.Struct, frozen=True, kw_only=True):
-    """One line that reports a failure or a warning.
+    """A line, counted from 1, that reports a failure or a warning.
 
-    `line`: counted from 1. `text`: the whole line; `message`: without prefixes and level. `when`: seconds within a
-    year without zone. `label`: the word of `catalogue` for a text that is known; None is still evidence.
+    `message`: without prefixes and level. `program`: who says it, as far as the line shows. `label`: the word of
+    `catalogue` for a text that is known; None is still evidence.
     """
 
     line: int
-    text: str
     message: str
     form: Form
     severity: Severity
     kind: Kind
-    speaker: Speaker = Speaker()
-    about: About = About()
-    when: float | None = None
+    about: About
+    program: str | None = None
     label: str | None = None

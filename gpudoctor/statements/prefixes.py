@@ -38,11 +38,7 @@ _PATTERNS: tuple[tuple[str, str, re.Pattern[str]], ...] = tuple(
         # torch's C++ logger, Python's glog-like logger of torch
         ("[", "", rf"\[(?P<level>[IWEFV])(?P<mmdd>\d{{3,4}}) (?P<clock>{_TIME}) (?P<source>[\w.-]+:\d+)\] ?"),
         ("[", "", r"\[(?P<level>[IWEF]) (?P<source>[\w.-]+\.cpp:\d+)\] ?"),
-        (
-            "IWEFV",
-            "",
-            rf"(?P<level>[IWEFV])(?P<mmdd>\d{{4}}) (?P<clock>{_TIME}) +(?P<thread>\d+) (?P<source>[\w./-]+:\d+)\] ?",
-        ),
+        ("IWEFV", "", rf"(?P<level>[IWEFV])(?P<mmdd>\d{{4}}) (?P<clock>{_TIME}) +(?P<thread>\d+) (?P<source>[\w./-]+:\d+)\] ?"),
         ("[", "", r"\[rank: ?(?P<rank>\d{1,6})\] ?"),
         ("[", "", r"\[rank(?P<rank>\d{1,6})\]: ?"),
         ("[", "in group", r"\[(?:rank|Rank|RANK) ?(?P<rank>\d{1,6})\]:? ?"),
@@ -50,42 +46,22 @@ _PATTERNS: tuple[tuple[str, str, re.Pattern[str]], ...] = tuple(
         ("[", "", r"\[(?P<role>\w{1,40})\|(?P<replica>\d{1,5})\]: ?"),
         ("[", "", r"\[(?:\d{1,6},)?(?P<rank>\d{1,6})\]<std(?:out|err|diag)>: ?"),
         ("[", "", r"\[pod/(?P<host>[^/\]\s]{1,253})(?:/[^\]\s]{1,253})?\] ?"),
-        (
-            "(",
-            "",
-            r"\((?P<actor>[\w.<>]{1,60})(?: rank=(?P<rank>\d{1,6}))? pid=(?P<pid>\d{1,10})"
-            r"(?:, ip=(?P<ip>[0-9a-fA-F.:]{3,45}))?\) ?",
-        ),
+        ("(", "", r"\((?P<actor>[\w.<>]{1,60})(?: rank=(?P<rank>\d{1,6}))? pid=(?P<pid>\d{1,10})"
+         r"(?:, ip=(?P<ip>[0-9a-fA-F.:]{3,45}))?\) ?"),
         # UCX
-        (
-            "[",
-            "",
-            r"(?:\[\d{1,12}\.\d{1,9}\] )?\[(?P<host>[\w.-]{1,253}):(?P<pid>\d{1,10}) *:\d{1,10}(?::\d{1,10})?\] +"
-            r"(?P<source>\w{1,80}\.c:\d+) +",
-        ),
+        ("[", "", r"(?:\[\d{1,12}\.\d{1,9}\] )?\[(?P<host>[\w.-]{1,253}):(?P<pid>\d{1,10}) *:\d{1,10}(?::\d{1,10})?\] +"
+         r"(?P<source>\w{1,80}\.c:\d+) +"),
         # SkyPilot: this rank is the node's
         ("(", "", r"\((?P<label>[\w.-]{1,64}), rank=\d{1,6}, pid=\d{1,10}(?:, ip=(?P<ip>[0-9a-fA-F.:]{3,45}))?\) ?"),
         ("(", "", r"\((?P<actor>raylet|autoscaler|gcs_server)(?: ip=(?P<ip>[0-9a-fA-F.:]{3,45}))?\) ?"),
-        (
-            "DIWEC",
-            "",
-            rf"(?P<level_word>DEBUG|INFO|WARNING|ERROR|CRITICAL) (?P<mmdd>\d\d-\d\d) (?P<clock>{_TIME}) "
-            r"(?:\[[^\]]{1,80}|[\w./-]{1,80}:\d+)\] ?",
-        ),
-        (
-            "[",
-            "",
-            rf"\[(?P<date>\d{{4}}-\d\d-\d\d)[ T](?P<clock>{_TIME})(?: (?P<tp>(?:DP\d+ )?TP(?P<tprank>\d+)))?\] ?",
-        ),
+        ("DIWEC", "", rf"(?P<level_word>DEBUG|INFO|WARNING|ERROR|CRITICAL) (?P<mmdd>\d\d-\d\d) (?P<clock>{_TIME}) "
+         r"(?:\[[^\]]{1,80}|[\w./-]{1,80}:\d+)\] ?"),
+        ("[", "", rf"\[(?P<date>\d{{4}}-\d\d-\d\d)[ T](?P<clock>{_TIME})(?: (?P<tp>(?:DP\d+ )?TP(?P<tprank>\d+)))?\] ?"),
         (_DIGITS, "", rf"(?P<date>\d{{4}}[-/]\d\d[-/]\d\d)[ T_](?P<clock>{_TIME})(?:Z|[+-]\d\d:?\d\d)?,? ?"),
         ("s", "", r"std(?:out|err) [FP] "),
-        (
-            "[" + _CAPITALS,
-            "",
-            rf"(?:\[?(?:[A-Z][a-z]{{2}} )?(?P<month>[A-Z][a-z]{{2}}) +(?P<day>\d{{1,2}}) (?P<clock>{_TIME})"
-            r"(?: \d{4})?(?:\]? |(?=\[\d{1,6}\]<std)))"
-            r"(?:(?P<host>(?!kernel)[\w.-]{1,253}) (?:(?=kernel|slurm|srun)|(?P<program>[\w./-]{1,64})(?:\[(?P<program_pid>\d{1,10})\])?: ))?",
-        ),
+        ("[" + _CAPITALS, "", rf"(?:\[?(?:[A-Z][a-z]{{2}} )?(?P<month>[A-Z][a-z]{{2}}) +(?P<day>\d{{1,2}}) (?P<clock>{_TIME})"
+         r"(?: \d{4})?(?:\]? |(?=\[\d{1,6}\]<std)))"
+         r"(?:(?P<host>(?!kernel)[\w.-]{1,253}) (?:(?=kernel|slurm|srun)|(?P<program>[\w./-]{1,64})(?:\[(?P<program_pid>\d{1,10})\])?: ))?"),
         # the journal's other forms, behind a date of any form
         (_WORD, "", r"(?P<host>[A-Za-z][\w.-]{1,253}) (?P<program>[\w./@-]{1,64})\[(?P<program_pid>\d{1,10})\]: "),
         # grep over several files
@@ -95,19 +71,11 @@ _PATTERNS: tuple[tuple[str, str, re.Pattern[str]], ...] = tuple(
         (_WORD, "", r"(?P<label>[\w.-]{1,64}/\d{1,5}) (?=\[)"),
         (_WORD, "", r"(?P<host>[A-Za-z][\w.-]{1,80}|\d{1,3}(?:\.\d{1,3}){3}): (?=\[(?:rank|default)\d{1,6}\]:)"),
         (_DIGITS, "", r"\d{1,7}\.\d{1,3}s\t\d{1,8}\t"),
-        (
-            "-",
-            "",
-            r"- (?P<label>[\w.-]{1,64}) - (?P<level_word>DEBUG|INFO|WARNING|ERROR|CRITICAL) - (?=\[(?:rank|default)\d)",
-        ),
+        ("-", "", r"- (?P<label>[\w.-]{1,64}) - (?P<level_word>DEBUG|INFO|WARNING|ERROR|CRITICAL) - (?=\[(?:rank|default)\d)"),
         ("[", "", r"\[\d{2,10}\] (?=\[)"),
-        (
-            "[IWEC",
-            "",
-            r"(?:\[(?P<level_word>INFO|WARNING|ERROR|DEBUG|CRITICAL)\]|(?P<level_mark>INFO|WARNING|ERROR|CRITICAL):) (?=\[|\()",
-        ),
+        ("[IWEC", "", r"(?:\[(?P<level_word>INFO|WARNING|ERROR|DEBUG|CRITICAL)\]|(?P<level_mark>INFO|WARNING|ERROR|CRITICAL):) (?=\[|\()"),
     )
-)
+)  # fmt: skip
 # by first letter, since most prefixes can begin with only one or two
 _PREFIXES: dict[str, tuple[tuple[str, re.Pattern[str]], ...]] = {
     letter: tuple((how, pattern) for first, how, pattern in _PATTERNS if letter in first) for letter in "[(-./" + _WORD

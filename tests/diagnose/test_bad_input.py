@@ -416,7 +416,7 @@ def test_a_large_file_that_is_gone_is_one_line(tmp_path: Path) -> None:
     assert [unread.file for unread in gathered.unread] == ["big.log"]
 
 
-@pytest.mark.parametrize("entry", ['{"process_group": ["0"]}', '{"time_created_ns": Infinity}'])
+@pytest.mark.parametrize("entry", ['{"process_group": ["0"]}', '{"collective_seq_id": Infinity}'])
 def test_a_dump_of_another_form_is_one_line(entry: str, tmp_path: Path) -> None:
     answer = answer_to(f'{{"version": "2.5", "pg_config": {{}}, "entries": [{entry}]}}', tmp_path, "nccl_trace_rank_0")
     assert "of a form that is not known" in answer.unread[0].reason

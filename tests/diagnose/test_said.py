@@ -41,6 +41,27 @@ _ALLOC = "n1:7:9 [4] misc/socket.cc:415 NCCL WARN socketTryAccept: Accept failed
          "failed_saying", "recvmsg:Connection timed out"),
         (_KEY_ERROR.replace("KeyError: 'label'", "ValueError: host not found: Name or service not known"),
          "failed_saying", "host not found"),
+        ("srun: error: task 0 launch failed: Unspecified error\nsrun: error: task 1 launch failed: Unspecified error\n",
+         "failed_saying", "task 0 launch failed"),
+        ("slurmstepd: error:  mpi/pmix_v3: ring.c:742: collective timeout seq=0\n"
+         "slurmstepd: error:  mpi/pmix_v3: coll.c:281: Dumping collective state\n", "failed_saying", "timeout seq=0"),
+        (_KEY_ERROR.replace("KeyError: 'label'", "RuntimeError: no import because of this error:\n/lib/a.so: undefined symbol: f"),
+         "user_exception", "undefined symbol: f"),
+        (_KEY_ERROR.replace("KeyError: 'label'", "RuntimeError: RESOURCE_EXHAUSTED: Attempting to allocate 196.00M."),
+         "cuda_oom", "196.00M"),
+        ("2026-10-22 02:48:58 10.128.0.33 [3]   (1) Resource exhausted: Attempting to allocate 180.59M. (0x3x0_HBM1)\n",
+         "cuda_oom", "180.59M"),
+        ("ERROR 02-21 11:25:10 base.py:581]     weights = model.load_weights(\n"
+         'ERROR 02-21 11:25:10 base.py:581]   File "/usr/local/lib/python3.10/vllm-0.7.4.dev8\n'
+         '+cu124.egg/vllm/model_executor/models/deepseek_v2.py", line 773, in load_weights\n'
+         "ERROR 02-21 11:25:10 base.py:581]     param = params_dict[name]\n"
+         "ERROR 02-21 11:25:10 base.py:581] KeyError: 'model.layers.55'\n", "user_exception", "KeyError: 'model.layers.55'"),
+        ("[2026-05-27T10:42:30.509] sched: Allocate JobId=127441 NodeList=c014 #CPUs=2 Partition=gpu\n"
+         "[2026-05-27T11:37:57.377] _job_complete: JobId=127441 WTERMSIG 9\n", "killed_sigkill", "SIGKILL"),
+        ("2026-05-04 08:11:02.117001: F tensorflow/core/kernels/random_op_gpu.h:227] Non-OK-status: GpuLaunchKernel(f, "
+         "num_blocks, d.stream(), dist) status: Internal: out of memory\n", "cuda_oom", "out of memory"),
+        ("It looks like pmix_init failed for some reason; your parallel process is\nlikely to abort.\n",
+         "mpi_failed", "pmix_init failed"),
     ],
 )  # fmt: skip
 def test_what_a_program_said_last_before_it_failed_is_quoted(text: str, what: str, words: str, tmp_path: Path) -> None:
@@ -129,6 +150,37 @@ def test_a_barrier_that_counts_fewer_missing_ranks_than_are_silent_names_none(tm
     assert answer.cause is not None
     assert "1-5" not in answer.cause.text
     assert "1, 2" not in answer.cause.text
+
+
+def test_a_barrier_that_counts_more_ranks_than_are_named_misses_none_of_the_unnamed(tmp_path: Path) -> None:
+    line = (
+        "I0510 07:28:04.417845 1398 distributed_c10d.py:337] Waiting in store based barrier to initialize process group "
+        "for rank: {}, key: store_based_barrier_key:2 (world_size=8, worker_count=7, timeout=0:30:00)\n"
+    )
+    answer = answer_to(line.format(2) + line.format(7), tmp_path)
+    assert (answer.verdict, said(answer)) == ("unknown", ("init_hang", None))
+    assert answer.cause is not None
+    assert answer.cause.text.startswith("7 of 8 ranks came")
+
+
+def test_a_watchdog_that_ended_its_rank_is_no_launcher(tmp_path: Path) -> None:
+    line = "[rank6]:[E624 04:14:29.224 ProcessGroupNCCL.cpp:684] [Rank 6] "
+    answer = answer_to(f"{line}To avoid data inconsistency, we are taking the entire process down.\n", tmp_path)
+    assert (answer.verdict, said(answer)) == ("unknown", ("nccl_unknown", None))
+    assert answer.cause is not None
+    assert "the watchdog of rank 6" in answer.cause.text
+
+
+def test_events_of_torchelastic_without_an_error_are_the_launchers_words(tmp_path: Path) -> None:
+    line = '{"name": "torchelastic.worker.status.FAILED", "source": "WORKER", "metadata": {"global_rank": 3, "state": "FAILED"}}'
+    answer = answer_to(f"{line}\n", tmp_path)
+    assert (answer.verdict, said(answer)) == ("unknown", ("launcher_table_only", None))
+
+
+def test_steps_with_a_rate_or_a_perplexity_are_a_job_that_moves(tmp_path: Path) -> None:
+    lines = "".join(f"  step {n}00 lr 1 step-time 0.07s wps 83.14K ppl 545.74 gN 6.52\n" for n in (1, 2, 3))
+    answer = answer_to(lines, tmp_path)
+    assert (answer.verdict, answer.recognised) == ("nothing", True)
 
 
 def test_a_number_in_the_name_of_one_file_is_no_rank(tmp_path: Path) -> None:

@@ -79,7 +79,10 @@ def test_facts_yaml_gives_the_same_node(write: Write) -> None:
 @pytest.mark.parametrize("kind", ["simulated", "capture"])
 def test_a_simulated_node_and_a_capture_stay_what_they_are_when_copied(write: Write, kind: str) -> None:
     source = msgspec.convert({"kind": kind, "name": "hgx-h100-8", "faults": ["f@1"]}, Source)
-    assert load_source(write(to_json(Node(source=source)))).node.source == source
+    path = write(to_json(Node(source=source)))
+    # an edited copy of a simulated node is no longer the node of that name
+    name = Path(path).name if kind == "simulated" else "hgx-h100-8"
+    assert load_source(path).node.source == msgspec.structs.replace(source, name=name)
 
 
 def report(**parts: object) -> str:

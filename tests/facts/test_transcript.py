@@ -424,7 +424,6 @@ NOTHING_OF_A_NODE = (
     "a log of NCCL",
     "ibdev2netdev",
     "ip",
-    "gpustat",
 )
 
 

@@ -52,13 +52,13 @@ def gaps_marked(node: Node) -> Node:
     """
     kinds = [tuple(known(value) for value in _KIND(gpu)) if _shows_readings(gpu) else _ANY_GPU for gpu in node.gpus]
     # one of the texts may be about a few GPUs only; readers mark what is lacking within a text
-    gpus = _marked(node.gpus, kinds, most=node.source.kind == "capture")
+    gpus = _marked(node.gpus, kinds, most=node.source.may_be_part)
     gpus = _lists_marked(gpus, kinds)
     pairs = node.pairs if isinstance(node.pairs, Missing) else _pairs_marked(node.pairs, node.gpus, kinds)
     network, ports = node.network, node.network.rdma_ports
     if not isinstance(ports, Missing):
         port_kinds = [tuple(known(value) for value in _PORT_KIND(port)) for port in ports]
-        network = replace(network, rdma_ports=_marked(ports, port_kinds, most=node.source.kind == "capture"))
+        network = replace(network, rdma_ports=_marked(ports, port_kinds, most=node.source.may_be_part))
     marked = replace(node, gpus=gpus, pairs=pairs, network=network)
     return node if marked == node else marked
 

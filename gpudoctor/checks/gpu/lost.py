@@ -119,7 +119,7 @@ def _off_bus(subject: Subject) -> Finding:
 def _named(text: str) -> Subject:
     """The GPU whose index or bus id the handle error contains; the node if it has neither."""
     bus = re.search(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", text.lower())
-    index = re.search(r"\b(?:GPU|index) (\d{1,3})\b", text)
+    index = re.search(r"\b(?:GPU|index) (\d{1,3})\b(?!:[0-9A-Fa-f]{2}:)", text)
     if not bus and not index:
         return NODE
     return Subject(kind="gpu", gpu=int(index[1]) if index else None, bus_id=bus[0] if bus else None)

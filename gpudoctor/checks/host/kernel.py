@@ -55,6 +55,15 @@ _RULES: dict[HostEventKind, EventMeaning] = {
     "hung-task": EventMeaning(
         "a process waited in the kernel for more than two minutes", "storage, NFS or a driver", _STUCK
     ),
+    "oops": EventMeaning(
+        "the kernel crashed in a process and went on (oops)",
+        "a driver, or memory of the host: what the process held stays taken, and others will wait for it",
+        (
+            Advice("Read in which module.", "dmesg -T | grep -A30 -F '[#'"),
+            Advice("Drain and reboot the node; again in the same module: change its version."),
+        ),
+        lasting=True,
+    ),
     "oom-kill": EventMeaning(
         "the kernel ended processes for lack of memory",
         "data loaders or a checkpoint took more memory than the machine, or the job's limit, has: the job died of it",

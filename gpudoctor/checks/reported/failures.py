@@ -32,7 +32,7 @@ _OWN_VERDICT = lazy_pattern(
 )
 # a value that could not be read: whether the device is broken is not said
 _NOT_READ = lazy_pattern(
-    r"(?i)\b(?:unable|failed|could not|cannot|can't|error) (?:to )?(?:get|read|query|retriev\w+)\b"
+    r"(?i)\b(?:unable|failed|could not|cannot|can't|error) (?:to )?(?:get|read|query|retriev\w+)\b|\bERR!"
 )
 # in a form that only programs write
 _BY_PROGRAM = ("level", "program", "verdict", "death", "event", "exit", "errno", "exception")

@@ -55,7 +55,9 @@ _STARTS = tuple(
         ),
         (
             "torch's barrier over the store",
-            r"Added key: store_based_barrier_key:(?P<group>\d{1,6}) to store for rank: (?P<rank>\d{1,6})",
+            r"Added key: store_based_barrier_key:(?P<group>\d{1,6}) to store for rank: (?P<rank>\d{1,6})"
+            r"|Waiting in store based barrier to initialize process group for rank: (?P<rank2>\d{1,6}), key: \S+:(?P<group2>\d{1,6}) "
+            r"\(world_size=(?P<world>\d{1,6}), worker_count=(?P<came>\d{1,6})",
             r"Completed store-based barrier for key:store_based_barrier_key:(?P<group>\d{1,6}) with (?P<world>\d{1,6}) nodes",
         ),
         ("torchrun's rendezvous", r"\] Rendezvous'ing worker group", r"\] Rendezvous complete for workers"),
@@ -110,7 +112,7 @@ _OF_A_JOB = re.compile(
     r"|\[(?:rank|default)\d+\]:|\[\d+,\d+\]<std(?:out|err)>|\[(?:INFO|WARNING|ERROR)\] \[\w+\.py:\d+:\w+\]|(?i:deepspeed)[\w.]*[:\]]"
     r"|\b(?:srun|sbatch|salloc|slurmstepd[\w.-]*|mpirun|prterun|torchrun): |\bJobId=\d|(?i:\bworld[ _]size\b)|submitit (?:INFO|WARNING|ERROR)|\((?:raylet|\w+ pid=\d+|\w+ rank=\d+ pid=\d+)"
     r"|tensorflow/(?:core|compiler|stream_executor)/|(?:external/)?xla/\S+:\d+\]|jaxlib\.|(?:GPU|TPU) available: (?:True|False)|LOCAL_RANK: \d+ - CUDA_VISIBLE"
-    r"|\*{5} Running training|\bNum (?:examples|Epochs) = \d|(?i:\b(?:accuracy|samples/s\w*|tokens/s\w*)\b[\"']?\s?[:=]\s?\d)|\[batch=\d+/\d+\]|# Avg bus bandwidth|# +(?:nThread|Using devices|Rank +\d)"
+    r"|\*{5} Running training|\bNum (?:examples|Epochs) = \d|(?i:\b(?:accuracy|samples/s\w*|tokens/s\w*)\b[\"']?\s?[:=]\s?\d)|(?i:\b(?:step|iter(?:ation)?|epoch)\W{0,3}\d+\b.{0,80}\b(?:lr|ppl|perplexity)\W{0,3}\d)|\[batch=\d+/\d+\]|# Avg bus bandwidth|# +(?:nThread|Using devices|Rank +\d)"
     r"|\b\d+ +\d+ +(?:float|half|double|bfloat16|u?int\d+|fp8\w*) +(?:none|sum|prod|max|min|avg)\b"
     r"|(?:INFO|WARNING|ERROR) \d\d-\d\d \d\d:\d\d:\d\d \[?\w+\.py:\d+\]| \d+/\d+ +(?:Running|Pending|Completed|CrashLoopBackOff|Error|OOMKilled|Init:\S+|ContainerCreating) +\d|\bNVRM: |(?:level=info|INFO).{0,200}\b(?i:cuda|gpu|nccl|rank)\b"
 )
@@ -213,13 +215,12 @@ def _start(text: str) -> Iterator[Event]:
     for step, begins, ends in _STARTS:
         for what, pattern in (("begins", begins), ("begun", ends)):
             if found := pattern.search(text):
-                groups = found.groupdict()
+                groups = {name.rstrip("2"): value for name, value in found.groupdict().items() if value}
                 detail: dict[str, str | int] = {"step": step}
-                if groups.get("world"):
-                    detail["world"] = int(groups["world"])
-                if groups.get("group"):
+                detail |= {name: int(groups[name]) for name in ("world", "came") if name in groups}
+                if "group" in groups:
                     detail["group"] = groups["group"]
                 if "process group" in step:
                     detail["rank_0_ends"] = 1
-                rank = int(groups["rank"]) if groups.get("rank") else None
+                rank = int(groups["rank"]) if "rank" in groups else None
                 yield Event(role="fact", what=what, rank=rank, detail=detail)

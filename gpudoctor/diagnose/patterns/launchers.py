@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from signal import Signals, strsignal, valid_signals
+from typing import Any
 
 from gpudoctor.diagnose.events import Event
 from gpudoctor.statements.prefixes import seconds_in_year
@@ -31,7 +32,7 @@ _TABLE_CODE = re.compile(r"(-?\d+) \(pid: (\d+)\)")
 _Build = Callable[[str, "re.Match[str]"], list[Event]]
 # one of these is in each line that a row takes
 _MAY_END = re.compile(
-    r"exit|Exit|EXIT|ignal|ending process|illing|hutdown|rrun|srun|noticed|ABORT|Rank |rocess|line \d|illed|ault|rror|bort|ermin|llegal|rainers|ontainer|ack|\*\*\*|alloc|chunk|free|corrupt|died|Child|code|restart|RESTART|equeuing|FAILED"
+    r"exit|Exit|EXIT|ignal|ending process|illing|hutdown|rrun|srun|noticed|ABORT|Rank |rocess|line \d|illed|ault|rror|bort|ermin|llegal|rainers|ontainer|ack|WTERM|WEXIT|\*\*\*|alloc|chunk|free|corrupt|died|Child|code|restart|RESTART|equeuing|FAILED"
 )
 
 
@@ -120,6 +121,7 @@ _ROWS: tuple[tuple[str, str, _Build], ...] = (
     ("closed", r"Sending process (?P<pid>\d+) closing signal (?P<signal>SIG\w+)|Killing subprocess (?P<pid2>\d+)", _closed),
     ("forced", r"Unable to shutdown process (?P<pid>\d+) via \S+ forcefully exiting via|forcefully exiting via .{0,20}process (?P<pid2>\d+)", _closed),
     ("srun", r"srun: error: (?P<host>[\w.-]+): tasks? (?P<tasks>[\d,\-]+): (?P<how>Killed|Terminated|Aborted|Segmentation fault|Bus error" r"|Interrupt|Hangup|Floating point exception|Illegal instruction|Exited with exit code (?P<code>\d+))", _ended),
+    ("slurmctld", r"_job_complete: JobId=\S+ (?:WTERMSIG (?P<signal>\d{1,2})|WEXITSTATUS (?P<code>\d{1,3}))\b", _ended),
     ("mpirun", r"noticed that process rank (?P<rank>\d+) with PID \d+ on node (?P<host>[\w.-]+) exited on signal (?P<signal>\d+)", _ended),
     # Open MPI prints the code on the next line
     ("mpirun", r"MPI_ABORT was invoked on rank (?P<rank>\d+) in communicator(?:.{0,80}?errorcode (?P<code>\d+))?", _ended),
@@ -149,7 +151,7 @@ _ROWS: tuple[tuple[str, str, _Build], ...] = (
     ("deepspeed", r"exits with return code = (?P<code>-?\d+)", _polled),
     ("container", r"[Ee]xit [Cc]ode:\s+(?P<code>\d+)|exitCode\W{1,4}(?P<code2>\d+)", _ended),
     ("", r"will restart worker group|TORCHELASTIC_RESTART_COUNT\W{1,4}(?P<count>\d+)|restart_count=(?P<other>\d+)|Requeuing JobId", _restarted),
-    ("", r"\*\*\* (?:JOB|STEP) \S+ (?:ON \S+ )?FAILED \(non-zero exit code", _wrapper),
+    ("", r"\*\*\* (?:JOB|STEP) \S+ (?:ON \S+ )?FAILED \(non-zero exit code|\"torchelastic\.worker\.status\.FAILED\"", _wrapper),
     ("cpp_terminate", r"terminate called (?:after throwing|without an active|recursively)", _wrapper),
     ("child_failed", r"ChildFailedError", _wrapper),
     # 128 and the number of the signal, as shells and containers report it
@@ -237,27 +239,8 @@ def expanded(tasks: str) -> list[int]:
     return numbers[:4096]
 
 
-def _exit(
-    code: int,
-    by: str,
-    *,
-    rank: int | None = None,
-    local_rank: int | None = None,
-    task: int | None = None,
-    pid: int | None = None,
-    host: str | None = None,
-    strength: int = 2,
-) -> Event:
-    if code > 128 and code < 160:  # a shell reports signal n as 128 + n
+def _exit(code: int, by: str, *, strength: int = 2, **place: Any) -> Event:
+    """The end of a process; `place`: fields of Event that say whose."""
+    if 128 < code < 160:  # a shell reports signal n as 128 + n
         code = -(code - 128)
-    return Event(
-        role="exit",
-        what="exit",
-        rank=rank,
-        local_rank=local_rank,
-        task=task,
-        pid=pid,
-        host=host,
-        strength=strength,
-        detail={"code": code, "by": by},
-    )
+    return Event(role="exit", what="exit", strength=strength, detail={"code": code, "by": by}, **place)

@@ -92,7 +92,7 @@ STARTS = rows(
     ("unstuck", "normal", r"Normal +Started .{0,120}(?:Started container|Container started)", "progress", 2, False),
     ("unstuck", "running", r"^Status: +Running\s*$", "progress", 2, False),
     ("scheduled", "successfully assigned", r"Successfully assigned \S{1,253} to ", "fact", 1, False),
-    ("mpi_failed", "mpi_init", r"An error occurred in MPI_Init|[Ll]ocal abort before MPI_INIT completed|It looks like MPI_INIT failed", "cause", 3, False),
+    ("mpi_failed", "_init", r"An error occurred in MPI_Init|[Ll]ocal abort before MPI_INIT completed|It looks like \w{2,30}_(?:INIT|init) failed", "cause", 3, False),
     # MPICH and what is built on it; a fatal error in another call has a cause of its own
     ("mpi_failed", "mpi_init", r"Abort\(\d+\)(?: on node \d+)? \(rank (?P<task_rank>\d{1,6}) in comm \d+\): Fatal error in P?MPI_Init", "cause", 3),
     ("mpi_failed", "rte ", r"(?:ORTE|PRTE) was unable to|An? ORTE daemon has unexpectedly failed", "cause", 3, False),

@@ -6,8 +6,8 @@ import msgspec
 
 from gpudoctor.diagnose.events import MOST_RANKS, Event
 from gpudoctor.diagnose.job import Job
-from gpudoctor.diagnose.rules.direct import minority
-from gpudoctor.diagnose.rules.model import Hypothesis, host_of, named, ranks_of
+from gpudoctor.diagnose.rules.direct import mismatch_at
+from gpudoctor.diagnose.rules.model import Hypothesis, at_events, host_of, named, ranks_of, undecided
 
 _UNEVEN = ("ALLTOALL", "SEND", "RECV", "GATHER", "SCATTER", "COALESCED", "UNKNOWN")
 _SHORT_MS = 10_000
@@ -47,15 +47,8 @@ def _too_short(job: Job, attempt: int) -> list[Hypothesis]:
     longest = max((limit for limit in limits if limit is not None), default=None)
     if longest is None or None in limits or longest >= _SHORT_MS:
         return []
-    return [
-        Hypothesis(
-            what="timeout_too_short",
-            host=host_of(events),
-            confidence="likely",
-            events=events[:4],
-            text=f"the limit for a collective is {longest} ms; torch's own is 10 minutes or more",
-        )
-    ]
+    text = f"the limit for a collective is {longest} ms; torch's own is 10 minutes or more"
+    return [at_events("timeout_too_short", text, events)]
 
 
 def groups_of(job: Job, attempt: int) -> dict[Group, dict[int, Waiting]]:
@@ -107,19 +100,7 @@ def _mismatched(groups: dict[Group, dict[int, Waiting]]) -> list[Hypothesis]:
                 values = {rank: f"{w.op} of {w.numel[0]}" for rank, w in arrived.items() if w.numel[0] is not None}
             if len(set(values.values())) < 2:
                 continue
-            outliers = minority(values) if len(values) > 2 else ()
-            text = "; ".join(f"rank {rank} {value}" for rank, value in sorted(values.items())[:6])
-            events = [w.events[0] for w in arrived.values()]
-            return [
-                Hypothesis(
-                    what="collective_mismatch",
-                    ranks=outliers,
-                    host=None,
-                    confidence="certain",
-                    events=events[:4],
-                    text=f"at number {seq} of one group the ranks run different collectives: {text}",
-                )
-            ]
+            return [mismatch_at(seq, values, [w.events[0] for w in arrived.values()])]
     return []
 
 
@@ -139,16 +120,8 @@ def _behind(groups: dict[Group, dict[int, Waiting]]) -> list[Hypothesis]:
         if behind and len(behind) < len(members):
             ranks = tuple(sorted(w.rank for w in behind))
             events = [w.events[0] for w in behind] + [w.events[0] for w in members.values() if w not in behind][:2]
-            return [
-                Hypothesis(
-                    what="rank_behind",
-                    ranks=ranks,
-                    host=host_of(w.events[0] for w in behind),
-                    confidence="likely",
-                    events=events[:4],
-                    text=f"{named(ranks)} did not issue collective {latest}, in which the others wait",
-                )
-            ]
+            text = f"{named(ranks)} did not issue collective {latest}, in which the others wait"
+            return [Hypothesis("rank_behind", text, events[:4], ranks=ranks, host=host_of(w.events[0] for w in behind))]
     return []
 
 
@@ -167,51 +140,27 @@ def _same_everywhere(job: Job, attempt: int, groups: dict[Group, dict[int, Waiti
     one_place = len({w.seq for w in waiting}) == 1 and len(known) <= 1 and one_call
     started = any(e.role == "progress" and (e.number("step") or 0) > 0 for e in job.of("progress", attempt=attempt))
     if _never_met(waiting) and not started:
-        return [
-            Hypothesis(
-                what="first_collective_hang",
-                host=host_of(events),
-                confidence="likely",
-                events=events[:4],
-                text="the very first collective never ended: these GPUs have never exchanged anything, or a rank that "
-                "is not heard of never came",
-            )
-        ]
+        text = (
+            "the very first collective never ended: these GPUs have never exchanged anything, or a rank that "
+            "is not heard of never came"
+        )
+        return [at_events("first_collective_hang", text, events)]
     if one_place and silent is not None and len(silent) == 1 and len(reporting) >= 2:
-        return [
-            Hypothesis(
-                what="rank_hung",
-                ranks=tuple(silent),
-                host=None,
-                confidence="likely",
-                events=events[:4],
-                text=f"all other ranks wait in number {first.seq}; {named(silent)} says nothing",
-            )
-        ]
+        text = f"all other ranks wait in number {first.seq}; {named(silent)} says nothing"
+        return [Hypothesis("rank_hung", text, events[:4], ranks=tuple(silent))]
     share = len(reporting) / size if size else 1.0
     known_ranks = [rank for rank in reporting if rank >= 0]
     if not one_place or len(reporting) < 2 or share < _OVERHEARD:
         why = _why_undecided(ranks=len(reporting), one_call=one_call, places=len(seqs))
-        return [
-            Hypothesis(
-                what="timeout_undecidable",
-                confidence="possible",
-                unknown=True,
-                events=events[:4],
-                text=f"{named(known_ranks) if known_ranks else 'a rank'} waited in vain for a collective: {why}",
-            )
-        ]
+        text = f"{named(known_ranks) if known_ranks else 'a rank'} waited in vain for a collective: {why}"
+        return [undecided("timeout_undecidable", text, events[:4])]
     op = f"{first.op.lower()} " if first.op else ""
     rest = f"; nothing is heard of {named(silent)}" if silent else ""
-    return [
-        Hypothesis(
-            what="timeout_all_same_seq",
-            confidence="possible",
-            events=events[:4],
-            text=f"all ranks heard of wait in the same {op}{first.seq}: none of them is behind{rest}. A rank that is "
-            "not in these logs never came, or the transfer itself stands still",
-        )
-    ]
+    text = (
+        f"all ranks heard of wait in the same {op}{first.seq}: none of them is behind{rest}. A rank that is "
+        "not in these logs never came, or the transfer itself stands still"
+    )
+    return [Hypothesis("timeout_all_same_seq", text, events[:4], confidence="possible")]
 
 
 def _never_met(waiting: list[Waiting]) -> bool:
@@ -276,11 +225,12 @@ def watchdogs_stuck(job: Job, attempt: int) -> list[Hypothesis]:
 
 def _stuck(ranks: tuple[int, ...], events: list[Event]) -> Hypothesis:
     who = named(ranks) if ranks else "a rank"
+    text = f"the watchdog of {who} made no progress: a CUDA or NCCL call, or whoever holds the GIL, hangs there"
     return Hypothesis(
-        what="watchdog_stuck",
+        "watchdog_stuck",
+        text,
+        events[:3],
         ranks=ranks,
         host=host_of(events) if ranks else None,
         confidence="likely" if ranks else "possible",
-        text=f"the watchdog of {who} made no progress: a CUDA or NCCL call, or whoever holds the GIL, hangs there",
-        events=events[:3],
     )

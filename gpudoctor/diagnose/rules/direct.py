@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Collection
 
 import msgspec
 
@@ -123,11 +124,7 @@ def mismatches(job: Job, attempt: int) -> list[Hypothesis]:
         for event in events:
             values.update(value_of(event))
         if not values and what == "collective_mismatch":  # gloo reports only that sizes differ
-            found.append(
-                Hypothesis(
-                    what=what, host=host_of(events), confidence="likely", events=events, text=events[0].text.strip()
-                )
-            )
+            found.append(Hypothesis(what, events[0].text.strip(), events, host=host_of(events)))
             continue
         outlier = minority(values)
         usual = next((value for rank, value in values.items() if rank not in outlier), "")
@@ -136,23 +133,13 @@ def mismatches(job: Job, attempt: int) -> list[Hypothesis]:
             if outlier
             else "the ranks took different paths"
         )
-        found.append(
-            Hypothesis(what=what, ranks=outlier, host=host_of(events), confidence="certain", text=text, events=events)
-        )
+        found.append(Hypothesis(what, text, events, ranks=outlier, host=host_of(events), confidence="certain"))
     barrier = job.of("cause", attempt=attempt, what="barrier_failed")
     if barrier:
         reported = barrier[0].word("ranks") or barrier[0].word("more") or ""
         ranks = tuple(sorted({int(number) for number in _NUMBER.findall(reported)}))
-        found.append(
-            Hypothesis(
-                what="rank_hung",
-                ranks=ranks,
-                host=host_of(barrier),
-                confidence="certain",
-                text=f"{named(ranks) if ranks else 'a rank'} did not come to the barrier",
-                events=barrier,
-            )
-        )
+        text = f"{named(ranks) if ranks else 'a rank'} did not come to the barrier"
+        found.append(Hypothesis("rank_hung", text, barrier, ranks=ranks, host=host_of(barrier), confidence="certain"))
     return found
 
 
@@ -168,6 +155,14 @@ def minority(values: dict[int, str]) -> tuple[int, ...]:
     (most, times), *rest = counts.most_common()
     others = sum(count for _, count in rest)
     return tuple(sorted(rank for rank, value in values.items() if value != most)) if times > others else ()
+
+
+def mismatch_at(seq: int, values: dict[int, str], events: Collection[Event] = ()) -> Hypothesis:
+    """What each rank runs at one number of a process group; the minority is named, if three ranks or more are known."""
+    text = "; ".join(f"rank {rank} {value}" for rank, value in sorted(values.items())[:6])
+    text = f"at number {seq} of one group the ranks run different collectives: {text}"
+    ranks = minority(values) if len(values) > 2 else ()
+    return Hypothesis("collective_mismatch", text, [*events][:4], ranks=ranks, confidence="certain")
 
 
 def _running(event: Event) -> dict[int, str]:
@@ -236,14 +231,15 @@ def _hypothesis(job: Job, attempt: int, events: list[Event]) -> Hypothesis:
     if what == "bootstrap_connect_failed":  # show the interface that was used
         speakers = {(e.file, e.pid) for e in decisive}
         shown += [e for e in job.events if e.what == "interface" and (e.file, e.pid) in speakers][:2]
+    text = _words(decisive[0])
     return Hypothesis(
-        what=what,
+        what,
+        text,
+        shown,
         ranks=ranks,
         host=host_of(decisive) or address_of(decisive),
         gpu=gpu_of(decisive),
         confidence=confidence,
-        text=_words(decisive[0]),
-        events=shown,
     )
 
 

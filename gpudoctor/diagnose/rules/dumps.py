@@ -6,7 +6,7 @@ from collections import Counter
 
 from gpudoctor.diagnose.events import Event
 from gpudoctor.diagnose.flight_recorder import Dump, RecordedCollective
-from gpudoctor.diagnose.rules.direct import minority
+from gpudoctor.diagnose.rules.direct import mismatch_at
 from gpudoctor.diagnose.rules.model import Hypothesis, named, only_rank
 from gpudoctor.diagnose.stacks import Stack
 
@@ -34,7 +34,7 @@ def from_dumps(dumps: list[Dump]) -> list[Hypothesis]:
         missing = [rank for rank in culprits if rank not in by_rank]
         if missing:
             text += f"; {named(missing)} left no dump"
-        return [Hypothesis(what="rank_behind", ranks=tuple(culprits), confidence="certain", text=text)]
+        return [Hypothesis("rank_behind", text, ranks=tuple(culprits), confidence="certain")]
     return _different(by_rank)
 
 
@@ -98,16 +98,7 @@ def _different(dumps: dict[int, Dump]) -> list[Hypothesis]:
         uneven = any("all_to_all" in name or "gather" in name or "scatter" in name for name in names)
         if len(set(values.values())) < 2 or (uneven and len(names) < 2):
             continue
-        outliers = minority(values) if len(values) > 2 else ()
-        text = "; ".join(f"rank {rank} {value}" for rank, value in sorted(values.items())[:4])
-        return [
-            Hypothesis(
-                what="collective_mismatch",
-                ranks=outliers,
-                confidence="certain",
-                text=f"at number {seq} of one group the ranks run different collectives: {text}",
-            )
-        ]
+        return [mismatch_at(seq, values)]
     return []
 
 
@@ -129,13 +120,14 @@ def from_stacks(stacks: dict[str, tuple[int | None, Stack]]) -> list[Hypothesis]
     who = named(ranks) if len(ranks) == len(outliers) else ", ".join(outliers[:4])
     verb = "stand" if len(outliers) > 1 else "stands"
     shown = [*outliers[:3], *(name for name in stacks if name not in outliers)][:4]
+    text = f"{who} {verb} in {stacks[outliers[0]][1].place} while the others wait in a collective"
     return [
         Hypothesis(
-            what="rank_hung",
+            "rank_hung",
+            text,
+            [_shown(*stacks[name]) for name in shown],
             ranks=tuple(ranks) if len(ranks) == len(outliers) else (),
             confidence="certain" if len(outliers) == 1 and len(stacks) > 2 else "likely",
-            text=f"{who} {verb} in {stacks[outliers[0]][1].place} while the others wait in a collective",
-            events=[_shown(*stacks[name]) for name in shown],
         )
     ]
 
@@ -145,14 +137,15 @@ def undecided_stacks(stacks: dict[str, tuple[int | None, Stack]]) -> list[Hypoth
     if not stacks:
         return []
     text = "; ".join(f"{name} stands in {stack.place}" for name, (_, stack) in list(stacks.items())[:4])
+    text = f"{text}; what it waits for is not in these stacks"
     return [
         Hypothesis(
-            what="stalled",
+            "stalled",
+            text,
+            [_shown(*each) for each in list(stacks.values())[:4]],
             ranks=only_rank([rank for rank, _ in stacks.values() if rank is not None]) if len(stacks) == 1 else (),
             confidence="possible",
             unknown=True,
-            text=f"{text}; what it waits for is not in these stacks",
-            events=[_shown(*each) for each in list(stacks.values())[:4]],
         )
     ]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from gpudoctor.diagnose.diagnosis import Confidence
 from gpudoctor.diagnose.events import Event
 from gpudoctor.diagnose.job import Job
-from gpudoctor.diagnose.rules.model import Hypothesis, host_of, named, only_rank, ranks_of
+from gpudoctor.diagnose.rules.model import Hypothesis, at_events, host_of, named, only_rank, ranks_of, undecided
 
 _CLASS = {-9: "killed_sigkill", -11: "segfault", -7: "sigbus"}
 _WHOLE_NODES = (4, 8, 16)
@@ -66,15 +66,16 @@ def _of_code(job: Job, attempt: int, code: int, events: list[Event]) -> Hypothes
     everyone = len(ranks) > 1 and not others
     # torchrun's agent names one of the processes that it found ended; the others are in the table below
     alone = {e.detail.get("by") for e in events} == {"agent"} and not others and not job.of("closed", attempt=attempt)
-    undecided = (alone and (job.world or 0) > 1) or _others_gone(job, attempt, events)
-    undecided = undecided or any(e.detail.get("cut") for e in events)
+    ambiguous = (alone and (job.world or 0) > 1) or _others_gone(job, attempt, events)
+    ambiguous = ambiguous or any(e.detail.get("cut") for e in events)
     if what == "segfault" and everyone:
+        text = f"{who} died of SIGSEGV at the same time: a common cause in native code"
         return Hypothesis(
-            what="segfault_all",
+            "segfault_all",
+            text,
+            sorted(events, key=lambda e: not e.number("root"))[:3],
             host=host_of(events),
             confidence="certain",
-            events=sorted(events, key=lambda e: not e.number("root"))[:3],
-            text=f"{who} died of SIGSEGV at the same time: a common cause in native code",
         )
     text = {
         "killed_sigkill": f"{who} was killed by SIGKILL; by whom is not in these logs",
@@ -84,13 +85,13 @@ def _of_code(job: Job, attempt: int, code: int, events: list[Event]) -> Hypothes
     }[what]
     confidence: Confidence = "certain" if one else "likely"
     return Hypothesis(
-        what=what,
-        ranks=() if undecided else one,
+        what,
+        text,
+        first[:3],
+        ranks=() if ambiguous else one,
         host=host_of(events),
-        text=text,
-        events=first[:3],
-        unknown=undecided,
-        confidence="possible" if undecided else confidence,
+        unknown=ambiguous,
+        confidence="possible" if ambiguous else confidence,
     )
 
 
@@ -127,32 +128,19 @@ def _silent(job: Job, attempt: int, events: list[Event], ranks: tuple[int, ...])
     late = any(e.what == "begins_failing" and e.file in files for e in job.events)
     worked = any(e.file in files for e in job.of("progress", attempt=attempt))  # the file has the output of ranks
     if (own or ((others_speak or worked) and not late)) and not job.head_missing() and ranks:
-        return Hypothesis(
-            what="silent_exit",
-            ranks=only_rank(ranks),
-            host=host_of(events),
-            confidence="likely",
-            events=events[:3],
-            text=f"{named(ranks)} left with an exit code but without a traceback: os._exit, sys.exit or a native exit",
-        )
+        text = f"{named(ranks)} left with an exit code but without a traceback: os._exit, sys.exit or a native exit"
+        return at_events("silent_exit", text, events, ranks=only_rank(ranks))
     exits = job.of("exit", attempt=attempt)
     codes = {e.number("code") for e in exits}
     # a launcher that lists how each of its processes ended: the others were ended by it
     alone = len(ranks) == 1 and {e.word("by") for e in exits} == {"spawn"} and len({e.rank for e in exits}) > 1
     if alone and all(e.rank in ranks or e.number("code") == -15 for e in exits):
         text = f"{named(ranks)} exited with code {events[0].number('code')}; why is not in this text"
-        return Hypothesis(
-            what="launcher_table_only", ranks=ranks, confidence="likely", unknown=True, events=events[:3], text=text
-        )
-    return Hypothesis(
-        what="launcher_table_only",
-        host=host_of(job.of("exit", attempt=attempt)),
-        confidence="possible",
-        unknown=True,
-        events=events[:3],
-        text="the launcher's table has exit codes only: the errors of the ranks are not in this text"
-        + ("; code 2 is nearly always an argument that the program does not know" if codes == {2} else ""),
+        return Hypothesis("launcher_table_only", text, events[:3], ranks=ranks, unknown=True)
+    text = "the launcher's table has exit codes only: the errors of the ranks are not in this text" + (
+        "; code 2 is nearly always an argument that the program does not know" if codes == {2} else ""
     )
+    return undecided("launcher_table_only", text, events[:3], host=host_of(job.of("exit", attempt=attempt)))
 
 
 def early_exit(job: Job, attempt: int) -> list[Hypothesis]:
@@ -170,17 +158,11 @@ def early_exit(job: Job, attempt: int) -> list[Hypothesis]:
         ranks = only_rank(speakers)
     agents = [e for e in exits if e.detail.get("by") == "agent"]
     shown = [e for e in stops if e.rank in ranks] or stops or agents or exits
-    return [
-        Hypothesis(
-            what="early_exit",
-            ranks=ranks,
-            host=host_of(shown),
-            confidence="certain" if stops and ranks else "likely",
-            events=shown[:3],
-            text=f"{named(ranks) if ranks else 'one rank'} ended normally while the others still had work: "
-            "uneven data or early stopping",
-        )
-    ]
+    text = (
+        f"{named(ranks) if ranks else 'one rank'} ended normally while the others still had work: "
+        "uneven data or early stopping"
+    )
+    return [at_events("early_exit", text, shown, ranks=ranks, confidence="certain" if stops and ranks else "likely")]
 
 
 def _all_but_one(job: Job, attempt: int) -> tuple[int, ...]:

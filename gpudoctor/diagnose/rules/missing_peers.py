@@ -7,7 +7,7 @@ import re
 from gpudoctor.diagnose.events import Event
 from gpudoctor.diagnose.job import Job
 from gpudoctor.diagnose.rules.direct import minority
-from gpudoctor.diagnose.rules.model import Hypothesis, host_of, named, only_rank, ranks_of
+from gpudoctor.diagnose.rules.model import Hypothesis, at_events, host_of, named, only_rank, ranks_of, undecided
 
 _NUMBER = re.compile(r"\d+")
 
@@ -27,26 +27,25 @@ def missing_ranks(job: Job, attempt: int) -> list[Hypothesis]:
     if short and not named_ranks and len(ranks) not in short:  # the barrier counts fewer than are silent here
         ranks = ()
     who = named(ranks) if ranks else "a rank"
+    text = f"the others waited in vain for {who}: {'they' if len(ranks) > 1 else 'it'} never came that far"
     return [
         Hypothesis(
-            what="missing_rank",
+            "missing_rank",
+            text,
+            waits[:3],
             ranks=ranks if named_ranks else only_rank(ranks),
             confidence="likely" if ranks else "possible",
-            text=f"the others waited in vain for {who}: {'they' if len(ranks) > 1 else 'it'} never came that far",
-            events=waits[:3],
         )
     ]
 
 
 def _too_many(waits: list[Event]) -> Hypothesis:
     joined, world = waits[0].word("joined"), waits[0].word("world")
-    return Hypothesis(
-        what="rendezvous_timeout",
-        confidence="likely",
-        text=f"{joined} came to a barrier for {world}: the file or store of an earlier run, two jobs at one address, "
-        "or processes that were told another world size",
-        events=waits[:3],
+    text = (
+        f"{joined} came to a barrier for {world}: the file or store of an earlier run, two jobs at one address, "
+        "or processes that were told another world size"
     )
+    return Hypothesis("rendezvous_timeout", text, waits[:3])
 
 
 def gloo_timeouts(job: Job, attempt: int) -> list[Hypothesis]:
@@ -67,29 +66,25 @@ def gloo_timeouts(job: Job, attempt: int) -> list[Hypothesis]:
     if silent and (len(silent) < len(job.members) / 2 or (alive and len(silent) == 1)):
         ranks = tuple(sorted(silent))
         shown = waits[:2] + [e for e in exits.values() if e.rank in silent][:2]
+        text = f"the others timed out waiting; {named(ranks)} reported no error and was still there: it hangs"
         return [
             Hypothesis(
-                what="rank_hung",
+                "rank_hung",
+                text,
+                shown,
                 ranks=only_rank(ranks),
                 host=host_of(e for e in job.events if e.rank in silent),
                 confidence="likely" if len(ranks) == 1 else "possible",
-                events=shown,
-                text=f"the others timed out waiting; {named(ranks)} reported no error and was still there: it hangs",
             )
         ]
     if not silent and (different := _other_calls(job, attempt)):
         return [different]
-    return [
-        Hypothesis(
-            what="timeout_undecidable",
-            confidence="possible",
-            unknown=True,
-            events=waits[:3],
-            text=f"{named(ranks_of(waits)) if ranks_of(waits) else 'a rank'} waited in vain for a peer"
-            + (f" in `{op}`" if (op := waits[0].word("op")) else "")
-            + "; which one is not in these logs",
-        )
-    ]
+    text = (
+        f"{named(ranks_of(waits)) if ranks_of(waits) else 'a rank'} waited in vain for a peer"
+        + (f" in `{op}`" if (op := waits[0].word("op")) else "")
+        + "; which one is not in these logs"
+    )
+    return [undecided("timeout_undecidable", text, waits[:3])]
 
 
 def _other_calls(job: Job, attempt: int) -> Hypothesis | None:
@@ -100,14 +95,8 @@ def _other_calls(job: Job, attempt: int) -> Hypothesis | None:
         return None
     text = "; ".join(f"rank {rank} in {value}" for rank, value in sorted(values.items())[:6])
     outliers = minority(values) if len(values) > 2 else ()
-    return Hypothesis(
-        what="collective_mismatch",
-        ranks=only_rank(outliers),
-        host=host_of(waits),
-        confidence="likely",
-        events=waits[:4],
-        text=f"all ranks wait, but in different collectives: {text}",
-    )
+    text = f"all ranks wait, but in different collectives: {text}"
+    return at_events("collective_mismatch", text, waits, ranks=only_rank(outliers))
 
 
 def stalled_tensors(job: Job, attempt: int) -> list[Hypothesis]:
@@ -131,31 +120,10 @@ def stalled_tensors(job: Job, attempt: int) -> list[Hypothesis]:
     sets = {frozenset(absent) for absent in missing.values() if absent}
     if len(sets) == 1:
         ranks = tuple(sorted(next(iter(sets))))
-        return [
-            Hypothesis(
-                what="rank_behind",
-                ranks=ranks,
-                confidence="likely",
-                events=events[:4],
-                text=f"{named(ranks)} did not submit the tensors that the others wait for",
-            )
-        ]
+        text = f"{named(ranks)} did not submit the tensors that the others wait for"
+        return [Hypothesis("rank_behind", text, events[:4], ranks=ranks)]
     if sets:
         text = "; ".join(f"{named(absent)} not {op}" for op, absent in list(missing.items())[:3] if absent)
-        return [
-            Hypothesis(
-                what="collective_mismatch",
-                confidence="likely",
-                events=events[:4],
-                text=f"the ranks submit different tensors: {text}",
-            )
-        ]
-    return [
-        Hypothesis(
-            what="timeout_undecidable",
-            confidence="possible",
-            unknown=True,
-            events=events[:3],
-            text="some ranks wait for tensors that others did not submit; which ones is not in this text",
-        )
-    ]
+        return [Hypothesis("collective_mismatch", f"the ranks submit different tensors: {text}", events[:4])]
+    text = "some ranks wait for tensors that others did not submit; which ones is not in this text"
+    return [undecided("timeout_undecidable", text, events[:3])]

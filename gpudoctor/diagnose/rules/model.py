@@ -9,23 +9,43 @@ import msgspec
 from gpudoctor.diagnose.diagnosis import Confidence
 from gpudoctor.diagnose.events import Event
 
+_SHOWN = 4
 
-class Hypothesis(msgspec.Struct, kw_only=True):
+
+class Hypothesis(msgspec.Struct):
     """What may have happened first. `ranks`: empty if no rank is named. `unknown`: a kind of failure, not its cause."""
 
     what: str
+    text: str = ""
+    events: list[Event] = []
+    confidence: Confidence = "likely"
     ranks: tuple[int, ...] = ()
     host: str | None = None
     gpu: str | None = None
-    confidence: Confidence = "likely"
-    text: str = ""
-    events: list[Event] = []
     unknown: bool = False
 
     @property
     def rank(self) -> int | None:
         """The rank, if exactly one is named."""
         return self.ranks[0] if len(self.ranks) == 1 else None
+
+
+def at_events(
+    what: str,
+    text: str,
+    events: Collection[Event],
+    *,
+    confidence: Confidence = "likely",
+    ranks: tuple[int, ...] = (),
+    unknown: bool = False,
+) -> Hypothesis:
+    """The hypothesis that these events show, at their common host."""
+    return Hypothesis(what, text, [*events][:_SHOWN], confidence, ranks, host_of(events), unknown=unknown)
+
+
+def undecided(what: str, text: str, events: Collection[Event], *, host: str | None = None) -> Hypothesis:
+    """A kind of failure whose cause is not in the text."""
+    return Hypothesis(what, text, [*events][:_SHOWN], "possible", host=host, unknown=True)
 
 
 def ranks_of(events: Iterable[Event]) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ import re
 
 from gpudoctor.diagnose.events import Event
 from gpudoctor.diagnose.job import Job
-from gpudoctor.diagnose.rules.model import Hypothesis, host_of, named, only_rank, ranks_of
+from gpudoctor.diagnose.rules.model import Hypothesis, at_events, host_of, named, only_rank, ranks_of
 from gpudoctor.statements.about import normal_bus_id
 from gpudoctor.statements.catalogue import ECC_XIDS
 from gpudoctor.statements.xids import XIDS
@@ -24,9 +24,7 @@ def scheduler_endings(job: Job, attempt: int) -> list[Hypothesis]:
         events = [e for e in job.of("ending") if e.what == what and e.attempt >= attempt]
         if not events or failed_before(job, attempt, events[0], lost_peers_count=False):
             continue
-        found.append(
-            Hypothesis(what=what, host=host_of(events), confidence="certain", text=events[0].text, events=events[:3])
-        )
+        found.append(at_events(what, events[0].text, events, confidence="certain"))
     return found
 
 
@@ -42,12 +40,12 @@ def signals_and_cancels(job: Job, attempt: int) -> list[Hypothesis]:
         host = None if what == "cancelled" else host_of(reported)
         found.append(
             Hypothesis(
-                what=what,
+                what,
+                reported[0].text
+                + (_BY_HAND if what == "terminated_signal" and _INTERRUPTED.search(reported[0].text) else ""),
+                reported[:3],
                 host=host,
                 confidence="certain" if strongest > 1 else "likely",
-                text=reported[0].text
-                + (_BY_HAND if what == "terminated_signal" and _INTERRUPTED.search(reported[0].text) else ""),
-                events=reported[:3],
                 unknown=what == "cancelled" and all(" STEP " in e.text for e in reported),
             )
         )
@@ -79,15 +77,18 @@ def out_of_host_memory(job: Job, attempt: int) -> list[Hypothesis]:
     if not own:
         return []
     ranks = ranks_of(own)
+    text = (
+        f"{named(ranks) if ranks else 'a process of the job'} was killed because the memory of the host "
+        "or of its cgroup ran out"
+    )
     return [
         Hypothesis(
-            what="host_oom",
+            "host_oom",
+            text,
+            sorted(own, key=lambda e: e.rank is None)[:4],
             ranks=only_rank(ranks),
             host=host_of([e for e in own if e.rank is not None] or own),
             confidence="certain",
-            text=f"{named(ranks) if ranks else 'a process of the job'} was killed because the memory of the host "
-            "or of its cgroup ran out",
-            events=sorted(own, key=lambda e: e.rank is None)[:4],
         )
     ]
 
@@ -122,16 +123,16 @@ def gpu_faults(job: Job, attempt: int) -> list[Hypothesis]:
         gpu = gpus[0] if len(gpus) == 1 else None
         rank = job.bus_ids.get(normal_bus_id(gpu)) if gpu else None
         ranks = (rank,) if rank is not None else ranks_of(e for e in events if e.rank is not None)
+        text = _xid_words(events[0])
         found.append(
             Hypothesis(
-                what=what,
+                what,
+                text,
+                events[:4],
                 ranks=only_rank(ranks),
                 host=host_of(events),
                 gpu=normal_bus_id(gpu) if gpu else None,
-                # a program can print anything
                 confidence="certain" if any(job.files[e.file].kernel_log for e in events) else "likely",
-                text=_xid_words(events[0]),
-                events=events[:4],
             )
         )
     return found
@@ -145,15 +146,10 @@ def program_xids(job: Job) -> list[Hypothesis]:
     gpus = {e.gpu for e in events if e.gpu}
     gpu = normal_bus_id(gpus.pop() or "") if len(gpus) == 1 else None
     rank = job.bus_ids.get(gpu) if gpu else None
+    text = _xid_words(events[0])
     return [
         Hypothesis(
-            what="gpu_xid",
-            ranks=(rank,) if rank is not None else (),
-            host=host_of(events),
-            gpu=gpu,
-            confidence="likely",
-            text=_xid_words(events[0]),
-            events=events[:4],
+            "gpu_xid", text, events[:4], ranks=(rank,) if rank is not None else (), host=host_of(events), gpu=gpu
         )
     ]
 

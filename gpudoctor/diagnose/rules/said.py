@@ -11,7 +11,7 @@ import re
 from gpudoctor.diagnose.diagnosis import Confidence
 from gpudoctor.diagnose.events import Event
 from gpudoctor.diagnose.job import Job, is_work
-from gpudoctor.diagnose.rules.model import Hypothesis, host_of, only_rank, ranks_of
+from gpudoctor.diagnose.rules.model import Hypothesis, at_events, host_of, only_rank, ranks_of, undecided
 from gpudoctor.diagnose.rules.silence import ended_before
 from gpudoctor.diagnose.tracebacks import exception_event
 
@@ -36,7 +36,9 @@ def failed_saying(job: Job, attempt: int) -> list[Hypothesis]:
     if first.time_s is not None and with_time:  # of one clock
         first = min(with_time, key=lambda e: (e.time_s or 0, e.file, e.line))
     alike = [e for e in reports if _kind(e) == _kind(first)]
-    before = [e for e in all_said if not _is_loud(e) and _is_just_before(e, first)]
+    quiet = [e for e in all_said if not _is_loud(e)]
+    waits = [e for e in statements(job, attempt) if e.what == "wait" and e.word("form") in _FORMS]
+    before = [e for e in sorted([*quiet, *waits], key=lambda e: e.line) if _is_just_before(e, first)]
     known = [e for e in job.of("echo", attempt=attempt) if _is_just_before(e, first)]  # it warned why, then it failed
     text = first.word("message") or first.text.strip()
     if before:
@@ -44,25 +46,20 @@ def failed_saying(job: Job, attempt: int) -> list[Hypothesis]:
     confidence: Confidence = "likely" if first.word("form") in ("program", "death") else "possible"
     return [
         Hypothesis(
-            what=known[-1].what if known else _label(first),
+            known[-1].what if known else _label(first),
+            text,
+            [*known[-1:], *before[-1:], first, *[e for e in reports if e not in alike][:2]],
             ranks=only_rank(ranks_of(alike)),
             host=host_of(alike),
             confidence=confidence,
-            text=text,
-            events=[*known[-1:], *before[-1:], first, *[e for e in reports if e not in alike][:2]],
         )
     ]
 
 
 def _death_of_another(died: list[Event]) -> Hypothesis:
     text = died[0].word("message") or died[0].text.strip()
-    return Hypothesis(
-        what="process_died_unknown",
-        host=host_of(died),
-        confidence="likely",
-        events=died[:3],
-        text=f"{text.rstrip('.')}; why is not in this text: killed, or crashed in native code",
-    )
+    text = f"{text.rstrip('.')}; why is not in this text: killed, or crashed in native code"
+    return at_events("process_died_unknown", text, died)
 
 
 def with_reason(job: Job, attempt: int, death: Hypothesis) -> Hypothesis:
@@ -82,16 +79,8 @@ def unknown_errors(job: Job) -> list[Hypothesis]:
     events = [e for e in statements(job, None) if _is_loud(e) and not ended_before(job, e)]
     if not events:
         return []
-    return [
-        Hypothesis(
-            what="unknown_error",
-            host=host_of(events),
-            confidence="possible",
-            unknown=True,
-            events=events[:4],
-            text="this line looks like an error, no rule knows it, and nothing after it shows that the job went on",
-        )
-    ]
+    text = "this line looks like an error, no rule knows it, and nothing after it shows that the job went on"
+    return [undecided("unknown_error", text, events[:4], host=host_of(events))]
 
 
 def stood_still(job: Job) -> list[Hypothesis]:
@@ -100,17 +89,11 @@ def stood_still(job: Job) -> list[Hypothesis]:
     if not events:
         return []
     first = events[0]
-    return [
-        Hypothesis(
-            what="stalled",
-            host=host_of(events),
-            confidence="possible",
-            unknown=True,
-            events=events[:4],
-            text=f"the log ends with the same line {first.number('times')} times, and nothing moves between: "
-            f"{first.text.strip()}",
-        )
-    ]
+    text = (
+        f"the log ends with the same line {first.number('times')} times, and nothing moves between: "
+        f"{first.text.strip()}"
+    )
+    return [undecided("stalled", text, events[:4], host=host_of(events))]
 
 
 def statements(job: Job, attempt: int | None) -> list[Event]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Collection
 
 from gpudoctor.diagnose.events import TROUBLE, Event
 from gpudoctor.diagnose.job import Job
-from gpudoctor.diagnose.rules.model import Hypothesis, host_of, named, only_rank, ranks_of
+from gpudoctor.diagnose.rules.model import Hypothesis, at_events, host_of, named, only_rank, ranks_of, undecided
 
 _NEARLY_FULL_PCT = 80
 # of the whole job: "Done!" may be a download's, and an epoch is followed by others
@@ -35,14 +36,15 @@ def silent_places(job: Job, attempt: int) -> list[Hypothesis]:
     reporting = job.ranks_heard()
     silent = {r for r in range(job.world) if r not in trouble and r not in exits}
     if len(silent) == 1 and silent <= reporting and not job.of("exit", "closed", attempt=attempt):
+        text = f"{named(silent)} went without a word; all others lost their connection to it"
         return [
             Hypothesis(
-                what="process_died_unknown",
+                "process_died_unknown",
+                text,
+                victims[:3],
                 ranks=tuple(silent),
                 host=host_of(e for e in job.events if e.rank in silent),
                 confidence="possible",
-                events=victims[:3],
-                text=f"{named(silent)} went without a word; all others lost their connection to it",
             )
         ]
     return []
@@ -65,14 +67,8 @@ def _silent_host(job: Job, attempt: int) -> Hypothesis | None:
     known = any(file.host == quiet[0] for file in job.files)
     ranks = ranks_of(e for e in job.events if e.file in of_host[quiet[0]])
     shown = list(job.of("victim", attempt=attempt))[:3]
-    return Hypothesis(
-        what="node_lost",
-        ranks=only_rank(ranks),
-        host=quiet[0] if known else None,
-        confidence="likely",
-        events=shown,
-        text=f"the log of {quiet[0]} ends without a word while the others lost their connection: node or agent lost",
-    )
+    text = f"the log of {quiet[0]} ends without a word while the others lost their connection: node or agent lost"
+    return Hypothesis("node_lost", text, shown, ranks=only_rank(ranks), host=quiet[0] if known else None)
 
 
 def only_victims(job: Job, attempt: int) -> list[Hypothesis]:
@@ -82,32 +78,18 @@ def only_victims(job: Job, attempt: int) -> list[Hypothesis]:
         return []
     if all(e.what == "ib_flushed" for e in victims):
         text = "requests were flushed: they follow from another error of the same queue, which is not in this text"
-        return [
-            Hypothesis(
-                what="ib_completion_error",
-                host=host_of(victims),
-                confidence="possible",
-                unknown=True,
-                events=victims[:3],
-                text=text,
-            )
-        ]
+        return [undecided("ib_completion_error", text, victims[:3], host=host_of(victims))]
     store = [e for e in victims if e.what == "store_lost"]
     host = job.store_host()
     peers = {peer for e in victims if (peer := e.word("peer"))}
     peer = f"the peer at {peers.pop()}" if len(peers) == 1 else "a peer"
     message = f"{'the holder of the store (rank 0)' if store else peer} ended before that"
-    who = named(ranks_of(victims)) if ranks_of(victims) else "all who speak"
-    return [
-        Hypothesis(
-            what="victims_only",
-            host=host,
-            confidence="possible",
-            unknown=True,
-            events=victims[:3],
-            text=f"{who} only lost a connection: {message}, and its words are not in this text",
-        )
-    ]
+    text = f"{_who(victims)} only lost a connection: {message}, and its words are not in this text"
+    return [undecided("victims_only", text, victims[:3], host=host)]
+
+
+def _who(events: Collection[Event]) -> str:
+    return named(ranks_of(events)) if ranks_of(events) else "all who speak"
 
 
 def only_a_launcher(job: Job, attempt: int) -> list[Hypothesis]:
@@ -117,39 +99,18 @@ def only_a_launcher(job: Job, attempt: int) -> list[Hypothesis]:
     exits = [e for e in job.of("exit", attempt=attempt) if (e.number("code") or 0) not in (0,)]
     terminated = [e for e in exits if e.number("code") in (-15, -1, -2)]
     if exits and len(terminated) == len(exits):
-        return [
-            Hypothesis(
-                what="terminated_signal",
-                host=host_of(exits),
-                confidence="likely",
-                events=exits[:3],
-                unknown=all(e.detail.get("by") == "srun" for e in exits),
-                text="all processes were ended by a signal from outside; nothing failed before",
-            )
-        ]
+        text = "all processes were ended by a signal from outside; nothing failed before"
+        return [at_events("terminated_signal", text, exits, unknown=all(e.detail.get("by") == "srun" for e in exits))]
     if not reported and not exits:
         return _only_closed(job, attempt)
     if closed := [e for e in events if e.what == "rendezvous_closed"]:
-        return [
-            Hypothesis(
-                what="rendezvous_closed",
-                host=host_of(closed),
-                confidence="possible",
-                unknown=True,
-                events=closed[:3],
-                text="the rendezvous was closed before this agent came: the job had ended or failed elsewhere",
-            )
-        ]
-    return [
-        Hypothesis(
-            what="launcher_table_only",
-            host=host_of([*exits, *reported]),
-            confidence="possible",
-            unknown=True,
-            events=[*exits, *reported][:3],
-            text="the launcher says that processes failed; their own words are not in this text",
-        )
-    ]
+        text = "the rendezvous was closed before this agent came: the job had ended or failed elsewhere"
+        return [undecided("rendezvous_closed", text, closed[:3], host=host_of(closed))]
+    if not exits and {e.what for e in reported} == {"watchdog_abort"}:
+        text = f"the watchdog of {_who(reported)} ended it: a collective failed or timed out; why is not in this text"
+        return [undecided("nccl_unknown", text, reported, host=host_of(reported))]
+    text = "the launcher says that processes failed; their own words are not in this text"
+    return [undecided("launcher_table_only", text, [*exits, *reported][:3], host=host_of([*exits, *reported]))]
 
 
 def _only_closed(job: Job, attempt: int) -> list[Hypothesis]:
@@ -162,15 +123,9 @@ def _only_closed(job: Job, attempt: int) -> list[Hypothesis]:
         return []
     full = [e for e in job.events if (e.number("ram_pct") or 0) >= _NEARLY_FULL_PCT and e.line < last.line]
     why = f"; the host's RAM was {full[-1].number('ram_pct')} % full: the OOM killer is suspected" if full else ""
+    text = f"the launcher ended the processes of the job, and why is not in this text{why}"
     return [
-        Hypothesis(
-            what="host_oom" if full else "launcher_table_only",
-            host=host_of(closed),
-            confidence="possible",
-            unknown=True,
-            events=[*full[-1:], *closed[:2]],
-            text=f"the launcher ended the processes of the job, and why is not in this text{why}",
-        )
+        undecided("host_oom" if full else "launcher_table_only", text, [*full[-1:], *closed[:2]], host=host_of(closed))
     ]
 
 
@@ -198,15 +153,20 @@ def unfinished_start(job: Job) -> list[Hypothesis]:
         return []
     world = max((e.number("world") or 0 for e in reported), default=0) or job.world or 0
     missing = sorted(set(range(world)) - set(came)) if came else []
+    counted = max((e.number("came") or 0 for e in reported), default=0)
+    if counted > len(came):  # the barrier counts more than these lines name
+        text = f"{counted} of {world} ranks came to {step}, which never ended; who is missing is not in this text"
+        return [undecided("init_hang", text, [last[-1], *reported], host=host_of(reported))]
     twice = sorted(rank for rank, times in came.items() if times > 1)
+    text = _who_came(step, world, came, missing, twice)
     return [
         Hypothesis(
-            what="init_hang",
+            "init_hang",
+            text,
+            [*reported[:3], last[-1]] if last[-1] not in reported[:3] else reported[:3],
             host=host_of(reported),
             confidence="likely" if missing and twice else "possible",
             unknown=not (missing and twice),
-            events=[*reported[:3], last[-1]] if last[-1] not in reported[:3] else reported[:3],
-            text=_who_came(step, world, came, missing, twice),
         )
     ]
 

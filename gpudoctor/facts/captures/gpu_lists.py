@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -26,14 +27,14 @@ _INIT_OK = 0
 
 
 class _Place(msgspec.Struct):
-    """One GPU of the joined list: the identifiers found so far, and its facts."""
+    """One GPU, of a dump or of the joined list: the identifiers found so far, and its facts."""
 
     gpu: Gpu
     index: int | None
     bus_id: str | None
     uuid: str | None
-    named: bool = False  # a dump contains its index
-    files: list[str] = []
+    named: bool  # a dump contains its index
+    files: list[str]
 
 
 def joined_dumps(dumps: Iterable[tuple[str, SmiDump]], notes: list[str]) -> SmiDump:
@@ -53,8 +54,11 @@ def joined_dumps(dumps: Iterable[tuple[str, SmiDump]], notes: list[str]) -> SmiD
     beside = [pair for pair in ordered if (listed and pair[1].beside) or (counted and _is_loose(pair[1]))]
     lists = [pair for pair in ordered if pair not in beside]
     for file, dump in sorted(lists, key=lambda pair: not pair[1].indexed):
-        for gpu in sorted(dump.gpus, key=lambda gpu: gpu.index):
-            _add(places, gpu, dump, file)
+        for shown in sorted(_shown(dump, file), key=lambda shown: shown.gpu.index):
+            if not _joins(places, shown, dump):
+                if not shown.named and any(place.index == shown.index for place in places):
+                    shown.index = None
+                places.append(shown)
     unlisted: list[str] = []
     for file, dump in beside:
         unlisted += _add_beside(places, dump, file, listed, notes)
@@ -91,15 +95,17 @@ def _rank(pair: tuple[str, SmiDump]) -> tuple[Any, ...]:
     return (best, alone, -len(dump.gpus), later, not at, repr(dump))
 
 
-def _identity(gpu: Gpu, dump: SmiDump) -> tuple[str | None, str | None]:
-    """Bus id and UUID; None for one that the dump lacks, or that redaction made the same for all GPUs."""
-    bus_id = gpu.bus_id if _has_address(gpu) else None
-    uuid = known(gpu.uuid)
-    if uuid is not None:
-        alike = sum(known(other.uuid) == uuid for other in dump.gpus) > 1
-        if alike or not uuid.lower().removeprefix("gpu-").strip("0-x*"):
+def _shown(dump: SmiDump, file: str) -> list[_Place]:
+    """The GPUs of a dump; without an identifier that it lacks, or that redaction made the same for all GPUs."""
+    uuids = Counter(known(gpu.uuid) for gpu in dump.gpus)
+    shown = []
+    for gpu in dump.gpus:
+        uuid = known(gpu.uuid)
+        if uuids[uuid] > 1 or not (uuid or "").lower().removeprefix("gpu-").strip("0-x*"):
             uuid = None
-    return bus_id, uuid
+        bus_id = gpu.bus_id if _has_address(gpu) else None
+        shown.append(_Place(gpu, gpu.index, bus_id, uuid, dump.indexed, [file]))
+    return shown
 
 
 def _is_loose(dump: SmiDump) -> bool:
@@ -110,43 +116,34 @@ def _is_loose(dump: SmiDump) -> bool:
 def _add_beside(places: list[_Place], dump: SmiDump, file: str, listed: bool, notes: list[str]) -> list[str]:
     """Add the facts to the GPUs that are there, and return in words which other ones the dump shows."""
     unlisted = []
-    for gpu in dump.gpus:
-        if _add_to_place(places, gpu, dump, file):
+    for shown in _shown(dump, file):
+        if _joins(places, shown, dump):
             continue
-        bus_id, uuid = _identity(gpu, dump)
-        shown = bus_id or (f"{gpu.index}" if dump.indexed else "")
-        if listed and shown and None not in [place.bus_id if bus_id else place.index for place in places]:
-            unlisted.append(f"{dump.name} shows GPU {shown}, which nvidia-smi does not list")
+        name = shown.bus_id or (f"{shown.index}" if dump.indexed else "")
+        if listed and name and None not in [place.bus_id if shown.bus_id else place.index for place in places]:
+            unlisted.append(f"{dump.name} shows GPU {name}, which nvidia-smi does not list")
         else:  # a UUID may be that of a MIG device
-            notes.append(f"{file}: {dump.name}: not used: no other text shows its GPU {shown or uuid or gpu.index}")
+            name = name or shown.uuid or f"{shown.index}"
+            notes.append(f"{file}: {dump.name}: not used: no other text shows its GPU {name}")
     return unlisted
 
 
-def _add(places: list[_Place], gpu: Gpu, dump: SmiDump, file: str) -> None:
-    if _add_to_place(places, gpu, dump, file):
-        return
-    bus_id, uuid = _identity(gpu, dump)
-    index = gpu.index if dump.indexed or all(p.index != gpu.index for p in places) else None
-    places.append(_Place(gpu, index, bus_id, uuid, dump.indexed, [file]))
-
-
-def _add_to_place(places: list[_Place], gpu: Gpu, dump: SmiDump, file: str) -> bool:
-    """Add the facts to the same GPU of another dump; whether there is one."""
-    bus_id, uuid = _identity(gpu, dump)
-    place = next((p for p in places if bus_id is not None and p.bus_id == bus_id), None)
-    place = place or next((p for p in places if uuid is not None and p.uuid == uuid), None)
-    if place is None and (dump.indexed or not (_only_lost(gpu) or _is_loose(dump))):
-        by_index = next((p for p in places if p.index == gpu.index), None)
-        if by_index is not None and (dump.indexed or (by_index.bus_id is None or bus_id is None)):
+def _joins(places: list[_Place], shown: _Place, dump: SmiDump) -> bool:
+    """Add what a dump shows to the same GPU of another dump; whether there is one."""
+    place = next((p for p in places if shown.bus_id is not None and p.bus_id == shown.bus_id), None)
+    place = place or next((p for p in places if shown.uuid is not None and p.uuid == shown.uuid), None)
+    if place is None and (dump.indexed or not (_only_lost(shown.gpu) or _is_loose(dump))):
+        by_index = next((p for p in places if p.index == shown.index), None)
+        if by_index is not None and (dump.indexed or None in (by_index.bus_id, shown.bus_id)):
             place = by_index
     if place is None:
         return False
-    _check_same_gpu(place, bus_id, uuid, file, gpu.index)
-    place.gpu = merged(_bare(place.gpu), _bare(gpu), [])
-    place.bus_id, place.uuid = place.bus_id or bus_id, place.uuid or uuid
-    place.files.append(file)
-    if dump.indexed and not place.named:
-        place.index, place.named = gpu.index, True
+    _check_same_gpu(place, shown)
+    place.gpu = merged(_bare(place.gpu), _bare(shown.gpu), [])
+    place.bus_id, place.uuid = place.bus_id or shown.bus_id, place.uuid or shown.uuid
+    place.files += shown.files
+    if shown.named and not place.named:
+        place.index, place.named = shown.index, True
     return True
 
 
@@ -155,11 +152,12 @@ def _bare(gpu: Gpu) -> Gpu:
     return replace(gpu, index=0, bus_id="")
 
 
-def _check_same_gpu(place: _Place, bus_id: str | None, uuid: str | None, file: str, index: int) -> None:
-    for own, others in ((place.bus_id, bus_id), (place.uuid, uuid)):
+def _check_same_gpu(place: _Place, shown: _Place) -> None:
+    (file,) = shown.files
+    for own, others in ((place.bus_id, shown.bus_id), (place.uuid, shown.uuid)):
         if own is not None and others is not None and own != others:
             other = next((name for name in place.files if name != file), place.files[0])
-            raise _contradiction(file, other, f"GPU {bus_id or index} is {others} here, {own} there")
+            raise _contradiction(file, other, f"GPU {shown.bus_id or shown.index} is {others} here, {own} there")
 
 
 def _contradiction(file: str, other: str, how: str) -> SourceError:

@@ -209,20 +209,8 @@ def _joined_tree(trees: list[PciTree]) -> PciTree | None:
     for tree in trees:
         for bus_id, function in tree.functions.items():
             before = functions.get(bus_id)
-            functions[bus_id] = function if before is None else _merged_function(before, function)
+            functions[bus_id] = function if before is None else merged(before, function, [])
     return PciTree(functions)
-
-
-def _merged_function(one: Any, other: Any) -> Any:
-    unknown = (None, -1, ABSENT)
-    news = {}
-    for field in one.__struct_fields__:
-        own, others = getattr(one, field), getattr(other, field)
-        if own in unknown or isinstance(own, Missing):
-            news[field] = others
-        elif field == "hop" and others is not None:
-            news[field] = merged(own, others, [])
-    return replace(one, **news)
 
 
 def _driver(smi: Driver, other: Driver) -> Driver:

@@ -23,14 +23,14 @@ _ONE_DIGIT = str.maketrans("123456789", "000000000")
 _OF_A_NODE = re.compile(
     r"\b(?:GPUs?|CUDA|cu(?:blas|dnn)\w*|NVML|NVLink|NVSwitch|NVRM|nvidia[\w.-]*|nv-\w+|NCCL|DCGM|dcgmi?|Xid|ECC|HBM|PCIe|MIG"
     r"|fabric ?manager|infiniband|RDMA|mlx\d\w*|ib\d|gres|slurm\w*|nhc|LnkSta|Unknown Error"
-    r"|NPUs?|HPUs?|ROCm\w*|bus bandwidth)\b|nvidia|cuda",
+    r"|NPUs?|HPUs?|ROCm\w*|GeForce|Quadro|Radeon|[GR]TX|bus bandwidth)\b|nvidia|cuda",
     re.IGNORECASE,
 )
 # whose accelerators a text is about, by the words and forms of the tools
 _VENDORS = tuple(
     (vendor, re.compile(pattern))
     for vendor, pattern in (
-        (None, r"(?i:nvidia|nvml|nvrm|cuda\b)|\bXid\b|\bNVLink"),
+        (None, r"(?i:nvidia|nvml|nvrm|cuda\b|geforce|quadro|\b[GR]TX\b)|\bXid\b|\bNVLink"),
         ("AMD", r"(?i:\b(?:rocm|amdgpu|amd-smi|radeon|instinct))|\bGPU\[\d+\]\s*:"),
         ("Intel", r"(?i:\b(?:xpu-smi|xpumanager|i915|level[ -]zero|intel\b.{0,30}\b(?:GPU|Max|Flex|Arc)\b))"),
         ("Intel Gaudi", r"(?i:\b(?:hl-smi|habana|gaudi))"),
@@ -38,11 +38,11 @@ _VENDORS = tuple(
         ("AWS", r"\b(?:neuron-(?:ls|top|monitor)|NeuronCore|trainium|inferentia)"),
     )
 )
-# of a tool's table: cells between bars, or columns of figures; a row for one accelerator
+# of a tool's table: cells between bars, or columns of figures; a row for one accelerator; a value in JSON
 _TABULAR = re.compile(
     r"\s*\|(?:[^|]+\|){2,}\s*$|(?:\s+[\w.%-]+){3,6}(?:\s+\d[\d.]*%?){3}|\s*(?:GPU|NPU|HPU|card)\W{0,2}\d{1,3}\W{0,2}\s*:"
+    r"|\s*\[\d{1,3}\][^|]{1,80}(?:\|[^|]{1,200}){2,}\|?$|\s*\"[\w. -]{1,60}\": ?(?:\"[^\"]{0,80}\"|-?[\d.]{1,20}),?\s*$"
 )
-_LEAST_ROWS = 2
 # at which terminals break a line; a sentence that people break goes on in lower case
 _WIDTHS = (80, 100, 120, 132, 160)
 _SENTENCE_ENDS = (".", ":", ";", "!", "?", "|")
@@ -91,11 +91,12 @@ class TextStatements:
         self._prose_lines += _PROSE.search(text[:_LONGEST_FORM]) is not None
         self._marks += _PAGE_MARK.match(line) is not None
         self._tables = self._tables or _PAGE_TABLE.match(line) is not None
-        statement = self._wrapped(line, text, number) or statement_of(number, origin, text, line.strip())
+        statement = self._wrapped(line, text, number) or statement_of(number, origin, text)
         self._before = number, line, text
         self._of_a_node = self._of_a_node or _OF_A_NODE.search(text[:_LONGEST_FORM]) is not None
         tabular = _TABULAR.match(text[:_LONGEST_FORM]) is not None
-        self._rows, self._others = self._rows + tabular, self._others + (not tabular and line.lstrip()[:1] != "#")
+        other = not tabular and line.lstrip()[:1] != "#" and line.strip(" ,[]{}") != ""
+        self._rows, self._others = self._rows + tabular, self._others + other
         self._vendors += [v for v, names in _VENDORS if v not in self._vendors and names.search(text[:_LONGEST_FORM])]
         if statement is None:
             self._note(text, number)
@@ -114,7 +115,7 @@ class TextStatements:
         if known_error(joined) is None or known_error(first) is not None or known_error(text) is not None:
             return None
         self._kept = {key: each for key, each in self._kept.items() if each.line != above}
-        return statement_of(above, Origin(), joined, f"{whole}{line}" if broken else joined)
+        return statement_of(above, Origin(), joined)
 
     @property
     def has_any(self) -> bool:
@@ -143,7 +144,7 @@ class TextStatements:
     @property
     def table(self) -> Reported | None:
         """What a text is whose tables are about accelerators, and which no reader takes: known, and not judged."""
-        if not self._of_a_node or self._rows < max(_LEAST_ROWS, self._others) or self._is_a_page:
+        if not self._of_a_node or self._rows < max(1, self._others) or self._is_a_page:
             return None
         whose = f"{self._vendor} accelerators" if self._vendor else "GPUs"
         return Reported(f"figures about {whose} were recognised, and nothing in them can be judged", loudness="unread")
@@ -197,9 +198,7 @@ class TextStatements:
 
 def from_tool(tool: str, text: str, loudness: Loudness = "error", *, xid: int | None = None) -> Reported:
     """What a reader found a tool to report itself; device and label are those that the text names."""
-    statement = Statement(
-        line=0, text=text, message=text, form="verdict", severity="error", kind="cause", about=about(text)
-    )
+    statement = Statement(line=0, message=text, form="verdict", severity="error", kind="cause", about=about(text))
     made = _reported(statement, "")
     label = known_error(text)
     return replace(made, said_by=tool, loudness=loudness, xid=xid or made.xid, label=label.label if label else None)
@@ -217,7 +216,7 @@ def _reported(statement: Statement, file: str) -> Reported:
     port = f" port {named.port}" if named.port is not None else ""
     return Reported(
         text=clipped(statement.message),
-        said_by=clipped(statement.speaker.program or ""),
+        said_by=clipped(statement.program or ""),
         loudness=statement.severity,
         kind=statement.kind,
         form=statement.form,

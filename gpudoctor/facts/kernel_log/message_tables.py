@@ -128,6 +128,7 @@ HOST_MESSAGES: tuple[HostMessage, ...] = (
         "kernel/rcu/tree_stall.h"),
     HostMessage("hung-task", "blocked for more than", r"INFO: task (?s:.{0,64}?):\d+ blocked for more than \d+ seconds",
         "kernel/hung_task.c"),
+    HostMessage("oops", " [#", r".{0,200}: [0-9a-f]{4,16} \[#\d{1,4}\]", "x86 dumpstack.c, arm64 traps.c"),
     HostMessage("oom-kill", "ut of memory",
         r"(?:Memory cgroup out|Out) of memory(?: \([^)]{0,80}\))?: Kill(?:ed)? process \d+ ", "mm/oom_kill.c"),
     HostMessage("nfs-timeout", "nfs: server", r"nfs: server (?P<device>[^\s,]{1,120}) not responding",

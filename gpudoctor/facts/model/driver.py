@@ -33,6 +33,7 @@ HostEventKind = Literal[
     "hard-lockup",
     "rcu-stall",
     "hung-task",
+    "oops",
     "oom-kill",
     "nfs-timeout",
     "nfs-ok",

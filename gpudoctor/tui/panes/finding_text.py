@@ -160,11 +160,13 @@ def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "~"
 
 
-def _verdict(report: Report | None, no_color: bool) -> Content:
-    """Before a check is chosen, which the first problem does by itself: what the verdict means."""
+def _verdict(report: Report | None, gpu: int | None, no_color: bool) -> Content:
+    """Without a check, which the first problem chooses by itself: the verdict; of a GPU, that it has none."""
     hint = "Choose a check to see its findings."
     if report is None:
         return Content(hint)
+    if gpu is not None:
+        return Content(f"GPU {gpu}: no problem found. {hint}")
     word = (verdict_word(report), style_of(Status(report.verdict), no_color))
     return Content.assemble(word, f"  {verdict_words(report)}\n\n{hint}")
 
@@ -211,7 +213,7 @@ class FindingPane(VerticalScroll, can_focus=True):
             return
         self._drawn = key
         if self._check_id is None:
-            self._text.update(_verdict(self._state.report, no_color))
+            self._text.update(_verdict(self._state.report, self._gpu, no_color))
         else:
             self._text.update(finding_content(self._state, self._check_id, self._gpu, width, no_color, small=small))
 

@@ -49,6 +49,10 @@ def test_a_file_system_that_is_read_only_stays_so() -> None:
     assert check(event("read-only", "sda1", at_s=10.0)).status is Status.WARN
 
 
+def test_a_kernel_that_crashed_in_a_process_warns_until_it_is_booted() -> None:
+    assert check(event("oops", at_s=10.0)).status is Status.WARN
+
+
 def test_few_corrected_errors_are_normal() -> None:
     assert check(event("memory-corrected", "DIMM_A1", 9)).status is Status.PASS
     assert check(event("memory-corrected", "DIMM_A1", 10)).status is Status.WARN

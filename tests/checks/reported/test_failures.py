@@ -109,6 +109,8 @@ _NCCL_TESTS = "".join(
     f"  {n}  {n // 4}  float  sum  -1  2560.7  49.96  95.75  0  2556.2  50.05  95.92  0\n" for n in (4096, 8192, 16384)
 )
 _ROCM = "".join(f"GPU[{n}]          : Temperature (Sensor edge) (C): 67.0\n" for n in range(4))
+_GPUSTAT = "[0] GeForce GTX 1080 Ti | 75'C, 100 % |  4335 / 11178 MB | user(645M)\n"
+_NVTOP = '[\n {\n  "device_name": "AMD Radeon RX 7900 XTX",\n  "temp": "51C",\n  "gpu_util": "73%"\n }\n]\n'
 _NPU = "| NPU   Name    | Health  | Power(W) |\n" + "| 0     Ascend  | OK      | 163.6    |\n" * 3
 
 
@@ -118,6 +120,9 @@ _NPU = "| NPU   Name    | Health  | Power(W) |\n" + "| 0     Ascend  | OK      |
         (f"{_NCCL_TESTS}# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 84.9\n", "GPUs"),
         (_ROCM, "AMD"),
         (_NPU, "Huawei"),
+        (_GPUSTAT, "GPUs"),
+        ("node7  Sun Aug 13 15:45:59 2026\n[0] GeForce GTX 750 Ti | 48'C,   7 % |   213 /  1995 MB |\n", "GPUs"),
+        (_NVTOP, "AMD"),
     ],
 )
 def test_figures_of_a_tool_that_nothing_reads_are_known_and_not_judged(text: str, whose: str) -> None:
@@ -139,6 +144,21 @@ def test_no_one_is_sent_to_nvidia_smi_for_what_is_not_nvidias_or_not_linuxs(text
     advice = [step for finding in said(text) for step in finding.advice]
     assert any(command in (step.command or "") for step in advice)
     assert not any("nvidia-smi" in (step.command or "") or "ower-cycle" in step.text for step in advice)
+
+
+def test_a_value_that_a_person_calls_unreadable_is_unknown() -> None:
+    (finding,) = said("On our node the power of the GPU reads ERR!.\n")
+    assert (finding.status, "reads ERR!" in (finding.reason or "")) == (Status.UNKNOWN, True)
+
+
+def test_a_node_that_kubernetes_keeps_pods_away_from_fails() -> None:
+    text = (
+        "# kubectl describe node vpc11\nName:    vpc11\nTaints:             node.kubernetes.io/unreachable:NoExecute\n"
+    )
+    (finding,) = said(text)
+    assert finding.status is Status.FAIL
+    assert finding.found is not None
+    assert "vpc11 is unreachable" in str(finding.found)
 
 
 def test_a_list_of_reasons_in_any_columns_of_sinfo_names_its_nodes() -> None:

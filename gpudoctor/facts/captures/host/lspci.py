@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import msgspec
 
@@ -10,7 +11,7 @@ from gpudoctor.facts.captures import ABSENT, BUS_ID, SourceError
 from gpudoctor.facts.captures.reader import NO_MORE, Block, Part, text_reader
 from gpudoctor.facts.captures.text_statements import from_tool
 from gpudoctor.facts.model.gpu import Gpu, PcieHop, PcieLink
-from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.missing import Fact, Missing
 from gpudoctor.facts.model.node import Node, PciBus, PciDevice, short_bus_id
 
 # "18:00.0 3D controller [0302]: NVIDIA Corporation GH100 [10de:2330] (rev a1)"; the numbers come with -nn
@@ -45,7 +46,7 @@ _WORD_OF_WIDTH = re.compile(r"Width x\d{1,2} ?(?:\(([a-z]{1,20})\))?")
 _DENIED = Missing("lspci was not run as root", "denied")
 
 
-class Function(msgspec.Struct):
+class Function(Fact, frozen=True):
     """One PCI function of the dump."""
 
     bus_id: str
@@ -121,42 +122,30 @@ def _is_absent(value: object) -> bool:
 def parse_lspci(text: str) -> PciTree:
     """Read the dump. Raise SourceError if it contains no function."""
     functions: dict[str, Function] = {}
-    current: Function | None = None
+    header: re.Match[str] | None = None
     body: list[str] = []
-    for line in text.splitlines():
+    for line in (*text.splitlines(), "end"):
         if not line or line[0].isspace():
             body.append(line)
             continue
-        header = _HEADER.match(line)
-        if current is not None:
-            _fill(current, body)
-        body, current = [], None
         if header is not None:
-            current = _function(header)
-            functions.setdefault(current.bus_id, current)
-    if current is not None:
-        _fill(current, body)
+            function = _function(header, body)
+            functions.setdefault(function.bus_id, function)
+        header, body = _HEADER.match(line), []
     if not functions:
         raise SourceError("no line like '18:00.0 3D controller: NVIDIA Corporation ...'")
     return PciTree(functions)
 
 
-def _function(header: re.Match[str]) -> Function:
+def _function(header: re.Match[str], body: list[str]) -> Function:
     bus_id, text, number, name = header.groups()
+    bus_id = short_bus_id(bus_id if bus_id.count(":") == 2 else f"0000:{bus_id}")
     ids = _IDS.search(name)
-    return Function(
-        bus_id=short_bus_id(bus_id if bus_id.count(":") == 2 else "0000:" + bus_id),
-        name=_IDS.sub("", name).partition(" (rev ")[0].strip(),
-        pci_class=f"0x{number.lower()}00" if number else _CLASSES.get(text.lower(), ABSENT),
-        vendor_id="0x" + ids.group(1).lower() if ids else "0x10de" if name.startswith("NVIDIA") else ABSENT,
-        device_id="0x" + ids.group(2).lower() if ids else ABSENT,
-        # a laptop's GPU is powered off while nothing uses it
-        off_bus="(rev ff)" in name and not _OF_LAPTOPS.search(name),
-    )
-
-
-def _fill(function: Function, body: list[str]) -> None:
+    pci_class = f"0x{number.lower()}00" if number else _CLASSES.get(text.lower(), ABSENT)
+    vendor_id = f"0x{ids[1].lower()}" if ids else "0x10de" if name.startswith("NVIDIA") else ABSENT
+    device_id = f"0x{ids[2].lower()}" if ids else ABSENT
     links: dict[str, str] = {}
+    found: dict[str, Any] = {}
     acs: bool | None = None
     denied = False
     for line in body:
@@ -168,19 +157,18 @@ def _fill(function: Function, body: list[str]) -> None:
         elif "<access denied>" in label:
             denied = True
         elif buses := _BUSES.match(line):
-            function.secondary, function.subordinate = int(buses.group(2), 16), int(buses.group(3), 16)
+            found |= {"secondary": int(buses[2], 16), "subordinate": int(buses[3], 16)}
         elif numa := _NUMA.match(line):
-            node = int(numa.group(1))
-            function.numa_node = node if node >= 0 else None
+            found["numa_node"] = int(numa[1]) if int(numa[1]) >= 0 else None
         elif driver := _DRIVER.match(line):
-            function.driver = driver.group(1)
+            found["driver"] = driver[1]
     missing = _DENIED if denied else ABSENT
     can, now = links.get("LnkCap"), links.get("LnkSta")
-    function.hop = PcieHop(
-        bus_id=function.bus_id,
-        vendor_id=function.vendor_id,
-        device_id=function.device_id,
-        pci_class=function.pci_class,
+    hop = PcieHop(
+        bus_id,
+        vendor_id,
+        device_id,
+        pci_class,
         speed_gt_s=_figure(now, _SPEED, "speed", missing),
         max_speed_gt_s=_figure(can, _SPEED, "speed", missing),
         width=_width(now, missing),
@@ -191,6 +179,17 @@ def _fill(function: Function, body: list[str]) -> None:
         width_downgraded=_downgraded(now, _WORD_OF_WIDTH),
         speed_downgraded=_downgraded(now, _WORD_OF_SPEED),
         acs_redirect=acs if acs is not None else _DENIED if denied else False if can else ABSENT,
+    )
+    return Function(
+        bus_id,
+        _IDS.sub("", name).partition(" (rev ")[0].strip(),
+        pci_class,
+        vendor_id,
+        device_id,
+        # a laptop's GPU is powered off while nothing uses it
+        off_bus="(rev ff)" in name and not _OF_LAPTOPS.search(name),
+        hop=hop,
+        **found,
     )
 
 

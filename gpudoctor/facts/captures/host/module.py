@@ -115,22 +115,15 @@ def read_dkms(block: Block) -> Part:
 
 def read_load_errors(block: Block) -> Part:
     """Messages of tools that could not load or build the module, or start a container with GPUs."""
-    failures, driver = [], Driver()
+    driver = Driver()
+    failures: dict[LoadFailure, None] = {}
     for line in block.lines:
         if row := next((row for row in LOAD_ERRORS if row.pattern.match(line)), None):
-            failures.append(LoadFailure(row.cause, line.strip()[:300]))
+            failures[LoadFailure(row.cause, line.strip()[:300])] = None
         for pattern, code in _CONTAINER_NVML:
             if pattern.match(line):
                 driver = Driver(init_code=code, init_error=line.strip()[:300])
-    if not failures and driver == Driver():
-        return Part()
-    return Part(
-        Node(
-            driver=Driver(
-                init_code=driver.init_code, init_error=driver.init_error, load_failures=tuple(dict.fromkeys(failures))
-            )
-        )
-    )
+    return Part(Node(driver=replace(driver, load_failures=tuple(failures))))
 
 
 def shows_gpus_in_container(block: Block, part: Part) -> bool:

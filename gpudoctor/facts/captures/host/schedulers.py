@@ -25,6 +25,8 @@ _CONDITION = re.compile(r"\s+([A-Z]\w{2,60})\s+(True|False|Unknown)\s+(.*)")
 # "KernelReady"; most others are problems: "MemoryPressure", "NetworkUnavailable", "GpuNotReady"
 _CONDITION_OF_HEALTH = re.compile(r"(?<!Not)(?:Ready|Healthy|Available)$")
 _SECTION = re.compile(r'\s*"?(allocatable|capacity)"?:\s*(?:\{\s*)?$', re.IGNORECASE)
+# of the taints that Kubernetes itself sets, those of a node that runs no pod
+_TAINT = re.compile(r"(?:Taints:)?\s+node\.kubernetes\.io/(unreachable|not-ready|out-of-service|network-unavailable)\b")
 _QUANTITY = re.compile(r'\s*"?nvidia\.com/gpu"?: *"?(\d{1,4})"?')
 _SINFO = re.compile(r"(?:PARTITION\s.*\bSTATE\b|NODELIST\s.*\bSTATE\b|REASON\s.*\bNODELIST\b)")
 _STATES = (
@@ -59,21 +61,25 @@ def _out_of_service(tool: str, node: str, state: str, reason: str) -> Reported:
     return from_tool(tool, f"{node} is {state}: {reason or 'no reason given'}", "error" if of_gpu else "warning")
 
 
-def _counts(tool: str, configured: Iterable[int], given: Iterable[int]) -> Part:
-    """A verdict on the GPUs that a node has, and those that are given out; not for several nodes in one text."""
+def _verdict(tool: str, configured: Iterable[int], given: Iterable[int], away: list[Reported]) -> Part:
+    """GPUs of a node that are not given out, and why it gets no jobs; no counts of several nodes in one text."""
     have, give = [*configured], [*given]
     if len(have) > 1 or len(give) > 1:
-        return Part(notes=(f"{tool}: several nodes in one text: show the one that is judged",))
-    if not have or not give:
-        return Part()
-    reported = f"{give[0]} of {have[0]} GPUs of the node are given out"
-    return Part(reported=(from_tool(tool, reported, "error" if give[0] < have[0] else "ok"),))
+        return Part(
+            notes=(f"{tool}: several nodes in one text: show the one that is judged",),
+            reported=tuple(away[:_MOST_NODES]),
+        )
+    counted: list[Reported] = []
+    if have and give:
+        text = f"{give[0]} of {have[0]} GPUs of the node are given out"
+        counted.append(from_tool(tool, text, "error" if give[0] < have[0] else "ok"))
+    fewer = [each for each in counted if each.loudness == "error"]
+    return Part(reported=(*fewer, *away[:_MOST_NODES]) or tuple(counted))
 
 
 def read_scontrol(block: Block) -> Part:
     """`scontrol show node NAME`: GPUs that are not given out, and a node that gets no jobs."""
     text = block.text
-    found = _counts("scontrol", map(int, _GRES.findall(text)), map(int, _TRES.findall(text)))
     states, reasons = _STATE.findall(text), [m[1] for line in block.lines if (m := _REASON.search(line))]
     names = [name[0] or name[1] for name in _NODE_NAME.findall(text)]
     away = [
@@ -81,8 +87,7 @@ def read_scontrol(block: Block) -> Part:
         for name, state, reason in zip(names, states, [*reasons, *[""] * len(names)], strict=False)
         if any(_AWAY.fullmatch(word) for word in re.findall(r"[a-z_]+\*?", state.lower()))
     ]
-    fewer = tuple(each for each in found.reported if each.loudness == "error")
-    return Part(notes=found.notes, reported=(*fewer, *away[:_MOST_NODES]) or found.reported)
+    return _verdict("scontrol", map(int, _GRES.findall(text)), map(int, _TRES.findall(text)), away)
 
 
 def read_sinfo(block: Block) -> Part:
@@ -118,8 +123,11 @@ def read_kubectl(block: Block) -> Part:
     section, name = "", "the node"
     counts: dict[str, list[int]] = {"capacity": [], "allocatable": []}
     bad: list[Reported] = []
+    taints: list[Reported] = []
     for line in block.lines:
-        if found := _SECTION.match(line):
+        if taint := _TAINT.match(line):
+            taints.append(from_tool("kubectl", f"{name} is {taint[1]}: its taint keeps pods away"))
+        elif found := _SECTION.match(line):
             section = found[1].lower()
         elif not line[:1].isspace():
             section = line.partition(":")[0].lower()
@@ -132,9 +140,7 @@ def read_kubectl(block: Block) -> Part:
             kind, status, rest = condition.groups()
             if status != ("True" if _CONDITION_OF_HEALTH.search(kind) else "False"):
                 bad.append(_out_of_service("kubectl", name, f"{kind} {status}", " ".join(rest.split())[-120:]))
-    found_part = _counts("kubectl", counts["capacity"], counts["allocatable"])
-    fewer = tuple(each for each in found_part.reported if each.loudness == "error")
-    return Part(notes=found_part.notes, reported=(*fewer, *bad[:_MOST_NODES]) or found_part.reported)
+    return _verdict("kubectl", counts["capacity"], counts["allocatable"], bad or taints)
 
 
 def read_pods(block: Block) -> Part:

@@ -48,7 +48,6 @@ OTHER_TABLE = re.compile(
 _BORDER = re.compile(r"\s*\+[-=+]{10,}\+?$")
 _PROCESSES = re.compile(r"\s*\|\s*Processes:")
 _MIG_DEVICES = re.compile(r"\s*\|\s*MIG devices:")
-_NO_PROCESSES = re.compile(r"\s*\|\s*No running (?:\w+ )?processes found")
 _PERSISTENCE = {"On": "Enabled", "Off": "Disabled"}
 _COMPUTE = {"E. Process": "Exclusive_Process", "E. Thread": "Exclusive_Thread", "Default": "Default"}
 _UNIT = re.compile(r"(\d+(?:\.\d+)?)(MiB|C|W|%)$")
