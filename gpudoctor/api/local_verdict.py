@@ -59,9 +59,6 @@ class _Done(msgspec.Struct, frozen=True, tag=True):
     error: str | None = None
 
 
-_Message = _Wait | _Done
-
-
 def report_for_all(place: LocalPlacement, request: CheckRequest) -> Report:
     """Run as the first process: check, send the report to the others and return it. Raise UserError in all of them."""
     workers = LocalWorkers(place, PURPOSE)
@@ -124,7 +121,7 @@ def _received(first: socket.socket, limit_s: float) -> tuple[_Wait | _Done | Non
     """The next message and its descriptors; None if the first process has ended. Raise TimeoutError."""
     first.settimeout(limit_s)
     packet, descriptors, _, _ = socket.recv_fds(first, _PACKET_BYTES, 1)
-    return (msgspec.json.decode(packet, type=_Message) if packet else None), descriptors
+    return (msgspec.json.decode(packet, type=_Wait | _Done) if packet else None), descriptors
 
 
 def _limit_s(prep: Prepared) -> float:

@@ -196,7 +196,9 @@ def examined(
     half_read: list[Node] = []
     try:
         data = request.load.data
-        sourced = read_source(request.node, request.faults, prep.deadline_s, progress, half_read.append, data)
+        sourced = read_source(
+            request.node, request.faults, prep.deadline_s, progress, half_read.append, data, request.deadline_s
+        )
         if request.gpu is None and (gpus := cuda_device_list.shown_to_any(visible, sourced.node)) is not None:
             request = msgspec.structs.replace(request, gpu=gpus)
             prep = msgspec.structs.replace(prep, request=request)
@@ -269,11 +271,13 @@ def read_source(
     progress: Callable[[str], None] | None = None,
     on_interrupt: Callable[[Node], None] | None = None,
     data: tuple[str, ...] = (),
+    directory_deadline_s: float | None = None,
 ) -> Sourced:
     """The facts of this machine (`name` is None) or of a source, with faults applied to them. Raise UserError.
 
     `progress` is called with a line for people now and then; `on_interrupt` with what is known of this machine when
-    an exception ends the reading; `data` are paths on this machine that training reads from.
+    an exception ends the reading; `data` are paths on this machine that training reads from. `directory_deadline_s`
+    limits the reading of a directory of dumps, if somebody asked for a limit.
     """
     faults = list(faults)
     if name is None:
@@ -281,7 +285,8 @@ def read_source(
             raise UserError("--fault is for simulated nodes and captures: name one with --node (see: gpudoctor nodes)")
         node = collect.collect_live(deadline_s=deadline_s, progress=progress, on_interrupt=on_interrupt, data=data)
         return Sourced(node)
-    loaded = capture.load_source(name, stdin=sys.stdin.buffer if name == "-" and sys.stdin else None)
+    stdin = sys.stdin.buffer if name == "-" and sys.stdin else None
+    loaded = capture.load_source(name, stdin=stdin, deadline_s=directory_deadline_s, progress=progress)
     if not faults:
         return Sourced(loaded.node, loaded.measurements)
     # measurements of the healthy node are no evidence about the broken one

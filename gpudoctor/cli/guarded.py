@@ -8,7 +8,7 @@ from collections.abc import Callable
 from gpudoctor.errors import UserError
 from gpudoctor.process.exit_codes import COULD_NOT
 from gpudoctor.process.signals import InterruptedBySignal, WritingAbandoned, hold_signals, ignore_signals
-from gpudoctor.text.output import flush_stderr, say, silence
+from gpudoctor.text.output import ClosedStdoutError, flush_stderr, say, silence
 
 
 def guarded(command: Callable[[], int], on_error: Callable[[str, int], int]) -> int:
@@ -41,6 +41,8 @@ def _guarded(command: Callable[[], int], on_error: Callable[[str, int], int]) ->
     try:
         return command()
     except UserError as error:
+        if isinstance(error, ClosedStdoutError) and error.reader_left:
+            return COULD_NOT  # no message: whoever ran `| head` wants none
         return could_not(str(error))
     except WritingAbandoned:
         raise

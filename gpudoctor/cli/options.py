@@ -30,6 +30,7 @@ NODE_HELP = (
     "a recorded watch, - for stdin, or a simulated node's name (see: gpudoctor nodes)"
 )
 _R = TypeVar("_R", bound=msgspec.Struct)
+_D = TypeVar("_D", bound="_Document")
 
 
 class _Document(Protocol):
@@ -37,9 +38,6 @@ class _Document(Protocol):
 
     @property
     def error(self) -> str | None: ...
-
-
-_D = TypeVar("_D", bound=_Document)
 
 
 def request_from(args: argparse.Namespace, kind: type[_R], **given: object) -> _R:
@@ -106,7 +104,8 @@ def facts_deadline_option(parser: _Options, text: str = "for reading the facts (
 def read_source(args: argparse.Namespace) -> node_check.Sourced:
     """Read what `--node`, `--fault` and `--deadline` describe, with progress on a terminal. Raise UserError."""
     deadline_s = args.deadline or COLLECTION.seconds
-    return node_check.read_source(args.node, args.fault, deadline_s, progress.terminal_progress())
+    reported = progress.terminal_progress()
+    return node_check.read_source(args.node, args.fault, deadline_s, reported, directory_deadline_s=args.deadline)
 
 
 def to_file(args: argparse.Namespace) -> bool:

@@ -99,6 +99,8 @@ def _doubt(job: Job, gathered: GatheredLogs) -> str:
     if not gathered.files:
         return "no file to read"
     if not gathered.knows_a_line():
+        if not any(file.lines for file in gathered.files) and not gathered.unread:
+            return f"{'it is' if len(gathered.files) == 1 else 'they are'} empty: nothing was written there"
         lines = sum(file.lines for file in gathered.files if file.text and not file.like_a_job)
         return (
             f"{f'none of {lines} lines' if lines else 'no line'} is known as output of a training, its launcher or a "

@@ -21,6 +21,7 @@ from gpudoctor.diagnose.events import MOST_RANKS
 
 _MAX_BYTES = 256 << 20
 _MAX_OBJECTS = 20_000_000
+_MAX_CONTAINERS = 2_000_000  # in JSON, 64 to 232 bytes of memory each; an entry with its stack has about 40
 _MAX_DEPTH = 64
 _MAX_MEMO = 1 << 22
 _MOST_SIZES = 1_000
@@ -103,7 +104,7 @@ def read_dump(data: bytes, name: str, file: int = 0) -> Dump:
     if rank is None:
         raise DumpError("a flight recorder dump whose name ends in no rank")
     try:
-        content = json.loads(data) if data.lstrip()[:1] == b"{" else _unpickled(data)
+        content = _from_json(data) if data.lstrip()[:1] == b"{" else _unpickled(data)
     except DumpError:
         raise
     except (*_DAMAGED, ValueError, LookupError, ImportError) as error:
@@ -114,6 +115,12 @@ def read_dump(data: bytes, name: str, file: int = 0) -> Dump:
         return _dump(content, rank, file)
     except (TypeError, ValueError, AttributeError, LookupError, OverflowError) as error:
         raise DumpError(f"a flight recorder dump of a form that is not known ({type(error).__name__})") from None
+
+
+def _from_json(data: bytes) -> object:
+    if data.count(b"{") + data.count(b"[") > _MAX_CONTAINERS:
+        raise DumpError("too many objects")
+    return json.loads(data)
 
 
 def _unpickled(data: bytes) -> object:

@@ -36,7 +36,8 @@ from gpudoctor.statements.prefixes import LABEL_LINES, labels_of
 
 T = TypeVar("T")
 _CHUNK_BYTES = 8 << 20
-_WHOLE_BYTES = 256 << 10  # at either end of a file every line is read: ranks and hosts come first, exits last
+# at either end of a file every line is read, up to so many: ranks and hosts come first, exits last
+_WHOLE_BYTES, _WHOLE_LINES = 256 << 10, 10_000
 _SAMPLE_BYTES = 2048
 _SAMPLE_LINES = 4
 _SPLIT_FROM_BYTES = 96 << 20
@@ -196,13 +197,12 @@ def _hits(source: LogSource, unread: list[Unread]) -> Iterator[Hit]:
 
 
 def _of_block(block: bytes, lines: int, *, whole: bool, tail: bool = False) -> Iterator[Hit]:
-    if len(block) <= 2 * _WHOLE_BYTES and (whole or tail):
+    if len(block) <= 2 * _WHOLE_BYTES and (whole or tail) and block.count(b"\n") <= 2 * _WHOLE_LINES:
         for number, line in all_lines(block):
             yield lines + number, line
         return
-    begin = block.find(b"\n", _WHOLE_BYTES) + 1 if whole else 0
-    end = block.rfind(b"\n", 0, -_WHOLE_BYTES) + 1 if tail else len(block)
-    end = max(end, begin)
+    begin = _first_lines(block) if whole else 0
+    end = max(_last_lines(block) if tail else len(block), begin)
     for number, line in all_lines(block[:begin]):
         yield lines + number, line
     lines += block.count(b"\n", 0, begin)
@@ -219,6 +219,22 @@ def _of_block(block: bytes, lines: int, *, whole: bool, tail: bool = False) -> I
     lines += block.count(b"\n", begin, end)
     for number, line in all_lines(block[end:]):
         yield lines + number, line
+
+
+def _first_lines(block: bytes) -> int:
+    """Where the lines end that are read one by one at the beginning of a file."""
+    head = block[:_WHOLE_BYTES]
+    if head.count(b"\n") < _WHOLE_LINES:
+        return block.find(b"\n", _WHOLE_BYTES) + 1
+    return len(head) - len(head.split(b"\n", _WHOLE_LINES)[-1])
+
+
+def _last_lines(block: bytes) -> int:
+    """Where the lines begin that are read one by one at the end of a file."""
+    tail = block[-_WHOLE_BYTES:]
+    if tail.count(b"\n") <= _WHOLE_LINES:
+        return block.rfind(b"\n", 0, -_WHOLE_BYTES) + 1
+    return len(block) - len(tail) + len(tail.rsplit(b"\n", _WHOLE_LINES + 1)[0]) + 1
 
 
 def _hits_of_parts(path: Path, size: int) -> Iterator[Hit]:

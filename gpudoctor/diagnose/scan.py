@@ -23,6 +23,7 @@ _LINES_OF_LAST_ERROR = 4
 _OF_TRACEBACK = re.compile(rb'  File "|^ {2,}|: {3,}|\^\^\^|rror|xception')
 _MOST_OTHERS_BETWEEN = 12  # lines of other writers inside a traceback
 _MOST_ALIKE = 200  # in one block
+_SHORT_LINE_BYTES = 8
 _BEFORE, _BEHIND = 16, 40  # bytes around a word of interest that identify its kind of line
 _ONE_DIGIT = bytes.maketrans(b"123456789", b"0" * 9)
 _DIGITS = bytes.maketrans(b"0123456789abcdef", b"0" * 16)
@@ -80,7 +81,12 @@ def interesting_lines(block: bytes) -> list[Hit]:
 
 
 def _kinds_of(block: bytes) -> bytes:
-    """Each line once that differs from others in more than its digits: the same words as in the block, in less text."""
+    """Each line once that differs from others in more than its digits: the same words as in the block, in less text.
+
+    Of very short lines the block itself: to tell them apart takes longer than to search them all.
+    """
+    if block.count(b"\n") * _SHORT_LINE_BYTES > len(block):
+        return block
     return b"\n".join(set(block.translate(_ONE_DIGIT).split(b"\n")))
 
 

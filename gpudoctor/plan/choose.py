@@ -14,6 +14,7 @@ from gpudoctor.plan.strategies import Option, each_option, megatron, tensor_divi
 from gpudoctor.text.units import gib_text
 
 MOST_NODES = 4096
+_SCARCE = 0.05  # of a GPU's memory
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -47,7 +48,19 @@ def choose(machine: Machine, job: PlanJob, global_batch: int | None) -> Choice:
             instead.append(
                 f"{spare.split.title}: {gib_text(spare.memory.total if spare.memory else 0.0)} a GPU, and slow"
             )
+    elif (roomier := _roomier(options, taken, machine)) is not None and roomier.memory is not None:
+        used = gib_text(roomier.memory.total)
+        instead.append(f"{roomier.split.title} leaves more room ({used} a GPU) if this runs out of memory")
     return Choice(options, taken, why(taken, options, machine), tuple(instead))
+
+
+def _roomier(options: tuple[Option, ...], taken: Option, machine: Machine) -> Option | None:
+    """The option that leaves the most free, if the one taken leaves less than the formulas may be wrong by."""
+    sized = [(o.memory.total, n) for n, o in enumerate(options) if o.fit == "fits" and o.memory and not o.split.offload]
+    if taken.memory is None or machine.memory_bytes - taken.memory.total > _SCARCE * machine.memory_bytes:
+        return None
+    least, number = min(sized)
+    return options[number] if machine.memory_bytes - least > _SCARCE * machine.memory_bytes else None
 
 
 def why(option: Option, options: tuple[Option, ...], machine: Machine) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,9 @@ _EXPERT_KEYS = {
     "gpt_oss": ("num_local_experts", "intermediate_size"),
     "qwen3_moe": ("num_experts", "moe_intermediate_size"),
 }
+_LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", *_EXPERT_KEYS)
+_CLASSIC = ("gpt2", "gpt_neox", "opt")
+_KNOWN = (*_LLAMA_LIKE, *_CLASSIC)
 
 
 def shape_of_config(path: Path) -> ModelShape:
@@ -51,11 +54,10 @@ def shape_of_config(path: Path) -> ModelShape:
     kind = raw.get("model_type")
     if not isinstance(kind, str):
         raise ModelError(f"{shown}: no `model_type`: is it the config.json of a Hugging Face model?")
-    reader = _READERS.get(kind)
-    if reader is None:
+    if kind not in _KNOWN:
         raise ModelError(
             f"{shown}: the architecture {printable(kind)[:60]!r} is not known; known are "
-            f"{', '.join(sorted(_READERS))}. The nearest that works: the size alone, as in gpudoctor plan 7b"
+            f"{', '.join(sorted(_KNOWN))}. The nearest that works: the size alone, as in gpudoctor plan 7b"
         )
     allowed = _EXPERT_KEYS.get(kind, ())
     other = [key for key in _OTHER_SHAPES if key not in allowed and raw.get(key) not in (None, 0, 1, [])]
@@ -67,7 +69,7 @@ def shape_of_config(path: Path) -> ModelShape:
     name = raw.get("_name_or_path")
     folder = path.resolve().parent.name
     called = printable(name if isinstance(name, str) and name else folder or kind)[:60]
-    shape = reader(_Fields(raw, shown), kind)
+    shape = (_classic if kind in _CLASSIC else _llama_like)(_Fields(raw, shown), kind)
     return _sensible(msgspec.structs.replace(shape, name=called, origin=shown), shown)
 
 
@@ -193,10 +195,3 @@ def _classic(fields: _Fields, kind: str) -> ModelShape:
         out_bias=True,
         mlp_bias=True,
     )
-
-
-_READERS: dict[str, Callable[[_Fields, str], ModelShape]] = {
-    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3"), _llama_like),
-    **dict.fromkeys(_EXPERT_KEYS, _llama_like),
-    **dict.fromkeys(("gpt2", "gpt_neox", "opt"), _classic),
-}

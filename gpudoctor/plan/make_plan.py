@@ -19,8 +19,8 @@ from gpudoctor.errors import UserError
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.node import Node
-from gpudoctor.lazy import lazy_imports
-from gpudoctor.plan import communication, memory, model_shape, settings, strategies, tensor_bytes
+from gpudoctor.lazy import lazy_imports, lazy_pattern
+from gpudoctor.plan import communication, memory, model_sizes, settings, strategies, tensor_bytes
 from gpudoctor.plan.choose import Choice, choose, choose_forced, nearest_split, undividable
 from gpudoctor.plan.communication import StepTime, step_time
 from gpudoctor.plan.hf_config import shape_of_config
@@ -28,7 +28,8 @@ from gpudoctor.plan.launch import launch_of, megatron_lacks
 from gpudoctor.plan.machine import Machine, compute_capability, machine_of, ram_bytes, usable_gpus
 from gpudoctor.plan.memory import PlanJob, RankSplit, memory_of, model_split_name
 from gpudoctor.plan.model import Plan, PlanRequest, communication_summary, machine_summary, model_summary, strategy
-from gpudoctor.plan.model_shape import ModelError, ModelShape, is_size, seq_of, shape_of_size
+from gpudoctor.plan.model_shape import ModelError, ModelShape, seq_of
+from gpudoctor.plan.model_sizes import is_size, shape_of_size
 from gpudoctor.plan.node_health import FaultMeaning, examined, meaning, measurements_of, mended, troubles, unfit_gpus
 from gpudoctor.plan.settings import batch_of, bucket_of, harmful_settings, learning_rates, wanted_settings
 from gpudoctor.plan.strategies import Option
@@ -42,9 +43,10 @@ from gpudoctor.text.units import gib_text
 with lazy_imports():
     from gpudoctor.plan import verification
 
+_RAISES = lazy_pattern(r"\s*\bRaises? \w+Error\b[^.]*\.")
 # every formula with its source, taken from the docstring of the function that computes it
 FORMULAS: tuple[tuple[str, Callable[..., object]], ...] = (
-    ("Shape of an unpublished size", model_shape.made_shape),
+    ("Shape of an unpublished size", model_sizes.made_shape),
     ("Bytes of weights, gradients and optimizer", state_bytes),
     ("Optimizer states", optimizer_bytes),
     ("Sharding", memory.sharded_states),
@@ -85,9 +87,11 @@ def make_plan(request: PlanRequest, shape: ModelShape, sourced: Sourced) -> tupl
     on_gpus = measured is not None and measured.launch is not None and measured.launch.backend == "nccl"
     measurements = measured if on_gpus else None
     checks = all_checks()
-    report = examined(node, measurements, checks, load_config(request.config, os.environ, checks), request.gpu)
+    config = load_config(request.config, os.environ, checks)
+    unread = node.source.kind == "profile"  # nothing was read, so nothing can be at fault
+    report = None if unread else examined(node, measurements, checks, config, request.gpu)
     scope, _ = scope_of(node, request.gpu)
-    unfit = unfit_gpus(report) if node.gpus else {}
+    unfit = unfit_gpus(report) if report is not None and node.gpus else {}
     gpus = usable_gpus(node, scope, unfit)
     precision, warnings = _precision(request.precision, gpus, profile_for(node))
     seq, seq_warnings = seq_of(request.seq, shape)
@@ -121,7 +125,9 @@ def make_plan(request: PlanRequest, shape: ModelShape, sourced: Sourced) -> tupl
         wanted=expected,
         harmful=tuple(harmful_settings(machine, node)),
         left_out=tuple((i, why) for i, why in sorted(unfit.items()) if scope is None or i in scope),
-        troubles=tuple(_meant(t, node, machine, choice, step, measurements) for t in troubles(report, unfit)),
+        troubles=tuple(
+            _meant(t, node, machine, choice, step, measurements) for t in (troubles(report, unfit) if report else ())
+        ),
         warnings=(
             *warnings,
             *seq_warnings,
@@ -198,9 +204,12 @@ def _warnings(
 
 
 def formulas() -> tuple[str, ...]:
-    """Each formula as text: a heading, then its docstring, which is missing under python -OO."""
+    """Each formula as text: a heading, then its docstring, which is missing under python -OO.
+
+    What a function raises is for its callers.
+    """
     lost = "not kept by this interpreter (-OO)"
-    return tuple(f"{title}\n{cleandoc(function.__doc__ or lost)}" for title, function in FORMULAS)
+    return tuple(f"{title}\n{_RAISES.sub('', cleandoc(function.__doc__ or lost))}" for title, function in FORMULAS)
 
 
 def cpu_plan(request: PlanRequest, shape: ModelShape, sourced: Sourced) -> tuple[Plan, Option]:

@@ -46,6 +46,9 @@ def _head(plan: Plan, width: int) -> Iterator[str]:
     if plan.simulated:
         with_faults = f" with {', '.join(source.faults)}" if source.faults else ""
         yield from wrapped(f"SIMULATED node {source.name}{with_faults}: made up, no plan for a real machine", width)
+    elif source.kind == "profile":
+        text = f"From profile {source.name}, no node was read: network, RAM, CPUs and faults are not known"
+        yield from wrapped(text, width)
     elif source.kind != "live":
         yield from wrapped(f"Read from {source.kind} {source.name}: that machine, not this one", width)
     size = count_text(model.parameters)
@@ -69,27 +72,36 @@ def _nvlink(machine: MachineSummary) -> str:
 
 
 def _strategies(plan: Plan, width: int) -> Iterator[str]:
-    rows = [_row(strategy, strategy == plan.recommended) for strategy in plan.strategies]
+    room = plan.machine.memory_gib if plan.machine is not None else None
+    rows = [_row(strategy, strategy == plan.recommended, room) for strategy in plan.strategies]
     title = max(len(row[1]) for row in rows)
     gib = "GiB/GPU" if plan.machine is not None else "GiB"
-    if width < title + len("  GiB/GPU  fits     ") + _WORDS:  # text below the name, not beside it
-        for mark, name, amount, fit, text in rows:
+    if width < title + len("  GiB/GPU  free  fits     ") + _WORDS:  # text below the name, not beside it
+        for mark, name, amount, free, fit, text in rows:
             yield from hanging(f"{mark} ", name, width)
-            yield from hanging(
-                "    ", f"{'' if amount == '-' else f'{amount} {gib}, '}{_LONE.get(fit, fit)}: {text}", width
-            )
+            amounts = "" if amount == "-" else f"{amount} {gib}, {f'{free} free, ' if free else ''}"
+            yield from hanging("    ", f"{amounts}{_LONE.get(fit, fit)}: {text}", width)
         return
-    yield f"  {'strategy':<{title}}  {gib:>7}  fits   batch x accumulation"
-    for mark, name, amount, fit, text in rows:
-        yield from hanging(f"{mark} {name:<{title}}  {amount:>7}  {fit:<5}  ", text, width)
+    yield f"  {'strategy':<{title}}  {gib:>7}  {'free':>4}  fits   batch x accumulation"
+    for mark, name, amount, free, fit, text in rows:
+        yield from hanging(f"{mark} {name:<{title}}  {amount:>7}  {free:>4}  {fit:<5}  ", text, width)
 
 
-def _row(strategy: PlannedStrategy, taken: bool) -> tuple[str, str, str, str, str]:
-    gib = f"{strategy.memory.total_gib:.1f}" if strategy.memory else "-"
+def _row(strategy: PlannedStrategy, taken: bool, room_gib: float | None) -> tuple[str, str, str, str, str, str]:
+    """Mark, title, GiB used, GiB left free, whether it fits, and the rest. A tight fit is shown without losses."""
+    amount = free = ""
     text = f"{strategy.micro_batch} x {strategy.micro_batches}, {_RECOMPUTE[strategy.recompute]}"
+    memory = strategy.memory
     if strategy.fit in ("no", "not here"):
         text = strategy.reason
-    return (">" if taken else " "), strategy.title, gib, _FITS[strategy.fit], text
+    elif memory is not None and room_gib is not None:
+        used = memory.total_gib - (memory.allocator_gib if strategy.fit == "tight" else 0)
+        amount, free = f"{used:.1f}", f"{max(room_gib - used, 0):.1f}"
+        if strategy.fit == "tight":
+            text += f"; only if the allocator loses less than the usual {memory.allocator_gib:.1f}"
+    if memory is not None and not amount:
+        amount = f"{memory.total_gib:.1f}"
+    return (">" if taken else " "), strategy.title, amount or "-", free, _FITS[strategy.fit], text
 
 
 def _recommended(plan: Plan, width: int) -> Iterator[str]:
@@ -206,10 +218,10 @@ def _formulas(plan: Plan, width: int) -> Iterator[str]:
 
 
 def _blocks(text: str) -> Iterator[str]:
-    """The lines of a docstring, joined; a line that begins with a name and a colon begins a new block."""
+    """The lines of a docstring, joined; a line with a name and a colon begins a new block if a sentence ended above."""
     block: list[str] = []
     for line in text.splitlines():
-        if block and (not line or _NAMED.match(line)):
+        if block and (not line or (block[-1].endswith((".", ":")) and _NAMED.match(line))):
             yield " ".join(block)
             block = []
         if line:

@@ -6,6 +6,7 @@ and dies with this process.
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import select
@@ -119,6 +120,7 @@ def _be_child(work: Callable[[], bytes], limits: ChildLimits, parent: int, write
     for number in ENDING_SIGNALS:  # the parent's handlers are inherited
         signal.signal(number, signal.SIG_DFL)
     die_with_parent(parent)
+    gc.disable()  # millions of small objects would be looked through again and again
     with suppress(OSError, ValueError):
         used = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + limits.memory_bytes,) * 2)

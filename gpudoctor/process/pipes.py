@@ -152,9 +152,9 @@ def anonymous_file(size_bytes: int = 0) -> int:
     try:
         descriptor = os.memfd_create("gpudoctor", 0)
     except (AttributeError, OSError):  # not Linux; or an old kernel, or a sandbox that forbids it
-        import tempfile
+        from gpudoctor.process.temporary_folder import temporary_file
 
-        with tempfile.TemporaryFile() as file:
+        with temporary_file() as file:
             descriptor = os.dup(file.fileno())
     try:
         os.ftruncate(descriptor, size_bytes)

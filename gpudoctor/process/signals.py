@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 from gpudoctor.process.ending import ENDING_SIGNALS
@@ -52,6 +55,34 @@ def catch_signals() -> None:
     # also inherited: with SIG_IGN the kernel keeps no exit status, and every child would seem to have succeeded
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
+@contextmanager
+def signals_postponed() -> Iterator[None]:
+    """SIGINT, SIGTERM and SIGHUP that arrive in the block act at its end: for the moment in which something is made
+    and not yet owned by anyone who would remove it.
+
+    A handler runs in the main thread, whichever thread the signal came to, so in other threads this does nothing.
+    """
+    arrived: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        arrived.append(number)
+
+    before = {}
+    try:
+        if threading.current_thread() is threading.main_thread():
+            for number in ENDING_SIGNALS:
+                if (handler := signal.getsignal(number)) not in (signal.SIG_IGN, None):
+                    before[number] = handler
+                    signal.signal(number, note)
+        yield
+    finally:
+        for number, handler in before.items():
+            if signal.getsignal(number) is note:
+                signal.signal(number, handler)
+        if arrived:
+            signal.raise_signal(arrived[0])
 
 
 def ignored_at_start() -> tuple[int, ...]:

@@ -99,7 +99,7 @@ def judge(
     results, faults = explain(results)
     lacking = without_verdict(results, question.required)
     # a capture may lack what most checks need; other sources do not
-    part = node.source.kind == "capture"
+    part = node.source.may_be_part
     verdict = verdict_of(results, part=part)
     if lacking and verdict != "fail":
         verdict = "unknown"
@@ -200,7 +200,11 @@ def reason_line(
 
 
 def _cut(text: str, length: int) -> str:
-    return text if len(text) <= length else f"{text[: length - 3]}..."
+    """The text, cut between words if one ends in the second half; a line without blanks is cut anywhere."""
+    if len(text) <= length:
+        return text
+    whole = text[: length - 2].rpartition(" ")[0].rstrip(" ,;:")
+    return f"{whole if 2 * len(whole) > length else text[: length - 3]}..."
 
 
 def _quiet_reason(

@@ -18,6 +18,32 @@ from gpudoctor.text.units import GIB, KIB, MIB
 
 # suffixes that Prometheus reserves for other types of metric than gauges
 _RESERVED = ("total", "count", "sum", "bucket", "info", "created")
+# a check's unit -> the base unit, and the factors that convert to it: times, divided by
+# https://prometheus.io/docs/practices/naming/#base-units
+_BASE: dict[str | None, tuple[str, float, float]] = {
+    "C": ("celsius", 1, 1),
+    "W": ("watts", 1, 1),
+    "s": ("seconds", 1, 1),
+    "ms": ("seconds", 1, 1e3),
+    "us": ("seconds", 1, 1e6),
+    "minutes": ("seconds", 60, 1),
+    "hours": ("seconds", 3600, 1),
+    "days": ("seconds", 86400, 1),
+    "B": ("bytes", 1, 1),
+    "KiB": ("bytes", KIB, 1),
+    "MiB": ("bytes", MIB, 1),
+    "GiB": ("bytes", GIB, 1),
+    "MB/s": ("bytes_per_second", 1e6, 1),
+    "GB/s": ("bytes_per_second", 1e9, 1),
+    "Gbit/s": ("bytes_per_second", 1e9, 8),
+    "GT/s": ("transfers_per_second", 1e9, 1),
+    "TFLOP/s": ("flop_per_second", 1e12, 1),
+    "MHz": ("hertz", 1e6, 1),
+    "per minute": ("per_second", 1, 60),
+    "%": ("ratio", 1, 100),
+    "share": ("ratio", 1, 1),
+    None: ("number", 1, 1),  # a code such as an Xid's, a loss
+}
 Labels = dict[str, str]
 Sample = tuple[Labels, float]
 
@@ -35,40 +61,13 @@ class MetricUnit(NamedTuple):
         return value * self.times / self.divided_by
 
 
-# https://prometheus.io/docs/practices/naming/#base-units
-_BASE = {
-    "C": MetricUnit("celsius"),
-    "W": MetricUnit("watts"),
-    "s": MetricUnit("seconds"),
-    "ms": MetricUnit("seconds", divided_by=1e3),
-    "us": MetricUnit("seconds", divided_by=1e6),
-    "minutes": MetricUnit("seconds", 60),
-    "hours": MetricUnit("seconds", 3600),
-    "days": MetricUnit("seconds", 86400),
-    "B": MetricUnit("bytes"),
-    "KiB": MetricUnit("bytes", KIB),
-    "MiB": MetricUnit("bytes", MIB),
-    "GiB": MetricUnit("bytes", GIB),
-    "MB/s": MetricUnit("bytes_per_second", 1e6),
-    "GB/s": MetricUnit("bytes_per_second", 1e9),
-    "Gbit/s": MetricUnit("bytes_per_second", 1e9, 8),
-    "GT/s": MetricUnit("transfers_per_second", 1e9),
-    "TFLOP/s": MetricUnit("flop_per_second", 1e12),
-    "MHz": MetricUnit("hertz", 1e6),
-    "per minute": MetricUnit("per_second", divided_by=60),
-    "%": MetricUnit("ratio", divided_by=100),
-    "share": MetricUnit("ratio"),
-    None: MetricUnit("number"),  # a code such as an Xid's, a loss
-}
-
-
 def metric_unit(unit: str | None) -> MetricUnit:
     """The base unit of a check's unit; counted things (lanes, open files) are units themselves."""
     if unit in _BASE:
-        return _BASE[unit]
+        return MetricUnit(*_BASE[unit])
     text = re.sub(r"[^a-z0-9]+", "_", (unit or "").lower()).strip("_")
     if not text:
-        return _BASE[None]
+        return MetricUnit(*_BASE[None])
     return MetricUnit(f"{text}_unit" if text.rpartition("_")[2] in _RESERVED else text)
 
 

@@ -6,6 +6,7 @@ Drawn without rich, which would take longer to import than the driver takes to a
 from __future__ import annotations
 
 from collections.abc import Iterator
+from textwrap import wrap
 
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.facts.model.gpu import Gpu
@@ -29,11 +30,12 @@ _NONE = "-"
 
 def status_text(report: Report, node: Node, *, width: int, color: bool) -> str:
     """The table for `width` columns. `node` has the facts that `report` judged; a missing reading is a dash."""
-    lines = [f"{word} {text}" for word, text in alarms(report)]
+    lines = [line for word, text in alarms(report) for line in wrap(f"{word} {text}", width)]
     host = report.host.name or report.run.source.name
-    lines.append(" | ".join(filter(None, (host, *node_words(report, "x")))))
+    lines += wrap(" | ".join(filter(None, (host, *node_words(report, "x")))), width, break_on_hyphens=False)
     lines += _table([_cells(gpu, report) for gpu in node.gpus], width, color) if node.gpus else []
-    lines += [f"  {line}" for line in _problem_lines(report)]
+    for line in _problem_lines(report):
+        lines += wrap(line, width, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
     verdict = report.verdict.upper()
     lines.append(f"{_colored(verdict, verdict, color)}  {verdict_words(report)}")
     return "".join(f"{line if color else printable(line)}\n" for line in lines)
@@ -115,9 +117,14 @@ def _problem_lines(report: Report) -> Iterator[str]:
     for fault in report.faults:
         yield f"{fault.headline} ({fault.check})"
     gpus: dict[tuple[str, str], list[int]] = {}
+    texts: dict[tuple[str, str], list[str]] = {}
     for gpu in report.gpus:
         for check, finding in problems_of(report, gpu.index):
             if finding.status is not Status.FAIL and finding.explained_by is None:
-                gpus.setdefault((finding.status.value, check), []).append(gpu.index)
+                key = finding.status.value, check
+                gpus.setdefault(key, []).append(gpu.index)
+                texts.setdefault(key, []).append(finding.found.text if finding.found else finding.reason or "")
     for (status, check), indices in gpus.items():
-        yield f"{status}: {check}, GPU {ranges(indices)}"
+        different = dict.fromkeys(texts[status, check])
+        text = next(iter(different)) + (" and the like" if len(different) > 1 else "")
+        yield f"{status}: GPU {ranges(indices)}: {text} ({check})"

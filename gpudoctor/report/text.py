@@ -23,12 +23,12 @@ from gpudoctor.report.text_figures import figure_lines
 from gpudoctor.report.wording import (
     PARTLY,
     CommandText,
+    Explained,
     alike,
     also_paste,
     block_rows,
     check_count,
     domain_words,
-    explained_by,
     is_no_gpu_node,
     label_of,
     problem_groups,
@@ -48,6 +48,7 @@ STYLES = {
 PARTLY_STYLE = "bold cyan"  # as loud as a verdict, and not the green of a PASS
 _THEME = Theme({"markdown.code": "cyan"})  # rich's own has a black background
 # what the command to run next takes over from this one
+_MOST_EXPLAINED = 3  # checks that the last lines name
 _KEPT_OPTIONS = (
     *("--node", "--fault", "--gpu", "--profile", "--config", "--level", "--backend", "--ranks", "--inject", "--data"),
     *("--need",),
@@ -96,7 +97,9 @@ def _parts(report: Report, verbose: bool) -> Iterator[RenderableType]:
     figures = figure_lines(report.measurements)
     if figures:
         yield Text("")
-        yield from (Padding(plain(line), (0, 0, 0, 2)) for line in figures)
+        for line in figures:  # what does not fit goes on below its own beginning
+            text = line.lstrip(" ")
+            yield Padding(plain(text), (0, 0, 0, 2 + len(line) - len(text)))
     yield from _problems(report)
     yield Text("")
     yield from _tail(report)
@@ -104,7 +107,7 @@ def _parts(report: Report, verbose: bool) -> Iterator[RenderableType]:
 
 def _head(report: Report) -> Iterator[Text]:
     source = report.run.source
-    if not report.simulated and source.kind != "live":
+    if not report.simulated and report.error is None and source.kind != "live":
         yield plain(f"Read from {source.kind} {source.name}: that machine, not this one")
     for word, text in alarms(report):
         yield plain(f"{word} {text}", "bold yellow")
@@ -114,9 +117,11 @@ def _head(report: Report) -> Iterator[Text]:
     parts = (f"gpudoctor {report.tool.version}", report.host.name or source.name, *node_words(report, "x"))
     yield plain(" | ".join(parts), "bold")
     against = profile_words(report.profile)
-    against = f"{against[:1].upper()}{against[1:]}" if report.profile.name == "none" else f"Judged against {against}"
+    against = (
+        f"{against[:1].upper()}{against[1:]}. " if report.profile.name == "none" else f"Judged against {against}. "
+    )
     checks = f"{len(report.checks)} check{'s' * (len(report.checks) != 1)}"
-    yield plain(f"{against}. {checks}, level {report.run.level}.")
+    yield plain(f"{against if report.gpus else ''}{checks}, level {report.run.level}.")
     for note in report.run.notes:
         yield plain(f"Note: {note}")
 
@@ -167,9 +172,10 @@ def _findings(report: Report) -> Iterator[RenderableType]:
 
 
 def _problems(report: Report) -> Iterator[RenderableType]:
+    explained = Explained(report)
     for result, findings in problem_groups(report):
         yield Text("")
-        yield from _block(result.id, findings, explained_by(report, result.id, findings))
+        yield from _block(result.id, findings, explained.by(result.id, findings))
 
 
 def _block(check_id: str, findings: list[Finding], explains: list[str]) -> Iterator[RenderableType]:
@@ -212,6 +218,8 @@ def _tail(report: Report) -> Iterator[RenderableType]:
     parts = [fault.subject for fault in report.faults if fault.subject.label != NODE.label]
     node = " and the node" if len(parts) < len(report.faults) else ""
     on = f" on {grouped_label(parts)}{node}" if parts else ""
+    if len(parts) == len({part.gpu for part in parts} - {None}) == 2:  # "1-2" would read as the pair of both
+        on = f" on GPU {' and '.join(str(part.gpu) for part in sorted(parts, key=lambda part: part.gpu or 0))}{node}"
     failed = f" ({check_count(counts.fail)} failed)" if counts.fail else ""
     if not report.evaluated.partly:
         yield plain(
@@ -225,15 +233,16 @@ def _tail(report: Report) -> Iterator[RenderableType]:
     yield Text.assemble(word, plain(f"  {verdict_words(report)}{aside}"))
     if more := also_paste(report):
         yield plain(more)
-    worst = report.faults[0].check if report.faults else _worst_check(report)
-    if worst:
+    checks = list(dict.fromkeys(fault.check for fault in report.faults))[:_MOST_EXPLAINED] or _worst_check(report)
+    if checks:
         yield plain("Next:")
-        yield UnwrappedLine(f"  gpudoctor explain {worst}")
-        yield UnwrappedLine(f"  gpudoctor check {worst.partition('.')[0]} -v{_same_run(report.run.argv)}")
+        yield from (UnwrappedLine(f"  gpudoctor explain {check}") for check in checks)
+        domains = " ".join(dict.fromkeys(check.partition(".")[0] for check in checks))
+        yield UnwrappedLine(f"  gpudoctor check {domains} -v{_same_run(report.run.argv)}")
 
 
-def _worst_check(report: Report) -> str:
-    return next((r.id for status in PROBLEMS for r in report.checks if r.status is status), "")
+def _worst_check(report: Report) -> list[str]:
+    return [r.id for status in PROBLEMS for r in report.checks if r.status is status][:1]
 
 
 def _same_run(argv: tuple[str, ...]) -> str:

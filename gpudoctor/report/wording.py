@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
-from gpudoctor.checks.core.causes import headline
+from gpudoctor.checks.core.causes import Fault, headline
 from gpudoctor.checks.core.finding import (
     PROBLEMS,
     WORST_FIRST,
@@ -18,7 +18,7 @@ from gpudoctor.checks.core.finding import (
     joint_evidence,
 )
 from gpudoctor.checks.core.runner import CheckResult
-from gpudoctor.checks.core.subject import grouped_label
+from gpudoctor.checks.core.subject import Subject, grouped_label
 from gpudoctor.checks.driver.loaded import NO_GPU_NODE
 from gpudoctor.checks.driver.responsive import WAKING
 from gpudoctor.facts.captures import ABSENT
@@ -250,26 +250,47 @@ def _shown_advice(findings: Sequence[Finding]) -> Iterator[Advice]:
             yield step
 
 
-def explained_by(report: Report, check_id: str, findings: list[Finding]) -> list[str]:
-    """What the findings of a block explain: failures and warnings line by line, three or more unknowns in one line."""
-    if findings[0].status is Status.FAIL:
-        subjects = [f.subject for f in findings]
-        of = [fault for fault in report.faults if fault.check == check_id]
-        gpus = {subject.gpu for subject in subjects}
-        own = [fault for fault in of if (gpus.issuperset(fault.gpus) if fault.gpus else fault.subject in subjects)]
-        lines = list(dict.fromkeys(line for fault in own for line in fault.explains))
-    else:
-        lines = [
-            f"{result.id} {f.status.value}: {headline(f)}"
-            for result in report.checks
-            for f in result.findings
-            if f.explained_by == check_id and f.status is not Status.FAIL
-        ]
-    blind = list(dict.fromkeys(line.split()[0] for line in lines if line.split()[1] == "unknown:"))
-    if len(blind) < 3:
-        return lines
-    seen = [line for line in lines if line.split()[1] != "unknown:"]
-    return [*seen, f"{len(blind)} checks that got no answer: {', '.join(blind)}"]
+class Explained:
+    """What the problems of a report explain; made once for all of them, as 1,000 GPUs may have one each."""
+
+    def __init__(self, report: Report) -> None:
+        self._faults: dict[tuple[str, Subject | None], dict[int, Fault]] = {}
+        for place, fault in enumerate(report.faults):
+            self._faults.setdefault((fault.check, None if fault.is_joint else fault.subject), {})[place] = fault
+        self._others: dict[str, dict[int, str]] = {}
+        self._near: dict[tuple[str, int | None], dict[int, str]] = {}
+        found = [(result.id, f) for result in report.checks for f in result.findings if f.status is not Status.FAIL]
+        for place, (check_id, f) in enumerate(found):
+            if f.explained_by is not None:
+                line = f"{check_id} {f.status.value}: {headline(f)}"
+                self._others.setdefault(f.explained_by, {})[place] = line
+                for gpu in _gpus(f.subject) or (None,):
+                    self._near.setdefault((f.explained_by, gpu), {})[place] = line
+
+    def by(self, check_id: str, findings: Sequence[Finding]) -> list[str]:
+        """By the findings of a block: failures and warnings line by line, three or more unknowns in one line."""
+        subjects = {finding.subject for finding in findings}
+        if findings[0].status is Status.FAIL:
+            joint, gpus = self._faults.get((check_id, None), {}), {subject.gpu for subject in subjects}
+            own = {place: fault for place, fault in joint.items() if gpus.issuperset(fault.gpus)}
+            for subject in subjects:
+                own |= self._faults.get((check_id, subject), {})
+            lines = list(dict.fromkeys(line for _, fault in sorted(own.items()) for line in fault.explains))
+        else:
+            gpus = {gpu for subject in subjects for gpu in _gpus(subject)}
+            others = {} if gpus else self._others.get(check_id, {})
+            for gpu in (*gpus, None):
+                others = others | self._near.get((check_id, gpu), {})
+            lines = [line for _, line in sorted(others.items())]
+        blind = list(dict.fromkeys(line.split()[0] for line in lines if line.split()[1] == "unknown:"))
+        if len(blind) < 3:
+            return lines
+        seen = [line for line in lines if line.split()[1] != "unknown:"]
+        return [*seen, f"{len(blind)} checks that got no answer: {', '.join(blind)}"]
+
+
+def _gpus(subject: Subject) -> tuple[int, ...]:
+    return subject.gpus or (() if subject.gpu is None else (subject.gpu,))
 
 
 def expected_words(expected: Expected) -> str:

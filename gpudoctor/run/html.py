@@ -51,7 +51,7 @@ def render_html(report: RunReport) -> str:
         banners=(("ERROR", report.error, "loud"),) if report.error else (),
         do=section("What to do", advice_cards((each.id, (as_finding(each),)) for each in problems), "do"),
         evidence=(
-            *section("Findings", (finding_card(each.id, "", (as_finding(each),)) for each in problems), "findings"),
+            *section("Findings", (finding_card(each.id, (as_finding(each),)) for each in problems), "findings"),
             *section(
                 "Where the ranks stood", (Preformatted("\n".join(of_stall(each))) for each in report.stalls), "stalls"
             ),

@@ -9,7 +9,7 @@ from gpudoctor.statements.forms import Reading, form_of, is_no_news
 from gpudoctor.statements.model import Statement
 from gpudoctor.statements.prefixes import Origin
 
-_MOST_TEXT = 4096
+MOST_TEXT = 4096
 
 
 def statement_of(number: int, origin: Origin, text: str) -> Statement | None:
@@ -26,7 +26,7 @@ def statement_of(number: int, origin: Origin, text: str) -> Statement | None:
     reading = form_of(text, level)
     known = find_label(text)
     if reading is None and known is not None and not is_no_news(text[: known[1]], level):
-        reading = Reading("sentence", "error", text.strip()[:_MOST_TEXT])
+        reading = Reading("sentence", "error", text.strip()[:MOST_TEXT])
     if reading is None:
         return None
     named = about(reading.message)

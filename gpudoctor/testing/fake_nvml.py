@@ -113,8 +113,8 @@ class FakeNvml:
     def install(self) -> FakeNvml:
         """Replace pynvml's module-level functions until `uninstall`, for every caller in this process.
 
-        While installed, calls before nvmlInit raise NVMLError_Uninitialized, as in the library. It does not
-        reach names that were imported from pynvml before (`from pynvml import nvmlInit`) or child processes.
+        While installed, calls before nvmlInit raise NVMLError_Uninitialized, as in the library. Names that were
+        imported from pynvml before (`from pynvml import *`) are answered too; child processes are not.
         """
         if self._restore is None:
             self._sessions = 0
@@ -144,10 +144,13 @@ class FakeNvml:
     def function(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         """The replacement for this function of pynvml; takes its arguments by position or by name."""
 
+        parameters = signature(real)  # before the real function calls this one
+
         @wraps(real)  # `unwrap` finds the real function if one fake is installed over another
         def asked(*args: Any, **named: Any) -> Any:
-            return self._call(name, signature(real).bind(*args, **named).args if named else args)
+            return self._call(name, parameters.bind(*args, **named).args if named else args)
 
+        asked.__signature__ = parameters  # type: ignore[attr-defined]
         return asked
 
     def _call(self, name: str, args: tuple[Any, ...]) -> Any:

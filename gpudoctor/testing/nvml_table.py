@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from gpudoctor.facts.captures.facts_file import NOT_IN_FILE
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.lazy import lazy_pattern
 
@@ -18,8 +19,8 @@ SYSTEM = -1
 NEVER = -1  # as a return code: the call does not return
 UNKNOWN = 999
 
-# values absent from a capture are denied, not unsupported: "links were not read" must not become "has no NVLinks"
-_CODES = {"unsupported": 3, "absent": 4, "denied": 4}
+# a value that the facts lack is not supported, as by a GPU without it
+_CODES = {"unsupported": 3, "absent": 3, "not_asked": 3, "denied": 4}
 _CODE_AT_END = lazy_pattern(r"\(([0-9]{1,3})\)$")
 # for a failed leaf without a code; not 999, which would condemn the whole GPU
 _TIMEOUT = 10
@@ -29,6 +30,8 @@ _LONGEST_WAIT_MS = 86_400_000
 
 def code_of(why: Missing) -> int:
     """NVML's return code for a leaf that is Missing: the one in its reason, as in "GPU is lost (15)"."""
+    if why == NOT_IN_FILE:
+        return _CODES["absent"]
     return _CODES.get(why.kind) or code_named(why.reason) or _TIMEOUT
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from inspect import isfunction, unwrap
-from types import SimpleNamespace
+from types import CodeType, SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -16,7 +16,7 @@ import pynvml
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node, short_bus_id
 from gpudoctor.facts.nvml import codes as words
-from gpudoctor.testing.nvml_table import SYSTEM, NvmlTable, TableRow, code_named, handle_name
+from gpudoctor.testing.nvml_table import SYSTEM, NvmlTable, TableRow, code_of, handle_name
 from gpudoctor.testing.table_gpu import UNKNOWN_BYTES
 from gpudoctor.testing.table_links import ALL_LINKS, FIELD_VALUES
 from gpudoctor.testing.table_node import MIG_IDS, add_node, version_of_driver
@@ -56,8 +56,6 @@ _NOT_ON_EVERY_NODE = frozenset(
         "nvmlDeviceGetMaxMigDeviceCount",
     }
 )
-# NVML's return codes for leaves that are Missing; absent values are reported as not supported
-_CODES = {"unsupported": 3, "absent": 3, "denied": 4, "failed": 999}
 # the return codes of a lookup that finds nothing; for all other functions it is _NOT_SUPPORTED
 _ERROR_WITHOUT_ROW = {
     "nvmlDeviceGetHandleByIndex": 2,
@@ -70,6 +68,7 @@ _SENT, _RECEIVED = 138, 139  # field ids: what the NVLinks carried
 _PROCESS_VALUES = 4
 _BINDING_PROCESS = struct.Struct("I4xQII")
 # pynvml's functions that look up a function of the library, and load the library
+_REDIRECTED = "<pynvml, answered by gpudoctor's fake>"
 _POINTER, _LIBRARY = "_nvmlGetFunctionPointer", "_LoadNvmlLibrary"
 
 
@@ -143,7 +142,7 @@ class NvmlAnswers:
         row = self._table.find(function, *places) or self._table.find("*", places[0])
         if row is None:
             raise pynvml.NVMLError(_ERROR_WITHOUT_ROW.get(function, _NOT_SUPPORTED))
-        code = row.code if row.missing is None else _code_of(row.missing)
+        code = row.code if row.missing is None else code_of(row.missing)
         if code:
             raise pynvml.NVMLError(code)
         return row
@@ -260,22 +259,16 @@ def _plain(value: Any) -> int | str:
     return value.rstrip(b"\0").decode() if isinstance(value, bytes) else int(value)
 
 
-def _code_of(leaf: Missing) -> int:
-    """The return code for a Missing leaf: the one in its reason if it failed, else the one for its kind."""
-    code = code_named(leaf.reason) if leaf.kind == "failed" else 0
-    if code in words.ERROR_WORDS and code and words.missing_for(code, "").kind == "failed":
-        return code
-    return _CODES[leaf.kind]
-
-
 def replace_functions(
     replacement: Callable[[str, Callable[..., Any]], Callable[..., Any]], unknown: set[str]
 ) -> Callable[[], None]:
     """Put `replacement(name, real)` in place of pynvml's functions; return a function that restores them.
 
     Replaces every function that calls the library directly. Those that only call others
-    (nvmlDeviceGetPciInfo) are left and so call the replaced ones. `unknown` gets the names that are looked up in the
-    library by anything else, which sees an old one without that function.
+    (nvmlDeviceGetPciInfo) are left and so call the replaced ones. Names that others imported before
+    (`from pynvml import *`) are the real functions: until restored, these call the replacements.
+    `unknown` gets the names that are looked up in the library by anything else, which sees an old one without that
+    function.
     """
     # collected before anything is replaced: an older binding may lack a name
     own = {name: real for name, real in vars(pynvml).items() if _calls_library(name, real)}
@@ -287,12 +280,38 @@ def replace_functions(
 
     fakes |= {_POINTER: pointer, _LIBRARY: lambda: None}
     before = {name: getattr(pynvml, name) for name in fakes}
+    redirected = [(real, *_redirect(name, real)) for name, real in _plain_functions(own)]
     vars(pynvml).update(fakes)
-    return lambda: vars(pynvml).update(before)
+
+    def restore() -> None:
+        vars(pynvml).update(before)
+        for real, code, defaults in redirected:
+            real.__code__, real.__defaults__ = code, defaults
+
+    return restore
+
+
+def _plain_functions(own: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The functions themselves, without decorators; not those of a fake that is installed already."""
+    for name, real in own.items():
+        function = unwrap(real)
+        code = function.__code__
+        if code.co_filename != _REDIRECTED and not code.co_freevars and function.__globals__ is vars(pynvml):
+            yield name, function
+
+
+def _redirect(name: str, real: Any) -> tuple[CodeType, tuple[Any, ...] | None]:
+    """Have the function call whatever has its name in pynvml; return its code and defaults."""
+    made: dict[str, Any] = {}
+    exec(compile(f"def {name}(*a, **b): return globals()[{name!r}](*a, **b)", _REDIRECTED, "exec"), made)
+    before = real.__code__, real.__defaults__
+    real.__code__, real.__defaults__ = made[name].__code__, None
+    return before
 
 
 def _calls_library(name: str, real: Any) -> bool:
     if not name.startswith("nvml") or not isfunction(real):
         return False
     # nvmlInit calls another function, but faults and call counts use this name
-    return name == "nvmlInit" or _POINTER in unwrap(real).__code__.co_names
+    code = unwrap(real).__code__
+    return name == "nvmlInit" or _POINTER in code.co_names or code.co_filename == _REDIRECTED

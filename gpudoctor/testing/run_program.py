@@ -27,7 +27,9 @@ from gpudoctor.process.die_with_parent import die_with_parent
 from gpudoctor.process.ending import ENDING_SIGNALS
 from gpudoctor.process.forked import ForkedProcess
 from gpudoctor.process.private_folder import make_private_folder, why_replaceable
+from gpudoctor.process.signals import signals_postponed
 from gpudoctor.process.spawn import Child
+from gpudoctor.process.temporary_folder import temporary_folder
 from gpudoctor.testing.table_node import answers_of, branch_of
 from gpudoctor.text.output import printable, say
 
@@ -82,7 +84,7 @@ def run_program(request: FakeDriverRequest) -> int:
 @contextmanager
 def _private_folder() -> Iterator[Path]:
     """A folder that is removed with this process, even if that is killed: a forked process waits for its end."""
-    with tempfile.TemporaryDirectory(prefix="gpudoctor-fake-driver-") as name:
+    with temporary_folder("gpudoctor-fake-driver-") as folder:
         life, own_end = os.pipe()
 
         def remove_it_then() -> None:
@@ -93,14 +95,14 @@ def _private_folder() -> Iterator[Path]:
                 with suppress(OSError):
                     os.close(descriptor)
             os.read(life, 1)  # nothing is written
-            shutil.rmtree(name, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
 
         try:
             guardian = ForkedProcess(remove_it_then, new_group=True)
         finally:
             os.close(life)
         try:
-            yield Path(name)
+            yield folder
         finally:
             os.close(own_end)
             guardian.send(signal.SIGCONT)  # somebody may have stopped it
@@ -175,7 +177,7 @@ def library_folder(branch: int, private: Path, environ: Mapping[str, str]) -> Pa
     Raise UserError if there is no compiler, or if it cannot build the library.
     """
     compiler = find_compiler(environ)
-    key = _key(compiler, branch)
+    key, content = _key(compiler, branch), b""
     for folder in (*_cache(environ), private):
         library = folder / "fake-driver" / key / LIBRARY
         try:
@@ -186,21 +188,25 @@ def library_folder(branch: int, private: Path, environ: Mapping[str, str]) -> Pa
                 continue
             if library.is_file():
                 return library.parent
-            number, made = tempfile.mkstemp(dir=library.parent, prefix=".build-")
+            content = content or _compiled(compiler, branch, private)
+            _put(library, content)
         except OSError:  # does not exist, read-only, full: try the next one
             continue
+        return library.parent
+    raise UserError(f"the library of the fake driver can be written nowhere: neither in the cache nor in {private}")
+
+
+def _put(library: Path, content: bytes) -> None:
+    with signals_postponed():
+        number, made = tempfile.mkstemp(dir=library.parent, prefix=".build-")
         os.close(number)
         try:
-            Path(made).write_bytes(_compiled(compiler, branch, private))
+            Path(made).write_bytes(content)
             Path(made).chmod(0o644)  # the linker's mode depends on the umask
             # concurrent builds replace the same library atomically
             os.replace(made, library)  # noqa: PTH105 - a name, not a Path
-        except OSError:
-            continue
         finally:
             Path(made).unlink(missing_ok=True)
-        return library.parent
-    raise UserError(f"the library of the fake driver can be written nowhere: neither in the cache nor in {private}")
 
 
 def find_compiler(environ: Mapping[str, str]) -> tuple[str, ...]:

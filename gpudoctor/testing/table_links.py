@@ -8,7 +8,7 @@ from typing import Any
 from gpudoctor.facts.model.gpu import Fabric, Gpu, NvLink
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.nvml import codes as words
-from gpudoctor.testing.nvml_table import NvmlTable, number_of, thousandths
+from gpudoctor.testing.nvml_table import NvmlTable, code_of, number_of, thousandths
 from gpudoctor.testing.table_gpu import PCI_INFO, pci_info, version_of
 
 FIELD_VALUES = "nvmlDeviceGetFieldValues"
@@ -95,8 +95,9 @@ def _device_fields(gpu: Gpu, driver: tuple[int, ...]) -> dict[int, Any]:
 
 def _link_counts(gpu: Gpu) -> dict[int, Any]:
     if isinstance(gpu.nvlinks, Missing):
-        # a GPU without links counts none
-        count: Any = 0 if gpu.nvlinks.kind == "unsupported" else gpu.nvlinks
+        # a GPU without links counts none; links that were not read must not become that
+        unread = Missing(gpu.nvlinks.reason, "denied")
+        count: Any = 0 if gpu.nvlinks.kind == "unsupported" else unread if code_of(gpu.nvlinks) == 3 else gpu.nvlinks
         return {91: count, 147: count}
     to_switch = sum(link.remote_kind == "switch" and link.is_up for link in gpu.nvlinks)
     return {91: len(gpu.nvlinks), 147: to_switch}

@@ -13,7 +13,11 @@ from gpudoctor.process.signals import InterruptedBySignal
 
 
 class ClosedStdoutError(UserError):
-    """stdout is closed, a broken pipe, or a file on a full disk."""
+    """stdout is closed, a broken pipe, or a file on a full disk. `reader_left`: as `head` does when it has enough."""
+
+    def __init__(self, message: str, *, reader_left: bool = False) -> None:
+        super().__init__(message)
+        self.reader_left = reader_left
 
 
 def say(message: str) -> None:
@@ -48,7 +52,8 @@ def write_stdout(text: str | bytes) -> None:
     except (OSError, ValueError) as error:
         silence(1)
         why = getattr(error, "strerror", None) or error
-        raise ClosedStdoutError(f"stdout could not take the output ({why})") from None
+        left = isinstance(error, BrokenPipeError)
+        raise ClosedStdoutError(f"stdout could not take the output ({why})", reader_left=left) from None
     except InterruptedBySignal:
         silence(1)
         raise

@@ -41,6 +41,13 @@ with lazy_imports():
     from gpudoctor.tui import screens
 
 
+class EmptyTab(TabPane):
+    """A tab that is blank until its pane is mounted; textual would show its id."""
+
+    def render(self) -> str:
+        return ""
+
+
 class Doctor(App[int]):
     """The live view. `feed` yields stream lines, `checker` runs checks, `clock` returns Unix time.
     `live_runs` reads the trainings that go on under `gpudoctor run`.
@@ -98,7 +105,7 @@ class Doctor(App[int]):
         yield AlertLine()
         with TabbedContent(id="tabs"):
             for number, (name, title) in enumerate(TABS, 1):
-                yield TabPane(f"{number} {title}", id=name)
+                yield EmptyTab(f"{number} {title}", id=name)
         yield TimeSlider()
         yield KeyLine(compact=True, show_command_palette=False)
 
@@ -253,6 +260,9 @@ class Doctor(App[int]):
 
     def action_run_all(self) -> None:
         self.runs.want((), self.state.level)
+
+    def action_page(self) -> None:
+        self._in_checks(CheckList.action_page)
 
     def action_level(self) -> None:
         self.runs.choose_level()

@@ -21,24 +21,26 @@ if TYPE_CHECKING:
 # only for a recording
 PLAYBACK_ACTIONS = ("pause", "faster", "seek")
 # disabled while a modal screen is open
-MAIN_ACTIONS = ("help", "run_one", "run_all", "level", "problems", "filter", "save", "tab", *PLAYBACK_ACTIONS)
+MAIN_ACTIONS = ("help", "page", "run_one", "run_all", "level", "problems", "filter", "save", "tab", *PLAYBACK_ACTIONS)
 # what a read-only view does not offer
 REFUSED_ACTIONS = ("run_one", "run_all", "run_domain", "measure", "level", "save", "export", "compare")
 
 KEYS: tuple[BindingType, ...] = (
     Binding("q", "quit", "Quit"),
     Binding("ctrl+q", "quit", "Quit", show=False, priority=True),  # Textual's own, with a text for the help screen
+    Binding("ctrl+c", "quit", "Quit", show=False, priority=True),
     Binding("question_mark", "help", "Help", key_display="?"),
     Binding("c", "cancel", "Cancel", tooltip="End the check that runs, with what it has learnt"),
     Binding("space", "pause", "Pause", tooltip="Pause the recording, or go on"),
     Binding("r", "run_one", "Check", tooltip="Run the chosen check again"),
+    Binding("e", "page", "Explain", tooltip="The page of the chosen check"),
     Binding("R", "run_all", "All", tooltip="Run all checks, as deep as last chosen (quick at first)"),
     Binding("l", "level", "Level", tooltip="Choose a level and run all checks at it"),
     Binding("f", "problems", "Problems", tooltip="Only problems in the check list, or all again"),
     Binding("slash", "filter", "Filter", key_display="/", tooltip="Filter the check list"),
     Binding("s", "save", "Save", tooltip="Save the report as JSON or HTML"),
     Binding("t", "theme", "Theme", tooltip="Next theme: dark, light, colour-blind"),
-    Binding("x", "export", "Export", tooltip="Export the screen as SVG into the working directory"),
+    Binding("x", "export", "Export", show=False, tooltip="Export the screen as SVG into the working directory"),
     *(
         Binding(str(n), f"tab('{name}')", title, show=False, tooltip=f"Turn to {title}")
         for n, (name, title) in enumerate(TABS, 1)

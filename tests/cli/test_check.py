@@ -223,6 +223,23 @@ def test_other_formats_come_on_stdout_or_in_a_file(form: str, gpudoctor: Gpudoct
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_setting_of_this_shell_that_is_tried_on_a_simulated_node_is_named(
+    gpudoctor: Gpudoctor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
+    report = gpudoctor("check", "env", "--node", "hgx-h100-8")
+    assert report.code == 1
+    assert "Note: tried on it, from this shell: NCCL_P2P_DISABLE\n" in report.out
+
+
+def test_next_names_every_fault(gpudoctor: Gpudoctor) -> None:
+    faults = ("--fault", "pcie-width-x8@1", "--fault", "gpu-lost@3")
+    out = gpudoctor("check", "--level", "quick", "--node", "hgx-h100-8", *faults).out
+    following = out.partition("Next:\n")[2].splitlines()
+    assert following[:2] == ["  gpudoctor explain gpu.lost", "  gpudoctor explain pcie.link-width"]
+    assert following[2].startswith("  gpudoctor check gpu pcie -v --level quick --node hgx-h100-8")
+
+
 def test_list_explain_nodes_and_schema(gpudoctor: Gpudoctor) -> None:
     listed = gpudoctor("list")
     assert "pcie.link-width" in listed.out
@@ -230,7 +247,9 @@ def test_list_explain_nodes_and_schema(gpudoctor: Gpudoctor) -> None:
     assert "\nFalse alarms\n" in gpudoctor("explain", "pcie.link-width").out
     nodes = gpudoctor("nodes").out
     assert "hgx-h100-8" in nodes
-    assert "pcie-width-x8" in nodes
+    assert "  pcie      pcie-width-x8, pcie-width-x4, " in nodes
+    assert len(nodes.splitlines()) < 130
+    assert "  pcie-width-x8  pcie.link-width  The link trained at 8 of 16 lanes\n" in gpudoctor("nodes", "trained").out
     for kind in ("report", "facts", "config", "cluster", "fleet", "comparison", "plan", "diagnosis"):
         assert gpudoctor("schema", kind).json["$defs"]
 

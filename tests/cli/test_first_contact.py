@@ -35,6 +35,8 @@ def test_without_a_command_it_shows_them_by_what_they_are_for(
         (("check", "--lvel", "quick"), "unrecognized arguments: --lvel; did you mean --level?"),
         (("schema", "fact"), "did you mean facts?"),
         (("cluster", "reprt", "x"), "did you mean report?; see: gpudoctor cluster --help"),
+        (("explain", "pcei"), "nothing is called 'pcei'; did you mean pcie?"),
+        (("explain", "2"), "nothing is called '2'; NVIDIA's catalogue has no Xid of this number"),
         (("explain", "rank_hng"), "nothing is called 'rank_hng'; did you mean rank_hung?"),
         (
             ("nodes", "no-such-thing"),
@@ -74,12 +76,27 @@ def test_help_of_a_command_is_that_command_s(gpudoctor: Gpudoctor) -> None:
         ("Xid 31", "no fault of the node: a program did it"),
         ("retimer", "pcie.upstream: Every link above the GPUs"),
         ("shm", "shm_too_small"),
+        ("lora", "the frozen weights take 2 bytes a parameter"),
+        ("pcie", "pcie.link-width: Every GPU uses all of its PCIe lanes"),
+        ("nccl timeouts", "diagnose.nccl-timeout: A collective timed out"),
+        ("nccl slow", "env.nccl: No NCCL or launcher setting slows training down"),
+        ("cuda out of memory", "cuda_oom: GPU memory ran out"),
     ],
 )
 def test_whatever_gpudoctor_prints_can_be_looked_up(name: str, expected: str, gpudoctor: Gpudoctor) -> None:
     page = gpudoctor("explain", *name.split())
     assert page.code == 0
     assert expected in " ".join(page.out.split())
+
+
+def test_a_search_takes_whole_words_and_titles_come_first(gpudoctor: Gpudoctor) -> None:
+    ecc = gpudoctor("explain", "ecc").out.splitlines()
+    assert ecc[2].lstrip(" •").startswith("gpu.ecc: ")
+    hang = gpudoctor("explain", "hang").out
+    assert "rank_hung: " in hang
+    assert "gpu.identical" not in hang  # "change" has the same letters
+    assert "0x8" not in gpudoctor("explain", "x8").out
+    assert len(gpudoctor("explain", "pcie").out.splitlines()) < 15
 
 
 def test_a_page_is_text_not_markdown(gpudoctor: Gpudoctor, monkeypatch: pytest.MonkeyPatch) -> None:

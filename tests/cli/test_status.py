@@ -38,6 +38,14 @@ def test_one_line_a_gpu_with_the_fault_and_the_verdict_of_check(gpudoctor: Gpudo
     assert status.out.splitlines()[-1] == "FAIL  not fit to train on"
 
 
+def test_a_warning_has_its_values_and_long_lines_wrap(gpudoctor: Gpudoctor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    lines = gpudoctor("status", "--node", "hgx-h100-8", "--fault", "hot-gpu@2").out.splitlines()
+    assert "  warn: GPU 2: 50 C, 20 C hotter than its peers at equal" in lines
+    assert "    load (gpu.temperature)" in lines
+    assert max(map(len, lines)) <= 60
+
+
 def test_old_readings_of_a_lost_gpu_are_not_shown(gpudoctor: Gpudoctor) -> None:
     status = gpudoctor("status", "--node", "lifetime-counters", "--fault", "gpu-lost@3")
     gpus = rows(status.out)
@@ -72,16 +80,29 @@ def test_json_is_the_report_with_its_facts(gpudoctor: Gpudoctor) -> None:
     assert len(report["facts"]["gpus"]) == len(report["gpus"]) == 1
 
 
-def test_watch_looks_again_until_ctrl_c() -> None:
+# a session of its own, with the terminal in front
+_IN_FRONT = """
+import fcntl, os, sys, termios
+os.setsid()
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.executable, [sys.executable, "-m", "gpudoctor", *sys.argv[1:]])
+"""
+
+
+@pytest.mark.parametrize("leave", ["signal", "key"])
+def test_watch_looks_again_until_ctrl_c_or_q(leave: str) -> None:
     parent, child = pty.openpty()
-    command = [sys.executable, "-m", "gpudoctor", "status", "--node", "gh200-1", "--watch", "0.5"]
+    command = [sys.executable, "-c", _IN_FRONT, "status", "--node", "gh200-1", "--watch", "0.5"]
     environ = {"PATH": "/usr/bin:/bin", "TERM": "xterm", "COLUMNS": "80"}
     process = subprocess.Popen(command, stdin=child, stdout=child, stderr=subprocess.PIPE, env=environ)
     os.close(child)
     output = b""
     while output.count(b"no GPU was put under load") < 2:
         output += os.read(parent, 65536)
-    process.send_signal(signal.SIGINT)
+    if leave == "key":
+        os.write(parent, b"q")
+    else:
+        process.send_signal(signal.SIGINT)
     try:
         while os.read(parent, 65536):
             pass
@@ -91,6 +112,7 @@ def test_watch_looks_again_until_ctrl_c() -> None:
     _, errors = process.communicate()
     assert (process.returncode, errors) == (0, b"")
     assert output.count(b"\x1b[H\x1b[2J") >= 2
+    assert output.count(b", every 0.5 s; q or Ctrl-C leaves") >= 2
 
 
 def test_the_document_of_an_error_is_json(gpudoctor: Gpudoctor) -> None:

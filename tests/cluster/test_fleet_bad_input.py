@@ -40,6 +40,7 @@ def test_each_broken_or_foreign_file_is_named_with_the_reason(gpudoctor: Gpudoct
     fleet(tmp_path, 2, figures=False)
     whole = json.dumps(report("node7"))
     (tmp_path / "half.json").write_text(whole[: len(whole) // 2])
+    (tmp_path / "half-name.json").write_text(whole.replace("node7", "\\udcff")[: len(whole) // 2])
     (tmp_path / "empty.json").write_text("")
     (tmp_path / "types.json").write_text(whole.replace('"verdict": "pass"', '"verdict": 7'))
     (tmp_path / "later.json").write_text(whole.replace("gpudoctor.report/1", "gpudoctor.report/2"))
@@ -54,6 +55,7 @@ def test_each_broken_or_foreign_file_is_named_with_the_reason(gpudoctor: Gpudoct
     broken, foreign = refused(outcome.json, "broken"), refused(outcome.json, "foreign")
     assert broken.keys() == {
         "half.json",
+        "half-name.json",
         "empty.json",
         "types.json",
         "later.json",
@@ -62,6 +64,7 @@ def test_each_broken_or_foreign_file_is_named_with_the_reason(gpudoctor: Gpudoct
         "deep2.json",
     }
     assert "cut off" in broken["half.json"]
+    assert "cut off" in broken["half-name.json"]
     assert "cut off" in broken["half.json.gz"]
     assert "empty" in broken["empty.json"]
     assert "$.verdict" in broken["types.json"]
@@ -69,7 +72,7 @@ def test_each_broken_or_foreign_file_is_named_with_the_reason(gpudoctor: Gpudoct
     assert foreign.keys() == {"other.json", "list.json", "words.jsonl"}
     assert outcome.json["reading"]["others"] == 1
     # what cannot be read is of a node that nobody knows: no false OK
-    assert (outcome.code, outcome.json["counts"]["unread"]) == (3, 7)
+    assert (outcome.code, outcome.json["counts"]["unread"]) == (3, 8)
 
 
 def test_foreign_files_alone_do_not_make_a_fleet_unknown(gpudoctor: Gpudoctor, tmp_path: Path) -> None:

@@ -64,6 +64,37 @@ def test_another_command_or_time_is_another_training(
     ]
 
 
+def test_two_nodes_that_each_train_alone_with_one_command_are_two_trainings(
+    tmp_path: Path, gpudoctor: Gpudoctor
+) -> None:
+    node_report(tmp_path, "a", rank(0), rank(1))
+    node_report(tmp_path, "b", rank(0), rank(1))
+    node_report(tmp_path, "c", rank(2), rank(3))
+    node_report(tmp_path, "d", rank(4), rank(5))
+    runs = gpudoctor("cluster", "report", "--json", str(tmp_path)).json["runs"]
+    assert [(run["hosts"], run["ranks"]) for run in runs] == [(["a", "c", "d"], 6), (["b"], 2)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"schema": "gpudoctor.run/2"}, "another version"),
+        ({"verdict": "fail"}, "its verdict is fail, and its findings say pass"),
+        ({"ranks": (rank_report(rank(2), "b"), rank_report(rank(2), "b"))}, "a rank is in it twice"),
+        ({"world_size": "many"}, "damaged: Expected `int | null`"),
+    ],
+)
+def test_a_report_that_cannot_be_used_is_unread_and_no_pass(
+    tmp_path: Path, gpudoctor: Gpudoctor, changes: dict[str, Any], why: str
+) -> None:
+    node_report(tmp_path, "a", rank(0), rank(1))
+    node_report(tmp_path, "b", rank(2), rank(3), **changes)
+    outcome = gpudoctor("cluster", "report", "--json", str(tmp_path))
+    assert (outcome.json["verdict"], outcome.code) == ("unknown", 3)
+    (broken,) = outcome.json["reading"]["broken"]
+    assert why in broken["why"]
+
+
 def test_what_one_node_reports_of_its_own_stays(tmp_path: Path, gpudoctor: Gpudoctor) -> None:
     node_report(tmp_path, "a", rank(0), rank(1, bad_loss=3))
     node_report(tmp_path, "b", rank(2), rank(3))

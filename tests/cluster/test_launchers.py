@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpudoctor.cli.commands.cluster import request_of
+from gpudoctor.cli.commands.cluster_check import request_of
 from gpudoctor.cli.parsing import parsed
 from gpudoctor.cluster.check import launcher_commands
 from gpudoctor.cluster.check.launcher_commands import chosen_launcher, launch_with

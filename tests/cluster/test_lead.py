@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpudoctor.cli.commands.cluster import request_of, write_report
+from gpudoctor.cli.commands.cluster_check import request_of, write_report
 from gpudoctor.cli.parsing import parsed
 from gpudoctor.cluster.check.coordinator import Coordinator, file_name
 from gpudoctor.cluster.check.hub import Hub

@@ -311,6 +311,16 @@ def test_parts_of_a_file_are_the_file(tmp_path: Path) -> None:
         assert all(lines[number] == line for number, line in found)
 
 
+def test_of_very_short_lines_the_first_and_last_are_read_and_all_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "job.log"
+    lines = 200_000
+    path.write_bytes(b"x\n" * lines)
+    hits, count = hits_of_part(str(path), 0, 2 * lines, 2 * lines)
+    numbers = [number for number, _ in hits]
+    assert count == lines
+    assert numbers == [*range(10_000), *range(lines - 10_000, lines)]
+
+
 def test_a_pipe_loses_nothing(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.write(writer, FAILURE.encode())

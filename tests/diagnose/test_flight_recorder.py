@@ -144,6 +144,7 @@ def test_a_hostile_dump_is_one_line_and_the_rest_is_used(tmp_path: Path) -> None
         b'{"entries": [' + b"[" * 100_000,
         b'{"entries": [{"process_group": 7}]}',
         b'{"entries": 5}',
+        b'{"entries": [' + b"[]," * 2_000_000 + b"[]]}",
         pickle.dumps({"entries": [], "pg_config": {"0": {"ranks": "[0, 1"}}, "pg_status": {"x": {}}}),
         pickle.dumps(10**5000),
     ],

@@ -44,7 +44,7 @@ ABSENT_IN_470 = (
     "nvmlSystemGetConfComputeState",
 )
 LAST_FIELD_IN_470 = 160
-ASKED_NOT = Missing("not asked: the link leads to a switch")
+ASKED_NOT = Missing("not asked: the link leads to a switch", "not_asked")
 
 
 def make_gpu(index: int, links: int = 18) -> Gpu:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpudoctor.facts.captures import ABSENT
+from gpudoctor.facts.captures.directory import node_from_directory
 from gpudoctor.facts.captures.host.cpu_and_memory import parse_df, parse_free, parse_meminfo
 from gpudoctor.facts.captures.source import SourceError, load_source
 from gpudoctor.facts.model.missing import Missing, known
@@ -326,6 +327,17 @@ def test_a_directory_without_a_dump_or_with_too_many_files_is_refused(tmp_path: 
         (tmp_path / str(number)).touch()
     with pytest.raises(SourceError, match="1001 files"):
         node_of(tmp_path)
+
+
+def test_a_directory_honours_the_deadline_and_shows_where_it_is(tmp_path: Path) -> None:
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text("1\n2\n")
+    lines: list[str] = []
+    with pytest.raises(SourceError, match="0 of 2 files of this directory were read within --deadline 0"):
+        node_from_directory(str(tmp_path), 0.0, lines.append)
+    with pytest.raises(SourceError, match="no dump in this directory"):
+        node_from_directory(str(tmp_path), 3600, lines.append)
+    assert lines[0] == "reading the directory: file 1 of 2, a.txt"
 
 
 def test_a_directory_in_which_no_dump_shows_gpus_is_refused(tmp_path: Path) -> None:

@@ -79,7 +79,10 @@ def test_facts_yaml_gives_the_same_node(write: Write) -> None:
 @pytest.mark.parametrize("kind", ["simulated", "capture"])
 def test_a_simulated_node_and_a_capture_stay_what_they_are_when_copied(write: Write, kind: str) -> None:
     source = msgspec.convert({"kind": kind, "name": "hgx-h100-8", "faults": ["f@1"]}, Source)
-    assert load_source(write(to_json(Node(source=source)))).node.source == source
+    path = write(to_json(Node(source=source)))
+    # an edited copy of a simulated node is no longer the node of that name
+    name = Path(path).name if kind == "simulated" else "hgx-h100-8"
+    assert load_source(path).node.source == msgspec.structs.replace(source, name=name)
 
 
 def report(**parts: object) -> str:
@@ -290,9 +293,16 @@ class Endless(io.RawIOBase):
 
 def test_an_endless_stdin_is_read_no_further_than_the_limit() -> None:
     stream = Endless()
-    with pytest.raises(SourceError, match="standard input: nothing recognised in its first 16 MiB"):
+    with pytest.raises(SourceError, match=r"standard input: nothing recognised in its first \d+ lines"):
         load_source("-", stdin=stream)  # type: ignore[arg-type]
     assert stream.taken < 20 * 1024 * 1024
+
+
+def test_millions_of_lines_of_which_none_is_recognised_are_refused_before_all_are_read() -> None:
+    stream = io.BytesIO(b"- x\n" * 2_000_000)
+    with pytest.raises(SourceError, match=r"nothing recognised in its first \d{6} lines"):
+        load_source("-", stdin=stream)
+    assert stream.tell() < 4_000_000
 
 
 def test_a_size_that_is_known_is_refused_after_the_head() -> None:

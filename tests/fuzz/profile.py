@@ -20,8 +20,8 @@ TOTAL = int(os.environ.get("GPUDOCTOR_FUZZ_INPUTS", "100000"))
 SHARES = {
     "xml": 40,
     "smi-text": 50,
-    "topology": 45,
-    "p2p": 45,
+    "topology": 35,
+    "p2p": 35,
     "nvlink": 45,
     "lspci": 50,
     "paste": 40,
@@ -33,6 +33,7 @@ SHARES = {
     "facts-yaml": 20,
     "report": 20,
     "base-report": 20,
+    "fleet": 20,
     "watch": 30,
     "bundle": 20,
     "config": 40,

@@ -13,6 +13,7 @@ import json
 import os
 from collections.abc import Iterator
 from functools import cache
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,32 @@ def test_a_capture_whose_lines_changed_places_is_no_pass(name: str, what: list[S
     ran("moves")
     report = judged(mutated(BROKEN[name], what))
     assert report is None or report.exit_code != 0
+
+
+FRAGMENT = b"""Clocks Throttle Reasons
+    Idle                              : Not Active
+    Applications Clocks Setting       : Not Active
+    SW Power Cap                      : Not Active
+    HW Slowdown                       : Active
+        HW Thermal Slowdown           : Not Active
+        HW Power Brake Slowdown       : Active
+
+Clocks
+    Graphics                          : 382 MHz
+    SM                                : 382 MHz
+    Memory                            : 877 MHz
+"""
+
+
+def test_a_fragment_of_which_two_lines_changed_places_is_no_pass() -> None:
+    lines = FRAGMENT.splitlines(keepends=True)
+    passing = []
+    for a, b in combinations(range(len(lines)), 2):
+        changed = list(lines)
+        changed[a], changed[b] = lines[b], lines[a]
+        report = judged(b"".join(changed))
+        passing += [(lines[a], lines[b])] if report is not None and report.exit_code == 0 else []
+    assert passing == []
 
 
 # What a list of events or settings lacks leaves no trace: a message of the kernel, a mount, a variable.

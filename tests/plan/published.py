@@ -7,7 +7,8 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from gpudoctor.plan.memory import ALLOCATOR_SHARE, PlanJob, RankSplit, memory_of
-from gpudoctor.plan.model_shape import ModelShape, shape_of_size
+from gpudoctor.plan.model_shape import ModelShape
+from gpudoctor.plan.model_sizes import shape_of_size
 from gpudoctor.plan.tensor_bytes import Kernels, Precision, Recompute
 from gpudoctor.text.units import GIB
 

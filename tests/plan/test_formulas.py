@@ -19,7 +19,7 @@ from gpudoctor.plan.memory import (
     sharded_states,
     stage_parameters,
 )
-from gpudoctor.plan.model_shape import shape_of_size
+from gpudoctor.plan.model_sizes import shape_of_size
 from gpudoctor.plan.rates import Rate
 from gpudoctor.plan.settings import batch_of, learning_rates
 from gpudoctor.plan.tensor_bytes import (

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from gpudoctor.plan.hf_config import shape_of_config
-from gpudoctor.plan.model_shape import PUBLISHED, ModelError, layers_of_stages, made_shape, shape_of_size
+from gpudoctor.plan.model_shape import ModelError, layers_of_stages
+from gpudoctor.plan.model_sizes import PUBLISHED, made_shape, shape_of_size
 
 # (config.json as published on Hugging Face, parameters of its safetensors)
 CONFIGS: list[tuple[dict[str, object], int]] = [

@@ -11,7 +11,7 @@ from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.plan import verification
 from gpudoctor.plan.memory import PlanJob, RankSplit, memory_of
 from gpudoctor.plan.model import Plan, PlanVerification, model_summary
-from gpudoctor.plan.model_shape import PUBLISHED, shape_of_size
+from gpudoctor.plan.model_sizes import PUBLISHED, shape_of_size
 from gpudoctor.plan.text_rows import verification_lines
 from gpudoctor.plan.verification import (
     CPU_SIZE,

@@ -21,6 +21,9 @@ from gpudoctor.report.model import Report, render_json, report_schema
 from gpudoctor.report.prometheus import render_prometheus
 from gpudoctor.report.text import render_text
 from gpudoctor.report.wording import block_rows
+from tests.cli.conftest import Gpudoctor, gpudoctor
+
+__all__ = ["gpudoctor"]
 
 HEALTHY = judge(load_node("hgx-h100-8"))
 BROKEN = judge(apply_faults(load_node("rtx4090-4"), ["pcie-width-x4@2"]))
@@ -201,3 +204,24 @@ def test_a_long_list_of_readings_is_cut_and_says_so() -> None:
     rows = [words for _, words in block_rows(findings[0], (), findings[1:])]
     assert rows[2:4] == ["driver = 570", "GPU 0: width of 0 = 8"]
     assert rows[-2:] == ["GPU 18: width of 18 = 8", "more = 13 readings (--format json)"]
+
+
+def test_each_fault_has_its_gpus_and_what_to_do(gpudoctor: Gpudoctor) -> None:
+    faults = ("pcie-width-x8@1", "pcie-width-x8@2")
+    report = gpudoctor("check", "--level", "quick", "--node", "hgx-h100-8", *(f"--fault={f}" for f in faults), "--json")
+    assert [fault["gpus"] for fault in report.json["faults"]] == [[1], [2]]
+    for fault in report.json["faults"]:
+        assert fault["status"] == "fail"
+        assert fault["likely"].startswith("the link trained at x8")
+        assert fault["advice"][1]["command"] == "gpudoctor check pcie"
+
+
+def test_the_reason_is_cut_between_words(gpudoctor: Gpudoctor) -> None:
+    report = gpudoctor("check", "--level", "quick", "--node", "hgx-h100-8", "--fault", "driver-hang@3", "--json").json
+    assert report["reason"].endswith("did not return...")
+    assert len(report["reason"]) <= 100
+
+
+def test_every_key_of_the_report_is_described(gpudoctor: Gpudoctor) -> None:
+    schema = json.loads(gpudoctor("schema", "report").out)
+    assert all(each.get("description") for each in schema["$defs"]["Report"]["properties"].values())

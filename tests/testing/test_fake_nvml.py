@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pynvml
 import pytest
@@ -40,6 +41,21 @@ def test_pynvml_is_restored_when_the_program_fails_and_fakes_nest() -> None:
         assert pynvml.nvmlDeviceGetCount() == 8
         raise ZeroDivisionError
     assert vars(pynvml) == before
+
+
+def test_names_that_were_imported_before_are_answered_too_and_are_real_again() -> None:
+    names: dict[str, Any] = {}
+    exec("from pynvml import *", names)
+    with FakeNvml("hgx-h100-8"), FakeNvml("rtx4090-4") as fake:
+        names["nvmlInit"]()
+        assert names["nvmlDeviceGetCount"]() == 4
+        handle = names["nvmlDeviceGetHandleByIndex"](index=2)
+        uuid = names["nvmlDeviceGetUUID"](handle)
+        assert uuid == fake.node.gpus[2].uuid
+        assert names["nvmlDeviceGetHandleByUUID"](uuid) == handle
+        assert names["nvmlDeviceGetMemoryInfo"](handle).total == pynvml.nvmlDeviceGetMemoryInfo(handle).total
+    with pytest.raises((pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_Uninitialized)):
+        names["nvmlDeviceGetCount"]()
 
 
 def test_installing_twice_is_installing_once() -> None:
@@ -110,6 +126,17 @@ def test_what_the_facts_do_not_hold_is_not_supported() -> None:
             pynvml.nvmlDeviceGetRemappedRows(handle)
         with pytest.raises(pynvml.NVMLError_NotSupported):
             pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_VIDEO)
+
+
+def test_what_a_facts_file_lacks_is_not_supported(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("schema: gpudoctor.facts/1\ngpus: [{index: 0, bus_id: '0000:18:00.0', name: NVIDIA L4}]\n...\n")
+    with FakeNvml(path):
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        assert pynvml.nvmlDeviceGetName(handle) == "NVIDIA L4"
+        with pytest.raises(pynvml.NVMLError_NotSupported):
+            pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)
 
 
 def test_a_program_that_forgets_nvml_init_is_told_so_as_by_the_library() -> None:

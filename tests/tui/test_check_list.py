@@ -162,6 +162,15 @@ def test_the_filter_looks_at_id_title_subject_and_status_and_f_leaves_problems_o
     in_app(body)
 
 
+def test_a_filter_looks_in_all_checks_also_if_only_problems_were_shown() -> None:
+    async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
+        await pilot.press("f", "slash", *"nvlink.links", "enter")
+        assert names(app) == ["nvlink", "nvlink.links"]
+        assert "filter: nvlink.links (escape: all)" in screen_text(app)
+
+    in_app(body)
+
+
 def test_before_the_first_report_nothing_is_called_ok() -> None:
     async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
         assert "nothing was checked yet" in screen_text(app)

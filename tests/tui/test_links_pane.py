@@ -44,6 +44,15 @@ def test_before_anything_is_measured_it_is_the_topology() -> None:
     assert row(text, "3")[:8] == ["NV18", "NV18", "NV18", "X", "NV18", "NV18", "NV18", "NV18"]
 
 
+def test_nothing_is_said_of_the_links_of_a_lost_gpu() -> None:
+    node = apply_faults(HGX, ["gpu-lost@6"])
+    text = text_of(LinksPane(), state_of(node))
+    assert row(text, "6")[:8] == ["?"] * 6 + ["X", "?"]
+    assert row(text, "0")[:8] == ["X", *["NV18"] * 5, "?", "NV18"]
+    assert "? of a lost GPU, not to be trusted" in text
+    assert "GPU 0 - GPU 6" not in text or "not known, GPU 6 is lost" in text
+
+
 def test_pcie_paths_stand_in_words_that_are_explained() -> None:
     node = load_source("rtx4090-8").node
     assert not isinstance(node.pairs, Missing)

@@ -240,6 +240,28 @@ def test_the_faulty_gpu_is_marked_and_its_finding_explained_at_every_size() -> N
     asyncio.run(body())
 
 
+def test_the_finding_is_that_of_the_selected_gpu_e_explains_and_ctrl_c_leaves() -> None:
+    async def body() -> None:
+        app = doctor(node_of("hgx-h100-8", "pcie-width-x8@5"))
+        async with app.run_test(size=(120, 36)) as pilot:
+            await until(pilot, lambda: "found     PCIe Gen5 x8" in screen_text(app))
+            app.query_one("#gpus").focus()
+            await pilot.press("down")
+            await until(pilot, lambda: "GPU 6: no problem found." in screen_text(app))
+            assert "found     PCIe Gen5 x8" not in screen_text(app)
+            await pilot.press("up")
+            await until(pilot, lambda: "found     PCIe Gen5 x8" in screen_text(app))
+            await pilot.press("e")
+            await until(pilot, lambda: len(app.screen_stack) == 2)
+            await pilot.press("q")
+            await until(pilot, lambda: len(app.screen_stack) == 1)
+            await pilot.press("ctrl+c")
+            await until(pilot, lambda: app._exit)
+        assert app.return_value == 0
+
+    asyncio.run(body())
+
+
 def test_sixteen_gpus_are_all_to_be_seen_at_80x24() -> None:
     async def body() -> None:
         node = sixteen()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
+from typing import Literal
 
 import msgspec
 
 from gpudoctor.checks.core.explains import PROBES, Explains
-from gpudoctor.checks.core.finding import PROBLEMS, WORST_FIRST, Finding, Status, worst
+from gpudoctor.checks.core.finding import PROBLEMS, WORST_FIRST, Advice, Finding, Status, worst
 from gpudoctor.checks.core.registry import registry
 from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.checks.core.subject import NODE, Subject
@@ -55,7 +56,8 @@ class Fault(msgspec.Struct, frozen=True):
     """A failed finding that nothing else explains, with one line for each finding that it explains.
 
     If every GPU of the node has the same finding with the same likely cause (a power brake of the chassis),
-    they form one fault: `gpus` then holds all their indices, and the subject is the node.
+    they form one fault, and the subject is the node. `gpus` are the indices of all GPUs that the fault is about;
+    `likely` and `advice` are those of the finding, of the first one if there are several.
     """
 
     check: str
@@ -63,6 +65,14 @@ class Fault(msgspec.Struct, frozen=True):
     headline: str
     explains: tuple[str, ...] = ()
     gpus: tuple[int, ...] = ()
+    status: Literal["fail"] = "fail"
+    likely: str | None = None
+    advice: tuple[Advice, ...] = ()
+
+    @property
+    def is_joint(self) -> bool:
+        """Whether several GPUs have it together."""
+        return self.subject.kind == "node" and bool(self.gpus)
 
 
 def explain(results: Iterable[CheckResult]) -> tuple[tuple[CheckResult, ...], tuple[Fault, ...]]:
@@ -90,13 +100,21 @@ def explain(results: Iterable[CheckResult]) -> tuple[tuple[CheckResult, ...], tu
     for check_id, finding in roots:
         group = groups[check_id, _alike(finding)]
         if len(group) < 2 or {f.subject.gpu for f in group} != everyone:
-            faults.append(Fault(check_id, finding.subject, headline(finding), lines[id(finding)]))
+            subject = finding.subject
+            about = subject.gpus or (() if subject.gpu is None else (subject.gpu,))
+            faults.append(_fault(check_id, subject, headline(finding), lines[id(finding)], about, finding))
         elif finding is group[0]:
             joint = dict.fromkeys(line for each in group for line in lines[id(each)])
             gpus = tuple(sorted(f.subject.gpu for f in group if f.subject.gpu is not None))
             text = f"all {len(gpus)} GPUs: {finding.found.text if finding.found else finding.reason}"
-            faults.append(Fault(check_id, NODE, text, tuple(joint), gpus))
+            faults.append(_fault(check_id, NODE, text, tuple(joint), gpus, finding))
     return explained, tuple(faults)
+
+
+def _fault(
+    check_id: str, subject: Subject, text: str, explains: tuple[str, ...], gpus: tuple[int, ...], of: Finding
+) -> Fault:
+    return Fault(check_id, subject, text, explains, gpus, likely=of.likely, advice=of.advice)
 
 
 def _alike(finding: Finding) -> object:

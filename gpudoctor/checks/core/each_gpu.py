@@ -110,11 +110,6 @@ def trusted(gpus: Iterable[Gpu]) -> tuple[list[Gpu], list[Finding]]:
     return [gpu for gpu, doubt in doubts if not doubt], [unknown(of_gpu(gpu), doubt) for gpu, doubt in doubts if doubt]
 
 
-def same_model(case: Case, gpu: Gpu) -> list[Gpu]:
-    """The other GPUs in scope that can be trusted and are known to be the same model."""
-    return [peer for peer in by_model(case).get(gpu.name, ()) if peer is not gpu]
-
-
 @once_a_case
 def by_model(case: Case) -> dict[str | Missing, list[Gpu]]:
     """The GPUs in scope that can be trusted and whose model is known, by model."""

@@ -24,8 +24,7 @@ _KIND = attrgetter(
 )
 _PORT_KIND = attrgetter("driver", "adapter", "link_layer", "virtual_function")
 _NO_GPU: Kind = ("",) * len(_KIND(Gpu(0, "")))
-# how the reason begins: an impossible number in a file; what gpudoctor itself chose not to ask, which explains the gap
-_IMPOSSIBLE, _NOT_ASKED = "not understood", "not asked"
+_IMPOSSIBLE = "not understood"  # how the reason of an impossible number in a file begins
 _ANY_GPU: Kind = (None,) * len(_NO_GPU)
 _READINGS = ("memory_total_mib", "memory_used_mib", "thermal.", "power.", "clocks.", "utilization.")
 # texts mention these only if they are so
@@ -53,13 +52,13 @@ def gaps_marked(node: Node) -> Node:
     """
     kinds = [tuple(known(value) for value in _KIND(gpu)) if _shows_readings(gpu) else _ANY_GPU for gpu in node.gpus]
     # one of the texts may be about a few GPUs only; readers mark what is lacking within a text
-    gpus = _marked(node.gpus, kinds, most=node.source.kind == "capture")
+    gpus = _marked(node.gpus, kinds, most=node.source.may_be_part)
     gpus = _lists_marked(gpus, kinds)
     pairs = node.pairs if isinstance(node.pairs, Missing) else _pairs_marked(node.pairs, node.gpus, kinds)
     network, ports = node.network, node.network.rdma_ports
     if not isinstance(ports, Missing):
         port_kinds = [tuple(known(value) for value in _PORT_KIND(port)) for port in ports]
-        network = replace(network, rdma_ports=_marked(ports, port_kinds, most=node.source.kind == "capture"))
+        network = replace(network, rdma_ports=_marked(ports, port_kinds, most=node.source.may_be_part))
     marked = replace(node, gpus=gpus, pairs=pairs, network=network)
     return node if marked == node else marked
 
@@ -153,8 +152,7 @@ def _lacking(fact: Fact) -> list[str]:
 def _is_gap(name: str, value: object) -> bool:
     if isinstance(value, Missing):
         # what a driver failed to read has checks of its own
-        unanswered = value.kind in ("absent", "unsupported") and not value.reason.startswith(_NOT_ASKED)
-        return unanswered or value.reason.startswith(_IMPOSSIBLE)
+        return value.kind in ("absent", "unsupported") or value.reason.startswith(_IMPOSSIBLE)
     return value == () and name in _OF_THE_BOARD
 
 

@@ -64,6 +64,7 @@ READING_ORDER: dict[str, tuple[str, ...]] = {
 }
 DOMAINS = tuple(READING_ORDER)
 GROUP = "gpudoctor.checks"
+_checks: dict[str, Check] = {}
 
 
 class Check(msgspec.Struct, frozen=True):
@@ -98,9 +99,6 @@ class Check(msgspec.Struct, frozen=True):
 
 class DuplicateCheckError(Exception):
     """Two checks register the same id: a defect of a check package, not a user error."""
-
-
-_checks: dict[str, Check] = {}
 
 
 def check(

@@ -41,9 +41,8 @@ def conflicts_marked(node: Node) -> Node:
     if count is not None and count < len(node.gpus):
         text = f"the driver counts {count} GPUs, but {len(node.gpus)} answered"
         driver = replace(driver, device_count=Missing(text, "failed"))
-    # a text may show a part of the bus only
     absent = [gpu for gpu in node.gpus if devices and gpu.bus_id not in devices]
-    if absent and answers and node.source.kind != "capture":
+    if absent and answers and not node.source.may_be_part:
         names = ", ".join(gpu.label for gpu in absent[:4])
         pci = replace(pci, nvidia_devices=Missing(f"without {names}, which the driver shows", "failed"))
     gpus = tuple(_marked(node, gpu) for gpu in node.gpus)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.explains import VIEWS, Explains
@@ -10,6 +10,7 @@ from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, f
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.driver.loaded import INIT_UNKNOWN, INIT_VERSION_MISMATCH, init_evidence
+from gpudoctor.facts.model.driver import ApiMismatch
 from gpudoctor.facts.model.missing import Missing, known
 
 _WITHOUT_AN_ANSWER = (INIT_VERSION_MISMATCH, INIT_UNKNOWN)
@@ -28,9 +29,7 @@ def version_match(case: Case) -> Iterator[Finding]:
     """Fail if NVML itself refuses with error 18, or if the two versions differ."""
     driver = case.node.driver
     module, library = known(driver.module_version), known(driver.library_version)
-    # any program may send the module a version: the log decides only if the library itself gave no result
-    answered = not isinstance(driver.init_code, Missing) and driver.init_code not in _WITHOUT_AN_ANSWER
-    refused = None if answered else case.node.kernel_log.api_mismatch
+    refused = _refused_by_module(case)
     if refused:
         module, library = module or known(refused.module), library or known(refused.library)
     evidence = (
@@ -55,16 +54,27 @@ def version_match(case: Case) -> Iterator[Finding]:
     elif module and library:
         yield ok(NODE, f"both {module}", None, *evidence)
     elif module and (on_disk := known(driver.disk_version)) and on_disk.strip() != module.strip():
-        yield warn(
-            NODE,
-            f"kernel module {module} is loaded, and {on_disk} lies on the disk",
-            Expected(f"both {module}", "==", module, source="the loaded module"),
-            *evidence,
-            Evidence("modinfo nvidia", on_disk),
-            likely="the driver package was updated since the module was loaded, the user library with it",
-            advice=["Drain the node and reboot it, or reload the module."],
-        )
+        yield _updated_on_disk(module, on_disk, evidence)
     elif isinstance(driver.module_version, Missing):
         yield unread(NODE, "kernel module version", driver.module_version)
     elif isinstance(driver.library_version, Missing):
         yield unread(NODE, "user library version", driver.library_version)
+
+
+def _refused_by_module(case: Case) -> ApiMismatch | None:
+    """The versions in the log; any program may send the module one, so only if the library itself gave no result."""
+    code = case.node.driver.init_code
+    answered = not isinstance(code, Missing) and code not in _WITHOUT_AN_ANSWER
+    return None if answered else case.node.kernel_log.api_mismatch
+
+
+def _updated_on_disk(module: str, on_disk: str, evidence: Iterable[Evidence]) -> Finding:
+    return warn(
+        NODE,
+        f"kernel module {module} is loaded, and {on_disk} lies on the disk",
+        Expected(f"both {module}", "==", module, source="the loaded module"),
+        *evidence,
+        Evidence("modinfo nvidia", on_disk),
+        likely="the driver package was updated since the module was loaded, the user library with it",
+        advice=["Drain the node and reboot it, or reload the module."],
+    )

@@ -173,9 +173,13 @@ def _values(case: Case, attribute: Attribute, gpus: list[Gpu]) -> dict[int, Hash
 
 def _by_ecc(case: Case, differing: list[Attribute]) -> bool:
     """Whether ECC being on for some GPUs only explains a difference in memory between GPUs of one model."""
-    modes = {known(g.ecc.enabled) for g in case.compute_gpus}
     grave = [a for a in differing if a.grave]
-    return grave == [_MEMORY] and modes == {True, False}
+    return grave == [_MEMORY] and _ecc_modes(case) == {True, False}
+
+
+@once_a_case
+def _ecc_modes(case: Case) -> set[bool | None]:
+    return {known(g.ecc.enabled) for g in case.compute_gpus}
 
 
 def _tie(case: Case, ties: list[tuple[Attribute, dict[Hashable, list[int]]]]) -> Finding:
@@ -238,12 +242,14 @@ def _leave_out(case: Case) -> list[Advice]:
     ]
 
 
+@once_a_case
 def _most_alike(case: Case) -> str:
     """The largest set of GPUs of one model and memory size, as CUDA numbers them by bus id; "..." if there is none."""
     sizes = _values(case, _MEMORY, list(case.compute_gpus))
     sets: dict[Hashable, list[int]] = {}
+    to_compare = {gpu.index for gpu in case.compute_gpus}
     for number, gpu in enumerate(sorted(case.node.gpus, key=lambda gpu: gpu.bus_id)):
-        if gpu in case.compute_gpus:
+        if gpu.index in to_compare:
             sets.setdefault((known(gpu.name), sizes.get(gpu.index)), []).append(number)
     largest = max(sets.values(), key=len)
     several = sum(len(each) == len(largest) for each in sets.values()) > 1

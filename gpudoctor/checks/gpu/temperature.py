@@ -122,7 +122,13 @@ def _beside_peers(case: Case, gpu: Gpu, now: int) -> Finding:
             return warn(
                 of_gpu(gpu),
                 Found(f"{now} C, {now - usual} C hotter than its peers at equal load", now, "C"),
-                Expected(f"at most {usual + limit:g} C", "<=", usual + limit, "C", "median of the peers at equal load"),
+                Expected(
+                    f"at most {usual + limit:g} C",
+                    "<=",
+                    usual + limit,
+                    "C",
+                    f"{limit:g} C above the median of the peers at equal load",
+                ),
                 evidence,
                 Evidence("temperatures of the peers", ", ".join(f"{c} C" for c in degrees)),
                 likely="a bad thermal interface or heat sink, or a place with little air",

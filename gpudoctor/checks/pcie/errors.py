@@ -205,7 +205,7 @@ def _each(case: Case, gpu: Gpu) -> Finding:
             return warn(
                 subject,
                 Found(f"{count} {name} since driver load", count, "errors"),
-                Expected(f"below {bound:.0f}, {ratio:.0f} times what the peers count", "<", bound, "errors", "peers"),
+                Expected(f"below {bound:.0f}: in line with the peers", "<", bound, "errors", "peers"),
                 Evidence("nvmlDeviceGetPcieReplayCounter" if name == "replays" else "aer_dev_correctable", str(count)),
                 Evidence("the peers", ", ".join(map(str, peers)) or "none to compare"),
                 likely="the link sends much again: a riser, cable or contact at the edge of what it can carry",

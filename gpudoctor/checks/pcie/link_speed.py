@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.each_gpu import each_gpu, first_unread, same_model
+from gpudoctor.checks.core.case import Case, Limit, once_a_case
+from gpudoctor.checks.core.each_gpu import by_model, each_gpu, first_unread
 from gpudoctor.checks.core.finding import (
     Advice,
     Evidence,
@@ -53,7 +53,7 @@ def link_speed(case: Case, gpu: Gpu) -> Finding:
     expected = Expected(f"PCIe Gen{most}: what GPU and slot can do together", ">=", most, "generation", "slot maximum")
     if now >= most:
         return ok(subject, found, expected)
-    if gpu.on_c2c and not any((known(peer.pcie.generation) or 0) > now for peer in same_model(case, gpu)):
+    if gpu.on_c2c and now >= _fastest(case).get(gpu.name, 0):
         return skip(subject, f"Gen{now}: the host link of this GPU is NVLink-C2C, not PCIe")
     idle = idling(gpu, case.limit(_BUSY_PCT, gpu))
     if idle is None:
@@ -77,6 +77,12 @@ def link_speed(case: Case, gpu: Gpu) -> Finding:
             "It comes back after a cold boot: reseat the GPU, then open a hardware case.",
         ),
     )
+
+
+@once_a_case
+def _fastest(case: Case) -> dict[str | Missing, int]:
+    """The highest generation at which a GPU of each model runs."""
+    return {name: max(known(gpu.pcie.generation) or 0 for gpu in gpus) for name, gpus in by_model(case).items()}
 
 
 def _busy_evidence(gpu: Gpu) -> list[Evidence]:

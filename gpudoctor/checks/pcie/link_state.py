@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.each_gpu import passed_through
 from gpudoctor.checks.core.finding import Finding, skip, unread
@@ -9,6 +11,9 @@ from gpudoctor.checks.core.subject import of_gpu
 from gpudoctor.facts.model.gpu import Gpu, PcieHop
 from gpudoctor.facts.model.links import link_gb_s
 from gpudoctor.facts.model.missing import Missing, known
+
+# a sentence for each of 1,000 GPUs must not name the other 999
+_MOST_NAMED = 16
 
 
 def describe(generation: int | None, lanes: int) -> str:
@@ -65,9 +70,17 @@ def idling(gpu: Gpu, busy_percent: float) -> bool | None:
     return None if reasons is None else "idle" in reasons or state is None
 
 
-def names_of(gpus: list[Gpu]) -> str:
-    """The GPUs for use in a sentence: "GPU 3", "GPUs 0, 1 and 2"."""
-    numbers = [str(gpu.index) for gpu in gpus]
+def names_of(gpus: Sequence[Gpu]) -> str:
+    """The GPUs for use in a sentence, of many the first ones.
+
+    >>> names_of([Gpu(3, "")]), names_of([Gpu(index, "") for index in range(3)])
+    ('GPU 3', 'GPUs 0, 1 and 2')
+    >>> names_of([Gpu(index, "") for index in range(1000)])
+    'GPUs 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 and 984 others'
+    """
+    numbers = [str(gpu.index) for gpu in gpus[:_MOST_NAMED]]
     if len(numbers) == 1:
         return f"GPU {numbers[0]}"
+    if len(gpus) > len(numbers):
+        return f"GPUs {', '.join(numbers)} and {len(gpus) - len(numbers)} other{'s' * (len(gpus) - len(numbers) > 1)}"
     return f"GPUs {', '.join(numbers[:-1])} and {numbers[-1]}"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from gpudoctor.checks.core.case import Case, once_a_case
-from gpudoctor.checks.core.each_gpu import by_model, each_gpu, same_model
+from gpudoctor.checks.core.each_gpu import by_model, each_gpu
 from gpudoctor.checks.core.finding import (
     Advice,
     Evidence,
@@ -58,7 +60,7 @@ def link_width(case: Case, gpu: Gpu) -> Finding:
         return _by_lspci(gpu, width) or unread(of_gpu(gpu), "PCIe link width that the GPU can do", own_max)
     if min(width, own_max) <= 0:
         return unknown(of_gpu(gpu), f"PCIe link width: the answer, {width} of {own_max} lanes, is none")
-    wider = _wider_peers(case, gpu, width)
+    wider = _widest_peers(case, gpu, width)
     # by design all of them are narrow; a single narrow one among wider ones is not
     if width < own_max and gpu.on_c2c and not wider:
         return skip(of_gpu(gpu), f"x{width} of x{own_max}: the host link of this GPU is NVLink-C2C, not PCIe")
@@ -74,8 +76,8 @@ def _too_narrow(
     case: Case, gpu: Gpu, width: int, own_max: int, slot_max: int | None, evidence: tuple[Evidence, ...]
 ) -> Finding:
     """The finding for a link below the maximum of the GPU and, as far as it is known, of the slot."""
-    peers = same_model(case, gpu)
-    peer_width = majority([width, *(known(peer.pcie.width) for peer in peers)])
+    peers = _widths(case).get(gpu.name, _NO_PEERS)
+    peer_width = peers.usual
     if slot_max is not None:
         lanes, source = min(own_max, slot_max), "slot maximum"
     elif peer_width is not None and peer_width > width:
@@ -97,17 +99,33 @@ def _too_narrow(
     )
 
 
-def _wider_peers(case: Case, gpu: Gpu, width: int) -> list[Gpu]:
-    """The GPUs of this model whose link has more lanes."""
-    if width >= _widest(case).get(gpu.name, 0):
-        return []
-    return [peer for peer in same_model(case, gpu) if (known(peer.pcie.width) or 0) > width]
+def _widest_peers(case: Case, gpu: Gpu, width: int) -> list[Gpu]:
+    """The GPUs of this model with the most lanes; empty if this one is among them."""
+    peers = _widths(case).get(gpu.name, _NO_PEERS)
+    return peers.at[peers.widest] if width < peers.widest else []
+
+
+class _ModelWidths(NamedTuple):
+    """How wide the links of a model's GPUs are: all of them, most of them, and which GPUs run at a width."""
+
+    gpus: int
+    widest: int
+    usual: int | None
+    at: dict[int, list[Gpu]]
+
+
+_NO_PEERS = _ModelWidths(1, 0, None, {})
 
 
 @once_a_case
-def _widest(case: Case) -> dict[str | Missing, int]:
-    """The most lanes at which a GPU of each model runs."""
-    return {name: max(known(gpu.pcie.width) or 0 for gpu in gpus) for name, gpus in by_model(case).items()}
+def _widths(case: Case) -> dict[str | Missing, _ModelWidths]:
+    found = {}
+    for name, gpus in by_model(case).items():
+        at: dict[int, list[Gpu]] = {}
+        for gpu in gpus:
+            at.setdefault(known(gpu.pcie.width) or 0, []).append(gpu)
+        found[name] = _ModelWidths(len(gpus), max(at), majority(known(gpu.pcie.width) for gpu in gpus), at)
+    return found
 
 
 def _generation(gpu: Gpu) -> int | None:
@@ -121,7 +139,7 @@ def _found(gpu: Gpu, width: int) -> Found:
 def _at_its_maximum(gpu: Gpu, width: int, own_max: int, wider: list[Gpu], evidence: tuple[Evidence, ...]) -> Finding:
     """The finding for a link at the maximum of GPU and slot; a slot narrower than its peers' still costs speed."""
     if wider:
-        most = max(known(peer.pcie.width) or 0 for peer in wider)
+        most = known(wider[0].pcie.width) or 0
         return warn(
             of_gpu(gpu),
             _found(gpu, width),
@@ -153,12 +171,12 @@ def _cannot_tell_why(case: Case, gpu: Gpu, width: int, own_max: int, evidence: t
     )
 
 
-def _running_at(lanes: int, peers: list[Gpu]) -> str:
+def _running_at(lanes: int, peers: _ModelWidths) -> str:
     """Which peers run at this width, for the end of a sentence; empty if there are none."""
-    at = [peer for peer in peers if known(peer.pcie.width) == lanes]
+    at = peers.at.get(lanes, ())
     if not at:
         return ""
-    if len(at) != len(peers):
+    if len(at) != peers.gpus - 1:
         return f"what {names_of(at)} run{'s' * (len(at) == 1)} at"
     return "what the other GPU runs at" if len(at) == 1 else f"what the other {len(at)} GPUs run at"
 

@@ -12,6 +12,7 @@ from gpudoctor.cli.options import color_option, output_color, terminal_width
 from gpudoctor.cli.parsing import nearest_words
 from gpudoctor.errors import UserError
 from gpudoctor.lazy import lazy_imports
+from gpudoctor.plan.not_planned import NOT_PLANNED
 from gpudoctor.process.exit_codes import OK
 from gpudoctor.text.output import is_terminal, printable, write_stdout
 
@@ -27,6 +28,9 @@ with lazy_imports():
     from gpudoctor.statements import xids
 
 _XID = re.compile(r"(?:xid[ :#]*)?(\d{1,5})", re.IGNORECASE)
+_WORD = re.compile(r"[a-z0-9]+")
+_ENDING = re.compile(r"(?<=[a-z]{3})(?:ing|ed|es|e|s)$")
+_SMALL_WORDS = frozenset(("a", "an", "and", "at", "for", "in", "is", "my", "of", "on", "out", "the", "to", "with"))
 _HOW_BAD = {
     "hardware": "fail: the node needs work by hand",
     "reset": "fail: the GPU is unfit until it is reset",
@@ -64,14 +68,22 @@ def run(args: argparse.Namespace) -> int:
 def _page_of(name: str) -> str:
     """The pages of a name, as Markdown."""
     checks = [each for each in _checks() if registry.matches(each, name)]
+    if len(checks) > 1 and name in {check.domain for check in checks}:
+        rows = "".join(f"- `{check.id}`: {check.title}\n" for check in checks)
+        how = f"Read one: `gpudoctor explain NAME`; all of them: `gpudoctor explain '{name}.*'`"
+        return f"# {name}: {len(checks)} checks\n\n{rows}\n{how}\n"
     if checks:
         return "\n\n".join(map(check_docs.page_text, checks))
-    for find in (_page_of_cause, _page_of_fault, _page_of_xid, _search):
+    for find in (_page_of_cause, _page_of_fault, _page_of_xid, _page_of_method, _search):
         page = find(name)
         if page is not None:
             return page
-    known = [*(check.id for check in _checks()), *causes.CAUSES, *load.fault_names()]
-    raise UserError(f"nothing is called {printable(name)[:60]!r}{nearest_words(name, known)}; see: gpudoctor list")
+    known = [*{check.domain for check in _checks()}, *(check.id for check in _checks())]
+    known += [*causes.CAUSES, *causes.page_names(), *load.fault_names()]
+    near = nearest_words(name, known) or nearest_words("-".join(name.split()), known)
+    if name.isdecimal():
+        near = "; NVIDIA's catalogue has no Xid of this number"
+    raise UserError(f"nothing is called {printable(name)[:60]!r}{near}; see: gpudoctor list")
 
 
 def _checks() -> tuple[registry.Check, ...]:
@@ -101,7 +113,7 @@ def _page_of_fault(name: str) -> str | None:
 
 def _page_of_xid(name: str) -> str | None:
     match = _XID.fullmatch(name)
-    if match is None:
+    if match is None or (name.isdecimal() and int(name) not in xids.XIDS):
         return None
     xid = xids.xid(int(match[1]))
     how_bad = _HOW_BAD_OF.get(xid.code, _HOW_BAD[xid.bucket])
@@ -111,24 +123,49 @@ def _page_of_xid(name: str) -> str | None:
     )
 
 
+def _page_of_method(name: str) -> str | None:
+    text = NOT_PLANNED.get(name.lower())
+    return f"# {name.lower()}\n\n{text}.\n" if text else None
+
+
 def _search(name: str) -> str | None:
-    """The titles of the pages that contain the text, or None."""
-    found = [f"- `{topic}`: {title}" for topic, title, text in _topics() if name.lower() in text.lower()]
-    if len(name) < 2 or not found:
+    """The pages that contain every word of the name, first those with them in the title; None if there are none."""
+    words = {word for word in _words(name) if word not in _SMALL_WORDS}
+    if not words or max(map(len, words)) < 2:
         return None
-    return f"# Pages with “{printable(name)}”\n\n" + "\n".join(found) + "\n\nRead one: `gpudoctor explain NAME`\n"
+    titled: list[str] = []
+    others: list[tuple[str, str]] = []
+    for topic, title, text in _topics():
+        if words <= _words(f"{topic} {title}"):
+            titled.append(f"- `{topic}`: {title}")
+        elif words <= _words(text):
+            others.append((topic, title))
+    if not titled and not others:
+        return None
+    parts = ["\n".join(titled or (f"- `{topic}`: {title}" for topic, title in others))]
+    if titled and others:
+        parts.append(f"Also in the text of: {', '.join(f'`{topic}`' for topic, _ in others)}")
+    return f"# Pages with “{printable(name)}”\n\n" + "\n\n".join([*parts, "Read one: `gpudoctor explain NAME`\n"])
+
+
+def _words(text: str) -> set[str]:
+    """The words of a text, in small letters and without their endings: "links" is "link"."""
+    return {_ENDING.sub("", word) for word in _WORD.findall(text.lower())}
 
 
 def _topics() -> Iterator[tuple[str, str, str]]:
     """The name, the title and the text of everything that has a page."""
     for check in _checks():
-        yield check.id, check.title, f"{check.id} {check.title} {check_docs.page_text(check)}"
+        yield check.id, check.title, check_docs.page_text(check)
+    for page in causes.page_names():
+        heading, _, text = (causes.page_of(page) or "").partition("\n")
+        yield f"diagnose.{page}", heading.lstrip("# ").rpartition(": ")[2], text
     for what, cause in causes.CAUSES.items():
-        yield what, cause.title, f"{what} {cause.title} {' '.join(cause.steps)}"
+        yield what, cause.title, " ".join(cause.steps)
     for fault in load.faults():
-        yield fault.name, fault.title, f"{fault.name} {fault.title}"
+        yield fault.name, fault.title, ""
     for xid in xids.XIDS.values():
-        yield f"Xid {xid.code}", xid.words, f"Xid {xid.code} {xid.words}"
+        yield f"Xid {xid.code}", xid.words, ""
 
 
 def _show(text: str) -> None:

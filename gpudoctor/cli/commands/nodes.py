@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from textwrap import wrap
 
 import msgspec
 
 from gpudoctor.cli.options import terminal_width
+from gpudoctor.cli.parsing import nearest_words
 from gpudoctor.errors import UserError
 from gpudoctor.facts.simulated.load import faults, node_titles
 from gpudoctor.lazy import lazy_imports
@@ -34,7 +36,14 @@ def run(args: argparse.Namespace) -> int:
     injections = [row for row in plan.injection_titles().items() if _has(pieces, row)]
     if pieces and not nodes and not kit and not jobs and not injections:
         named = " or ".join(map(printable, args.words))
-        raise UserError(f"no simulated node, fault, injection or example job has {named} in its name or title")
+        known = (
+            *node_titles(),
+            *(each.name for each in faults()),
+            *example_jobs.EXAMPLE_JOBS,
+            *plan.injection_titles(),
+        )
+        near = nearest_words(args.words[0], [piece for name in known for piece in (name, *name.split("-"))])
+        raise UserError(f"no simulated node, fault, injection or example job has {named} in its name or title{near}")
     if args.json:
         document = {
             "nodes": [{"name": name, "title": title} for name, title in nodes],
@@ -48,7 +57,12 @@ def run(args: argparse.Namespace) -> int:
     parts = []
     if nodes:
         parts.append("Simulated nodes (--node NAME):\n" + text.columns(nodes, width=width, indent=2))
-    if kit:
+    if kit and not pieces:  # all of them with their titles are 250 lines on a narrow terminal
+        domains = dict.fromkeys(check.partition(".")[0] for _, check, _ in kit)
+        rows = [(each, ", ".join(name for name, check, _ in kit if check.startswith(f"{each}."))) for each in domains]
+        head = "Faults (--fault NAME[@GPU]); what one is, and the check that finds it: gpudoctor nodes WORD"
+        parts.append("\n".join(wrap(head, width)) + "\n" + text.columns(rows, width=width, indent=2))
+    elif kit:
         head = "Faults (--fault NAME[@GPU]), with the check that finds them:\n"
         parts.append(head + text.columns(kit, width=width, indent=2))
     if injections:

@@ -19,14 +19,17 @@ from gpudoctor.cli.options import (
     write_error_document,
     write_output,
 )
+from gpudoctor.errors import UserError
 from gpudoctor.lazy import lazy_imports
 from gpudoctor.plan import MAX_BATCH
+from gpudoctor.plan.not_planned import NOT_PLANNED
 from gpudoctor.process.exit_codes import FAILED, OK, UNKNOWN
 from gpudoctor.text.json_text import json_line
 from gpudoctor.text.output import printable
 
 with lazy_imports():
-    from gpudoctor.plan import make_plan, model, plan_text
+    from gpudoctor.api import node_check
+    from gpudoctor.plan import make_plan, model, plan_text, unread_node
 
 PRECISIONS = ("bf16", "fp16", "fp32", "bf16-true")
 OPTIMIZERS = ("adamw", "adamw-8bit", "momentum", "lion", "sgd")
@@ -35,7 +38,11 @@ MAX_NODES, MAX_SEQ, MAX_RANKS = 4096, 2**24, 64
 
 def add_options(plan: argparse.ArgumentParser) -> None:
     plan.add_argument("model", metavar="MODEL_SIZE", help="350m, 7b, 1.5b ..., or a Hugging Face config.json")
-    node_option(plan, "as for check; a report JSON brings its measurements along")
+    node_option(
+        plan,
+        "as for check; a report JSON brings its measurements along. Or what you do not have: a kind of node "
+        "(dgx-a100-40gb-8), GPUs (4xa100-pcie-40gb)",
+    )
     fault_option(plan)
     plan.add_argument("--nodes", type=_up_to(MAX_NODES), default=1, metavar="N", help="so many nodes like this one")
     plan.add_argument("--gpu", metavar="LIST", help="plan with these GPUs only: indices, UUIDs, bus ids, with commas")
@@ -60,6 +67,8 @@ def add_options(plan: argparse.ArgumentParser) -> None:
         "--report", type=Path, metavar="FILE", help="of a check of this node: use its measurements, name its faults"
     )
     plan.add_argument("--config", type=Path, metavar="FILE", help="thresholds for the faults that are looked for")
+    for method in NOT_PLANNED:
+        plan.add_argument(f"--{method}", dest=method, action="store_true", help=argparse.SUPPRESS)
     facts_deadline_option(plan, "for reading the facts (default 60)")
     format_options(plan, "text", "json")
     output_option(plan, "write to FILE, atomically")
@@ -74,9 +83,13 @@ def run(args: argparse.Namespace) -> int:
 
     The exit code is 1 if the verification failed, 3 if it did not finish or was refused a GPU.
     """
+    for method, text in NOT_PLANNED.items():
+        if getattr(args, method):
+            raise UserError(f"--{method}: {text}")
     asked = request_from(args, model.PlanRequest)
     shape = make_plan.shape_of(asked.model)
-    made = make_plan.planned(asked, shape, read_source(args))
+    unread = unread_node.node_of_profile(args.node) if args.node and not args.fault else None
+    made = make_plan.planned(asked, shape, node_check.Sourced(unread) if unread is not None else read_source(args))
     is_json = args.format == "json"
     write_output(json_line(made) if is_json else plan_text.render_text(made, width=terminal_width()), args)
     if made.trial is None or made.trial.error is None:

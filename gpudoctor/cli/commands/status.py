@@ -9,6 +9,7 @@ import time
 
 import msgspec
 
+from gpudoctor.cli.keys import key_reader
 from gpudoctor.cli.options import (
     color_option,
     facts_deadline_option,
@@ -39,7 +40,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=seconds_between(0.5, 3600),
         const=2.0,
         metavar="SECONDS",
-        help="look again every so many seconds (2), until Ctrl-C",
+        help="look again every so many seconds (2), until q or Ctrl-C",
     )
     parser.add_argument("--json", action="store_true", help="the report of the quick checks, with the facts")
     facts_deadline_option(parser, "for reading the facts (default 60)")
@@ -52,9 +53,11 @@ def run(args: argparse.Namespace) -> int:
     if args.watch is None:
         return _show(args)
     try:
-        while True:
-            _show(args)
-            time.sleep(args.watch)
+        with key_reader() as pressed:
+            while True:
+                _show(args)
+                if pressed(args.watch) == "q":
+                    return OK
     except InterruptedBySignal as stop:
         if stop.number != 2:
             raise
@@ -73,7 +76,12 @@ def _show(args: argparse.Namespace) -> int:
     color = output_color(args.color, to_file=False)
     assert not isinstance(report.facts, msgspec.UnsetType)
     text = status_table.status_text(report, report.facts, width=terminal_width(), color=color)
-    write_stdout((_CLEAR if args.watch is not None and is_terminal(sys.stdout) else "") + text)
+    if args.watch is not None:  # a time above, an empty line below: frames stay apart in a pipe as well
+        now = time.strftime("%Y-%m-%d %H:%M:%S")
+        leave = "; q or Ctrl-C leaves" if is_terminal(sys.stdin) else ""
+        clear = _CLEAR if is_terminal(sys.stdout) else ""
+        text = f"{clear}{now}, every {args.watch:g} s{leave}\n{text}\n"
+    write_stdout(text)
     return report.exit_code
 
 

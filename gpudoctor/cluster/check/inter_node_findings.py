@@ -76,11 +76,9 @@ def pair_findings(session: ClusterSession, floor_gb_s: float | None) -> Iterator
     wrong = sorted({place for group in present.values() for place in group.wrong})
     for place in wrong:
         yield _wrong(session, place, [group for group in present.values() if place in group.wrong])
-    out = {place for place, node in enumerate(session.nodes) if node.left_out is not None}
     paired = sorted({place for pair in session.pairs for place in pair})
     yield from _left_out(session, "was not measured with every other node", paired)
-    # a pair with a node whose ranks broke is no evidence about the link between them
-    in_vain = [pair for pair, group in present.items() if group.trouble and not out.intersection(pair)]
+    in_vain = _in_vain(session, present)
     rates = {pair: rate for pair, group in present.items() if (rate := group.busbw_gb_s) is not None}
     if in_vain and not rates:
         first = present[in_vain[0]]
@@ -88,16 +86,22 @@ def pair_findings(session: ClusterSession, floor_gb_s: float | None) -> Iterator
         return
     yield from _cut_off(session, present, in_vain)
     slow = slow_pairs(rates, SLOW_SHARE[backend])
-    below = [pair for pair, rate in rates.items() if floor_gb_s is not None and rate < floor_gb_s and pair not in slow]
-    confirmed = [pair for pair in (*slow, *below) if present[pair].again]
-    for pair in (*slow, *below):
+    if floor_gb_s is not None:
+        slow += [pair for pair, rate in rates.items() if rate < floor_gb_s and pair not in slow]
+    for pair in slow:
         if not present[pair].again:
             text = f"{rate_text(rates[pair])}, and there was no time to measure it once more"
             yield unknown(_link(session, pair), text)
-    for subject, pairs in _outlier_subjects(session, rates, confirmed):
+    for subject, pairs in _outlier_subjects(session, rates, [pair for pair in slow if present[pair].again]):
         yield _slow(session, subject, pairs, rates, floor_gb_s)
-    if rates and not (slow or below or in_vain or wrong):
+    if rates and not (slow or in_vain or wrong):
         yield _fine(rates, floor_gb_s, SLOW_SHARE[backend])
+
+
+def _in_vain(session: ClusterSession, present: Mapping[Pair, Group]) -> list[Pair]:
+    """The pairs that could form no group; one with a node whose ranks broke is no evidence about the link."""
+    out = {place for place, node in enumerate(session.nodes) if node.left_out is not None}
+    return [pair for pair, group in present.items() if group.trouble and not out.intersection(pair)]
 
 
 def _slow(

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import signal
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO
@@ -41,6 +40,7 @@ from gpudoctor.process.exit_codes import OK, UNKNOWN
 from gpudoctor.process.own_program import own_gpudoctor
 from gpudoctor.process.pipes import LineReader
 from gpudoctor.process.spawn import PIPE, Child
+from gpudoctor.process.temporary_folder import temporary_file
 from gpudoctor.text.hostlist import Hosts
 from gpudoctor.text.output import say
 
@@ -163,7 +163,7 @@ def run_cluster_check(request: ClusterCheckRequest, output: ClusterOutput) -> in
         token = given_token(request, os.environ) or new_secret()
         hub = Hub(token, silence_s=silence_s(request))
         try:
-            with tempfile.TemporaryFile() as text, _started(launch, request, hub, token, text) as process:
+            with temporary_file() as text, _started(launch, request, hub, token, text) as process:
                 count, names = launch.count, launch.names
                 if launcher == "ray":
                     names = _ray_nodes(process, text)

@@ -174,7 +174,10 @@ class ReportReader:
             job = job_of(document.data, document.place, document.modified)
             if job is not None:
                 return job
-            run = run_report_of(document.data)
+            try:
+                run = run_report_of(document.data)
+            except BrokenError as broken:
+                return UnreadReport(document.place, str(broken))
             return Foreign(document.place, str(error)) if run is None else run
 
 

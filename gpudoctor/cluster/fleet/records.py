@@ -152,16 +152,16 @@ class Recorder:
         amiss = counts.fail or counts.unknown or counts.warn or report.faults or report.verdict != "pass"
         return None if amiss or not counts.passed or report.error is not None else report
 
-    def _decoded(self, data: bytes, should_be_one: bool) -> ReportOf:
+    def _decoded(self, data: bytes, should_be_one: bool, *, mended: bool = False) -> ReportOf:
         try:
             return self._decoder.decode(data)
         except msgspec.ValidationError as error:
             self._no_report(data)
             raise BrokenError(f"damaged: {error}") from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            mended = _HALF_PAIR.sub(rb"\\\g<0>", data)
-            if mended != data:
-                return self._decoded(mended, should_be_one)
+            escaped = data if mended else _HALF_PAIR.sub(rb"\\\g<0>", data)
+            if escaped != data:
+                return self._decoded(escaped, should_be_one, mended=True)
             reported = str(error)
             if b"gpudoctor." not in data[:200] and data.lstrip()[:1] not in (b"{", b"["):
                 # zeros left by a crash, another encoding, or a shell's message that there is no gpudoctor

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from gpudoctor.checks.core.finding import PROBLEMS
-from gpudoctor.cluster.fleet.shapes import Verdict
+from gpudoctor.cluster.fleet.records import BrokenError
+from gpudoctor.cluster.fleet.shapes import SchemaOf, Verdict
 from gpudoctor.run.observer.layout import FORWARD, PHASES
 from gpudoctor.run.report import SCHEMA, FlatFinding, PhaseMs, RankReport, RunReport, judged, verdict_of
 from gpudoctor.run.step_series import TimedStep
@@ -19,6 +20,7 @@ from gpudoctor.run.watched import Watched, WatchedRank
 _OF_A_NODE = re.compile(r"--(node|machine)[-_]rank(=.*)?|--local[-_]addr(=.*)?")
 # findings that compare ranks, and so are made again over all nodes
 _COMPARED = ("run.balance", "run.batch", "run.data", "run.host")
+_ANY_VERSION = SCHEMA.rpartition("/")[0] + "/"
 _decoder = msgspec.json.Decoder(RunReport)
 
 
@@ -46,14 +48,26 @@ class FleetRun(msgspec.Struct, frozen=True):
 
 
 def run_report_of(data: bytes) -> RunReport | None:
-    """The report in a document of `gpudoctor run`; None if it is no such document."""
-    if SCHEMA.encode() not in data:
-        return None
+    """The report in a document of `gpudoctor run`; None if it is no such document.
+
+    Raise BrokenError if it should be one and cannot be used: the training of some node is not known.
+    """
     try:
+        schema = msgspec.json.decode(data, type=SchemaOf).schema
+        if not schema.startswith(_ANY_VERSION):
+            return None
         found = _decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-    return found if found.schema == SCHEMA else None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if SCHEMA.encode() not in data:
+            return None
+        raise BrokenError(f"damaged: {error}") from None
+    if schema != SCHEMA:
+        raise BrokenError(f"a report of another version, {schema[:60]!r}: this one reads {SCHEMA!r}")
+    if found.verdict != (by_findings := verdict_of(found.findings)):
+        raise BrokenError(f"damaged: its verdict is {found.verdict}, and its findings say {by_findings}")
+    if len(_rank_numbers(found)) < len(found.ranks):
+        raise BrokenError("damaged: a rank is in it twice")
+    return found
 
 
 def fleet_runs(reports: Sequence[RunReport]) -> tuple[FleetRun, ...]:
@@ -62,14 +76,17 @@ def fleet_runs(reports: Sequence[RunReport]) -> tuple[FleetRun, ...]:
 
 
 def _groups(reports: Sequence[RunReport]) -> list[list[RunReport]]:
-    """Reports of one command on different hosts at the same time are of one training."""
+    """Reports of one command on different hosts at the same time are of one training, unless they have a rank twice."""
     groups: list[list[RunReport]] = []
     for report in sorted(reports, key=lambda report: (report.started_at, report.host)):
         for group in groups:
             ends_s = max(_started_s(other) + other.duration_s for other in group)
             if (
                 _command(group[0]) == _command(report)
-                and all(other.host != report.host for other in group)
+                and all(
+                    other.host != report.host and _rank_numbers(other).isdisjoint(_rank_numbers(report))
+                    for other in group
+                )
                 and _started_s(report) <= ends_s
             ):
                 group.append(report)
@@ -77,6 +94,10 @@ def _groups(reports: Sequence[RunReport]) -> list[list[RunReport]]:
         else:
             groups.append([report])
     return groups
+
+
+def _rank_numbers(report: RunReport) -> set[int]:
+    return {rank.rank for rank in report.ranks}
 
 
 def _command(report: RunReport) -> tuple[str, ...]:

@@ -7,7 +7,8 @@ import itertools
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -119,12 +120,16 @@ def _by_lines(head: bytes) -> bytes:
     return head.replace(b"\0", b"\n") if b"\0" in head and recognise(head_text(head)) == "environment" else head
 
 
-def node_from_directory(path: str) -> Node:
+def node_from_directory(
+    path: str, deadline_s: float | None = None, progress: Callable[[str], None] | None = None
+) -> Node:
     """The dumps in a directory, joined. Files that are not dumps are listed in `Source.notes`.
 
-    Subdirectories and hidden files are skipped. Raise SourceError, which names the file, for a broken dump or two that
-    contradict each other, and for a directory with no dump, more than 1000 files or more than 512 MiB.
+    Subdirectories and hidden files are skipped. `progress` gets a line before each file. Raise SourceError, which names
+    the file, for a broken dump or two that contradict each other, for a directory with no dump, more than 1000 files or
+    more than 512 MiB, and for one that is not read within the deadline: half of a node is not judged.
     """
+    begun_s = time.monotonic()
     real = os.path.realpath(path)
     if real.startswith(tuple(f"{root}/" for root in _PSEUDO)) or real in _PSEUDO:
         raise SourceError("files that the kernel makes up, no directory of dumps")
@@ -136,8 +141,15 @@ def node_from_directory(path: str) -> Node:
     dumps = Dumps()
     total_bytes = 0
     passed_over: list[str] = []
-    for entry in found:
+    for place, entry in enumerate(found):
         shown = printable(entry.name)
+        if deadline_s is not None and time.monotonic() - begun_s > deadline_s:
+            raise SourceError(
+                f"{place} of {len(found)} files of this directory were read within --deadline {deadline_s:g}: keep "
+                "only dumps of one machine in it, or give more time"
+            )
+        if progress is not None:
+            progress(f"reading the directory: file {place + 1} of {len(found)}, {shown}")
         with naming(entry.path):
             file = _file_in(entry.path)
         total_bytes += file.most_bytes

@@ -21,12 +21,15 @@ with lazy_imports():
 FACTS = "gpudoctor.facts/1"
 REPORT = "gpudoctor.report/1"
 _YAML_SCHEMA = re.compile(r"^[\"']?schema[\"']?\s*:\s*[\"']?gpudoctor\.", re.MULTILINE)
+_YAML_SECTION = re.compile(
+    r"^(?:gpus|driver|host|kernel_log|environment|software|network): *(?:[\[{].*)?$", re.MULTILINE
+)
 _YAML_END = re.compile(r"^\.\.\.\s*\Z", re.MULTILINE)
 _HALF_PAIR = re.compile(
     r"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 )
 # gpudoctor writes every leaf of a node and its GPUs, with a value or the reason why there is none
-_NOT_IN_FILE = Missing("not in this file", "failed")
+NOT_IN_FILE = Missing("not in this file", "failed")
 _DEEPEST = 32  # facts nest 6 levels deep
 _MOST_YAML_EVENTS = 2_000_000
 _NUMBER = re.compile(r"[-+0-9:._]+")
@@ -49,6 +52,11 @@ def is_yaml_facts(head: str) -> bool:
     return _YAML_SCHEMA.search(head) is not None
 
 
+def lacks_schema(head: str) -> bool:
+    """Whether the text is in the form of facts in YAML, but without the line that says so."""
+    return _YAML_SECTION.search(head) is not None
+
+
 def load_json(data: bytes) -> Loaded:
     """Read facts JSON or a report. Raise SourceError with the position ($.gpus[2].index) and what is wrong."""
     try:
@@ -66,7 +74,8 @@ def load_json(data: bytes) -> Loaded:
         raise SourceError(str(error)) from None
     except msgspec.DecodeError as error:
         reported = str(error)
-        raise SourceError(f"cut off: {reported}" if _is_cut(text, reported) else f"broken JSON: {reported}") from None
+        cut = f"cut off: {reported}, in line {text.count(chr(10)) + 1}"
+        raise SourceError(cut if _is_cut(text, reported) else f"broken JSON: {reported}") from None
     if report.facts is None:
         raise SourceError("a report without facts: make it with `gpudoctor check --json --include-facts`")
     return checked(report.facts), report.measurements
@@ -130,7 +139,10 @@ def _check_end(text: str, raw: dict[str, Any]) -> None:
         return
     line = text.count("\n") + 1
     reported = "the last line has no end" if not text.endswith("\n") else "nothing shows that it is whole"
-    raise SourceError(f"line {line}: cut off? {reported}; if it is whole, end it with a line of three dots, ...")
+    raise SourceError(
+        f"line {line}: cut off? {reported}; if it is whole, say so in a last line that is YAML's end mark: "
+        "three dots (...)"
+    )
 
 
 def _check_plain(events: Any) -> None:
@@ -191,5 +203,5 @@ def checked(node: Node) -> Node:
             uuids.add(uuid)
         indices.add(gpu.index)
         bus_ids.add(gpu.bus_id)
-    gpus = tuple(fill(gpu, _NOT_IN_FILE) for gpu in node.gpus)
-    return plausible(replace(fill(node, _NOT_IN_FILE), gpus=gpus, source=node.source))
+    gpus = tuple(fill(gpu, NOT_IN_FILE) for gpu in node.gpus)
+    return plausible(replace(fill(node, NOT_IN_FILE), gpus=gpus, source=node.source))

@@ -6,9 +6,11 @@ import codecs
 import errno
 import io
 import os
+import re
 import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -31,6 +33,9 @@ __all__ = ["Loaded", "SourceError", "load_source"]
 _PASTE = """\
 Paste what the machine printed, as it comes, with prompts and all: nvidia-smi, nvidia-smi -q, nvidia-smi topo -m,
 nvidia-smi nvlink -s, dmesg, lspci -vvv, ibstat ... Then end it: Enter, Ctrl-D."""
+_STDIN = "standard input"
+_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"')
+_DEEPEST_JSON = 500
 _NO_FILE = (None, errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 
 
@@ -41,23 +46,32 @@ class Loaded(msgspec.Struct, frozen=True):
     measurements: Measurements | None = None
 
 
-def load_source(name: str, *, stdin: BinaryIO | None = None, environ: Mapping[str, str] | None = None) -> Loaded:
+def load_source(
+    name: str,
+    *,
+    stdin: BinaryIO | None = None,
+    environ: Mapping[str, str] | None = None,
+    deadline_s: float | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Loaded:
     """Load the node that `name` stands for.
 
     Tried in this order: `-` is stdin; an existing file is facts (JSON, YAML), a report, a stream of `gpudoctor watch`
     (its first facts), any text with tool output, or a bug report, gzipped or not, a bundle of `gpudoctor bundle`, or an
     archive of texts; an existing directory contains texts; anything else is the name of a packaged simulated node,
     which takes CUDA_*, FI_*, NCCL_* and SLURM_* variables from `environ` (default: this process's environment), so
-    that a setting can be tried on it.
+    that a setting can be tried on it. `deadline_s` and `progress` are for a directory, which may be anything.
     Raise SourceError, one line with the file and the position, if it cannot be read.
     """
     try:
-        return _load(name, stdin, environ)
+        return _load(name, stdin, environ, partial(directory.node_from_directory, name, deadline_s, progress))
     except SourceError as error:
         raise SourceError(printable(str(error))) from None
 
 
-def _load(name: str, stdin: BinaryIO | None, environ: Mapping[str, str] | None) -> Loaded:
+def _load(
+    name: str, stdin: BinaryIO | None, environ: Mapping[str, str] | None, of_directory: Callable[[], Node]
+) -> Loaded:
     if not name:
         raise SourceError("the source is an empty name: give a file, a directory, a simulated node, or - for stdin")
     if name == "-":
@@ -67,7 +81,7 @@ def _load(name: str, stdin: BinaryIO | None, environ: Mapping[str, str] | None) 
         if stdin is None and sys.stdin.isatty():
             sys.stderr.write(f"{_PASTE}\n")
             sys.stderr.flush()
-        return _named("standard input", _from_stdin(stream))
+        return _named(_STDIN, _from_stdin(stream))
     try:
         mode = Path(name).stat().st_mode
     except (OSError, ValueError) as error:
@@ -77,7 +91,7 @@ def _load(name: str, stdin: BinaryIO | None, environ: Mapping[str, str] | None) 
         return Loaded(_simulated(name, os.environ if environ is None else environ))
     with naming(name):
         if stat.S_ISDIR(mode):
-            return Loaded(directory.node_from_directory(name))
+            return Loaded(of_directory())
         shown = printable(Path(name).name)
         if recording.is_stream_file(name):
             return _named(shown, Loaded(recording.node_of_file(name)))
@@ -99,8 +113,8 @@ def _simulated(name: str, environ: Mapping[str, str]) -> Node:
 
 def _from_stdin(stream: BinaryIO) -> Loaded:
     try:
-        with naming("standard input"):
-            return _from_stream(stream, "standard input")
+        with naming(_STDIN):
+            return _from_stream(stream, _STDIN)
     except ValueError as error:  # raised by a closed stream
         if isinstance(error, SourceError) or not stream.closed:
             raise
@@ -138,17 +152,34 @@ def _from_bytes(data: bytes, name: str) -> Loaded:
     if archives.is_tar(data) or data.startswith(archives.ZIP):
         return Loaded(directory.node_from_archive(archives.texts_in(data), name))
     if head.lstrip().startswith("{"):
+        if _nested_too_deeply(head):
+            raise SourceError("nested too deeply")
         if recording.is_stream(data[: opened.HEAD_BYTES]):
             return Loaded(recording.node_of_stream(data, name))
         # it may be JSON in a log line; if no reader knows it, it was meant as facts
         own = b'"gpudoctor.' in data[: opened.HEAD_BYTES]
         node = None if own else directory.node_from_text(data, io.BytesIO(), name)
-        return Loaded(node) if node else Loaded(*facts_file.load_json(data))
+        return Loaded(node) if node else _of_file(name, Loaded(*facts_file.load_json(data)))
     if facts_file.is_yaml_facts(head):
-        return Loaded(*facts_file.load_yaml(data))
+        return _of_file(name, Loaded(*facts_file.load_yaml(data)))
     if opened.recognise(head) == "bug-report":
         return Loaded(directory.node_from_bug_report(data, name))
     return _from_text(data, io.BytesIO(), name)
+
+
+def _nested_too_deeply(head: str) -> bool:
+    """Whether the beginning of a text in braces opens more brackets than any document: no line of it need be read."""
+    bare = _STRING.sub("", head)
+    return bare.count("{") + bare.count("[") - bare.count("}") - bare.count("]") > _DEEPEST_JSON
+
+
+def _of_file(name: str, loaded: Loaded) -> Loaded:
+    """A simulated node in a file may be edited: it stays simulated, but is no longer the node of its name."""
+    source = loaded.node.source
+    if source.kind != "simulated" or name == _STDIN:
+        return loaded
+    source = msgspec.structs.replace(source, name=printable(Path(name).name))
+    return Loaded(msgspec.structs.replace(loaded.node, source=source), loaded.measurements)
 
 
 def _unrecognised(data: bytes, head: str) -> str:
@@ -160,6 +191,10 @@ def _unrecognised(data: bytes, head: str) -> str:
         return f"neither a known dump nor UTF-8 text (byte {error.start})"
     if head.lstrip().startswith("<"):
         return "XML, but not of nvidia-smi -q -x"
+    if facts_file.lacks_schema(head):
+        return (
+            f"if these are facts in YAML, they lack the line `schema: {facts_file.FACTS}`; see docs/simulated-nodes.md"
+        )
     return (
         "not recognised: it says nothing of a node; paste what the machine prints: nvidia-smi -q, nvidia-smi topo -m, "
         "dmesg, lspci -vvv, ibstat ...; the log of a job: gpudoctor diagnose FILE"

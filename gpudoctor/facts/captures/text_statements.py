@@ -14,7 +14,7 @@ from gpudoctor.statements.about import about
 from gpudoctor.statements.catalogue import known_error, xid_code
 from gpudoctor.statements.model import About, Statement
 from gpudoctor.statements.prefixes import Origin, stripped, unmarked, with_short_numbers
-from gpudoctor.statements.reader import statement_of
+from gpudoctor.statements.reader import MOST_TEXT, statement_of
 
 MOST_STATEMENTS = 200
 _MOST_FORMS, _LONGEST_FORM = 10_000, 1000
@@ -79,7 +79,8 @@ class TextStatements:
         self._of_a_node = self._tables = False
 
     def offer(self, line: str, number: int) -> None:
-        """Look at a line that no reader took."""
+        """Look at a line that no reader took; of a longer one than any message, at its beginning."""
+        line = line[:MOST_TEXT]
         form = line[:_LONGEST_FORM].translate(_ONE_DIGIT)
         if (seen := self._no_news.get(form)) is not None:
             self._rows += seen

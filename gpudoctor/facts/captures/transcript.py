@@ -21,6 +21,8 @@ MAX_BLOCK_LINES = 500_000
 MAX_BLOCK_CHARACTERS = 1 << 26
 MAX_ASIDE_LINE = 1000  # characters
 MAX_UNKNOWN_CHARACTERS = 1 << 24
+_LONGEST_FIRST_LINE = 1 << 16  # of a tool's text: a CSV header of all 200 fields of nvidia-smi has 8,000 characters
+_LEAST_COUNTED = 32  # for an empty line too: millions of them take as long as as many others
 _MOST_REMEMBERED, _LONGEST_REMEMBERED = 10_000, 1000
 _HIDES = ("", " ", "\t", ">", "-")  # first characters of blank, indented and quoted lines and of grep's gap
 _ONE_DIGIT = str.maketrans("123456789", "000000000")
@@ -147,10 +149,10 @@ class Transcript:
         for number, (raw, ended) in enumerate(lines, 1):
             line = self._classified(self._cleaned(raw))
             _STEPS[line.kind](self, line, number)
-            characters += len(raw)
+            characters += max(len(raw), _LEAST_COUNTED)
             if characters > MAX_UNKNOWN_CHARACTERS and not self._has_anything:
                 raise SourceError(
-                    "nothing recognised in its first 16 MiB: give the part about the node "
+                    f"nothing recognised in its first {number} lines: give the part about the node "
                     "(grep -iE 'gpu|xid' FILE | gpudoctor check --node -); the log of a job: gpudoctor diagnose FILE"
                 )
             if not ended and self._reader is not None:
@@ -239,6 +241,8 @@ class Transcript:
 
     def _begun_by(self, line: str) -> TextReader | None:
         """The reader whose text this line begins: the open one if it matches, otherwise the first match."""
+        if len(line) > _LONGEST_FIRST_LINE:
+            return None
         if self._reader is not None and self._reader.begins(line):
             return self._reader
         return next((reader for reader in self._readers if reader.begins(line)), None)

@@ -45,6 +45,7 @@ _MISMATCH_LINES = 4
 _CUT_OFF = Missing("the driver's message is cut off in the log", "failed")
 _ONE_VERSION = lazy_pattern(rf"(kernel module )?has(?: the)? version ({DRIVER_VERSION})(?:,|\s|$)")
 _Subject = tuple[HostEventKind, str | None, str | None]
+_EventKey = tuple[str, int | None, str | None]
 
 
 def is_of_interest(line: str) -> bool:
@@ -115,10 +116,9 @@ class KernelEvents(msgspec.Struct, frozen=True):
 
 def collect(records: Iterable[LogRecord]) -> KernelEvents:
     """The events of one log, in the order of its lines."""
-    retained: dict[tuple[str, int | None, str | None], list[tuple[int, KernelEvent]]] = {}
-    details: dict[tuple[str, int | None, str | None], tuple[int, KernelEvent]] = {}
-    total = quoted = 0
-    truncated = forgeable = loading = False
+    retained = _RetainedEvents()
+    quoted = 0
+    forgeable = loading = False
     named_at_boot: str | None = None
     host, mismatch = HostEvents(), MismatchLines()
     for number, record in enumerate(records):
@@ -143,24 +143,44 @@ def collect(records: Iterable[LogRecord]) -> KernelEvents:
             if record.origin in ("kernel", "text") and not record.continued and (detail := sxid_detail(message)):
                 detail = msgspec.structs.replace(detail, text=record.line, time_s=record.time_s)
                 forgeable = forgeable or record.origin == "text"
-                details.setdefault((detail.kind, detail.code, detail.bus_id), (number, detail))
+                retained.add_detail(number, detail)
             continue
         forgeable = forgeable or (record.origin == "text" and event.kind != "unclear")
+        retained.add(number, event)
+    return KernelEvents(
+        retained.in_order(), retained.truncated, quoted, forgeable, loading, host.events, mismatch.found
+    )
+
+
+class _RetainedEvents:
+    """Of each kind, code and device the first events and the last; `truncated` if there were too many in all."""
+
+    def __init__(self) -> None:
+        self._alike: dict[_EventKey, list[tuple[int, KernelEvent]]] = {}
+        self._details: dict[_EventKey, tuple[int, KernelEvent]] = {}
+        self._total = 0
+        self.truncated = False
+
+    def add(self, number: int, event: KernelEvent) -> None:
         key = (event.kind, event.code, event.bus_id)
-        same = retained.get(key, [])
-        if len(same) >= MAX_REPEATS:
-            same[-1] = (number, event)
-        elif total >= MAX_EVENTS:
-            truncated = True
+        alike = self._alike.get(key, [])
+        if len(alike) >= MAX_REPEATS:
+            alike[-1] = (number, event)
+        elif self._total >= MAX_EVENTS:
+            self.truncated = True
         else:
-            retained.setdefault(key, same).append((number, event))
-            total += 1
-    # of a log without the line itself
-    for of, item in list(details.items())[: MAX_EVENTS - total]:
-        retained.setdefault(of, [item])
-    ordered = sorted((item for same in retained.values() for item in same), key=lambda item: item[0])
-    events = tuple(event for _, event in ordered)
-    return KernelEvents(events, truncated, quoted, forgeable, loading, host.events, mismatch.found)
+            self._alike.setdefault(key, alike).append((number, event))
+            self._total += 1
+
+    def add_detail(self, number: int, detail: KernelEvent) -> None:
+        """A second line of an event, for a log without the line itself."""
+        self._details.setdefault((detail.kind, detail.code, detail.bus_id), (number, detail))
+
+    def in_order(self) -> tuple[KernelEvent, ...]:
+        for key, detail in list(self._details.items())[: MAX_EVENTS - self._total]:
+            self._alike.setdefault(key, [detail])
+        ordered = sorted((item for alike in self._alike.values() for item in alike), key=lambda item: item[0])
+        return tuple(event for _, event in ordered)
 
 
 def _event_of(record: LogRecord) -> KernelEvent | Literal["quoted"] | None:

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 T = TypeVar("T")
 
-MissingKind = Literal["absent", "unsupported", "denied", "failed"]
+MissingKind = Literal["absent", "unsupported", "denied", "not_asked", "failed"]
 
 
 class Fact(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -22,8 +22,9 @@ class Missing(msgspec.Struct, frozen=True):
 
     Kinds: `absent`, the source does not contain it (a capture without that section, a device that
     does not exist); `unsupported`, this model or driver does not have it; `denied`, no permission
-    to read it; `failed`, the read returned an error, timed out or gave an impossible value.
-    Checks turn the first three into `skip` and `failed` into `unknown`; none is ever a pass.
+    to read it; `not_asked`, gpudoctor chose not to read it here; `failed`, the read returned an
+    error, timed out or gave an impossible value.
+    Checks turn all but the last into `skip` and `failed` into `unknown`; none is ever a pass.
     """
 
     missing: str

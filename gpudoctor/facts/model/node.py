@@ -17,7 +17,7 @@ from gpudoctor.facts.model.reported import Reported as Reported
 from gpudoctor.facts.model.storage import Storage as Storage
 from gpudoctor.facts.model.storage import StorageMount as StorageMount
 
-SourceKind = Literal["live", "facts", "capture", "simulated"]
+SourceKind = Literal["live", "facts", "capture", "simulated", "profile"]
 
 
 class Source(Fact, frozen=True):
@@ -25,6 +25,7 @@ class Source(Fact, frozen=True):
 
     `kind` is kept when facts are written to a file and read again: a simulated node stays
     SIMULATED however often it is copied. `files` are the dumps that a capture was assembled from.
+    `profile`: nothing was read (`plan` only).
     """
 
     kind: SourceKind = "facts"
@@ -33,6 +34,11 @@ class Source(Fact, frozen=True):
     faults: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def may_be_part(self) -> bool:
+        """Whether what is not shown may still be there: somebody pasted a text, perhaps not all of it."""
+        return self.kind == "capture"
 
 
 class PciDevice(Fact, frozen=True):

@@ -27,6 +27,7 @@ from gpudoctor.process.pipes import anonymous_file, write_all
 _GRACE_S = 0.3
 _F_SETPIPE_SZ = 1031  # <linux/fcntl.h>
 _PIPE_BYTES = 1 << 20  # holds the messages of more than 16 GPUs: the collector need not wait for a reader
+_waiting: ForkedCollector | None = None
 
 
 class ForkedCollector:
@@ -75,9 +76,6 @@ class ForkedCollector:
 def _kept(fd: int, stack: ExitStack) -> int:
     stack.callback(os.close, fd)
     return fd
-
-
-_waiting: ForkedCollector | None = None
 
 
 def start_ahead() -> None:

@@ -45,7 +45,7 @@ def read_kernel_module(root: Path) -> Driver:
     unknown = _why_unknown(root) if state is None else None
     if unknown is not None:
         return Driver(module_loaded=unknown, module_version=unknown, nouveau_loaded=nouveau)
-    not_called = Missing("not asked: the kernel module is not loaded")
+    not_called = Missing("not asked: the kernel module is not loaded", "not_asked")
     why = f"the kernel module is {state}" if state else "the kernel module nvidia is not loaded"
     if nouveau is True:
         why += "; nouveau is loaded instead"

@@ -149,7 +149,7 @@ def _remote_ends(client: NvmlClient, up: list[int], switch_links: Any) -> dict[i
     """Kind and bus id of the other end of each link that is up."""
     to_switch = known(switch_links)
     if up and to_switch is not None and to_switch >= len(up):
-        return dict.fromkeys(up, ("switch", Missing("not asked: the link leads to a switch")))
+        return dict.fromkeys(up, ("switch", Missing("not asked: the link leads to a switch", "not_asked")))
     # if field 147 is 0 there is no switch, and only POWER9 has CPUs at the end of an NVLink
     direct = to_switch == 0 and platform.machine() != "ppc64le"
     return {link: _remote_end(client, link, direct) for link in up}

@@ -112,7 +112,8 @@ def read_inforom(client: NvmlClient, processes: Sequence[GpuProcess] | Missing) 
     Not asked beside a job: it reads the board's flash, which DCGM does at most every 30 s, and hourly in its watches.
     """
     if not isinstance(processes, Missing) and any(not p.is_own and p.kind != "G" for p in processes):
-        return Missing("not asked while a process uses the GPU, since the driver would read the board's flash")
+        text = "not asked while a process uses the GPU, since the driver would read the board's flash"
+        return Missing(text, "not_asked")
     try:
         client.call("nvmlDeviceValidateInforom", client.handle)
     except DriverError as error:

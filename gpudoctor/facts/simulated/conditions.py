@@ -1,21 +1,18 @@
-"""How faults edit an immutable node, and the conditions under which one can occur, with the message if it cannot."""
+"""The conditions under which a fault can occur on a node, with the message if it cannot."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from operator import attrgetter
-from typing import Any
-
-import msgspec
-from msgspec.structs import replace
 
 from gpudoctor.facts.model.gpu import Gpu, GpuPair, PcieHop
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node, RdmaPort, StorageMount
 from gpudoctor.facts.model.storage import StorageDevice
-from gpudoctor.facts.simulated.load import S, put
+from gpudoctor.facts.simulated.edits import Target, struck_gpu
 
+Condition = Callable[[Node, Target], bool]
 _GRACE = re.compile("GH200|GB200|GB300|GB10")
 # conditions that hold if a leaf of the GPU is known
 _KNOWN_LEAVES = {
@@ -33,72 +30,6 @@ _KNOWN_LEAVES = {
 }
 
 
-class Target(msgspec.Struct, frozen=True):
-    """The target of a fault, by NVML indices; the whole node if all are None. `seconds`: the duration, if specified."""
-
-    gpu: int | None = None
-    other: int | None = None
-    link: int | None = None
-    seconds: float | None = None
-
-
-Pattern = Callable[[Node, Target], Node]
-
-
-def each(node: Node, change: Callable[[Gpu], Gpu]) -> Node:
-    return replace(node, gpus=tuple(change(gpu) for gpu in node.gpus))
-
-
-def each_pair(node: Node, change: Callable[[GpuPair], GpuPair]) -> Node:
-    if isinstance(node.pairs, Missing):
-        return node
-    return replace(node, pairs=tuple(change(pair) for pair in node.pairs))
-
-
-def struck_gpu(node: Node, target: Target) -> Gpu:
-    return next(gpu for gpu in node.gpus if gpu.index == target.gpu)
-
-
-def without_struck(node: Node, target: Target) -> Node:
-    """The node without this GPU and its pairs."""
-    node = replace(node, gpus=tuple(gpu for gpu in node.gpus if gpu.index != target.gpu))
-    if isinstance(node.pairs, Missing):
-        return node
-    return replace(node, pairs=tuple(pair for pair in node.pairs if target.gpu not in (pair.a, pair.b)))
-
-
-def put_all(struct: S, leaves: Mapping[str, Any]) -> S:
-    """A copy with several leaves set, by dotted path; see `put`."""
-    for leaf, value in leaves.items():
-        struct = put(struct, leaf, value)
-    return struct
-
-
-def change(node: Node, target: Target, leaves: Mapping[str, Any]) -> Node:
-    return each(node, lambda gpu: put_on_gpu(gpu, leaves) if gpu.index == target.gpu else gpu)
-
-
-def put_on_gpu(gpu: Gpu, leaves: Mapping[str, Any]) -> Gpu:
-    """A copy with these leaves, but without counters and utilization that its model lacks: no fault brings them."""
-    return put_all(gpu, {leaf: value for leaf, value in leaves.items() if not _not_counted(gpu, leaf)})
-
-
-def _not_counted(gpu: Gpu, leaf: str) -> bool:
-    value = attrgetter(leaf)(gpu) if leaf.startswith(("throttle_times.", "utilization.")) else None
-    return isinstance(value, Missing) and value.kind == "unsupported"
-
-
-def each_hop(gpu: Gpu, change: Callable[[int, PcieHop], PcieHop]) -> Gpu:
-    """The GPU with every hop of its PCIe path changed; `change` gets the hop's position, 0 for the GPU itself."""
-    if isinstance(gpu.pcie.path, Missing):
-        return gpu
-    return put(gpu, "pcie.path", tuple(change(place, hop) for place, hop in enumerate(gpu.pcie.path)))
-
-
-def on_slot(gpu: Gpu, leaves: Mapping[str, Any]) -> Gpu:
-    return each_hop(gpu, lambda place, hop: replace(hop, **leaves) if place < 2 else hop)
-
-
 def is_local(mount: StorageMount) -> bool:
     return mount.storage_class in ("nvme", "disk", "raid")
 
@@ -114,9 +45,6 @@ def has_wide_nvme(mount: StorageMount) -> bool:
 def is_wide(disk: StorageDevice) -> bool:
     widths = [known(width) for width in (disk.width, disk.max_width, disk.slot_max_width)]
     return all(width is not None and width >= 2 for width in widths)
-
-
-Condition = Callable[[Node, Target], bool]
 
 
 def why_not(needs: Iterable[str], node: Node, target: Target) -> str | None:

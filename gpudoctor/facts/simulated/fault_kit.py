@@ -21,21 +21,11 @@ from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.links import GT_S
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Environment, HostEvent, KernelEvent, Node, Variable
-from gpudoctor.facts.simulated.conditions import (
-    Target,
-    each,
-    each_pair,
-    on_slot,
-    put_all,
-    put_on_gpu,
-    struck_gpu,
-    why_not,
-)
-from gpudoctor.facts.simulated.gpu_faults import GPU_PATTERNS
-from gpudoctor.facts.simulated.node_faults import NODE_PATTERNS
+from gpudoctor.facts.simulated import gpu_faults, node_faults  # noqa: F401 - they register their patterns
+from gpudoctor.facts.simulated.conditions import why_not
+from gpudoctor.facts.simulated.edits import PATTERNS, Target, each, each_pair, on_slot, put_all, put_on_gpu, struck_gpu
 
 FAULTS_FILE = Path(__file__).parent / "faults.yaml"
-_PATTERNS = {**GPU_PATTERNS, **NODE_PATTERNS}
 
 
 class SimulatedFault(msgspec.Struct, frozen=True):
@@ -178,7 +168,7 @@ def _patched(node: Node, target: Target, patch: Mapping[str, Any]) -> Node:
 
     `node`, `gpu`, `gpu_if_told` (only if that leaf is known), `all` (every GPU), `pair`: dotted leaf -> value.
     `slot`: leaf -> value for the bridge directly above the GPU and for the GPU's hop. `env`: name -> value.
-    `apply`: names in `_PATTERNS`. `log`: kernel lines, in which {bus}, {pci} and {gpu} stand for the target, and
+    `apply`: names in `edits.PATTERNS`. `log`: kernel lines, in which {bus}, {pci} and {gpu} stand for the target, and
     {gt_s}, {x16_gbit_s}, ... for its PCIe link.
     `host_log`: kernel lines about the host, ten minutes old.
     """
@@ -200,7 +190,7 @@ def _patched(node: Node, target: Target, patch: Mapping[str, Any]) -> Node:
     node = _with_log(node, target, patch.get("log", ()))
     node = _with_host_log(node, patch.get("host_log", ()))
     for name in patch.get("apply", ()):
-        node = _PATTERNS[name](node, target)
+        node = PATTERNS[name](node, target)
     return node
 
 

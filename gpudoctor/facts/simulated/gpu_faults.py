@@ -11,14 +11,14 @@ from gpudoctor.facts.model.gpu import CallError, GpuProcess
 from gpudoctor.facts.model.links import GT_S
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node, Unanswered
-from gpudoctor.facts.simulated.conditions import (
-    Pattern,
+from gpudoctor.facts.simulated.edits import (
     Target,
     change,
     each,
     each_hop,
     each_pair,
     on_slot,
+    pattern,
     put_all,
     struck_gpu,
     without_struck,
@@ -28,6 +28,7 @@ from gpudoctor.facts.simulated.load import put
 _STALL_S = 7.0
 
 
+@pattern("without-gpu")
 def _without_gpu(node: Node, target: Target) -> Node:
     """The driver no longer counts the GPU; NVML renumbers the GPUs after it."""
     node = without_struck(node, target)
@@ -37,12 +38,14 @@ def _without_gpu(node: Node, target: Target) -> Node:
     return put(node, "driver.device_count", len(node.gpus))
 
 
+@pattern("drained")
 def _drained(node: Node, target: Target) -> Node:
     bus_id = struck_gpu(node, target).bus_id
     drained = (*(known(node.driver.drained_gpus) or ()), bus_id)
     return put(_without_gpu(node, target), "driver.drained_gpus", drained)
 
 
+@pattern("off-pci")
 def _off_pci(node: Node, target: Target) -> Node:
     missing = struck_gpu(node, target).bus_id
     if devices := known(node.pci.nvidia_devices):
@@ -50,6 +53,7 @@ def _off_pci(node: Node, target: Target) -> Node:
     return _without_gpu(node, target)
 
 
+@pattern("lost")
 def _lost(node: Node, target: Target) -> Node:
     """About 25 getters fail with 15; identity, PCIe, NVLink and throttle reasons keep returning old values."""
     calls = tuple(f"nvmlDeviceGet{what}" for what in ("Temperature", "PowerUsage", "MemoryInfo_v2", "EccMode"))
@@ -68,6 +72,7 @@ def _lost(node: Node, target: Target) -> Node:
     return change(node, target, {"errors": tuple(CallError(call, 15, "GPU is lost") for call in calls)})
 
 
+@pattern("stall")
 def _stall(node: Node, target: Target) -> Node:
     """One call takes long and then returns; if it takes longer than a reader waits, it looks like a hang."""
     took_s = target.seconds or _STALL_S
@@ -77,6 +82,7 @@ def _stall(node: Node, target: Target) -> Node:
     return put_all(node, {"driver.slowest_call": slowest, "driver.slowest_call_s": took_s})
 
 
+@pattern("hang")
 def _hang(node: Node, target: Target) -> Node:
     """One call never returns, so the calls after it were not made."""
     call = Unanswered("nvmlDeviceGetFieldValues", target.gpu, CALL.seconds)
@@ -89,6 +95,7 @@ def _hang(node: Node, target: Target) -> Node:
     return change(node, target, dict.fromkeys(leaves, silent))
 
 
+@pattern("hot")
 def _hot(node: Node, target: Target) -> Node:
     """20 C above the other GPUs at the same power, still below the limits."""
     others = [known(gpu.thermal.gpu_c) or 30 for gpu in node.gpus if gpu.index != target.gpu]
@@ -102,6 +109,7 @@ def _hot(node: Node, target: Target) -> Node:
     return change(node, target, leaves)
 
 
+@pattern("overheated")
 def _overheated(node: Node, target: Target) -> Node:
     """At the slowdown temperature: the hardware halves the clocks, and the counters increase."""
     thermal = struck_gpu(node, target).thermal
@@ -119,6 +127,7 @@ def _overheated(node: Node, target: Target) -> Node:
     return _slowed(change(node, target, leaves), target)
 
 
+@pattern("slowed")
 def _slowed(node: Node, target: Target) -> Node:
     """Busy at half the clock, as in a hardware slowdown."""
     half = (known(struck_gpu(node, target).clocks.sm_max_mhz) or 1980) // 2
@@ -129,6 +138,7 @@ def _at_clock(node: Node, target: Target, mhz: int) -> Node:
     return change(node, target, {"clocks.sm_mhz": mhz, "clocks.graphics_mhz": mhz})
 
 
+@pattern("locked")
 def _locked(node: Node, target: Target) -> Node:
     """All GPUs run at full clocks except this one, whose clock is locked at a fifth."""
     for gpu in node.gpus:
@@ -136,6 +146,7 @@ def _locked(node: Node, target: Target) -> Node:
     return _at_clock(node, target, (known(struck_gpu(node, target).clocks.sm_max_mhz) or 1980) // 5)
 
 
+@pattern("awake")
 def _awake(node: Node, target: Target) -> Node:
     """Running the user's job: full clocks, and a PCIe link that left its power-saving state."""
     gpu = struck_gpu(node, target)
@@ -161,6 +172,7 @@ def _at_generation(node: Node, target: Target, generation: int) -> Node:
     return each(node, lambda g: on_slot(g, {"speed_gt_s": GT_S[generation]}) if g.index == target.gpu else g)
 
 
+@pattern("half-power")
 def _half_power(node: Node, target: Target) -> Node:
     gpu = struck_gpu(node, target)
     default = known(gpu.power.default_limit_w) or 300.0
@@ -168,6 +180,7 @@ def _half_power(node: Node, target: Target) -> Node:
     return change(node, target, {"power.limit_w": limit, "power.requested_limit_w": limit})
 
 
+@pattern("busy-slow-link")
 def _busy_slow_link(node: Node, target: Target) -> Node:
     """Every GPU copies data; the links of the others sped up, this one stayed at generation 1."""
     for gpu in node.gpus:
@@ -175,6 +188,7 @@ def _busy_slow_link(node: Node, target: Target) -> Node:
     return _at_generation(node, target, 1)
 
 
+@pattern("other-model")
 def _other_model(node: Node, target: Target) -> Node:
     """A smaller, similar model in one slot: name, memory, PCI ids, clocks and power differ."""
     gpu = struck_gpu(node, target)
@@ -192,11 +206,13 @@ def _other_model(node: Node, target: Target) -> Node:
     return change(node, target, leaves)
 
 
+@pattern("leak")
 def _leak(node: Node, target: Target) -> Node:
     """Memory in use without an owner, as left by a zombie or an invisible process."""
     return change(_with_share_used(node, target, 2), target, {"processes": ()})
 
 
+@pattern("stranger")
 def _stranger(node: Node, target: Target) -> Node:
     node = _with_share_used(node, target, 3)
     memory_mib = (known(struck_gpu(node, target).memory_used_mib) or 0) - 40
@@ -207,23 +223,3 @@ def _stranger(node: Node, target: Target) -> Node:
 def _with_share_used(node: Node, target: Target, parts: int) -> Node:
     total = known(struck_gpu(node, target).memory_total_mib) or 24_576
     return change(node, target, {"memory_used_mib": total // parts, "memory_free_mib": total - total // parts})
-
-
-GPU_PATTERNS: dict[str, Pattern] = {
-    "without-gpu": _without_gpu,
-    "drained": _drained,
-    "off-pci": _off_pci,
-    "lost": _lost,
-    "hang": _hang,
-    "stall": _stall,
-    "hot": _hot,
-    "overheated": _overheated,
-    "slowed": _slowed,
-    "locked": _locked,
-    "awake": _awake,
-    "half-power": _half_power,
-    "busy-slow-link": _busy_slow_link,
-    "other-model": _other_model,
-    "leak": _leak,
-    "stranger": _stranger,
-}

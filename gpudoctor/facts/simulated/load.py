@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from gpudoctor.facts.simulated.fault_kit import SimulatedFault
 
 FOLDER = Path(__file__).parent / "nodes"
+MOST_NAMED = 5
 CALLER_PREFIXES = ("CUDA_", "FI_", "NCCL_", "SLURM_")
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -76,12 +77,15 @@ def load_node(name: str, environ: Mapping[str, str] | None = None) -> Node:
     driver = body.setdefault("driver", {})
     driver.setdefault("device_count", len(wired.gpus))
     node = msgspec.convert(body, Node, strict=False)
+    taken = {key: value for key, value in (environ or {}).items() if key.startswith(CALLER_PREFIXES)}
+    tried = ", ".join(sorted(taken)[:MOST_NAMED]) + (", ..." if len(taken) > MOST_NAMED else "")
+    notes = (*node.source.notes, *([f"tried on it, from this shell: {tried}"] if taken else []))
     return replace(
         fill(node, _NOT_SIMULATED),
-        source=Source(kind="simulated", name=name, collected_at=Missing("simulated"), notes=node.source.notes),
+        source=Source(kind="simulated", name=name, collected_at=Missing("simulated"), notes=notes),
         gpus=wired.gpus,
         pairs=wired.pairs,
-        environment=_with_callers(node.environment, environ),
+        environment=_with_callers(node.environment, taken),
     )
 
 
@@ -106,8 +110,7 @@ def apply_faults(node: Node, specs: Iterable[str]) -> Node:
     return fault_kit.apply_faults(node, specs)
 
 
-def _with_callers(own: Environment, environ: Mapping[str, str] | None) -> Environment:
-    taken = {key: value for key, value in (environ or {}).items() if key.startswith(CALLER_PREFIXES)}
+def _with_callers(own: Environment, taken: Mapping[str, str]) -> Environment:
     read = environment.read_environment(taken, Path("/")) if taken else Environment()
     both = (*(known(own.variables) or ()), *(known(read.variables) or ()))
     variables = {variable.name: variable for variable in both}

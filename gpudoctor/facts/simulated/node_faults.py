@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
@@ -10,16 +11,14 @@ from msgspec.structs import replace
 from gpudoctor.facts.model.gpu import Gpu, GpuPair, NvLink
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, known
 from gpudoctor.facts.model.node import Node, StorageMount
-from gpudoctor.facts.simulated.conditions import (
-    Pattern,
+from gpudoctor.facts.simulated.conditions import is_local, is_remote, is_wide
+from gpudoctor.facts.simulated.edits import (
     Target,
     change,
     each,
     each_hop,
     each_pair,
-    is_local,
-    is_remote,
-    is_wide,
+    pattern,
     put_all,
     struck_gpu,
     without_struck,
@@ -27,11 +26,27 @@ from gpudoctor.facts.simulated.conditions import (
 from gpudoctor.facts.simulated.load import put
 from gpudoctor.facts.system.sysfs import parse_cpu_list
 
+_NO_ANSWER: dict[str, Any] = dict.fromkeys(
+    ("total_bytes", "free_bytes", "inodes", "inodes_free", "error"), Missing("did not answer within 5 s", "failed")
+)
+# which mounts a pattern changes, and their leaves
+_MOUNT_PATTERNS: dict[str, tuple[Callable[[StorageMount], bool], dict[str, Any]]] = {
+    "storage-full": (is_local, {"free_bytes": 0}),
+    "storage-nearly-full": (is_local, {"free_bytes": 3 << 30}),
+    "inodes-used-up": (is_local, {"inodes_free": 0}),
+    "stale-nfs": (is_remote, {**_NO_ANSWER, "error": "Stale file handle (ESTALE)"}),
+    "storage-hang": (is_remote, _NO_ANSWER),
+    "storage-shutdown": (is_local, {"options": ("rw", "relatime", "shutdown")}),
+    "storage-read-only": (is_local, {"system_read_only": True}),
+}
 
+
+@pattern("links-down")
 def _links_down(node: Node, target: Target) -> Node:
     return _with_links_down(node, struck_gpu(node, target), range(99))
 
 
+@pattern("link-down")
 def _link_down(node: Node, target: Target) -> Node:
     return _with_links_down(node, struck_gpu(node, target), (target.link or 0,))
 
@@ -64,10 +79,12 @@ def _with_inactive(links: tuple[NvLink, ...], down: Container[NvLink]) -> tuple[
     return tuple(replace(link, state="inactive", speed_gb_s=UNSUPPORTED) if link in down else link for link in links)
 
 
+@pattern("slow-link")
 def _slow_link(node: Node, target: Target) -> Node:
     return _change_link(node, target, lambda link: {"speed_gb_s": (known(link.speed_gb_s) or 25.0) / 2})
 
 
+@pattern("noisy-link")
 def _noisy_link(node: Node, target: Target) -> Node:
     return _change_link(
         node, target, lambda link: {"crc_errors": 481_220, "replay_errors": 9_412, "recovery_errors": 64}
@@ -80,6 +97,7 @@ def _change_link(node: Node, target: Target, leaves: Callable[[NvLink], Mapping[
     return change(node, target, {"nvlinks": changed})
 
 
+@pattern("fewer-pair-links")
 def _fewer_pair_links(node: Node, target: Target) -> Node:
     """Every link of both GPUs is up, but the driver reports fewer links between them."""
 
@@ -91,6 +109,7 @@ def _fewer_pair_links(node: Node, target: Target) -> Node:
     return each_pair(node, thinner)
 
 
+@pattern("slow-uplink")
 def _slow_uplink(node: Node, target: Target) -> Node:
     """The switch's link to the root port trained one generation lower, which affects every GPU behind it."""
     upper = (known(struck_gpu(node, target).pcie.path) or ())[-2:]
@@ -101,6 +120,7 @@ def _slow_uplink(node: Node, target: Target) -> Node:
     )
 
 
+@pattern("redirected")
 def _redirected(node: Node, target: Target) -> Node:
     """Every bridge redirects traffic to the root; the GPU itself is not a bridge."""
     return each(node, lambda gpu: each_hop(gpu, lambda place, hop: replace(hop, acs_redirect=True) if place else hop))
@@ -109,12 +129,14 @@ def _redirected(node: Node, target: Target) -> Node:
 # Driver, host, network and software.
 
 
+@pattern("no-gpus")
 def _no_gpus(node: Node, target: Target) -> Node:
     missing = Missing("the driver did not start")
     unread = (f"driver.{leaf}" for leaf in ("device_count", "cuda_version", "slowest_call", "slowest_call_s"))
     return put_all(node, {**dict.fromkeys(unread, missing), "driver.calls": 0, "gpus": (), "pairs": missing})
 
 
+@pattern("no-driver")
 def _no_driver(node: Node, target: Target) -> Node:
     driver = "nouveau" if node.driver.nouveau_loaded is True else None
     if devices := known(node.pci.nvidia_devices):
@@ -122,12 +144,14 @@ def _no_driver(node: Node, target: Target) -> Node:
     return _no_gpus(node, target)
 
 
+@pattern("handle-denied")
 def _handle_denied(node: Node, target: Target) -> Node:
     """The driver counts the GPU but returns no handle: the device file may not be opened."""
     error = f"GPU {target.gpu}: nvmlDeviceGetHandleByIndex: insufficient permissions (4)"
     return put(without_struck(node, target), "driver.handle_errors", (*node.driver.handle_errors, error))
 
 
+@pattern("far-cpus")
 def _far_cpus(node: Node, target: Target) -> Node:
     """The process may only run on the CPUs of the other socket."""
     near = known(struck_gpu(node, target).numa_node)
@@ -137,12 +161,14 @@ def _far_cpus(node: Node, target: Target) -> Node:
     return put_all(node, {"host.cpus_usable_list": cpus, "host.cpus_usable": count})
 
 
+@pattern("small-ram")
 def _small_ram(node: Node, target: Target) -> Node:
     """A quarter of the 16 GiB per GPU that multi-GPU training needs: less than half the memory of any GPU here."""
     ram = 4 * 1024 * max(len(node.gpus), 1)
     return put_all(node, {"host.ram_mib": ram, "host.ram_available_mib": ram - 2_048})
 
 
+@pattern("small-cgroup")
 def _small_cgroup(node: Node, target: Target) -> Node:
     limit = 4 * 1024 * max(len(node.gpus), 1)
     source = "/sys/fs/cgroup/memory.max"
@@ -155,16 +181,19 @@ def _port(node: Node, **leaves: Any) -> Node:
     return put(node, "network.rdma_ports", (*others, replace(last, **leaves)))
 
 
+@pattern("port-down")
 def _port_down(node: Node, target: Target) -> Node:
     ports = known(node.network.rdma_ports) or ()
     lost = (known(ports[-1].link_downed) or 0) + 1  # another fault may have counted before
     return _port(node, state="DOWN", physical_state="Polling", rate_gbit_s=10.0, link_downed=lost)
 
 
+@pattern("port-flaps")
 def _port_flaps(node: Node, target: Target) -> Node:
     return _port(node, link_downed=10 * _days_up(node))
 
 
+@pattern("port-errors")
 def _port_errors(node: Node, target: Target) -> Node:
     # a driver that shows these counters shows them of all its ports
     ports = tuple(replace(port, symbol_errors=0, receive_errors=0) for port in known(node.network.rdma_ports) or ())
@@ -176,11 +205,13 @@ def _days_up(node: Node) -> int:
     return int((known(node.host.uptime_s) or 0) // 86_400) + 1
 
 
+@pattern("port-slow")
 def _port_slow(node: Node, target: Target) -> Node:
     ports = known(node.network.rdma_ports) or ()
     return _port(node, rate_gbit_s=(known(ports[-1].max_rate_gbit_s) or 400.0) / 4)
 
 
+@pattern("two-nccl-copies")
 def _two_copies(node: Node, target: Target) -> Node:
     copies = (*node.software.nccl_copies, "/usr/lib/x86_64-linux-gnu/libnccl.so.2.19.3")
     return put(node, "software.nccl_copies", copies)
@@ -189,15 +220,17 @@ def _two_copies(node: Node, target: Target) -> Node:
 # File systems and their disks.
 
 
-def _of_mounts(strikes: Callable[[StorageMount], bool], **leaves: Any) -> Pattern:
-    def struck(node: Node, target: Target) -> Node:
-        mounts = known(node.storage.mounts) or ()
-        made = tuple(replace(mount, **leaves) if strikes(mount) else mount for mount in mounts)
-        return put(node, "storage.mounts", made)
-
-    return struck
+def _change_mounts(which: Callable[[StorageMount], bool], leaves: Mapping[str, Any], node: Node, _: Target) -> Node:
+    mounts = known(node.storage.mounts) or ()
+    changed = tuple(replace(mount, **leaves) if which(mount) else mount for mount in mounts)
+    return put(node, "storage.mounts", changed)
 
 
+for name, edit in _MOUNT_PATTERNS.items():
+    pattern(name)(partial(_change_mounts, *edit))
+
+
+@pattern("nvme-narrow")
 def _narrow_nvme(node: Node, target: Target) -> Node:
     mounts = []
     for mount in known(node.storage.mounts) or ():
@@ -206,11 +239,7 @@ def _narrow_nvme(node: Node, target: Target) -> Node:
     return put(node, "storage.mounts", tuple(mounts))
 
 
-def _no_answer(**leaves: Any) -> dict[str, Any]:
-    why = Missing("did not answer within 5 s", "failed")
-    return {**dict.fromkeys(("total_bytes", "free_bytes", "inodes", "inodes_free"), why), "error": why, **leaves}
-
-
+@pattern("not-mounted")
 def _not_mounted(node: Node, target: Target) -> Node:
     """The remote file systems are not mounted, and their paths are on the root file system."""
     mounts = known(node.storage.mounts) or ()
@@ -226,34 +255,3 @@ def _not_mounted(node: Node, target: Target) -> Node:
         if not is_remote(mount)
     )
     return put(node, "storage.mounts", retained)
-
-
-NODE_PATTERNS: dict[str, Pattern] = {
-    "links-down": _links_down,
-    "link-down": _link_down,
-    "slow-link": _slow_link,
-    "noisy-link": _noisy_link,
-    "fewer-pair-links": _fewer_pair_links,
-    "slow-uplink": _slow_uplink,
-    "redirected": _redirected,
-    "no-gpus": _no_gpus,
-    "no-driver": _no_driver,
-    "handle-denied": _handle_denied,
-    "far-cpus": _far_cpus,
-    "small-ram": _small_ram,
-    "small-cgroup": _small_cgroup,
-    "port-down": _port_down,
-    "port-slow": _port_slow,
-    "port-flaps": _port_flaps,
-    "port-errors": _port_errors,
-    "two-nccl-copies": _two_copies,
-    "storage-full": _of_mounts(is_local, free_bytes=0),
-    "storage-nearly-full": _of_mounts(is_local, free_bytes=3 << 30),
-    "inodes-used-up": _of_mounts(is_local, inodes_free=0),
-    "nvme-narrow": _narrow_nvme,
-    "stale-nfs": _of_mounts(is_remote, **_no_answer(error="Stale file handle (ESTALE)")),
-    "storage-hang": _of_mounts(is_remote, **_no_answer()),
-    "storage-shutdown": _of_mounts(is_local, options=("rw", "relatime", "shutdown")),
-    "storage-read-only": _of_mounts(is_local, system_read_only=True),
-    "not-mounted": _not_mounted,
-}

@@ -9,7 +9,6 @@ import gzip
 import os
 import re
 import stat
-import tempfile
 import zlib
 from array import array
 from bisect import bisect_right
@@ -24,6 +23,7 @@ from gpudoctor.facts.captures.facts_file import checked
 from gpudoctor.facts.captures.opened import GZIP, HEAD_BYTES, open_plain
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.stream.messages import Opening, Tick
+from gpudoctor.process.temporary_folder import temporary_file
 
 MAX_LINE_BYTES = 16 << 20
 MAX_FILE_BYTES = 4 << 30
@@ -244,7 +244,7 @@ def _opened(path: str) -> BinaryIO:
 
 def _unpacked(file: BinaryIO, path: str) -> BinaryIO:
     """Unpack a .gz; one that is incomplete (still being written, or cut off) as far as it goes."""
-    whole: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
+    whole = temporary_file()
     size = 0
     try:
         with gzip.GzipFile(fileobj=file) as packed:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -29,6 +27,7 @@ from gpudoctor.probes.runner.rank_starter_client import contexts_of, end, order_
 from gpudoctor.probes.runner.run_collector import RunCollector
 from gpudoctor.process.pipes import LineReader, ready
 from gpudoctor.process.spawn import Child
+from gpudoctor.process.temporary_folder import temporary_folder
 
 __all__ = ["ProbePlan", "run_probes"]
 
@@ -121,13 +120,9 @@ def _private_folder() -> Iterator[tuple[Path, int]]:
             for end in (reader, writer):
                 life.callback(os.close, end)
             _refuse_silent_tmpdir()
-            folder = Path(tempfile.mkdtemp(prefix="gpudoctor-"))
+            folder = life.enter_context(temporary_folder("gpudoctor-"))
             _require_locks(folder)
-        try:
-            yield folder, reader
-        finally:
-            spares.close()
-            shutil.rmtree(folder, ignore_errors=True)
+        yield folder, reader
 
 
 def _refuse_silent_tmpdir() -> None:
@@ -144,7 +139,6 @@ def _require_locks(folder: Path) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        shutil.rmtree(folder, ignore_errors=True)
         text = f"TMPDIR, {folder.parent}, has no file locks ({error.strerror}): set it to a folder on a local disk"
         raise OSError(text) from error
     finally:

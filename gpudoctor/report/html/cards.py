@@ -9,14 +9,14 @@ from gpudoctor.report.html.parts import Card, Cell, Chip, Code, Command, Items, 
 from gpudoctor.report.wording import block_parts, label_of
 
 
-def finding_card(check: str, title: str, findings: Sequence[Finding], explains: Iterable[str] = ()) -> Card:
+def finding_card(check: str, findings: Sequence[Finding], explains: Iterable[str] = ()) -> Card:
     """Found, expected, evidence, likely cause and what it explains, of findings with the same words."""
     rows = (
         (label, part if isinstance(part, str) else Items(tuple(map(_item, part))))
         for label, part in block_parts(findings, explains)
         if label != "do"
     )
-    return Card(findings[0].status.value, _title(check, findings), title, (pairs(*rows),))
+    return Card(findings[0].status.value, _title(check, findings), "", (pairs(*rows),))
 
 
 def advice_cards(problems: Iterable[tuple[str, Sequence[Finding]]]) -> list[Card]:

@@ -28,9 +28,9 @@ from gpudoctor.report.html.parts import (
 from gpudoctor.report.html.render import render_page
 from gpudoctor.report.model import Report, alarms, is_above, node_words, profile_words
 from gpudoctor.report.wording import (
+    Explained,
     domain_words,
     expected_words,
-    explained_by,
     label_of,
     problem_groups,
     verdict_word,
@@ -48,10 +48,8 @@ def render_html(report: Report, *, raw_facts: bool = True) -> str:
     word = verdict_word(report) if judged else "NOT JUDGED"
     node = [*node_words(report, "×"), *([f"kernel {report.host.kernel}"] if report.host.kernel else [])]
     problems = list(problem_groups(report)) if judged else []
-    cards = (
-        finding_card(result.id, result.title, findings, explained_by(report, result.id, findings))
-        for result, findings in problems
-    )
+    explained = Explained(report)
+    cards = (finding_card(result.id, findings, explained.by(result.id, findings)) for result, findings in problems)
     page = Page(
         title=f"{word}{simulated} {_host(report)}: gpudoctor report",
         kicker=f"gpudoctor {report.tool.version} report",
@@ -59,7 +57,8 @@ def render_html(report: Report, *, raw_facts: bool = True) -> str:
         status=report.verdict,
         word=word,
         verdict=verdict_words(report) if judged else "gpudoctor could not do its work",
-        reason=report.reason if judged and report.verdict != "pass" else "",
+        # the badge above says the verdict
+        reason=report.reason.removeprefix(f"{word} ") if judged and report.verdict != "pass" else "",
         where=" · ".join(node) if judged else "",
         counts=_counts(report) if judged else (),
         banners=tuple(_banners(report)),
@@ -95,7 +94,10 @@ def _checks(report: Report) -> tuple[Section, ...]:
 
 
 def _fold(status: Status, name: str, text: str, results: Iterable[CheckResult]) -> Fold:
-    rows = tuple((each.status.value, each.id, each.title, _found(each)) for each in results)
+    # a title says what holds if the check passes
+    rows = tuple(
+        (each.status.value, each.id, "" if each.status in PROBLEMS else each.title, _found(each)) for each in results
+    )
     return Fold((Chip(status.value), Strong(name), text), (Findings(rows),), status in PROBLEMS)
 
 

@@ -11,10 +11,10 @@ from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, F
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.run.findings.balance import evidence_of, expected_ratio, subject_of
 from gpudoctor.run.findings.run_check import run_check
-from gpudoctor.run.findings.slow_ranks import LAST_IN_SHARE, LIMITS, compared
+from gpudoctor.run.findings.slow_ranks import LAST_IN_SHARE, LIMITS, SlowRank, compared
 from gpudoctor.run.observer.layout import WAIT
 from gpudoctor.run.step_series import TimedStep
-from gpudoctor.run.watched import Watched
+from gpudoctor.run.watched import Watched, WatchedRank
 
 _UNEVEN = Limit(
     1.15,
@@ -35,29 +35,33 @@ def batch(watched: Watched) -> Iterator[Finding]:
         return
     named = [each for each in compared(watched).slow if each.cause == "batch"]
     for slow in named:
-        own = fmean(step.elements for step in slow.rank.steps)
-        rows = fmean(step.rows for step in slow.rank.steps)
-        others = [rank for rank in ranks if rank is not slow.rank]
-        usual = fmean(fmean(step.elements for step in rank.steps) for rank in others)
-        usual_rows = fmean(fmean(step.rows for step in rank.steps) for rank in others)
-        text = (
-            f"makes the others wait: its batches are {own / usual:.2f} x as large as theirs, its compute takes "
-            f"{slow.own_ms:.1f} ms a step, theirs {slow.usual_ms:.1f} ms"
-        )
-        sizes = Evidence(
-            "first input", f"{rows:.1f} rows, {own:.0f} elements a step; others {usual_rows:.1f}, {usual:.0f}"
-        )
-        yield warn(
-            subject_of(watched, slow.rank),
-            Found(text, round(own / usual, 3), "ratio"),
-            expected_ratio(),
-            sizes,
-            *evidence_of(watched, slow),
-            likely="uneven batches: this rank gets more to compute than the others",
-            advice=_ADVICE,
-        )
-    if named:
-        return
+        yield _larger(watched, slow, [rank for rank in ranks if rank is not slow.rank])
+    if not named:
+        yield _uneven(watched, ranks)
+
+
+def _larger(watched: Watched, slow: SlowRank, others: Sequence[WatchedRank]) -> Finding:
+    own = fmean(step.elements for step in slow.rank.steps)
+    rows = fmean(step.rows for step in slow.rank.steps)
+    usual = fmean(fmean(step.elements for step in rank.steps) for rank in others)
+    usual_rows = fmean(fmean(step.rows for step in rank.steps) for rank in others)
+    text = (
+        f"makes the others wait: its batches are {own / usual:.2f} x as large as theirs, its compute takes "
+        f"{slow.own_ms:.1f} ms a step, theirs {slow.usual_ms:.1f} ms"
+    )
+    sizes = Evidence("first input", f"{rows:.1f} rows, {own:.0f} elements a step; others {usual_rows:.1f}, {usual:.0f}")
+    return warn(
+        subject_of(watched, slow.rank),
+        Found(text, round(own / usual, 3), "ratio"),
+        expected_ratio(),
+        sizes,
+        *evidence_of(watched, slow),
+        likely="uneven batches: this rank gets more to compute than the others",
+        advice=_ADVICE,
+    )
+
+
+def _uneven(watched: Watched, ranks: Sequence[WatchedRank]) -> Finding:
     per_step = list(zip(*(rank.steps for rank in ranks), strict=True))
     ratios = [
         max(step.elements for step in steps) / fmean(step.elements for step in steps)
@@ -69,13 +73,12 @@ def batch(watched: Watched) -> Iterator[Finding]:
     found = Found(f"the largest batch of a step has {uneven:.2f} x the mean size", round(uneven, 3), "ratio")
     expected = Expected(f"at most {_UNEVEN.value:g} x", "<=", _UNEVEN.value, "ratio", _UNEVEN.source)
     if uneven <= _UNEVEN.value or wait <= _WAIT_SHARE.value:
-        yield ok(NODE, found, expected)
-        return
+        return ok(NODE, found, expected)
     place = _always_largest(per_step)
     whose = "now one, now another rank has" if place is None else f"rank {ranks[place].rank} has"
     text = f"uneven batches: {whose} the largest; the ranks wait {wait:.0%} of the time"
     subject = NODE if place is None else subject_of(watched, ranks[place])
-    yield warn(subject, found, expected, likely=text, advice=_ADVICE)
+    return warn(subject, found, expected, likely=text, advice=_ADVICE)
 
 
 def _always_largest(per_step: Sequence[Sequence[TimedStep]]) -> int | None:

@@ -23,6 +23,7 @@ _RENAMED_FROM, _RENAMED_BY = (2, 8), (2, 9)
 _RANK = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 _LOCAL_RANK = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 _WORLD = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+observed: RankProcess | None = None
 
 
 class RankProcess:
@@ -136,9 +137,6 @@ def _number(names: tuple[str, ...]) -> int:
         if value.isascii() and value.isdecimal():
             return int(value)
     return -1
-
-
-observed: RankProcess | None = None
 
 
 def begin(folder: str) -> None:

@@ -47,10 +47,10 @@ class CheckList(Vertical):
     }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        ("r", "run_one", "Run check"),
+        ("r", "run_one", "Check"),
         ("e", "page", "Explain"),
         ("slash", "filter", "Filter"),
-        ("f", "problems", "Only problems"),
+        ("f", "problems", "Problems"),
         ("escape", "no_filter", "No filter"),
     ]
 
@@ -205,6 +205,7 @@ class CheckList(Vertical):
     def _typed(self, event: Input.Changed) -> None:
         event.stop()
         self._filter = event.value.strip()
+        self._problems_only = self._problems_only and not self._filter  # a filter looks in all checks
         self._filter_changed()
 
     @on(Input.Submitted)

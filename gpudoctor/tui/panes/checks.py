@@ -58,7 +58,7 @@ class ChecksPane(Pane):
         .history Static { height: auto; width: 100%; }
     }
     """
-    BINDINGS: ClassVar[list[BindingType]] = [("d", "run_domain", "Run domain"), ("b", "app.compare", "Compare")]
+    BINDINGS: ClassVar[list[BindingType]] = [("d", "run_domain", "Domain"), ("b", "app.compare", "Compare")]
 
     def __init__(self) -> None:
         super().__init__()

@@ -17,7 +17,7 @@ from gpudoctor.checks.core.finding import PROBLEMS, WORST_FIRST, Finding, Status
 from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.checks.core.subject import Subject, grouped_label
 from gpudoctor.report.model import Report
-from gpudoctor.report.wording import CommandText, block_rows, explained_by, verdict_word, verdict_words
+from gpudoctor.report.wording import CommandText, Explained, block_rows, verdict_word, verdict_words
 from gpudoctor.text.output import printable
 from gpudoctor.tui.labels import WORDS, clock, style_of
 from gpudoctor.tui.panes.pane import PageWanted
@@ -89,7 +89,7 @@ def _problem(
         head = Content.assemble(head, " " * (width - head.cell_length - len(since)), since)
         since = ""
     yield from head.wrap(width)
-    for name, text in _urgent_first(_short(block_rows(finding, explained_by(report, result.id, [finding]))), small):
+    for name, text in _urgent_first(_short(block_rows(finding, Explained(report).by(result.id, [finding]))), small):
         yield from _labelled(name, text, width, no_color)
     if finding.explained_by is not None:
         yield from _labelled("cause", f"explained by {finding.explained_by}", width, no_color)
@@ -160,11 +160,13 @@ def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "~"
 
 
-def _verdict(report: Report | None, no_color: bool) -> Content:
-    """Before a check is chosen, which the first problem does by itself: what the verdict means."""
+def _verdict(report: Report | None, gpu: int | None, no_color: bool) -> Content:
+    """Without a check, which the first problem chooses by itself: the verdict; of a GPU, that it has none."""
     hint = "Choose a check to see its findings."
     if report is None:
         return Content(hint)
+    if gpu is not None:
+        return Content(f"GPU {gpu}: no problem found. {hint}")
     word = (verdict_word(report), style_of(Status(report.verdict), no_color))
     return Content.assemble(word, f"  {verdict_words(report)}\n\n{hint}")
 
@@ -211,7 +213,7 @@ class FindingPane(VerticalScroll, can_focus=True):
             return
         self._drawn = key
         if self._check_id is None:
-            self._text.update(_verdict(self._state.report, no_color))
+            self._text.update(_verdict(self._state.report, self._gpu, no_color))
         else:
             self._text.update(finding_content(self._state, self._check_id, self._gpu, width, no_color, small=small))
 

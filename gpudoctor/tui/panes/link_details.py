@@ -55,7 +55,10 @@ def pair_line(state: State, a: int | None, b: int | None, ranks: tuple[int, int]
         return printable(f"{gpu.label}: {known(gpu.name) or '-'}") if gpu is not None else f"GPU {a}"
     pair = pair_of(node, a, b)
     parts = []
-    if a is not None and b is not None:
+    lost = [gpu.index for gpu in (state.gpu(a), state.gpu(b)) if gpu is not None and gpu.errors]
+    if lost:
+        parts.append(f"not known, GPU {ranges(lost)} is lost or needs a reset")
+    elif a is not None and b is not None:
         parts.append(way_of(pair))
         if pair is not None:
             parts.append(f"P2P read {known(pair.p2p_read) or '-'} write {known(pair.p2p_write) or '-'}")

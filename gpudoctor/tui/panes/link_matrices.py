@@ -39,6 +39,7 @@ _RATES: dict[Metric, Callable[[Measurements], RateMatrix]] = {
     "pairs": pair_matrix,
 }
 _NAMES_MAX = 3
+UNTRUSTED = "?"  # what the driver still says of a GPU that is lost or needs a reset
 _MEANINGS = {
     "PIX": "PIX one PCIe bridge",
     "PXB": "PXB several bridges",
@@ -96,7 +97,8 @@ def _facts(metric: Metric, node: Node | None) -> Drawn:
         if pair.a not in where or pair.b not in where:
             continue
         for one, other in ((where[pair.a], where[pair.b]), (where[pair.b], where[pair.a])):
-            cells[one, other] = Cell(_fact_text(metric, pair))
+            silent = node.gpus[one].errors or node.gpus[other].errors
+            cells[one, other] = Cell(UNTRUSTED if silent else _fact_text(metric, pair))
     grid = Grid(tuple(str(index) for index in indices), cells)
     return Drawn(title, _fact_note(metric, node, {cell.text for cell in cells.values()}), grid, tuple(indices))
 
@@ -117,7 +119,8 @@ def _fact_note(metric: Metric, node: Node, texts: set[str]) -> str:
     statements = [meaning for word, meaning in _MEANINGS.items() if word in texts]
     if metric == "topology" and any(text.startswith("NV") for text in texts):
         statements.insert(0, "NV# NVLinks")
-    return ", ".join([*statements, *(["- not known"] if "-" in texts else [])])
+    statements += ["- not known"] if "-" in texts else []
+    return ", ".join([*statements, *(["? of a lost GPU, not to be trusted"] if UNTRUSTED in texts else [])])
 
 
 def _figures(metric: Metric, node: Node | None, report: Report | None) -> Drawn:

@@ -68,8 +68,8 @@ class LinksPane(DrawnPane):
     def action_measure(self) -> None:
         self.post_message(RunWanted(("link", "collective"), "full"))
 
-    @on(Matrix.Moved)
-    def _moved(self, event: Matrix.Moved) -> None:
+    @on(Matrix.CursorMoved)
+    def _moved(self, event: Matrix.CursorMoved) -> None:
         event.stop()
         gpu = self._row_gpu()
         if gpu is not None and gpu != self._seen_gpu:
@@ -104,6 +104,8 @@ class LinksPane(DrawnPane):
         self._draw_texts()
 
     def _draw_texts(self) -> None:
+        if not self.size.width:  # not laid out yet: a resize follows
+            return
         gpu = self._row_gpu()
         shown = self._state.selected_gpu if gpu is None else gpu
         # without the scroll bar and, beside the matrix, the gap

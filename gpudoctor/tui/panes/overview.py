@@ -157,10 +157,12 @@ class OverviewPane(Pane):
             self.show(self._state)
 
     def choose_gpu(self, state: State) -> None:
-        """The selected GPU changed: show its worst finding, if it has one."""
+        """The selected GPU changed: show its worst finding, or that it has none."""
         found = state.findings_of(state.selected_gpu)
         if found:
             self.turn_to(found[0][0], state.selected_gpu)
+        else:
+            self._check_id, self._check_gpu = None, state.selected_gpu
 
     def turn_to(self, check_id: str, gpu: int | None) -> None:
         """Show the findings of this check, those of this GPU (NVML index) first."""

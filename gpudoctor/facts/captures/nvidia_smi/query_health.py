@@ -113,15 +113,15 @@ def clocks_of(v: Values) -> Clocks:
 
 def _event_reasons(v: Values) -> tuple[str, ...] | Missing:
     """The active reasons; Missing if none could be read, or one failed."""
-    section = next((name for name in REASON_SECTIONS if v.under(name)), None)
-    if section is None:
+    paths = [f"{section}/{path}" for section in REASON_SECTIONS for path in v.under(section)]
+    if not paths:
         whole = v.text(*REASON_SECTIONS)
         return whole if isinstance(whole, Missing) else ABSENT
     active: list[str] = []
     reported = False
     missing = ABSENT
-    for path in v.under(section):
-        flag = v.flag(f"{section}/{path}")
+    for path in paths:
+        flag = v.flag(path)
         if isinstance(flag, Missing):
             if flag.kind == "failed":
                 return flag
@@ -133,7 +133,7 @@ def _event_reasons(v: Values) -> tuple[str, ...] | Missing:
             word = word.removeprefix(prefix)
         if flag:
             active.append(_REASONS.get(word, word.replace("_", "-")))
-    return tuple(active) if reported else missing
+    return tuple(dict.fromkeys(active)) if reported else missing
 
 
 def throttle_times_of(v: Values) -> ThrottleTimes:

@@ -77,6 +77,8 @@ INDENTS: dict[str, int] = {
 }
 
 
+# by whatever drivers and devices they are named after
+_SECTION_KINDS = ("reasons", "power_readings")
 _DEEPEST = 16
 _BANNER = re.compile(r"\s*=+ ?NVSMI LOG ?=+$")
 _GPU = re.compile(r"\s*GPU ((?:[0-9A-Fa-f]{4,8}:)[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f]|\S+:\S+)$")
@@ -109,9 +111,10 @@ def parse_smi_text(text: str, *, whole_end: bool = True, selected: bool = False)
     """Read the dump. Raise SourceError if it contains nothing about a GPU.
 
     A line is "label : value" or a section's label; each level is indented by four spaces. A part of a dump without a
-    line that names its GPU belongs to a GPU without a bus id; whenever a section begins again, to the next one. If all
-    indentation is lost, the levels are derived from the sections' names. If the dump is cut off, what is missing from
-    its last GPU is Missing (failed). `whole_end`: False if the last line had no line end; `selected`: run with -i.
+    line that names its GPU belongs to a GPU without a bus id; whenever a section begins again, to the next one. A value
+    in it that occurs in one section only is of that section, wherever it stands. If all indentation is lost, the levels
+    are derived from the sections' names. If the dump is cut off, what is missing from its last GPU is Missing (failed).
+    `whole_end`: False if the last line had no line end; `selected`: run with -i.
     """
     lines = text.splitlines()
     if not whole_end:
@@ -155,7 +158,10 @@ def parse_smi_text(text: str, *, whole_end: bool = True, selected: bool = False)
         if len(path) >= _DEEPEST:
             raise SourceError(f"line {number}: nested deeper than {_DEEPEST} levels")
         path.append((indent, name))
-        _keep(gpus[-1], [*PARENTS.get(path[0][1], ()), *(step for _, step in path)], value)
+        where = [*PARENTS.get(path[0][1], ()), *(step for _, step in path)]
+        if not named and value is not None and _misplaced(name, where[0]):
+            where = [*PARENTS[name], name]
+        _keep(gpus[-1], where, value)
     if not gpus and "attached_gpus" not in top and "driver_version" not in top:
         raise SourceError("holds no GPU: a line like 'GPU 00000000:18:00.0' is missing")
     return smi_dump(top, gpus, "\n".join(outside), cut=bool(gpus) and _cut(gpus), selected=selected)
@@ -198,6 +204,12 @@ def _flat_indent(name: str, value: str | None, path: list[tuple[int, str]]) -> i
 
 def _begins_part(name: str) -> bool:
     return name in SECTIONS or name in LABELS or name in PARENTS
+
+
+def _misplaced(name: str, section: str) -> bool:
+    """Whether a value that one kind of section has stands in another: the lines of a fragment have changed places."""
+    own = PARENTS.get(name, (section,))[0]
+    return own != section and not any(kind in own and kind in section for kind in _SECTION_KINDS)
 
 
 def _again(gpu: GpuDump, name: str) -> bool:

@@ -1,0 +1,53 @@
+"""The node that docs/simulated-nodes.md shows is read as it stands there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pynvml
+import pytest
+
+from gpudoctor.testing import FakeNvml
+from tests.cli.conftest import Gpudoctor, gpudoctor
+
+__all__ = ["gpudoctor"]
+
+PAGE = Path(__file__).parents[2] / "docs" / "simulated-nodes.md"
+
+
+@pytest.fixture
+def own_node(tmp_path: Path) -> Path:
+    (text,) = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_the_check_names_the_file_and_passes_nothing_that_it_lacks(own_node: Path, gpudoctor: Gpudoctor) -> None:
+    outcome = gpudoctor("check", "--level", "quick", "--node", str(own_node))
+    assert outcome.code == 3, outcome.out
+    assert outcome.out.startswith("SIMULATED node mine.yaml: made up")
+    assert "2 x NVIDIA L4" in outcome.out
+
+
+def test_the_fake_answers_from_it(own_node: Path) -> None:
+    with FakeNvml(own_node):
+        pynvml.nvmlInit()
+        assert pynvml.nvmlDeviceGetCount() == 2
+        handle = pynvml.nvmlDeviceGetHandleByIndex(1)
+        assert pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU) == 88
+        with pytest.raises(pynvml.NVMLError_NotSupported):
+            pynvml.nvmlDeviceGetPowerUsage(handle)
+
+
+def test_without_its_last_line_it_may_be_cut_off(own_node: Path, gpudoctor: Gpudoctor) -> None:
+    own_node.write_text(own_node.read_text().removesuffix("...\n"))
+    outcome = gpudoctor("check", "--node", str(own_node))
+    assert outcome.code == 2
+    assert "say so in a last line that is YAML's end mark: three dots (...)" in outcome.err
+
+
+def test_without_its_first_line_the_message_names_that_line(own_node: Path, gpudoctor: Gpudoctor) -> None:
+    own_node.write_text(own_node.read_text().partition("\n")[2])
+    assert "lack the line `schema: gpudoctor.facts/1`" in gpudoctor("check", "--node", str(own_node)).err
