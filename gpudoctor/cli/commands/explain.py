@@ -12,7 +12,6 @@ from gpudoctor.cli.options import color_option, output_color, terminal_width
 from gpudoctor.cli.parsing import nearest_words
 from gpudoctor.errors import UserError
 from gpudoctor.lazy import lazy_imports
-from gpudoctor.plan.not_planned import NOT_PLANNED
 from gpudoctor.process.exit_codes import OK
 from gpudoctor.text.output import is_terminal, printable, write_stdout
 
@@ -23,6 +22,7 @@ with lazy_imports():
     from gpudoctor.checks.core import registry
     from gpudoctor.diagnose import causes
     from gpudoctor.facts.simulated import load
+    from gpudoctor.plan import not_planned
     from gpudoctor.report import check_docs, markdown_text
     from gpudoctor.run.findings import run_check
     from gpudoctor.statements import xids
@@ -124,7 +124,7 @@ def _page_of_xid(name: str) -> str | None:
 
 
 def _page_of_method(name: str) -> str | None:
-    text = NOT_PLANNED.get(name.lower())
+    text = not_planned.NOT_PLANNED.get(name.lower())
     return f"# {name.lower()}\n\n{text}.\n" if text else None
 
 

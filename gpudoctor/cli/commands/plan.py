@@ -22,17 +22,17 @@ from gpudoctor.cli.options import (
 from gpudoctor.errors import UserError
 from gpudoctor.lazy import lazy_imports
 from gpudoctor.plan import MAX_BATCH
-from gpudoctor.plan.not_planned import NOT_PLANNED
 from gpudoctor.process.exit_codes import FAILED, OK, UNKNOWN
 from gpudoctor.text.json_text import json_line
 from gpudoctor.text.output import printable
 
 with lazy_imports():
     from gpudoctor.api import node_check
-    from gpudoctor.plan import make_plan, model, plan_text, unread_node
+    from gpudoctor.plan import make_plan, model, not_planned, plan_text, unread_node
 
 PRECISIONS = ("bf16", "fp16", "fp32", "bf16-true")
 OPTIMIZERS = ("adamw", "adamw-8bit", "momentum", "lion", "sgd")
+METHODS_NOT_PLANNED = ("lora", "qlora")
 MAX_NODES, MAX_SEQ, MAX_RANKS = 4096, 2**24, 64
 
 
@@ -67,7 +67,7 @@ def add_options(plan: argparse.ArgumentParser) -> None:
         "--report", type=Path, metavar="FILE", help="of a check of this node: use its measurements, name its faults"
     )
     plan.add_argument("--config", type=Path, metavar="FILE", help="thresholds for the faults that are looked for")
-    for method in NOT_PLANNED:
+    for method in METHODS_NOT_PLANNED:
         plan.add_argument(f"--{method}", dest=method, action="store_true", help=argparse.SUPPRESS)
     facts_deadline_option(plan, "for reading the facts (default 60)")
     format_options(plan, "text", "json")
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
 
     The exit code is 1 if the verification failed, 3 if it did not finish or was refused a GPU.
     """
-    for method, text in NOT_PLANNED.items():
+    for method, text in not_planned.NOT_PLANNED.items():
         if getattr(args, method):
             raise UserError(f"--{method}: {text}")
     asked = request_from(args, model.PlanRequest)
