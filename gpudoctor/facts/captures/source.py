@@ -10,7 +10,6 @@ import re
 import stat
 import sys
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -64,7 +63,7 @@ def load_source(
     Raise SourceError, one line with the file and the position, if it cannot be read.
     """
     try:
-        return _load(name, stdin, environ, partial(directory.node_from_directory, name, deadline_s, progress))
+        return _load(name, stdin, environ, lambda: directory.node_from_directory(name, deadline_s, progress))
     except SourceError as error:
         raise SourceError(printable(str(error))) from None
 
