@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -221,9 +220,10 @@ def _diagnosis(folder: RunFolder | None, watch: RunWatch | None, watched: Watche
     if folder is None or watch is None or (not watched.exit_code and not watched.stalls):
         return None
     watch.output_files()
+    names = {str(rank.pid): f"rank-{rank.rank}.stacks.txt" for rank in watched.ranks}
     for path in folder.ranks.glob("*.stacks"):
         if path.stat().st_size:
-            shutil.copy(path, folder.logs / f"stacks-{path.stem}.txt")
+            path.replace(folder.logs / names.get(path.stem, f"stacks-{path.stem}.txt"))
     found, _ = sources.find_sources([str(folder.logs), str(folder.path / "dumps")])
     if not found:
         return None

@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from gpudoctor.report.model import report_schema
+from gpudoctor.report.report_schema import report_schema
 from tests.cli.conftest import Gpudoctor
 
 

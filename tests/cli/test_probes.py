@@ -20,7 +20,8 @@ from gpudoctor.api.load import measure
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.report.model import Report, report_schema
+from gpudoctor.report.model import Report
+from gpudoctor.report.report_schema import report_schema
 from tests.cli.conftest import Gpudoctor, Outcome
 from tests.imported_torch import ForkedPython, own_children
 from tests.needs import needs

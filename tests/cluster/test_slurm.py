@@ -178,6 +178,25 @@ def test_a_node_with_a_hardware_fault_returns_only_after_a_check_under_load(slur
     assert "back in service (was: gpudoctor: SIMULATED FAIL gpu.xid" in slurm.log("node3")
 
 
+def test_a_node_that_flaps_returns_as_often_as_is_allowed_and_with_never_not_at_all(slurm: Slurm) -> None:
+    def fails_and_heals(until: str) -> None:
+        slurm.set_fault("node2", "compute-mode-prohibited@3")
+        slurm.wait(slurm.reasons)
+        slurm.set_fault("node2")
+        slurm.wait(lambda: until in slurm.log("node2"))
+
+    slurm.set_settings("GPUDOCTOR_UNDRAINS_A_DAY=1")
+    slurm.switch_on("health")
+    fails_and_heals("back in service")
+    fails_and_heals("still drained, returned 1 times in 24 h (GPUDOCTOR_UNDRAINS_A_DAY)")
+    slurm.set_settings("GPUDOCTOR_UNDRAIN_AFTER=never")
+    slurm.wait(lambda: "left drained, GPUDOCTOR_UNDRAIN_AFTER=never" in slurm.log("node2"))
+    _let_a_round_pass(slurm, "node2")
+
+    assert list(slurm.reasons()) == ["node2"]
+    assert slurm.log("node2").count("back in service") == 1
+
+
 def test_a_load_check_of_a_node_that_gpudoctor_did_not_drain_is_refused(slurm: Slurm) -> None:
     done = slurm.run(slurm.folder / "contrib" / "load-check.sh", SLURMD_NODENAME="node1")
     assert (done.returncode, done.stdout) == (2, "")

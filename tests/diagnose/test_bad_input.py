@@ -167,12 +167,17 @@ def test_a_line_that_repeats_the_beginning_of_a_pattern_does_not_hold_up_the_res
 
 
 @pytest.mark.parametrize(
-    "text", ["", "To train on GPUs, see the manual.\nThank you!\n", "total 8\n-rw-r--r-- 1 me me 3 a.txt\n"]
+    "text", ["To train on GPUs, see the manual.\nThank you!\n", "total 8\n-rw-r--r-- 1 me me 3 a.txt\n"]
 )
 def test_a_text_without_a_known_line_is_neither_a_failure_nor_a_pass(text: str, tmp_path: Path) -> None:
     answer = answer_to(text, tmp_path)
     assert (answer.verdict, answer.cause) == ("unknown", None)
     assert "is known as output of a training" in answer.reason
+
+
+def test_an_empty_text_is_called_empty_and_is_no_pass(tmp_path: Path) -> None:
+    answer = answer_to("", tmp_path)
+    assert (answer.verdict, answer.cause, answer.reason) == ("unknown", None, "it is empty: nothing was written there")
 
 
 @pytest.mark.wide

@@ -34,6 +34,7 @@ from gpudoctor.facts.model.storage import Storage, StorageMount, StoragePath
 from gpudoctor.facts.system.mounts import Mount, may_hang, read_mounts
 from gpudoctor.probes.runner.launch import _refuse_silent_tmpdir, _require_locks
 from gpudoctor.probes.storage.measure import read_paths
+from gpudoctor.process.temporary_folder import temporary_folder
 from tests.checks.one_check import judge, words
 from tests.needs import find, missing, needs
 
@@ -332,13 +333,12 @@ def of_fio(group: Path, file: Path, rw: str, block: str) -> float:
     return float(json.loads(told)["jobs"][0]["read"]["bw_bytes"]) / 1e9
 
 
-def test_a_tmpdir_without_file_locks_is_named_with_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tmpdir_without_file_locks_is_named_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(descriptor: int, operation: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    folder = tmp_path / "gpudoctor-x"
-    folder.mkdir()
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.raises(OSError, match=r"has no file locks \(No locks available\): set it to a folder on a local disk"):
+    why = r"has no file locks \(No locks available\): set it to a folder on a local disk"
+    with pytest.raises(OSError, match=why), temporary_folder("gpudoctor-test-") as folder:
         _require_locks(folder)
     assert not folder.exists()

@@ -83,6 +83,13 @@ def test_an_alert_fires_names_the_part_and_says_that_it_is_simulated(site: Site)
     assert by_node["node8"]["labels"]["cluster"] == "b"
 
 
+def test_what_a_slurm_hook_wrote_is_enough_for_an_alert(site: Site) -> None:
+    [alert] = wait_for(lambda: site.prometheus.firing("GpudoctorSlurmCapReached"))
+    assert (alert["labels"]["instance"], alert["labels"]["reason"]) == ("node8", "cap")
+    assert "still gets jobs: GPUDOCTOR_DRAIN_CAP is reached" in alert["annotations"]["summary"]
+    assert "gpu.xid;" in alert["annotations"]["description"]
+
+
 def test_a_node_that_never_came_up_is_missed_and_those_that_tell_are_not(site: Site) -> None:
     def down() -> list[dict[str, Any]]:
         # a scrape of a busy machine may come too late: that node is missed for a moment

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from gpudoctor.checks.core.finding import warn
-from gpudoctor.checks.core.subject import Subject
-from gpudoctor.report.wording import block_rows, problem_groups
+from gpudoctor.checks.core.subject import NODE, Subject
+from gpudoctor.report.wording import Explained, block_rows, problem_groups
 from tests.tui.checks_app import report_of
 
 GPUS = [Subject(kind="gpu", gpu=index) for index in range(30)]
@@ -29,6 +31,27 @@ def test_what_differs_between_the_subjects_of_a_block_says_whose_it_is() -> None
         ("expected", "below 85 C"),
         ("likely", "a fan"),
     ]
+
+
+def test_a_warning_explains_what_is_about_its_own_gpu_and_what_is_about_none() -> None:
+    report = report_of("hgx-h100-8")
+    effects = {
+        "gpu.temperature": tuple(warn(gpu, f"{gpu.gpu} C", None) for gpu in GPUS[:3]),
+        "pcie.balance": (warn(NODE, "uneven", None),),
+    }
+    checks = tuple(
+        replace(check, findings=tuple(replace(f, explained_by="gpu.throttle") for f in effects[check.id]))
+        if check.id in effects
+        else check
+        for check in report.checks
+    )
+    explained = Explained(replace(report, checks=checks))
+    assert explained.by("gpu.throttle", [warn(GPUS[1], "hot", None)]) == [
+        "gpu.temperature warn: GPU 1: 1 C",
+        "pcie.balance warn: uneven",
+    ]
+    assert len(explained.by("gpu.throttle", [warn(NODE, "hot", None)])) == 4
+    assert explained.by("gpu.ecc", [warn(GPUS[1], "hot", None)]) == []
 
 
 def test_a_long_list_of_what_differs_is_cut_and_says_so() -> None:

@@ -17,8 +17,9 @@ from gpudoctor.facts.simulated.load import apply_faults, load_node
 from gpudoctor.report.html.page import render_html
 from gpudoctor.report.judge import FailOn, exit_code, judge, without_verdict
 from gpudoctor.report.junit_nagios import nagios_code, render_junit, render_nagios
-from gpudoctor.report.model import Report, render_json, report_schema
+from gpudoctor.report.model import Report, render_json
 from gpudoctor.report.prometheus import render_prometheus
+from gpudoctor.report.report_schema import report_schema
 from gpudoctor.report.text import render_text
 from gpudoctor.report.wording import block_rows
 from tests.cli.conftest import Gpudoctor, gpudoctor

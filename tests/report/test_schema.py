@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpudoctor.report.model import report_schema
+from gpudoctor.report.report_schema import report_schema
 
 # one line for each key of each object, with the values of an enumeration; lines are only ever added
 RELEASED = Path(__file__).parent.parent / "golden" / "report_keys.txt"

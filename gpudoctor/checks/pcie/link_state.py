@@ -71,7 +71,13 @@ def idling(gpu: Gpu, busy_percent: float) -> bool | None:
 
 
 def names_of(gpus: Sequence[Gpu]) -> str:
-    """The GPUs for use in a sentence: "GPU 3", "GPUs 0, 1 and 2", of many the first ones "and 992 others"."""
+    """The GPUs for use in a sentence, of many the first ones.
+
+    >>> names_of([Gpu(3, "")]), names_of([Gpu(index, "") for index in range(3)])
+    ('GPU 3', 'GPUs 0, 1 and 2')
+    >>> names_of([Gpu(index, "") for index in range(1000)])
+    'GPUs 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 and 984 others'
+    """
     numbers = [str(gpu.index) for gpu in gpus[:_MOST_NAMED]]
     if len(numbers) == 1:
         return f"GPU {numbers[0]}"

@@ -32,7 +32,7 @@ with lazy_imports():
 
 PRECISIONS = ("bf16", "fp16", "fp32", "bf16-true")
 OPTIMIZERS = ("adamw", "adamw-8bit", "momentum", "lion", "sgd")
-METHODS_NOT_PLANNED = ("lora", "qlora")
+_NOT_PLANNED = ("lora", "qlora")
 MAX_NODES, MAX_SEQ, MAX_RANKS = 4096, 2**24, 64
 
 
@@ -67,7 +67,7 @@ def add_options(plan: argparse.ArgumentParser) -> None:
         "--report", type=Path, metavar="FILE", help="of a check of this node: use its measurements, name its faults"
     )
     plan.add_argument("--config", type=Path, metavar="FILE", help="thresholds for the faults that are looked for")
-    for method in METHODS_NOT_PLANNED:
+    for method in _NOT_PLANNED:
         plan.add_argument(f"--{method}", dest=method, action="store_true", help=argparse.SUPPRESS)
     facts_deadline_option(plan, "for reading the facts (default 60)")
     format_options(plan, "text", "json")
@@ -83,9 +83,9 @@ def run(args: argparse.Namespace) -> int:
 
     The exit code is 1 if the verification failed, 3 if it did not finish or was refused a GPU.
     """
-    for method, text in not_planned.NOT_PLANNED.items():
+    for method in _NOT_PLANNED:
         if getattr(args, method):
-            raise UserError(f"--{method}: {text}")
+            raise UserError(f"--{method}: {not_planned.NOT_PLANNED[method]}")
     asked = request_from(args, model.PlanRequest)
     shape = make_plan.shape_of(asked.model)
     unread = unread_node.node_of_profile(args.node) if args.node and not args.fault else None

@@ -12,7 +12,7 @@ from gpudoctor.process.exit_codes import OK
 from gpudoctor.text.output import write_stdout
 
 with lazy_imports():
-    from gpudoctor.report import model
+    from gpudoctor.report import report_schema
 
 # the other documents, and their types
 _TYPES = {
@@ -37,7 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the schema."""
     if args.of == "report":
-        write_stdout(model.report_schema())
+        write_stdout(report_schema.report_schema())
         return OK
     module, name = _TYPES[args.of]
     schema = msgspec.json.schema(getattr(import_module(module), name))

@@ -68,8 +68,8 @@ class LinksPane(DrawnPane):
     def action_measure(self) -> None:
         self.post_message(RunWanted(("link", "collective"), "full"))
 
-    @on(Matrix.Moved)
-    def _moved(self, event: Matrix.Moved) -> None:
+    @on(Matrix.CursorMoved)
+    def _moved(self, event: Matrix.CursorMoved) -> None:
         event.stop()
         gpu = self._row_gpu()
         if gpu is not None and gpu != self._seen_gpu:

@@ -63,7 +63,7 @@ class Matrix(Widget, can_focus=True):
         Binding("right", "move(0, 1)", "Right", show=False),
     ]
 
-    class Moved(Message):
+    class CursorMoved(Message):
         """The cursor moved."""
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class Matrix(Widget, can_focus=True):
             self.parent.scroll_to_region(
                 Region(0, self.virtual_region.y + row + _HEAD_LINES, 1, 1), animate=False, immediate=True
             )
-        self.post_message(self.Moved())
+        self.post_message(self.CursorMoved())
 
     def action_move(self, down: int, right: int) -> None:
         self.put_cursor(self.row + down, self.column + right)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.checks.pcie.link_state import describe
@@ -56,6 +57,15 @@ def test_the_narrow_gpu_is_named_with_what_it_costs_and_what_to_do() -> None:
     assert expected(finding) == "PCIe Gen4 x16: the GPU's own maximum, and what the other 3 GPUs run at"
     assert says(finding, "7.88 GB/s each way instead of 31.51: 75% is lost", "power it off", "riser")
     assert len(result.findings) == 4
+
+
+def test_of_many_peers_the_first_are_named_and_the_others_counted() -> None:
+    node = simulated("rtx4090-4")
+    many = tuple(replace(node.gpus[0], index=index, bus_id=f"0000:{index:02x}:00.0") for index in range(20))
+    node = on_gpus(on_gpus(replace(node, gpus=many), 18, pcie__width=4), 19, pcie__width=8)
+    assert [expected(finding).partition("and what ")[2] for finding in bad(judged(WIDTH, node))] == [
+        f"GPUs {', '.join(map(str, range(16)))} and 2 others run at"
+    ] * 2
 
 
 def test_a_slot_with_fewer_lanes_than_the_gpu_is_fine_when_its_peers_have_the_same() -> None:
