@@ -15,7 +15,7 @@ from gpudoctor.errors import UserError
 
 MAX_FILES = 20_000
 # the names that Slurm gives by default: of a job, or of a task of an array
-_OF_A_JOB = re.compile(r"slurm-(\d+(?:_\d+)?)\.(?:out|err)")
+_OF_A_JOB = re.compile(r"slurm-(\d+(?:_\d+)?)\.(?:out|err)(?:\.gz)?")
 _PARTS = re.compile(r"([^0-9]*)([0-9]*)")
 
 # files that lie beside logs and are none: programs, pages, weights
@@ -38,8 +38,8 @@ class LogSource(msgspec.Struct, frozen=True):
 def find_sources(names: list[str]) -> tuple[list[LogSource], list[Unread]]:
     """Every file below the given paths, in order; `-` is standard input.
 
-    Raises UserError for a path that does not exist: a typo must not end as "nothing found"; and for the logs of several
-    jobs: what one of them says explains nothing of another.
+    Raises UserError for a path that does not exist: a typo must not end as "nothing found"; and for folders with the
+    logs of several jobs: what one of them says explains nothing of another.
     """
     sources: list[LogSource] = []
     unread: list[Unread] = []
@@ -58,7 +58,8 @@ def find_sources(names: list[str]) -> tuple[list[LogSource], list[Unread]]:
             _walk(path, sources, unread)
         else:
             sources.append(LogSource(name, path, found.st_size))
-    jobs = {match[1]: source.name for source in sources if (match := _OF_A_JOB.fullmatch(Path(source.name).name))}
+    in_folders = [source.name for source in sources if source.name not in names]
+    jobs = {match[1]: name for name in in_folders if (match := _OF_A_JOB.fullmatch(Path(name).name))}
     if len(jobs) > 1:
         first, second = list(jobs.values())[:2]
         raise UserError(f"logs of {len(jobs)} jobs, as {first} and {second}: name the files of one job")

@@ -79,6 +79,8 @@ def _node(name: str, key: str, count: int, gib: int | None) -> Node:
     # the totals that drivers show lie just below the marketed size
     totals = [mib for mib in model.nvml_memory_mib if size is None or 0.9 * size * 1024 < mib <= size * 1024]
     memory = min(totals, default=None)
+    if size is not None and len(model.memory_gib) > 1:
+        name += f" with {size:g} GB"
     product_name = f"NVIDIA {next(_product_names(key, memory, size), model.name).removeprefix('NVIDIA ')}"
     gpus = tuple(
         fill(

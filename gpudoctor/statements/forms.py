@@ -103,6 +103,8 @@ def form_of(text: str, level: str | None = None) -> Reading | None:
     if level is None and (head := _HEAD.match(text)):
         level = head[1]
     loud = level in _LOUD_LEVELS
+    if loud and text.startswith("    "):  # the lines of a traceback have its level
+        loud, text = False, text.lstrip()
     if not loud and (level in _QUIET_LEVELS or _MAY_BE.search(text) is None):
         return None
     warns = level in ("W", "WARNING") or _WARNS.search(text) is not None
@@ -120,8 +122,7 @@ def form_of(text: str, level: str | None = None) -> Reading | None:
         mild = warns and form not in ("death", "event")
         form = "level" if loud and form == "sentence" else form
         return Reading(form, "warning" if mild else severity, found["message"].strip() or text.strip(), program)
-    # the source line of a frame has the level of its traceback
-    return Reading("level", "error", text.strip()) if loud and text.strip() and text[:4] != " " * 4 else None
+    return Reading("level", "error", text.strip()) if loud and text.strip() else None
 
 
 def is_no_news(text: str, level: str | None = None) -> bool:

@@ -79,6 +79,7 @@ def test_two_nodes_that_each_train_alone_with_one_command_are_two_trainings(
     ("changes", "why"),
     [
         ({"schema": "gpudoctor.run/2"}, "another version"),
+        ({"schema": "gpudoctor.run/2", "findings": "in another form"}, "another version"),
         ({"verdict": "fail"}, "its verdict is fail, and its findings say pass"),
         ({"ranks": (rank_report(rank(2), "b"), rank_report(rank(2), "b"))}, "a rank is in it twice"),
         ({"world_size": "many"}, "damaged: Expected `int | null`"),

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import pwd
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from gpudoctor.facts.model.gpu import GpuProcess
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
 from gpudoctor.facts.model.node import Driver, Node, PciBus
+from gpudoctor.facts.nvml import client
 from gpudoctor.facts.nvml.kernel_module import read_kernel_module
 from gpudoctor.facts.nvml.read_node import read_nvml
 from gpudoctor.testing.fake_nvml import FakeNvml, ScriptedFault
@@ -179,11 +181,29 @@ def test_a_count_that_fails_leaves_no_gpus_and_says_why(tmp_path: Path) -> None:
 
 
 def test_the_slowest_call_is_named_with_its_gpu(tmp_path: Path) -> None:
-    slow = ScriptedFault("nvmlDeviceGetName", gpu=1, delay_s=1.0)  # longer than a busy machine stalls any other
+    slow = ScriptedFault("nvmlDeviceGetName", gpu=1, delay_s=0.9)  # longer than a busy machine stalls any other
     driver, _, _ = read(make_root(tmp_path), make_node(2), slow)
     assert driver.slowest_call == "nvmlDeviceGetName on GPU 1"
     assert isinstance(driver.slowest_call_s, float)
     assert driver.slowest_call_s >= 0.05
+
+
+@pytest.mark.parametrize(("without_cpu_s", "slowest_s"), [(0.0, 6.0), (5.5, 0.5), (9.0, 0.3)])
+def test_a_call_is_not_slow_for_the_time_in_which_its_thread_had_no_cpu(
+    monkeypatch: pytest.MonkeyPatch, without_cpu_s: float, slowest_s: float
+) -> None:
+    now_s = {"clock": 100.0, "queued": 70.0}
+    monkeypatch.setattr(client, "monotonic", lambda: now_s["clock"])
+    monkeypatch.setattr(client, "queued_s", lambda: now_s["queued"])
+
+    def takes(clock_s: float, queued_s: float) -> None:
+        now_s["clock"] += clock_s
+        now_s["queued"] += queued_s
+
+    asked = client.NvmlClient(SimpleNamespace(call=takes, NVMLError=RuntimeError))
+    asked.call("call", 0.3, 0.0)
+    asked.call("call", 6.0, without_cpu_s)
+    assert asked.slowest_s == pytest.approx(slowest_s)
 
 
 def test_a_call_that_starts_a_gpu_is_not_the_slowest_call_nor_is_one_that_waits_behind_it(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def test_every_gpu_model_is_recognised_again_by_the_name_it_is_given() -> None:
 
 def test_words_of_a_model_and_its_memory(gpudoctor: Gpudoctor) -> None:
     report = gpudoctor("plan", "1b", "--node", "4x V100-SXM2-32GB", "--json").json
-    assert report["source"] == {"kind": "profile", "name": "4xv100-sxm2", "faults": []}
+    assert report["source"] == {"kind": "profile", "name": "4xv100-sxm2 with 32 GB", "faults": []}
     assert report["machine"]["memory_gib"] == pytest.approx(32480 / 1024, abs=0.1)
 
 

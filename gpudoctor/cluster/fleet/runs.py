@@ -56,13 +56,13 @@ def run_report_of(data: bytes) -> RunReport | None:
         schema = msgspec.json.decode(data, type=SchemaOf).schema
         if not schema.startswith(_ANY_VERSION):
             return None
+        if schema != SCHEMA:
+            raise BrokenError(f"a report of another version, {schema[:60]!r}: this one reads {SCHEMA!r}")
         found = _decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         if SCHEMA.encode() not in data:
             return None
         raise BrokenError(f"damaged: {error}") from None
-    if schema != SCHEMA:
-        raise BrokenError(f"a report of another version, {schema[:60]!r}: this one reads {SCHEMA!r}")
     if found.verdict != (by_findings := verdict_of(found.findings)):
         raise BrokenError(f"damaged: its verdict is {found.verdict}, and its findings say {by_findings}")
     if len(_rank_numbers(found)) < len(found.ranks):

@@ -34,6 +34,7 @@ MAX_MW = 10_000_000
 
 Fields = Mapping[tuple[int, int], int | Missing]
 _NAME = "gpudoctor_nvidia_ml_py"
+_WORTH_A_LOOK_S = 1.0
 
 
 class _Start:
@@ -49,6 +50,15 @@ def _own_s(started_s: float, starts: list[_Start]) -> float:
     now_s = monotonic()
     ends = [now_s if start.ended_s is None else start.ended_s for start in starts if start.began_s < started_s]
     return now_s - max((started_s, *ends))
+
+
+def queued_s() -> float:
+    """How long this thread has been runnable without a CPU since it began; 0 if the kernel does not count that."""
+    try:
+        with open("/proc/thread-self/schedstat", "rb") as file:  # noqa: PTH123 - read while calls are timed
+            return int(file.read(200).split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 class DriverError(Exception):
@@ -91,7 +101,7 @@ class NvmlClient:
     `errors` collects the errors that may condemn the whole GPU (15, 16, 999; see `facts.nvml.codes`). A function that
     the driver does not have is not called again by this client; clients of other GPUs try it themselves.
     Clients made by `for_gpu` share only the list of calls that are waking GPUs.
-    `slowest_call` and `slowest_s` are of the calls that wake no GPU.
+    `slowest_call` and `slowest_s` are of the calls that wake no GPU, without the time in which the thread had no CPU.
     """
 
     def __init__(self, nvml: Any, trace: CallTrace | None = None, gpu: int | None = None) -> None:
@@ -102,6 +112,7 @@ class NvmlClient:
         self.calls = 0
         self.slowest_call = ""
         self.slowest_s = 0.0
+        self._queued_s = 0.0  # of its thread, at the first call or the last slow one
         self._trace = trace or CallTrace()
         self._absent: set[tuple[str, int]] = set()
         self._starts: list[_Start] = []
@@ -121,6 +132,8 @@ class NvmlClient:
         function = getattr(self.nvml, name, None)
         if function is None or (name, len(args)) in self._absent:
             raise DriverError(name, FUNCTION_NOT_FOUND, error_word(FUNCTION_NOT_FOUND))
+        if not self.calls:
+            self._queued_s = queued_s()
         self.calls += 1
         self._trace.enter(name, self.gpu)
         start = _Start() if name in START_CALLS else None
@@ -143,8 +156,15 @@ class NvmlClient:
             self._trace.leave()
             if start is not None:
                 start.ended_s = monotonic()
-            elif monotonic() - started > self.slowest_s and (took_s := _own_s(started, self._starts)) > self.slowest_s:
-                self.slowest_call, self.slowest_s = name, took_s
+            elif monotonic() - started > self.slowest_s:
+                self._note_slow(name, _own_s(started, self._starts))
+
+    def _note_slow(self, name: str, took_s: float) -> None:
+        if took_s > _WORTH_A_LOOK_S:  # on a busy machine it may have been ready long before its thread got a CPU
+            before_s, self._queued_s = self._queued_s, queued_s()
+            took_s -= min(took_s, max(0.0, self._queued_s - before_s))
+        if took_s > self.slowest_s:
+            self.slowest_call, self.slowest_s = name, took_s
 
     def ask(self, name: str, *args: Any) -> Any:
         """Like `call` with the GPU's handle first; errors become Missing, and those that may cost the GPU are noted."""
