@@ -43,9 +43,9 @@ ABSENT = ("missing", "unsupported")
 
 
 def leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Dotted path and value of every leaf. Of a Missing the kind counts; for absent a driver returns "unsupported"."""
+    """Dotted path and value of every leaf. Of a Missing the kind counts; a driver has only "unsupported"."""
     if isinstance(value, Missing):
-        yield path, ("missing", "unsupported" if value.kind == "absent" else value.kind)
+        yield path, ("missing", "unsupported" if value.kind in ("absent", "not_asked") else value.kind)
     elif isinstance(value, msgspec.Struct):
         for name in value.__struct_fields__:
             yield from leaves(f"{path}.{name}", getattr(value, name))
