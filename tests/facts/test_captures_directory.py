@@ -12,6 +12,7 @@ import pytest
 from gpudoctor.facts.captures import ABSENT
 from gpudoctor.facts.captures.directory import node_from_directory
 from gpudoctor.facts.captures.host.cpu_and_memory import parse_df, parse_free, parse_meminfo
+from gpudoctor.facts.captures.opened import HEAD_BYTES
 from gpudoctor.facts.captures.source import SourceError, load_source
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
@@ -101,6 +102,23 @@ def test_files_that_are_no_dump_are_named_and_harm_nothing(hgx: Path) -> None:
         "broken.gz", "empty", "gone", "inner", "notes.md", "photo.png", "pipe",
     ]  # fmt: skip
     assert "notes.md: not recognised as a dump" in notes
+
+
+def test_xml_on_one_line_of_any_length_is_read_and_a_dump_of_which_nothing_is_read_is_unknown(
+    captures: Path, tmp_path: Path
+) -> None:
+    xml = captures / "qx-h100.xml"
+    pastes = tmp_path / "pastes"
+    pastes.mkdir()
+    smi = pastes / "smi.txt"
+    smi.write_text(f"$ nvidia-smi -q -x\n{xml.read_text().replace(chr(10), '')}\n")
+    assert smi.stat().st_size > 2 * HEAD_BYTES
+    assert node_of(smi).gpus == node_of(pastes).gpus == node_of(xml).gpus
+    assert node_of(pastes).reported == ()
+    (pastes / "other.txt").write_text("x <nvidia_smi_log> of which nothing follows\n")
+    assert [one.text for one in node_of(pastes).reported if one.loudness == "unread"] == [
+        "other.txt: it begins like a dump, but nothing in it was recognised"
+    ]
 
 
 def test_links_are_joined_by_uuid_even_where_the_order_differs(hgx: Path) -> None:

@@ -177,6 +177,7 @@ def test_every_row_of_the_table_has_its_words_and_is_tried_here() -> None:
     [
         *("I/O error, dev sr0, sector 0", "I/O error, dev fd0, sector 0", "nvme nvme0: 16/0/0 default queues"),
         "EDAC MC0: Giving out device to module skx_edac",
+        "audit: type=1400 audit(1700000000.1:22): apparmor=ALLOWED name=x: 1234 [#12]",
         f"mlx5_core {BUS}: mlx5_pcie_event:301:(pid 9): PCIe slot advertised sufficient power (75W).",
         f"mlx5_core {BUS}: Port module event: module 1, Cable unplugged",
         f"mlx5_core {BUS}: firmware version: 28.39.1002",

@@ -22,7 +22,7 @@ from gpudoctor.facts.captures.opened import read_stream
 from gpudoctor.facts.captures.source import SourceError, load_source
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import Measurements, TorchView
-from gpudoctor.facts.model.missing import Missing, fill
+from gpudoctor.facts.model.missing import Missing, fill, known
 from gpudoctor.facts.model.node import Driver, Host, Node, Source, to_json
 
 GPUS = (Gpu(0, "0000:18:00.0", name="X"), Gpu(1, "0000:19:00.0", serial=Missing("no", "denied")))
@@ -185,6 +185,14 @@ def test_bad_content_is_one_line_with_the_file_and_the_place(write: Write, conte
     line = said(path)
     assert line.startswith(f"{path}: ")
     assert expected in line
+
+
+def test_depth_is_counted_per_document_so_that_cut_lines_of_a_log_are_read(write: Write) -> None:
+    cut = "".join(f'{{"ts":{number},"msg":"step","x":{{"y":"1\n' for number in range(1000))
+    xid = "[ 14.1] NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\n"
+    assert known(load_source(write(f"{cut}{xid}")).node.kernel_log.events)
+    for deep in ('{"a":\n' * 100_000, f"{cut}{xid}{'{' * 1000}"):
+        assert "nested too deeply" in said(write(deep))
 
 
 def test_a_wrong_type_deep_inside_is_named_by_its_path(write: Write) -> None:

@@ -281,6 +281,10 @@ def test_parts_of_gpus_that_no_line_names_are_gpus_in_their_order() -> None:
         (0, "unknown-0", 0),
         (1, "unknown-1", 3),
     ]
+    slow = "    Clocks Event Reasons\n" + "        HW Slowdown    : {0}\n        HW Thermal Slowdown    : {0}\n"
+    lines = slow.format("Active") + "".join(slow.format("Not Active").splitlines(keepends=True)[1:])
+    assert [len(known(gpu.clocks.event_reasons) or ()) for gpu in read(lines).gpus] == [2, 0]
+    assert len(read(slow.format("Active") + slow.format("Active").partition("\n")[2]).gpus) == 1
 
 
 def test_a_corrupted_inforom_is_a_fact_of_the_gpu_that_the_warning_names() -> None:

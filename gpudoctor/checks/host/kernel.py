@@ -56,7 +56,7 @@ _RULES: dict[HostEventKind, EventMeaning] = {
         "a process waited in the kernel for more than two minutes", "storage, NFS or a driver", _STUCK
     ),
     "oops": EventMeaning(
-        "the kernel crashed in a process and went on (oops)",
+        "the kernel crashed (oops or panic)",
         "a driver, or memory of the host: what the process held stays taken, and others will wait for it",
         (
             Advice("Read in which module.", "dmesg -T | grep -A30 -F '[#'"),

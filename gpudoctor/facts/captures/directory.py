@@ -227,5 +227,5 @@ def _file_in(path: str) -> _File:
 def _add(dumps: Dumps, data: bytes, name: str) -> None:
     if recognise(head_text(data)) == "bug-report":
         add_bug_report(dumps, data, name)
-    else:
-        dumps.add(lines_of([_by_lines(data)]), name)
+    elif not dumps.add(lines_of([_by_lines(data)]), name):
+        dumps.could_not_read(f"{name}: it begins like a dump, but nothing in it was recognised")

@@ -167,9 +167,14 @@ def _from_bytes(data: bytes, name: str) -> Loaded:
 
 
 def _nested_too_deeply(head: str) -> bool:
-    """Whether the beginning of a text in braces opens more brackets than any document: no line of it need be read."""
-    bare = _STRING.sub("", head)
-    return bare.count("{") + bare.count("[") - bare.count("}") - bare.count("]") > _DEEPEST_JSON
+    """Whether the beginning of a text in braces opens more brackets than any document: no line of it need be read.
+
+    A line that begins with a brace begins another document, as in a log whose lines are JSON, cut off or not.
+    """
+    documents = (_STRING.sub("", document) for document in head.split("\n{"))
+    return any(
+        bare.count("{") + bare.count("[") - bare.count("}") - bare.count("]") > _DEEPEST_JSON for bare in documents
+    )
 
 
 def _of_file(name: str, loaded: Loaded) -> Loaded:

@@ -21,7 +21,8 @@ MAX_BLOCK_LINES = 500_000
 MAX_BLOCK_CHARACTERS = 1 << 26
 MAX_ASIDE_LINE = 1000  # characters
 MAX_UNKNOWN_CHARACTERS = 1 << 24
-_LONGEST_FIRST_LINE = 1 << 16  # of a tool's text: a CSV header of all 200 fields of nvidia-smi has 8,000 characters
+# so many characters of a line show whose text it begins: a CSV header of all 200 fields of nvidia-smi has 8,000
+_LONGEST_BEGINNING = 1 << 16
 _LEAST_COUNTED = 32  # for an empty line too: millions of them take as long as as many others
 _MOST_REMEMBERED, _LONGEST_REMEMBERED = 10_000, 1000
 _HIDES = ("", " ", "\t", ">", "-")  # first characters of blank, indented and quoted lines and of grep's gap
@@ -241,8 +242,7 @@ class Transcript:
 
     def _begun_by(self, line: str) -> TextReader | None:
         """The reader whose text this line begins: the open one if it matches, otherwise the first match."""
-        if len(line) > _LONGEST_FIRST_LINE:
-            return None
+        line = line[:_LONGEST_BEGINNING]  # XML may be one line of megabytes
         if self._reader is not None and self._reader.begins(line):
             return self._reader
         return next((reader for reader in self._readers if reader.begins(line)), None)

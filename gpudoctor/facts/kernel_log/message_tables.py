@@ -128,7 +128,15 @@ HOST_MESSAGES: tuple[HostMessage, ...] = (
         "kernel/rcu/tree_stall.h"),
     HostMessage("hung-task", "blocked for more than", r"INFO: task (?s:.{0,64}?):\d+ blocked for more than \d+ seconds",
         "kernel/hung_task.c"),
-    HostMessage("oops", " [#", r".{0,200}: [0-9a-f]{4,16} \[#\d{1,4}\]", "x86 dumpstack.c, arm64 traps.c"),
+    # any program may write a number like "1234 [#12]" into the kernel's log
+    HostMessage("oops", " [#",
+        r"(?:traps: )?(?:PANIC: )?(?:Oops|Internal error|invalid opcode|general protection|stack segment|divide error"
+        r"|double fault|control protection|int3|bounds|alignment check|invalid TSS|segment not present)\b"
+        r".{0,200}: [0-9a-f]{4,16} \[#\d{1,4}\]", "x86 dumpstack.c, arm64 traps.c"),
+    HostMessage("oops", "Kernel panic - not syncing", r"Kernel panic - not syncing\b", "kernel/panic.c"),
+    HostMessage("oops", "nable to handle", r"(?:BUG: u|U)nable to handle (?:kernel|page fault)",
+        "x86 and arm64 mm/fault.c"),
+    HostMessage("oops", "NULL pointer", r"BUG: kernel NULL pointer dereference", "x86 mm/fault.c"),
     HostMessage("oom-kill", "ut of memory",
         r"(?:Memory cgroup out|Out) of memory(?: \([^)]{0,80}\))?: Kill(?:ed)? process \d+ ", "mm/oom_kill.c"),
     HostMessage("nfs-timeout", "nfs: server", r"nfs: server (?P<device>[^\s,]{1,120}) not responding",

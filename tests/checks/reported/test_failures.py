@@ -161,6 +161,16 @@ def test_a_node_that_kubernetes_keeps_pods_away_from_fails() -> None:
     assert "vpc11 is unreachable" in str(finding.found)
 
 
+def test_tolerations_of_pods_are_no_taints_of_the_node() -> None:
+    no_pods = "node.kubernetes.io/not-ready:NoExecute"
+    pods = f"Name:  trainer-0\nTolerations:  nvidia.com/gpu:NoSchedule op=Exists\n              {no_pods} op=Exists\n"
+    template = f"Pod Template:\n  Tolerations:  {no_pods}\n                {no_pods} op=Exists\n"
+    node = "# kubectl describe node gpu-7 && kubectl describe pod trainer-0\nName:    gpu-7\nTaints:  {}\n"
+    assert said(node.format("<none>") + pods + template) == []
+    (finding,) = said(node.format(f"nvidia.com/gpu:NoSchedule\n         {no_pods}") + pods)
+    assert "gpu-7 is not-ready" in text_of(finding)
+
+
 def test_a_list_of_reasons_in_any_columns_of_sinfo_names_its_nodes() -> None:
     header = "$ sinfo --list-reasons --Format=reason:40,nodelist\nREASON                NODELIST\n"
     text = f"{header}Low RealMemory        gpu[001-003]\n"

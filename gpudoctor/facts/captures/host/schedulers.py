@@ -125,9 +125,7 @@ def read_kubectl(block: Block) -> Part:
     bad: list[Reported] = []
     taints: list[Reported] = []
     for line in block.lines:
-        if taint := _TAINT.match(line):
-            taints.append(from_tool("kubectl", f"{name} is {taint[1]}: its taint keeps pods away"))
-        elif found := _SECTION.match(line):
+        if found := _SECTION.match(line):
             section = found[1].lower()
         elif not line[:1].isspace():
             section = line.partition(":")[0].lower()
@@ -140,6 +138,9 @@ def read_kubectl(block: Block) -> Part:
             kind, status, rest = condition.groups()
             if status != ("True" if _CONDITION_OF_HEALTH.search(kind) else "False"):
                 bad.append(_out_of_service("kubectl", name, f"{kind} {status}", " ".join(rest.split())[-120:]))
+        # every pod tolerates such taints: its description, which may follow, lists them as Tolerations
+        if section == "taints" and (taint := _TAINT.match(line)):
+            taints.append(from_tool("kubectl", f"{name} is {taint[1]}: its taint keeps pods away"))
     return _verdict("kubectl", counts["capacity"], counts["allocatable"], bad or taints)
 
 

@@ -111,9 +111,10 @@ def parse_smi_text(text: str, *, whole_end: bool = True, selected: bool = False)
     """Read the dump. Raise SourceError if it contains nothing about a GPU.
 
     A line is "label : value" or a section's label; each level is indented by four spaces. A part of a dump without a
-    line that names its GPU belongs to a GPU without a bus id; whenever a section begins again, to the next one. A value
-    in it that occurs in one section only is of that section, wherever it stands. If all indentation is lost, the levels
-    are derived from the sections' names. If the dump is cut off, what is missing from its last GPU is Missing (failed).
+    line that names its GPU belongs to a GPU without a bus id; whenever a section begins again, or a value is another
+    than before, to the next one. A value in it that occurs in one section only is of that section, wherever it stands.
+    If all indentation is lost, the levels are derived from the sections' names. If the dump is cut off, what is missing
+    from its last GPU is Missing (failed).
     `whole_end`: False if the last line had no line end; `selected`: run with -i.
     """
     lines = text.splitlines()
@@ -161,6 +162,8 @@ def parse_smi_text(text: str, *, whole_end: bool = True, selected: bool = False)
         where = [*PARENTS.get(path[0][1], ()), *(step for _, step in path)]
         if not named and value is not None and _misplaced(name, where[0]):
             where = [*PARENTS[name], name]
+        if not named and value is not None and gpus[-1].values.get("/".join(where), value) != value:
+            _more(gpus, GpuDump(""))
         _keep(gpus[-1], where, value)
     if not gpus and "attached_gpus" not in top and "driver_version" not in top:
         raise SourceError("holds no GPU: a line like 'GPU 00000000:18:00.0' is missing")
