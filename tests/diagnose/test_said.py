@@ -163,6 +163,18 @@ def test_a_barrier_that_counts_more_ranks_than_are_named_misses_none_of_the_unna
     assert answer.cause.text.startswith("7 of 8 ranks came")
 
 
+def test_an_introduction_is_quoted_only_if_nothing_follows(tmp_path: Path) -> None:
+    introduction = "The tool prints this error message:\n"
+    for text, words in (
+        (introduction, "this error"),
+        (f"{introduction}the shards of it are not available\n", "shards"),
+    ):
+        answer = answer_to(text, tmp_path)
+        assert said(answer) == ("unknown_error", None)
+        assert answer.cause is not None
+        assert words in str(answer.cause.evidence[0])
+
+
 def test_a_watchdog_that_ended_its_rank_is_no_launcher(tmp_path: Path) -> None:
     line = "[rank6]:[E624 04:14:29.224 ProcessGroupNCCL.cpp:684] [Rank 6] "
     answer = answer_to(f"{line}To avoid data inconsistency, we are taking the entire process down.\n", tmp_path)
