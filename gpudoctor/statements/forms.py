@@ -103,8 +103,6 @@ def form_of(text: str, level: str | None = None) -> Reading | None:
     if level is None and (head := _HEAD.match(text)):
         level = head[1]
     loud = level in _LOUD_LEVELS
-    if loud and text.startswith("    "):  # the lines of a traceback have its level
-        loud, text = False, text.lstrip()
     if not loud and (level in _QUIET_LEVELS or _MAY_BE.search(text) is None):
         return None
     warns = level in ("W", "WARNING") or _WARNS.search(text) is not None

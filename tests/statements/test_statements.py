@@ -63,7 +63,6 @@ def test_a_line_is_read_by_its_form_and_class(line: str, form: str, kind: str) -
         "INFO 11-20 06:37:12 [core.py:58] Failed to import the tuner, going on",
         "0 errors, 0 warnings",
         "3 passed, 0 failed",
-        "ERROR 02-21 11:25:10 base.py:581]     raise RuntimeError(f'{name} failed')",
         "We saw no Xid 79 since the repair",
         "HTTPError: 503, retrying in 5 s",
         "I get this error when I run it: RuntimeError",

@@ -160,6 +160,16 @@ def test_an_introduction_may_be_the_only_news(text: str, status: Status) -> None
         assert [finding.status for finding in said(whole)] == [status]
 
 
+@pytest.mark.parametrize(
+    "head", ["ERROR 11-28 12:00:00 [health.py:20]", "E1128 12:00:00.123456 1234 health.cc:20]"], ids=["vLLM", "glog"]
+)
+def test_an_indented_line_is_no_news_only_below_a_frame(head: str) -> None:
+    (finding,) = said(f"{CLEAN}\n{head}     GPU 1 ran out of spare rows\n")
+    assert finding.status is Status.FAIL
+    frame = f'{head}   File "/a/w.py", line 7, in f\n{head}     raise RuntimeError(f"{{GPU}} failed")\n'
+    assert said(f"{CLEAN}\n{frame}{frame.replace('7', '8')}") == []
+
+
 def test_a_value_that_a_person_calls_unreadable_is_unknown() -> None:
     (finding,) = said("On our node the power of the GPU reads ERR!.\n")
     assert (finding.status, "reads ERR!" in (finding.reason or "")) == (Status.UNKNOWN, True)
