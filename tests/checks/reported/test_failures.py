@@ -173,6 +173,9 @@ def test_an_indented_line_is_no_news_only_below_a_frame(head: str) -> None:
 def test_a_value_that_a_person_calls_unreadable_is_unknown() -> None:
     (finding,) = said("On our node the power of the GPU reads ERR!.\n")
     assert (finding.status, "reads ERR!" in (finding.reason or "")) == (Status.UNKNOWN, True)
+    (faulty,) = said("GPU 1 | ERR! | ERR! | FAULTY\n")
+    (failed,) = said("node health: GPU 1 FAILED (fan ERR!, power ERR!)\n")
+    assert (faulty.status, failed.status) == (Status.FAIL, Status.WARN)
 
 
 def test_a_node_that_kubernetes_keeps_pods_away_from_fails() -> None:
