@@ -230,7 +230,9 @@ class LogReader:
             self._spawned = int(spawned[1])
         stream = (origin.stream, self._table.rank)
         labelled = origin.rank is not None or (origin.host is not None and origin.host in self.labels.hosts)
-        inside, exception = self._traces.read(stream, number, text, origin.rank, labelled=labelled)
+        inside, exception = self._traces.read(
+            stream, number, text, origin.rank, labelled=labelled, level=origin.level or origin.level_word
+        )
         if exception is None:
             return [] if inside else None
         if exception.rank is None:

@@ -122,15 +122,22 @@ class Tracebacks:
         self._unfinished: tuple[object, int, Event] | None = None
 
     def read(
-        self, stream: object, number: int, text: str, writer: int | None = None, *, labelled: bool = False
+        self,
+        stream: object,
+        number: int,
+        text: str,
+        writer: int | None = None,
+        *,
+        labelled: bool = False,
+        level: str | None = None,
     ) -> tuple[bool, Event | None]:
         """Whether the line belongs to a traceback, and the exception if the traceback ends with this line.
 
-        `writer`: the rank in the line's own label; `labelled`: whether a label names the rank or host that writes.
+        `writer`: the rank in the line's own label; `labelled`: whether a label names the rank or host that writes;
+        `level`: that of the line's prefix.
         """
         text = _GROUPED.sub("", text)
-        if self._goes_on(stream, number, text):
-            return True, None
+        self._go_on((stream, level), number, text)
         if text.startswith(_IGNORED):
             self._ignored.add(stream)
             return True, None
@@ -164,18 +171,19 @@ class Tracebacks:
             return False, None
         del self._open[stream]
         event = self._event(stream, trace, found, text)
-        self._unfinished = (stream, number, event) if text.rstrip().endswith(":") else None
+        self._unfinished = ((stream, level), number, event) if text.rstrip().endswith(":") else None
         return True, event
 
-    def _goes_on(self, stream: object, number: int, text: str) -> bool:
-        """Whether the line above was an exception that ends in a colon; if so, this line is part of its message."""
+    def _go_on(self, writer: object, number: int, text: str) -> None:
+        """Add the line to the message of an exception right above that ends in a colon, if it is no error itself."""
         unfinished, self._unfinished = self._unfinished, None
-        if unfinished is None or unfinished[:2] != (stream, number - 1) or not text.strip() or _BEGIN.search(text):
-            return False
+        if unfinished is None or unfinished[:2] != (writer, number - 1) or not text.strip() or _BEGIN.search(text):
+            return
+        if _exception(text.strip(), frames=0) or error_event(text):
+            return
         event = unfinished[2]
         event.detail["message"] = f"{event.word('message') or ''} {text.strip()}"[:MAX_TEXT]
-        self._unfinished = (stream, number, event) if text.rstrip().endswith(":") else None
-        return True
+        self._unfinished = (writer, number, event) if text.rstrip().endswith(":") else None
 
     def _begin(self, stream: object, number: int, text: str, begin: re.Match[str], writer: int | None) -> None:
         if len(self._open) >= _MOST_OPEN:

@@ -72,6 +72,11 @@ _NONE = re.compile(
     r"|^\s*(?:except|raise|def|class|if|return|import|from|elif|assert|try|with|#|//)\b|^(?:wandb|Message|Arguments): |^\s*#\s|\berror[_-](?:\w+)\s?[=:]|--\w*(?:error|fail)\w*|\b(?:on|if|when|in case of|continue_on|stop_on|skip)[_ -](?:an? )?(?:error|failure|fail)s?\b",
     re.IGNORECASE,
 )
+# says that nothing is wrong; other words of the line may still be bad news
+_NO_FAILURE = re.compile(
+    r"(?i)\b(?:(?:errors?|failures?|failed|faults?)(?: counts?| total)? 0\b(?![.:%-]|,? ?(?:and |to )?\d)|failed (?:\w+ ){1,3}0 times\b"
+    r"|errors? (?:free|not found|log (?:is )?empty|counters? (?:reset|cleared)|containment (?:is )?(?:on|enabled|supported))\b)"
+)
 _WARNS = re.compile(r"(?i)(?:^|[\s\[(|:])(?:warn(?:ing)?s?)\b[\]:|)]?|\w+Warning: |level=\"?warn")
 # plain prose that tells of no failure now
 _SUPPOSES = re.compile(
@@ -103,12 +108,12 @@ def form_of(text: str, level: str | None = None) -> Reading | None:
     if level is None and (head := _HEAD.match(text)):
         level = head[1]
     loud = level in _LOUD_LEVELS
-    if loud and text.startswith("    "):  # the lines of a traceback have its level
-        loud, text = False, text.lstrip()
     if not loud and (level in _QUIET_LEVELS or _MAY_BE.search(text) is None):
         return None
     warns = level in ("W", "WARNING") or _WARNS.search(text) is not None
     if not loud and _NONE.search(text):
+        return None
+    if not loud and (rest := _NO_FAILURE.sub("", text)) != text and form_of(rest, level) is None:
         return None
     for form, severity, pattern in _FORMS:
         found = pattern.match(text)

@@ -27,13 +27,6 @@ class About(msgspec.Struct, frozen=True):
     adapter: str | None = None
     port: int | None = None
 
-    @property
-    def names_a_device(self) -> bool:
-        """Whether a GPU or an adapter is named."""
-        return any(
-            part is not None for part in (self.gpu_index, self.bus_id, self.uuid, self.device_file, self.adapter)
-        )
-
 
 class Statement(msgspec.Struct, frozen=True, kw_only=True):
     """A line, counted from 1, that reports a failure or a warning.

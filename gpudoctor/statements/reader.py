@@ -29,9 +29,6 @@ def statement_of(number: int, origin: Origin, text: str) -> Statement | None:
         reading = Reading("sentence", "error", text.strip()[:MOST_TEXT])
     if reading is None:
         return None
-    named = about(reading.message)
-    if reading.form == "sentence" and known is None and text.rstrip().endswith(":") and not named.names_a_device:
-        return None  # it only introduces what follows
     return Statement(
         line=number,
         message=reading.message,
@@ -39,6 +36,6 @@ def statement_of(number: int, origin: Origin, text: str) -> Statement | None:
         severity=reading.severity,
         kind=kind_of(reading.message),
         program=reading.program or program,
-        about=named,
+        about=about(reading.message),
         label=known[0] if known else None,
     )

@@ -163,6 +163,36 @@ def test_a_barrier_that_counts_more_ranks_than_are_named_misses_none_of_the_unna
     assert answer.cause.text.startswith("7 of 8 ranks came")
 
 
+def test_an_introduction_is_quoted_only_if_nothing_follows(tmp_path: Path) -> None:
+    introduction = "The tool prints this error message:\n"
+    for text, words in (
+        (introduction, "this error"),
+        (f"{introduction}the shards of it are not available\n", "shards"),
+    ):
+        answer = answer_to(text, tmp_path)
+        assert said(answer) == ("unknown_error", None)
+        assert answer.cause is not None
+        assert words in str(answer.cause.evidence[0])
+
+
+@pytest.mark.parametrize(
+    ("exception", "following", "what"),
+    [
+        ("BackendCompilerFailed: raised:", "RuntimeError: CUDA error: uncorrectable ECC error encountered", "gpu_ecc"),
+        ("RuntimeError: failed:", "[E1128 12:00:00.0 ProcessGroupNCCL.cpp:1000] [PG 0 Rank 3] Process group watchdog "
+         "thread terminated with exception: CUDA error: uncorrectable ECC error encountered", "gpu_ecc"),
+        ("RuntimeError: failed:", "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB", "cuda_oom"),
+    ],
+)  # fmt: skip
+def test_an_error_below_an_exception_that_ends_in_a_colon_counts_for_itself(
+    exception: str, following: str, what: str, tmp_path: Path
+) -> None:
+    answer = answer_to(_KEY_ERROR.replace("KeyError: 'label'", f"{exception}\n{following}"), tmp_path)
+    assert answer.cause is not None
+    assert what in (answer.cause.what, *(each.what for each in answer.others))
+    assert "CUDA" not in answer.cause.text or answer.cause.what == what
+
+
 def test_a_watchdog_that_ended_its_rank_is_no_launcher(tmp_path: Path) -> None:
     line = "[rank6]:[E624 04:14:29.224 ProcessGroupNCCL.cpp:684] [Rank 6] "
     answer = answer_to(f"{line}To avoid data inconsistency, we are taking the entire process down.\n", tmp_path)

@@ -13,6 +13,7 @@ from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.reported import OWN, Reported
 from gpudoctor.lazy import lazy_pattern
 from gpudoctor.statements.catalogue import bucket_of_xid
+from gpudoctor.statements.forms import form_of
 from gpudoctor.statements.xids import xid
 
 _MOST = 12
@@ -32,7 +33,7 @@ _OWN_VERDICT = lazy_pattern(
 )
 # a value that could not be read: whether the device is broken is not said
 _NOT_READ = lazy_pattern(
-    r"(?i)\b(?:unable|failed|could not|cannot|can't|error) (?:to )?(?:get|read|query|retriev\w+)\b|\bERR!"
+    r"(?i)\b(?:unable|failed|could not|cannot|can't|error) (?:to )?(?:get|read|query|retriev\w+)\b"
 )
 # in a form that only programs write
 _BY_PROGRAM = ("level", "program", "verdict", "death", "event", "exit", "errno", "exception")
@@ -78,7 +79,7 @@ def _finding(case: Case, reported: Reported) -> Finding:
         return unknown(subject, f"could not be read, and may hold a failure: {reported.text}" if own else reported.text)
     if reported.xid is not None and bucket_of_xid(reported.xid) in ("application", "info"):
         return skip(subject, f"Xid {reported.xid} is of a program, or tells of nothing: {reported.text}")
-    if reported.label is None and reported.loudness == "error" and _NOT_READ.search(reported.text):
+    if reported.label is None and reported.loudness == "error" and _is_not_read(reported):
         return unknown(subject, reported.text, evidence, advice=_advice(case, reported))
     often = f" ({reported.count} lines say so)" if reported.count > 1 else ""
     found = Found(reported.text + often, reported.xid, "Xid" if reported.xid is not None else None)
@@ -90,6 +91,14 @@ def _finding(case: Case, reported: Reported) -> Finding:
         likely=_likely(reported),
         advice=_advice(case, reported),
     )
+
+
+def _is_not_read(reported: Reported) -> bool:
+    """Whether a value could not be read, or reads ERR! in a sentence without other bad news."""
+    if _NOT_READ.search(reported.text):
+        return True
+    rest = reported.text.replace("ERR!", "")
+    return reported.form == "sentence" and rest != reported.text and form_of(rest) is None
 
 
 def _is_of_node(reported: Reported) -> bool:

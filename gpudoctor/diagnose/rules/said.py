@@ -77,6 +77,7 @@ def with_reason(job: Job, attempt: int, death: Hypothesis) -> Hypothesis:
 def unknown_errors(job: Job) -> list[Hypothesis]:
     """The first lines that look like an error, if no rule explains any line; not those behind the end of the job."""
     events = [e for e in statements(job, None) if _is_loud(e) and not ended_before(job, e)]
+    events = [e for e in events if not _introduces(e)] or events
     if not events:
         return []
     text = "this line looks like an error, no rule knows it, and nothing after it shows that the job went on"
@@ -128,6 +129,11 @@ def _ended_it(job: Job, event: Event) -> bool:
 
 def _is_loud(event: Event) -> bool:
     return event.word("severity") != "warning"
+
+
+def _introduces(event: Event) -> bool:
+    """Whether it is prose that ends in a colon: another statement says more."""
+    return event.word("form") == "sentence" and event.text.rstrip().endswith(":")
 
 
 def _is_just_before(event: Event, first: Event) -> bool:

@@ -61,6 +61,7 @@ _PAGE_TABLE = re.compile(r"\|(?: ?:?-{3,}:? ?\|){3,}")
 _PAGE_ROW = re.compile(r"\|(?:[^|]*\|){3}")
 _PROSE = re.compile(r"(?:\b[a-z]{1,20}\b[ ,;'\"()/-]{1,3}){5}")
 _OWN_VERDICT = re.compile(r"\b(?:FAIL(?:ED)?|FAULTY)\W*$")
+_FRAME = re.compile(r'\s*File "[^"]{1,400}"(?:, line \d|$)')
 
 
 class TextStatements:
@@ -91,6 +92,8 @@ class TextStatements:
         self._prose_lines += _PROSE.search(text[:_LONGEST_FORM]) is not None
         self._marks += _PAGE_MARK.match(line) is not None
         self._tables = self._tables or _PAGE_TABLE.match(line) is not None
+        if text.startswith("    ") and self._before[0] == number - 1 and _FRAME.match(self._before[2]):
+            origin = Origin()  # the source line of a frame has the level of its traceback
         statement = self._wrapped(line, text, number) or statement_of(number, origin, text)
         self._before = number, line, text
         self._of_a_node = self._of_a_node or _OF_A_NODE.search(text[:_LONGEST_FORM]) is not None
@@ -100,7 +103,7 @@ class TextStatements:
         self._vendors += [v for v, names in _VENDORS if v not in self._vendors and names.search(text[:_LONGEST_FORM])]
         if statement is None:
             self._note(text, number)
-            if len(self._no_news) < _MOST_FORMS and "GPU" not in text:
+            if len(self._no_news) < _MOST_FORMS and "GPU" not in text and not _FRAME.match(text):
                 self._no_news[form] = tabular
         else:
             self._keep(statement)

@@ -146,9 +146,36 @@ def test_no_one_is_sent_to_nvidia_smi_for_what_is_not_nvidias_or_not_linuxs(text
     assert not any("nvidia-smi" in (step.command or "") or "ower-cycle" in step.text for step in advice)
 
 
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        ("nhc: GPU check failed on these GPUs:\n  serial 1652922012345\n", Status.FAIL),
+        ("CUDA device is lost:\n  slot 5\n", Status.WARN),
+        ("The following GPUs are unhealthy:\n  0000:3b:00.0\n", Status.WARN),
+        ("2 GPUs have failed the burn-in test:\n  GPU-11111111-aaaa-bbbb-cccc-000000000001\n", Status.WARN),
+    ],
+)
+def test_an_introduction_may_be_the_only_news(text: str, status: Status) -> None:
+    for whole in (text, f"{CLEAN}\n{text}"):
+        assert [finding.status for finding in said(whole)] == [status]
+
+
+@pytest.mark.parametrize(
+    "head", ["ERROR 11-28 12:00:00 [health.py:20]", "E1128 12:00:00.123456 1234 health.cc:20]"], ids=["vLLM", "glog"]
+)
+def test_an_indented_line_is_no_news_only_below_a_frame(head: str) -> None:
+    (finding,) = said(f"{CLEAN}\n{head}     GPU 1 ran out of spare rows\n")
+    assert finding.status is Status.FAIL
+    frame = f'{head}   File "/a/w.py", line 7, in f\n{head}     raise RuntimeError(f"{{GPU}} failed")\n'
+    assert said(f"{CLEAN}\n{frame}{frame.replace('7', '8')}") == []
+
+
 def test_a_value_that_a_person_calls_unreadable_is_unknown() -> None:
     (finding,) = said("On our node the power of the GPU reads ERR!.\n")
     assert (finding.status, "reads ERR!" in (finding.reason or "")) == (Status.UNKNOWN, True)
+    (faulty,) = said("GPU 1 | ERR! | ERR! | FAULTY\n")
+    (failed,) = said("node health: GPU 1 FAILED (fan ERR!, power ERR!)\n")
+    assert (faulty.status, failed.status) == (Status.FAIL, Status.WARN)
 
 
 def test_a_node_that_kubernetes_keeps_pods_away_from_fails() -> None:
@@ -198,10 +225,11 @@ def test_columns_that_no_reader_reads_are_no_pass() -> None:
         "We didn't see Xid 79 this week on GPU 3.\n",
         "What would I do if GPU 3 has fallen off the bus?\n",
         "INFO: 0 errors on GPU 3, no failures\n",
+        "The tool prints this error message:\n",
         (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8"),
         (Path(__file__).parents[3] / "docs/diagnose.md").read_text(encoding="utf-8"),
     ],
-    ids=["denied", "asked", "none", "README", "docs"],
+    ids=["denied", "asked", "none", "introduced", "README", "docs"],
 )
 def test_what_only_writes_about_errors_is_no_report_of_one(text: str) -> None:
     with pytest.raises(SourceError, match="says nothing of a node"):
