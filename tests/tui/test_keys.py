@@ -163,7 +163,7 @@ def test_before_any_judgement_no_gpu_is_called_ok_and_the_help_is_made_of_the_bi
             "In Findings",
             "Words",
         ]
-        assert text.count("^q q ") == 1
+        assert text.count("^q ^c q ") == 1
         assert "croll" not in text
 
     shown(doctor(first_level=None), body, size=(120, 70))
