@@ -117,7 +117,9 @@ def harmful_settings(machine: Machine, node: Node) -> Iterator[Setting]:
         yield Setting("NCCL_P2P_DISABLE", "1", f"switches {links} off{where}")
     if machine.gpus_per_node > 1 and not p2p and not unread:
         yield Setting("NCCL_SHM_DISABLE", "1", "shared memory is the only way between these GPUs")
-    if machine.profile.node is not None and machine.profile.node.nvswitch and machine.nvlinked > 4:
+    switches = machine.profile.node is not None and machine.profile.node.nvswitch and machine.nvlinked > 4
+    # switches add up since the third NVSwitch, that of Hopper (NVLink SHARP)
+    if switches and (compute_capability(machine.gpus, machine.profile) or 0) >= 9.0:
         yield Setting("NCCL_ALGO", "Ring", "nor NCCL_NVLS_ENABLE=0: all_reduce loses the sums in the switch")
     # NCCL reaches an EFA through a plugin, which this setting does not touch
     ports = [port for port in active_ports(node) if not port.is_efa]

@@ -86,6 +86,8 @@ def test_several_nodes_hold_copies_where_one_holds_the_model(gpudoctor: Gpudocto
 def test_tensor_parallelism_stays_inside_nvlink(gpudoctor: Gpudoctor) -> None:
     taken = plan_json(gpudoctor, "405b", "--node", "hgx-h100-8", "--nodes", "16")["recommended"]
     assert (taken["tensor"], taken["pipeline"], taken["data"]) == (8, 16, 1)
+    ampere = plan_json(gpudoctor, "7b", "--node", "dgx-a100-8")
+    assert "NCCL_ALGO" not in {s["name"] for s in ampere["harmful"]}  # its switches do not add up
     rtx = plan_json(gpudoctor, "7b", "--node", "rtx4090-4")
     [tensor] = [row for row in rtx["strategies"] if row["name"] == "tensor"]
     assert tensor["fit"] == "not here"

@@ -74,7 +74,7 @@ def _page_of(name: str) -> str:
         return f"# {name}: {len(checks)} checks\n\n{rows}\n{how}\n"
     if checks:
         return "\n\n".join(map(check_docs.page_text, checks))
-    for find in (_page_of_cause, _page_of_fault, _page_of_xid, _page_of_method, _search):
+    for find in (_page_of_fault, _page_of_cause, _page_of_xid, _page_of_method, _search):
         page = find(name)
         if page is not None:
             return page
