@@ -50,7 +50,7 @@ HOST_LINES: list[tuple[str, str, str | None]] = [
     ("general protection fault, probably for non-canonical address 0xdead00000100: 0000 [#2] SMP", "oops", None),
     ("Internal error: Oops: 0000000096000004 [#1] SMP", "oops", None),
     ("invalid opcode: 0000 [#1] PREEMPT SMP", "oops", None),
-    ("Kernel panic - not syncing: Fatal exception", "oops", None),
+    ("Kernel panic - not syncing: Fatal exception", "panic", None),
     ("BUG: kernel NULL pointer dereference, address: 0000000000000008", "oops", None),
     ("Unable to handle kernel paging request at virtual address ffff800000000000", "oops", None),
     ("Memory cgroup out of memory: Killed process 4711 (python3) total-vm:1kB", "oom-kill", None),

@@ -56,13 +56,23 @@ _RULES: dict[HostEventKind, EventMeaning] = {
         "a process waited in the kernel for more than two minutes", "storage, NFS or a driver", _STUCK
     ),
     "oops": EventMeaning(
-        "the kernel crashed (oops or panic)",
+        "the kernel crashed in a process (oops)",
         "a driver, or memory of the host: what the process held stays taken, and others will wait for it",
         (
             Advice("Read in which module.", "dmesg -T | grep -A30 -F '[#'"),
             Advice("Drain and reboot the node; again in the same module: change its version."),
         ),
         lasting=True,
+    ),
+    "panic": EventMeaning(
+        "the machine crashed (kernel panic)",
+        "a driver, memory of the host, or a machine check: the lines above it say which",
+        (
+            Advice("Read what came before.", "dmesg -T | grep -B40 'Kernel panic'; journalctl -k -b -1"),
+            Advice("Keep the node drained until that is mended."),
+        ),
+        lasting=True,
+        status=Status.FAIL,
     ),
     "oom-kill": EventMeaning(
         "the kernel ended processes for lack of memory",

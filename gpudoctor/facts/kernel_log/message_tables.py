@@ -133,7 +133,7 @@ HOST_MESSAGES: tuple[HostMessage, ...] = (
         r"(?:traps: )?(?:PANIC: )?(?:Oops|Internal error|invalid opcode|general protection|stack segment|divide error"
         r"|double fault|control protection|int3|bounds|alignment check|invalid TSS|segment not present)\b"
         r".{0,200}: [0-9a-f]{4,16} \[#\d{1,4}\]", "x86 dumpstack.c, arm64 traps.c"),
-    HostMessage("oops", "Kernel panic - not syncing", r"Kernel panic - not syncing\b", "kernel/panic.c"),
+    HostMessage("panic", "Kernel panic - not syncing", r"Kernel panic - not syncing\b", "kernel/panic.c"),
     HostMessage("oops", "nable to handle", r"(?:BUG: u|U)nable to handle (?:kernel|page fault)",
         "x86 and arm64 mm/fault.c"),
     HostMessage("oops", "NULL pointer", r"BUG: kernel NULL pointer dereference", "x86 mm/fault.c"),

@@ -34,6 +34,7 @@ HostEventKind = Literal[
     "rcu-stall",
     "hung-task",
     "oops",
+    "panic",
     "oom-kill",
     "nfs-timeout",
     "nfs-ok",

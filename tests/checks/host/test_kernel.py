@@ -51,6 +51,7 @@ def test_a_file_system_that_is_read_only_stays_so() -> None:
 
 def test_a_kernel_that_crashed_in_a_process_warns_until_it_is_booted() -> None:
     assert check(event("oops", at_s=10.0)).status is Status.WARN
+    assert check(event("panic", at_s=10.0)).status is Status.FAIL
 
 
 def test_few_corrected_errors_are_normal() -> None:
