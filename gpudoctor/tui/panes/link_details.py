@@ -8,6 +8,7 @@ from functools import partial
 from textual.content import Content
 
 from gpudoctor.checks.core.causes import headline
+from gpudoctor.checks.core.condemning import condemning
 from gpudoctor.checks.core.finding import PROBLEMS, Finding
 from gpudoctor.facts.model.gpu import Gpu, PcieHop
 from gpudoctor.facts.model.links import generation_of
@@ -55,7 +56,7 @@ def pair_line(state: State, a: int | None, b: int | None, ranks: tuple[int, int]
         return printable(f"{gpu.label}: {known(gpu.name) or '-'}") if gpu is not None else f"GPU {a}"
     pair = pair_of(node, a, b)
     parts = []
-    lost = [gpu.index for gpu in (state.gpu(a), state.gpu(b)) if gpu is not None and gpu.errors]
+    lost = [gpu.index for gpu in (state.gpu(a), state.gpu(b)) if gpu is not None and condemning(gpu)]
     if lost:
         parts.append(f"not known, GPU {ranges(lost)} is lost or needs a reset")
     elif a is not None and b is not None:

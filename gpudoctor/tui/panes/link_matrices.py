@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
+from gpudoctor.checks.core.condemning import condemning
 from gpudoctor.checks.core.finding import Finding, Status
 from gpudoctor.facts.model.gpu import GpuPair
 from gpudoctor.facts.model.measurements import Measurements
@@ -93,12 +94,12 @@ def _facts(metric: Metric, node: Node | None) -> Drawn:
     indices = [gpu.index for gpu in node.gpus]
     where = {index: place for place, index in enumerate(indices)}
     cells = {(place, place): DIAGONAL for place in range(len(indices))}
+    lost = {place for place, gpu in enumerate(node.gpus) if condemning(gpu)}
     for pair in known(node.pairs) or ():
         if pair.a not in where or pair.b not in where:
             continue
         for one, other in ((where[pair.a], where[pair.b]), (where[pair.b], where[pair.a])):
-            silent = node.gpus[one].errors or node.gpus[other].errors
-            cells[one, other] = Cell(UNTRUSTED if silent else _fact_text(metric, pair))
+            cells[one, other] = Cell(UNTRUSTED if {one, other} & lost else _fact_text(metric, pair))
     grid = Grid(tuple(str(index) for index in indices), cells)
     return Drawn(title, _fact_note(metric, node, {cell.text for cell in cells.values()}), grid, tuple(indices))
 
