@@ -103,6 +103,13 @@ def wanted_settings(machine: Machine, split: RankSplit, node: Node) -> Iterator[
         yield Setting("NCCL_SOCKET_IFNAME", interface, "the interface by which the nodes find each other")
 
 
+def _switches_add(machine: Machine) -> bool:
+    """Whether the NVSwitches sum up an all_reduce (NVLink SHARP): since the third generation, that of Hopper."""
+    capability = compute_capability(machine.gpus, machine.profile) or 0
+    node = machine.profile.node
+    return node is not None and node.nvswitch and machine.nvlinked > 4 and capability >= 9.0
+
+
 def harmful_settings(machine: Machine, node: Node) -> Iterator[Setting]:
     """Environment variables that must not be set here.
 
@@ -117,9 +124,7 @@ def harmful_settings(machine: Machine, node: Node) -> Iterator[Setting]:
         yield Setting("NCCL_P2P_DISABLE", "1", f"switches {links} off{where}")
     if machine.gpus_per_node > 1 and not p2p and not unread:
         yield Setting("NCCL_SHM_DISABLE", "1", "shared memory is the only way between these GPUs")
-    switches = machine.profile.node is not None and machine.profile.node.nvswitch and machine.nvlinked > 4
-    # switches add up since the third NVSwitch, that of Hopper (NVLink SHARP)
-    if switches and (compute_capability(machine.gpus, machine.profile) or 0) >= 9.0:
+    if _switches_add(machine):
         yield Setting("NCCL_ALGO", "Ring", "nor NCCL_NVLS_ENABLE=0: all_reduce loses the sums in the switch")
     # NCCL reaches an EFA through a plugin, which this setting does not touch
     ports = [port for port in active_ports(node) if not port.is_efa]

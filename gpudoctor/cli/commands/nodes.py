@@ -21,58 +21,64 @@ with lazy_imports():
     from gpudoctor.report import text
 
 
+_HEADS = {
+    "nodes": "Simulated nodes (--node NAME):",
+    "faults": "Faults (--fault NAME[@GPU]), with the check that finds them:",
+    "injections": "Ranks that go wrong (gpudoctor check train --backend gloo --inject CASE):",
+    "jobs": "Example jobs (gpudoctor diagnose --example NAME):",
+}
+_ALL_FAULTS = "Faults (--fault NAME[@GPU]); what one is, and the check that finds it: gpudoctor nodes WORD"
+Rows = list[tuple[str, ...]]
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("words", nargs="*", metavar="WORD", help="only those with this word in name, title or check")
     parser.add_argument("--json", action="store_true", help="as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the name and title of each node and fault. Raise UserError if a word is in none."""
+    """Write the name and title of each node, fault, injection and example job. Raise UserError if a word is in none."""
     pieces = [word.lower() for word in args.words]
-    nodes = [row for row in node_titles().items() if _has(pieces, row)]
-    kit = [(each.name, each.check, each.title) for each in faults()]
-    kit = [row for row in kit if _has(pieces, row)]
-    jobs = [row for row in example_jobs.EXAMPLE_JOBS.items() if _has(pieces, row)]
-    injections = [row for row in plan.injection_titles().items() if _has(pieces, row)]
-    if pieces and not nodes and not kit and not jobs and not injections:
+    every: dict[str, Rows] = {
+        "nodes": [*node_titles().items()],
+        "faults": [(each.name, each.check, each.title) for each in faults()],
+        "injections": [*plan.injection_titles().items()],
+        "jobs": [*example_jobs.EXAMPLE_JOBS.items()],
+    }
+    found = {what: [row for row in rows if _has(pieces, row)] for what, rows in every.items()}
+    if not any(found.values()):
         named = " or ".join(map(printable, args.words))
-        known = (
-            *node_titles(),
-            *(each.name for each in faults()),
-            *example_jobs.EXAMPLE_JOBS,
-            *plan.injection_titles(),
-        )
-        near = nearest_words(args.words[0], [piece for name in known for piece in (name, *name.split("-"))])
+        names = [piece for rows in every.values() for name, *_ in rows for piece in (name, *name.split("-"))]
+        near = nearest_words(args.words[0], names)
         raise UserError(f"no simulated node, fault, injection or example job has {named} in its name or title{near}")
     if args.json:
         document = {
-            "nodes": [{"name": name, "title": title} for name, title in nodes],
-            "faults": [{"name": name, "check": check, "title": title} for name, check, title in kit],
-            "jobs": [{"name": name, "title": title} for name, title in jobs],
-            "injections": [{"name": name, "title": title} for name, title in injections],
+            what: [
+                dict(zip(("name", "check", "title") if len(row) > 2 else ("name", "title"), row, strict=True))
+                for row in rows
+            ]
+            for what, rows in found.items()
         }
         write_stdout(msgspec.json.encode(document).decode() + "\n")
         return OK
-    width = terminal_width()
-    parts = []
-    if nodes:
-        parts.append("Simulated nodes (--node NAME):\n" + text.columns(nodes, width=width, indent=2))
-    if kit and not pieces:  # all of them with their titles are 250 lines on a narrow terminal
-        domains = dict.fromkeys(check.partition(".")[0] for _, check, _ in kit)
-        rows = [(each, ", ".join(name for name, check, _ in kit if check.startswith(f"{each}."))) for each in domains]
-        head = "Faults (--fault NAME[@GPU]); what one is, and the check that finds it: gpudoctor nodes WORD"
-        parts.append("\n".join(wrap(head, width)) + "\n" + text.columns(rows, width=width, indent=2))
-    elif kit:
-        head = "Faults (--fault NAME[@GPU]), with the check that finds them:\n"
-        parts.append(head + text.columns(kit, width=width, indent=2))
-    if injections:
-        head = "Ranks that go wrong (gpudoctor check train --backend gloo --inject CASE):\n"
-        parts.append(head + text.columns(injections, width=width, indent=2))
-    if jobs:
-        head = "Example jobs (gpudoctor diagnose --example NAME):\n"
-        parts.append(head + text.columns(jobs, width=width, indent=2))
-    write_stdout("\n".join(parts))
+    heads = dict(_HEADS)
+    if not pieces:  # all of them with their titles are 250 lines on a narrow terminal
+        found["faults"], heads["faults"] = _by_domain(found["faults"]), _ALL_FAULTS
+    write_stdout("\n".join(_part(heads[what], rows) for what, rows in found.items() if rows))
     return OK
+
+
+def _by_domain(rows: Rows) -> Rows:
+    """The names of the faults that the checks of each domain find."""
+    names: dict[str, list[str]] = {}
+    for name, check, _ in rows:
+        names.setdefault(check.partition(".")[0], []).append(name)
+    return [(domain, ", ".join(own)) for domain, own in names.items()]
+
+
+def _part(head: str, rows: Rows) -> str:
+    width = terminal_width()
+    return "\n".join(wrap(head, width)) + "\n" + text.columns(rows, width=width, indent=2)
 
 
 def _has(parts: list[str], row: tuple[str, ...]) -> bool:
