@@ -9,7 +9,7 @@ from gpudoctor.checks.core.each_gpu import trusted
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, unknown, unread, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, of_gpu
-from gpudoctor.checks.pcie.link_state import hidden_bridges, names_of, slot_above
+from gpudoctor.checks.pcie.link_state import names_of, visible_slot
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.links import link_gb_s
 from gpudoctor.facts.model.missing import Missing, known
@@ -125,7 +125,7 @@ def _narrower(gpus: list[Gpu]) -> tuple[list[Gpu], int] | None:
 
 def _below_slot(case: Case, gpu: Gpu) -> bool:
     """Whether the link trained narrower than its visible slot: a fault of the link, not the platform's split."""
-    slot = slot_above(gpu) if hidden_bridges(case, gpu) is None else None
+    slot = visible_slot(case, gpu)
     wide = known(slot.max_width) if slot else None
     own = known(gpu.pcie.width_max)
     return wide is not None and own is not None and _lanes(gpu) < min(wide, own)
