@@ -14,11 +14,10 @@ from gpudoctor.facts.captures import MOST_GPUS, SourceError
 from gpudoctor.facts.captures.host.lspci import Function
 from gpudoctor.facts.captures.leaves import merged
 from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump
-from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.gpu import UNKNOWN_BUS, Gpu
 from gpudoctor.facts.model.missing import NOT_READ, Missing, known
 from gpudoctor.facts.model.node import Driver, Host
 
-UNKNOWN_BUS = "unknown-"
 _IN_BRACKETS = re.compile(r"\[([^\]:]{1,80})\]")
 _MODEL = re.compile(r"\b[A-Z]{0,2}\d{1,4}[A-Z]?\b")
 # the most detailed dump first: if two readings differ, the first one counts
@@ -184,7 +183,7 @@ def _check_same_gpus(ordered: list[tuple[str, SmiDump]], places: list[_Place]) -
 
 
 def _has_address(gpu: Gpu) -> bool:
-    return not gpu.bus_id.startswith(UNKNOWN_BUS)
+    return gpu.bus_id_read is not None
 
 
 def _numbered(places: list[_Place]) -> tuple[Gpu, ...]:
