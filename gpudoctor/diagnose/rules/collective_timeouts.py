@@ -127,33 +127,29 @@ def _behind(groups: dict[Group, dict[int, Waiting]]) -> list[Hypothesis]:
 
 def _same_everywhere(job: Job, attempt: int, groups: dict[Group, dict[int, Waiting]]) -> list[Hypothesis]:
     waiting = [w for members in groups.values() for w in members.values() if w.seq is not None]
-    reporting = {w.rank for w in waiting}
     if not waiting:
         return []
+    reporting = {w.rank for w in waiting}
     events = [w.events[0] for w in waiting]
-    seqs = {(key, w.seq) for key, members in groups.items() for w in members.values() if w.seq is not None}
     first = waiting[0]
     silent, size = _silent(job, attempt, waiting, reporting)
-    known = [key for key in groups if key is not None]
-    # in named groups the operations have been compared before
-    one_call = len({w.op for w in waiting if w.op}) <= 1 or bool(known)
-    one_place = len({w.seq for w in waiting}) == 1 and len(known) <= 1 and one_call
-    started = any(e.role == "progress" and (e.number("step") or 0) > 0 for e in job.of("progress", attempt=attempt))
+    started = any((e.number("step") or 0) > 0 for e in job.of("progress", attempt=attempt))
     if _never_met(waiting) and not started:
         text = (
             "the very first collective never ended: these GPUs have never exchanged anything, or a rank that "
             "is not heard of never came"
         )
         return [at_events("first_collective_hang", text, events)]
+    known = [key for key in groups if key is not None]
+    # in named groups the operations have been compared before
+    one_call = len({w.op for w in waiting if w.op}) <= 1 or bool(known)
+    one_place = len({w.seq for w in waiting}) == 1 and len(known) <= 1 and one_call
     if one_place and silent is not None and len(silent) == 1 and len(reporting) >= 2:
         text = f"all other ranks wait in number {first.seq}; {named(silent)} says nothing"
         return [Hypothesis("rank_hung", text, events[:4], ranks=tuple(silent))]
     share = len(reporting) / size if size else 1.0
-    known_ranks = [rank for rank in reporting if rank >= 0]
     if not one_place or len(reporting) < 2 or share < _OVERHEARD:
-        why = _why_undecided(ranks=len(reporting), one_call=one_call, places=len(seqs))
-        text = f"{named(known_ranks) if known_ranks else 'a rank'} waited in vain for a collective: {why}"
-        return [undecided("timeout_undecidable", text, events[:4])]
+        return [_undecided(groups, events, reporting, one_call=one_call)]
     op = f"{first.op.lower()} " if first.op else ""
     rest = f"; nothing is heard of {named(silent)}" if silent else ""
     text = (
@@ -163,18 +159,25 @@ def _same_everywhere(job: Job, attempt: int, groups: dict[Group, dict[int, Waiti
     return [Hypothesis("timeout_all_same_seq", text, events[:4], confidence="possible")]
 
 
+def _undecided(
+    groups: dict[Group, dict[int, Waiting]], events: list[Event], reporting: set[int], *, one_call: bool
+) -> Hypothesis:
+    places = {(key, w.seq) for key, members in groups.items() for w in members.values() if w.seq is not None}
+    if len(reporting) < 2:
+        why = "one rank alone cannot show who is missing"
+    elif not one_call:
+        why = "the ranks wait in different collectives, of one group or of several: these lines name no group"
+    else:
+        why = "the ranks wait in different groups" if len(places) > 1 else "most ranks are not heard of"
+    ranks = [rank for rank in reporting if rank >= 0]
+    text = f"{named(ranks) if ranks else 'a rank'} waited in vain for a collective: {why}"
+    return undecided("timeout_undecidable", text, events)
+
+
 def _never_met(waiting: list[Waiting]) -> bool:
     """Whether all wait in their first collective, or none has completed one."""
     in_first = all(w.seq is not None and w.seq <= 1 for w in waiting)
     return in_first or all(w.completed is not None and w.completed <= 0 for w in waiting)
-
-
-def _why_undecided(*, ranks: int, one_call: bool, places: int) -> str:
-    if ranks < 2:
-        return "one rank alone cannot show who is missing"
-    if not one_call:
-        return "the ranks wait in different collectives, of one group or of several: these lines name no group"
-    return "the ranks wait in different groups" if places > 1 else "most ranks are not heard of"
 
 
 def _silent(job: Job, attempt: int, waiting: list[Waiting], reporting: set[int]) -> tuple[set[int] | None, int | None]:
@@ -182,17 +185,11 @@ def _silent(job: Job, attempt: int, waiting: list[Waiting], reporting: set[int])
     size = job.world
     for w in waiting:
         small, large = sorted((w.numel[0] or 0, w.numel[1] or 0))
-        if (
-            small
-            and ("ALLGATHER" in w.op or "REDUCE_SCATTER" in w.op or "ALLGATHER" in w.op.replace("_", ""))
-            and large % small == 0
-            and large // small <= MOST_RANKS
-        ):
+        gathers = "REDUCE_SCATTER" in w.op or "ALLGATHER" in w.op.replace("_", "")
+        if small and gathers and large % small == 0 and large // small <= MOST_RANKS:
             size = max(size or 0, large // small)
-    missing = job.exits(attempt)
-    ended = {e.rank for e in job.of("closed", attempt=attempt)} | {
-        r for r, e in missing.items() if e.number("code") in (-15, -9)
-    }
+    ended = {e.rank for e in job.of("closed", attempt=attempt)}
+    ended |= {r for r, e in job.exits(attempt).items() if e.number("code") in (-15, -9)}
     if size is None and ended & (job.ranks_heard() - reporting - job.ranks_in_trouble(attempt)):
         size = len(job.members)  # some ranks that did not time out were alive until the launcher ended them
     if size is None or size <= max(reporting):
