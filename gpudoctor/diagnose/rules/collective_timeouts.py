@@ -27,6 +27,9 @@ class Waiting(msgspec.Struct):
     events: list[Event] = []
 
 
+Groups = dict[Group, dict[int, Waiting]]  # by process group and rank
+
+
 def nccl_timeouts(job: Job, attempt: int) -> list[Hypothesis]:
     """Hypotheses from the watchdog's sequence numbers, which are compared only inside one process group."""
     groups = groups_of(job, attempt)
@@ -51,14 +54,14 @@ def _too_short(job: Job, attempt: int) -> list[Hypothesis]:
     return [at_events("timeout_too_short", text, events)]
 
 
-def groups_of(job: Job, attempt: int) -> dict[Group, dict[int, Waiting]]:
+def groups_of(job: Job, attempt: int) -> Groups:
     """For each process group, the ranks that timed out or printed counts; key None: old formats without a group."""
     status = [e for e in job.of("wait", attempt=attempt) if e.what == "group_status" and e.rank is not None]
     timeouts = job.of("wait", attempt=attempt, what="nccl_timeout")
     keys = {_key(e) for e in status}
     only = next(iter(keys)) if len(keys) == 1 else None
     group_of = {(e.rank, e.number("seq")): _key(e) for e in status}
-    groups: dict[Group, dict[int, Waiting]] = {}
+    groups: Groups = {}
     for place, event in enumerate(timeouts):
         rank = event.rank if event.rank is not None else -1 - place
         key = _key(event) or group_of.get((event.rank, event.number("seq"))) or only
@@ -83,7 +86,7 @@ def _key(event: Event) -> Group:
     return f"{guid if guid is not None else pg}/{desc or ''}"
 
 
-def _mismatched(groups: dict[Group, dict[int, Waiting]]) -> list[Hypothesis]:
+def _mismatched(groups: Groups) -> list[Hypothesis]:
     """The same number in the same group, but another operation or size."""
     for key, members in groups.items():
         if key is None:
@@ -104,7 +107,7 @@ def _mismatched(groups: dict[Group, dict[int, Waiting]]) -> list[Hypothesis]:
     return []
 
 
-def _behind(groups: dict[Group, dict[int, Waiting]]) -> list[Hypothesis]:
+def _behind(groups: Groups) -> list[Hypothesis]:
     """A rank that never enqueued what others wait in, or waits in what others have completed."""
     for key, members in groups.items():
         if key is None or len(members) < 2:
@@ -125,7 +128,7 @@ def _behind(groups: dict[Group, dict[int, Waiting]]) -> list[Hypothesis]:
     return []
 
 
-def _same_everywhere(job: Job, attempt: int, groups: dict[Group, dict[int, Waiting]]) -> list[Hypothesis]:
+def _same_everywhere(job: Job, attempt: int, groups: Groups) -> list[Hypothesis]:
     waiting = [w for members in groups.values() for w in members.values() if w.seq is not None]
     if not waiting:
         return []
@@ -133,35 +136,35 @@ def _same_everywhere(job: Job, attempt: int, groups: dict[Group, dict[int, Waiti
     events = [w.events[0] for w in waiting]
     first = waiting[0]
     silent, size = _silent(job, attempt, waiting, reporting)
-    started = any((e.number("step") or 0) > 0 for e in job.of("progress", attempt=attempt))
-    if _never_met(waiting) and not started:
+    if _never_met(job, attempt, waiting):
         text = (
             "the very first collective never ended: these GPUs have never exchanged anything, or a rank that "
             "is not heard of never came"
         )
         return [at_events("first_collective_hang", text, events)]
-    known = [key for key in groups if key is not None]
-    # in named groups the operations have been compared before
-    one_call = len({w.op for w in waiting if w.op}) <= 1 or bool(known)
-    one_place = len({w.seq for w in waiting}) == 1 and len(known) <= 1 and one_call
-    if one_place and silent is not None and len(silent) == 1 and len(reporting) >= 2:
+    one_call = _is_one_call(groups, waiting)
+    one_place = one_call and len({w.seq for w in waiting}) == 1 and len(groups.keys() - {None}) <= 1
+    if one_place and silent and len(silent) == 1 and len(reporting) >= 2:
         text = f"all other ranks wait in number {first.seq}; {named(silent)} says nothing"
         return [Hypothesis("rank_hung", text, events[:4], ranks=tuple(silent))]
     share = len(reporting) / size if size else 1.0
     if not one_place or len(reporting) < 2 or share < _OVERHEARD:
         return [_undecided(groups, events, reporting, one_call=one_call)]
-    op = f"{first.op.lower()} " if first.op else ""
+    place = f"{first.op.lower()} {first.seq}".lstrip()
     rest = f"; nothing is heard of {named(silent)}" if silent else ""
     text = (
-        f"all ranks heard of wait in the same {op}{first.seq}: none of them is behind{rest}. A rank that is "
+        f"all ranks heard of wait in the same {place}: none of them is behind{rest}. A rank that is "
         "not in these logs never came, or the transfer itself stands still"
     )
     return [Hypothesis("timeout_all_same_seq", text, events[:4], confidence="possible")]
 
 
-def _undecided(
-    groups: dict[Group, dict[int, Waiting]], events: list[Event], reporting: set[int], *, one_call: bool
-) -> Hypothesis:
+def _is_one_call(groups: Groups, waiting: list[Waiting]) -> bool:
+    """Whether none waits in another operation, as far as is known: in named groups they have been compared before."""
+    return bool(groups.keys() - {None}) or len({w.op for w in waiting if w.op}) <= 1
+
+
+def _undecided(groups: Groups, events: list[Event], reporting: set[int], *, one_call: bool) -> Hypothesis:
     places = {(key, w.seq) for key, members in groups.items() for w in members.values() if w.seq is not None}
     if len(reporting) < 2:
         why = "one rank alone cannot show who is missing"
@@ -174,8 +177,10 @@ def _undecided(
     return undecided("timeout_undecidable", text, events)
 
 
-def _never_met(waiting: list[Waiting]) -> bool:
-    """Whether all wait in their first collective, or none has completed one."""
+def _never_met(job: Job, attempt: int, waiting: list[Waiting]) -> bool:
+    """Whether all wait in their first collective, or none has completed one, and no step was made."""
+    if any((e.number("step") or 0) > 0 for e in job.of("progress", attempt=attempt)):
+        return False
     in_first = all(w.seq is not None and w.seq <= 1 for w in waiting)
     return in_first or all(w.completed is not None and w.completed <= 0 for w in waiting)
 

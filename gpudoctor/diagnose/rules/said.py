@@ -24,7 +24,7 @@ _NUMBERS = re.compile(r"\d+")
 def failed_saying(job: Job, attempt: int) -> list[Hypothesis]:
     """The first statement of a cause of its own that nothing outlived, quoted whole."""
     said = statements(job, attempt)
-    own = [e for e in said if e.what in _OWN_KINDS and e.word("form") in _FORMS]
+    own = _of_kinds(said, _OWN_KINDS)
     reports = _fatal(job, own)
     died = _fatal(job, [e for e in said if e.what == "death"])
     if died and all((e.file, e.line) > (died[0].file, died[0].line) for e in reports):
@@ -33,10 +33,8 @@ def failed_saying(job: Job, attempt: int) -> list[Hypothesis]:
         return []
     first = _first_of_one_clock(reports)
     alike = [e for e in reports if _kind(e) == _kind(first)]
-    waits = [e for e in said if e.what == "wait" and e.word("form") in _FORMS]
-    quiet = [e for e in own if not _is_loud(e)]
-    before = [e for e in sorted([*quiet, *waits], key=lambda e: e.line) if _is_just_before(e, first)]
-    known = [e for e in job.of("echo", attempt=attempt) if _is_just_before(e, first)]  # it warned why, then it failed
+    before = _just_before(first, [*(e for e in own if not _is_loud(e)), *_of_kinds(said, ("wait",))])
+    known = _just_before(first, job.of("echo", attempt=attempt))  # it warned why, then it failed
     return [
         Hypothesis(
             known[-1].what if known else _label(first),
@@ -47,6 +45,11 @@ def failed_saying(job: Job, attempt: int) -> list[Hypothesis]:
             confidence="likely" if first.word("form") in ("program", "death") else "possible",
         )
     ]
+
+
+def _of_kinds(said: list[Event], kinds: tuple[str, ...]) -> list[Event]:
+    """Those of these classes whose form shows that a program speaks."""
+    return [e for e in said if e.what in kinds and e.word("form") in _FORMS]
 
 
 def _fatal(job: Job, said: list[Event]) -> list[Event]:
@@ -144,9 +147,10 @@ def _introduces(event: Event) -> bool:
     return event.word("form") == "sentence" and event.text.rstrip().endswith(":")
 
 
-def _is_just_before(event: Event, first: Event) -> bool:
-    near = event.file == first.file and 0 < first.line - event.line <= _NEAR
-    return near and (event.rank, event.pid) == (first.rank, first.pid)
+def _just_before(first: Event, events: list[Event]) -> list[Event]:
+    """Those of the events that the same process wrote right before."""
+    near = [e for e in events if e.file == first.file and 0 < first.line - e.line <= _NEAR]
+    return sorted((e for e in near if (e.rank, e.pid) == (first.rank, first.pid)), key=lambda e: e.line)
 
 
 def _same_process(job: Job, event: Event, end: Event) -> bool:
