@@ -26,6 +26,8 @@ def failed_saying(job: Job, attempt: int) -> list[Hypothesis]:
     """The first statement of a cause of its own that nothing outlived, quoted whole."""
     all_said = [e for e in statements(job, attempt) if e.what in _OWN_KINDS and e.word("form") in _FORMS]
     reports = [e for e in all_said if _is_loud(e) and _ended_it(job, e)]
+    cut_off = [e for e in statements(job, attempt) if e.what == "wrapper" and e.word("message") is None]
+    reports = reports or [e for e in all_said if any(_is_just_before(e, cut) for cut in cut_off)]
     died = [e for e in statements(job, attempt) if e.what == "death" and _is_loud(e) and _ended_it(job, e)]
     if died and all((e.file, e.line) > (died[0].file, died[0].line) for e in reports):
         return [_death_of_another(died)]  # what the others said then follows from it
