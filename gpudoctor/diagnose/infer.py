@@ -72,12 +72,20 @@ def _with_own_words(job: Job, at: int, found: list[Hypothesis]) -> list[Hypothes
     """With what the programs said themselves, if the best hypothesis names no reason."""
     if not found or found[0].unknown or found[0].what in _WITHOUT_REASON:
         statement = failed_saying(job, at)
+        if found and found[0].what == "process_died_unknown":  # what came later follows from it
+            statement = [h for h in statement if not _is_behind(h, found[0])]
         if found and statement and found[0].what == statement[0].what:
             return found
         return [*statement, *found]
     if found[0].what in _DEATHS:
         found[0] = with_reason(job, at, found[0])
     return found
+
+
+def _is_behind(later: Hypothesis, first: Hypothesis) -> bool:
+    return bool(first.events) and all(
+        (e.file, e.line) > (first.events[0].file, first.events[0].line) for e in later.events
+    )
 
 
 def _tiers(job: Job, at: int, dumps: list[Dump], stacks: list[Stack]) -> tuple[list[Hypothesis], ...]:

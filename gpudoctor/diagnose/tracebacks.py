@@ -44,6 +44,7 @@ _RERAISED = re.compile(r"Caught \w+ in (?:DataLoader worker process|replica|pin 
 _ELSEWHERE = re.compile(
     r"(?i)see (?:the )?(?:stack trace|root cause|error)|engine (?:core|process)\b.{0,60}(?:failed|died)"
     r"|WorkerProc initialization"
+    r"|(?:exited|returned|ended|finished) with (?:an? )?(?:non-?zero )?(?:exit )?(?:code|status)"
 )
 _GUILTY = re.compile(r"CheckpointException ranks:dict_keys\(\[([\d, ]+)\]\)")
 _LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python3|lib64/python3|<frozen|/opt/conda/lib|/torch/")
