@@ -74,10 +74,12 @@ _NONE = lazy_pattern(
     r"|^\s*(?:except|raise|def|class|if|return|import|from|elif|assert|try|with|#|//)\b|^(?:wandb|Message|Arguments): |^\s*#\s|\berror[_-](?:\w+)\s?[=:]|--\w*(?:error|fail)\w*|\b(?:on|if|when|in case of|continue_on|stop_on|skip)[_ -](?:an? )?(?:error|failure|fail)s?\b",
     re.IGNORECASE,
 )
+# "free" ends its clause, or goes on in one of these; before a noun it tells of that: "error: free memory exhausted"
+_FREE = r"free(?=\W*$| ?[.,;:!?)|]| (?:since|for|after|on|in|at|from|over|during|until|till|through\w*|now|again|today|so|and|but|as|operation|runs?|running|execution|state|status)\b)"
 # says that nothing is wrong; other words of the line may still be bad news
 _NO_FAILURE = lazy_pattern(
     r"(?i)\b(?:(?:errors?|failures?|failed|faults?)(?: counts?| total)? 0\b(?![.:%-]|,? ?(?:and |to )?\d)|failed (?:\w+ ){1,3}0 times\b"
-    r"|errors? (?:free|not found|log (?:is )?empty|counters? (?:reset|cleared)|containment (?:is )?(?:on|enabled|supported))\b)"
+    rf"|errors? (?:{_FREE}|not found|log (?:is )?empty|counters? (?:reset|cleared)|containment (?:is )?(?:on|enabled|supported))\b)"
 )
 _WARNS = lazy_pattern(r"(?i)(?:^|[\s\[(|:])(?:warn(?:ing)?s?)\b[\]:|)]?|\w+Warning: |level=\"?warn")
 # plain prose that tells of no failure now
