@@ -194,13 +194,17 @@ def _other_model(node: Node, target: Target) -> Node:
     gpu = struck_gpu(node, target)
     limits = (f"power.{name}_w" for name in ("limit", "requested_limit", "default_limit", "max_limit"))
     clocks = ("clocks.sm_max_mhz", "clocks.graphics_max_mhz")
+    memory = ("memory_total_mib", "memory_used_mib", "memory_free_mib")
+    least_w = known(gpu.power.min_limit_w)
     leaves: dict[str, Any] = {
         "name": "NVIDIA RTX A6000",
         "pci_device_id": "0x223010de",
         "pci_subsystem_id": "0x145910de",
         "vbios": "94.02.5C.00.02",
-        "memory_total_mib": (known(gpu.memory_total_mib) or 24_576) // 2,
+        "memory_total_mib": 24_576 // 2,
+        **{leaf: size // 2 for leaf in memory if (size := known(getattr(gpu, leaf))) is not None},
         **dict.fromkeys(limits, (known(gpu.power.default_limit_w) or 300.0) * 0.75),
+        **({} if least_w is None else {"power.min_limit_w": least_w * 0.75}),
         **dict.fromkeys(clocks, (known(gpu.clocks.sm_max_mhz) or 1_980) - 200),
     }
     return change(node, target, leaves)
