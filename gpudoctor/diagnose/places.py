@@ -23,7 +23,8 @@ _MOST_GPUS_A_NODE = 8  # unless local ranks above are seen
 class LogFile(msgspec.Struct):
     """One file: how much of it was read, and the host, rank and attempt that it belongs to.
 
-    `kernel_log`: its lines are a kernel's, so that no program of a job can have written them.
+    `kernel_log`: its lines are a kernel's, so that no program of a job can have written them. `cut`: its last line has
+    no end, and is no progress bar.
     """
 
     name: str
@@ -31,6 +32,7 @@ class LogFile(msgspec.Struct):
     like_a_job: bool = False
     text: bool = True
     kernel_log: bool = False
+    cut: bool = False
     host: str | None = None
     rank: int | None = None
     local_rank: int | None = None

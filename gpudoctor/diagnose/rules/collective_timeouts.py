@@ -10,6 +10,7 @@ from gpudoctor.diagnose.rules.direct import mismatch_at
 from gpudoctor.diagnose.rules.model import Hypothesis, at_events, host_of, named, ranks_of, undecided
 
 _UNEVEN = ("ALLTOALL", "SEND", "RECV", "GATHER", "SCATTER", "COALESCED", "UNKNOWN")
+_GROUP_OF_ALL = "0/"  # torch's first process group has every rank
 _SHORT_MS = 10_000
 _OVERHEARD = 0.1  # if fewer ranks than this share are heard of, nothing can be concluded about the others
 Group = str | None
@@ -134,6 +135,11 @@ def _same_everywhere(job: Job, attempt: int, groups: dict[Group, dict[int, Waiti
     seqs = {(key, w.seq) for key, members in groups.items() for w in members.values() if w.seq is not None}
     first = waiting[0]
     silent, size = _silent(job, attempt, waiting, reporting)
+    # of other groups a rank need not be a member
+    of_all = all(key is None or key.startswith(_GROUP_OF_ALL) for key in groups)
+    unsaid = _below_the_highest(job, attempt, reporting) if silent is None and of_all else set()
+    if len(unsaid) == 1 and unsaid <= job.ranks_heard():
+        silent = unsaid
     known = [key for key in groups if key is not None]
     # in named groups the operations have been compared before
     one_call = len({w.op for w in waiting if w.op}) <= 1 or bool(known)
@@ -155,12 +161,19 @@ def _same_everywhere(job: Job, attempt: int, groups: dict[Group, dict[int, Waiti
         text = f"{named(known_ranks) if known_ranks else 'a rank'} waited in vain for a collective: {why}"
         return [undecided("timeout_undecidable", text, events[:4])]
     op = f"{first.op.lower()} " if first.op else ""
-    rest = f"; nothing is heard of {named(silent)}" if silent else ""
+    rest = f"; nothing is heard of {named(sorted(silent or unsaid))}" if silent or unsaid else ""
     text = (
         f"all ranks heard of wait in the same {op}{first.seq}: none of them is behind{rest}. A rank that is "
         "not in these logs never came, or the transfer itself stands still"
     )
     return [Hypothesis("timeout_all_same_seq", text, events[:4], confidence="possible")]
+
+
+def _below_the_highest(job: Job, attempt: int, reporting: set[int]) -> set[int]:
+    """Ranks that say nothing of the wait though there are higher ones: ranks are numbered without gaps."""
+    heard = job.ranks_heard() | reporting
+    unsaid = set(range(max(heard) + 1)) - reporting - job.ranks_in_trouble(attempt)
+    return unsaid if len(unsaid) < len(reporting) else set()  # else the text is an excerpt
 
 
 def _never_met(waiting: list[Waiting]) -> bool:

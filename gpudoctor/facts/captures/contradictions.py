@@ -80,7 +80,7 @@ def _refuse_count(node: Node) -> None:
 
 def _refuse_impossible(value: Any, read: Any, where: str) -> None:
     """Raise for the first leaf that was read as impossible, of facts and what `plausible` made of them."""
-    if value is read:
+    if value is read or isinstance(value, Missing):
         return
     if isinstance(read, Missing):
         raise SourceError(f"{where.rpartition('.')[2]} is {value}: out of range - at `{where}`")
