@@ -10,6 +10,7 @@ from pathlib import PurePath
 import msgspec
 
 from gpudoctor.diagnose.events import TROUBLE, Event
+from gpudoctor.text.hostlist import one_name_each
 
 REQUEUED = ("preempted", "time_limit", "cancelled")  # by a scheduler; no failure if the job went on later
 STEPS_OF_WORK = 3
@@ -126,6 +127,9 @@ def _goes_on_well(events: list[Event], line: int) -> bool:
 
 def fill_in_hosts(files: list[LogFile], events: list[Event]) -> set[str]:
     """The host of each file and event; returns all hosts."""
+    same = one_name_each(event.host for event in events if event.host)
+    for event in events:
+        event.host = same.get(event.host or "", event.host)
     named: dict[int, set[str]] = {}
     for event in events:
         if event.host and (event.detail.get("by") == "table" or event.role != "exit") and event.role != "ending":
