@@ -19,7 +19,7 @@ from gpudoctor.run.observer.layout import DATA, HOST, PHASES
 from gpudoctor.run.step_series import COMPUTE, OWN, TimedStep, turns
 from gpudoctor.run.watched import Watched, WatchedRank
 
-_SIMULATED = "as train.balance: simulation of 20 000 runs, false alarms at most 0.01 % at 1.10"
+_SIMULATED = "as train.balance: by simulation, at most 1 of 10,000 healthy trainings is called slow"
 WARN_RATIO = Limit(1.10, "of the others' median", _SIMULATED, name="warn_ratio")
 LAST_IN_SHARE = Limit(
     0.8, "of the turns", "as train.balance: an innocent rank is slowest in 1 of n", name="last_in_share"
