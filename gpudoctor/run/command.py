@@ -36,6 +36,7 @@ from gpudoctor.text.units import rfc3339
 _TICK_S = 0.1
 _SAMPLE_EVERY_S = 2.0
 _RESAMPLE_S = 3600.0
+_SIGNAL = "terminated_signal"
 _OTHER_TASKS_S = 10.0  # of a Slurm step, after our own has ended
 
 Say = Callable[[str], None]
@@ -228,9 +229,11 @@ def _diagnosis(folder: RunFolder | None, watch: RunWatch | None, watched: Watche
     if not found:
         return None
     answer = build.diagnose(gather.gather(found))
-    ours = any(stall.ended_by_us for stall in watched.stalls)
-    ended = answer.cause is not None and answer.cause.what == "terminated_signal"
-    return None if ours and ended else answer  # the signal that we sent is no cause
+    if not any(stall.ended_by_us for stall in watched.stalls):
+        return answer
+    # the signal that we sent is no cause
+    causes = [cause for cause in (answer.cause, *answer.others) if cause is not None and cause.what != _SIGNAL]
+    return msgspec.structs.replace(answer, cause=causes[0], others=tuple(causes[1:])) if causes else None
 
 
 def _kept(folder: RunFolder | None, request: RunRequest, watched: Watched) -> str | None:

@@ -50,6 +50,20 @@ def kernel_place(pid: int) -> str:
     return (state[1] if state else "?") + (f" in {place}" if place not in ("", "0") else "")
 
 
+def children(pid: int) -> tuple[int, ...]:
+    """The processes that it has started and that still live, in order."""
+    found = []
+    for task in _entries(Path(f"/proc/{pid}/task")):
+        found += [int(child) for child in (_read(task / "children") or "").split()]
+    return tuple(sorted(found))
+
+
+def handles(pid: int, number: int) -> bool:
+    """Whether the process has a handler for this signal, and is not ended by it."""
+    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", _read(Path(f"/proc/{pid}/status")) or "", re.MULTILINE)
+    return caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)
+
+
 def memory_events(pid: int) -> Path | None:
     """The file that counts what the memory limit of the process's cgroup has done, of version 2 or 1; None without."""
     for line in (_read(Path(f"/proc/{pid}/cgroup")) or "").splitlines():
@@ -75,7 +89,7 @@ def oom_kills(events: Path) -> int:
 
 def busiest_on(cpus: tuple[int, ...], without: set[int]) -> str | None:
     """The process that runs now on one of these CPUs and is none of ours: "pid 12 (stress)"; None if none does."""
-    for folder in Path("/proc").iterdir():
+    for folder in _entries(Path("/proc")):
         if not folder.name.isdecimal() or int(folder.name) in without:
             continue
         text = _read(folder / "stat") or ""
@@ -84,6 +98,13 @@ def busiest_on(cpus: tuple[int, ...], without: set[int]) -> str | None:
             name = text[text.find("(") + 1 : text.rfind(")")]
             return f"pid {folder.name} ({name})"
     return None
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
 
 
 def _read(path: Path) -> str | None:

@@ -210,7 +210,9 @@ def rank_report(rank: WatchedRank, host: str) -> RankReport:
 
 
 def throughput(watched: Watched) -> Throughput | None:
-    """Of the steps after warm-up; None without steps."""
+    """Of the steps after warm-up; None without steps, and if the run stood until it was ended."""
+    if any(not stall.resumed for stall in watched.stalls):
+        return None
     ranks = [rank for rank in watched.ranks if rank.steps]
     if not ranks:
         return None

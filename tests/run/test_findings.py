@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import msgspec
 import pytest
 
 from gpudoctor.run.observer.layout import BACKWARD, DATA, FORWARD, HOST, PHASES
 from gpudoctor.run.report import FlatFinding, as_finding, judged, rank_report, throughput
+from gpudoctor.run.step_series import TimedStep, without_stalls
 from gpudoctor.run.watched import RunStall, StoppedRank, Watched, WatchedRank
 from tests.run.runs import USUAL_MS, more, only, problems, rank
 
@@ -143,6 +146,14 @@ def test_a_share_is_judged_by_what_it_costs(phase: int, factor: float, steps: in
     assert found.status.value == status
 
 
+def test_workers_of_a_loader_lack_cpus_too_so_that_little_more_waiting_for_them_is_chance() -> None:
+    queued = (0, 20.0, 0, 0, 0, 0, 0)
+    slow = tuple(usual + q for usual, q in zip(more(DATA, 8.0), queued, strict=True))
+    even = tuple(map(sum, zip(USUAL_MS, queued, strict=True)))
+    ranks = (rank(0, wall=even, queued=queued, cpu=USUAL_MS), rank(1, wall=slow, queued=queued, cpu=USUAL_MS))
+    assert [found.status.value for found in problems(watched(*ranks)) if found.subject.rank == 1] == ["unknown"]
+
+
 def test_loaders_on_a_machine_where_a_rank_hardly_ever_has_a_cpu_are_not_judged() -> None:
     queued = (0, 150.0, 0, 0, 0, 0, 0)
     wall = tuple(usual + q for usual, q in zip(more(DATA, 10.0), queued, strict=True))
@@ -215,6 +226,31 @@ def test_the_rank_that_does_not_come_to_the_collective_is_named_with_its_line() 
     (finding,) = problems(watched(rank(0), rank(1), stalls=(stall,), exit_code=1))
     assert (finding.id, finding.subject.rank) == ("run.progress", 1)
     assert "train.py:29 in forward: x = wait_for_ever()" in (finding.found.text if finding.found else "")
+
+
+def test_a_hang_is_told_once_and_a_job_that_stood_has_no_rate() -> None:
+    stands = msgspec.structs.replace(
+        STANDS, phase="data", callers=("train.py:40 in main",), workers=("2 of 2 in read.py:7 in read_file",)
+    )
+    stall = RunStall(after_s=10, stood_s=12, ranks=(WAITS, stands), ended_by_us=True)
+    # how the ranks ended follows from the signal that was sent
+    run = watched(rank(0, ending="exception", error="SignalException"), rank(1, ending="abrupt"), stalls=(stall,))
+    (finding,) = problems(msgspec.structs.replace(run, exit_code=1))
+    shown = {each.source: each.value for each in finding.evidence}
+    assert shown.pop("called from") == "train.py:40 in main"
+    assert shown.pop("its loader's workers") == "2 of 2 in read.py:7 in read_file"
+    assert list(shown) == ["rank 0"]
+    assert throughput(run) is None
+
+
+def test_the_time_of_a_stall_is_no_part_of_a_step() -> None:
+    def ended(seconds: float, step_ms: float) -> TimedStep:
+        return TimedStep(0, (step_ms, *USUAL_MS[1:]), (), (), end_ns=seconds * 1e9)
+
+    ranks = [[ended(1.0, 10.0), ended(31.0, 30_000.0), ended(31.1, 10.0)] for _ in range(2)]
+    assert [len(steps) for steps in without_stalls(ranks, [(1.0e9, 31.0e9)])] == [2, 2]
+    assert [len(steps) for steps in without_stalls(ranks, [(1.0e9, inf)])] == [1, 1]
+    assert without_stalls(ranks, []) == ranks
 
 
 def test_a_stall_that_resolved_itself_is_a_warning() -> None:

@@ -102,6 +102,10 @@ def test_the_rank_that_hangs_is_named_with_its_line_of_code(tmp_path: Path) -> N
     found = next(finding for finding in content["findings"] if finding["id"] == "run.progress")
     assert found["subject"]["rank"] == 1
     assert "time.sleep(10_000)" in found["found"]["text"]
+    # the signal that gpudoctor sent is no cause
+    causes = [content["diagnosis"]["cause"], *content["diagnosis"]["others"]]
+    assert [cause["what"] for cause in causes] == ["rank_hung"]
+    assert content["throughput"] is None
 
 
 @pytest.mark.wide

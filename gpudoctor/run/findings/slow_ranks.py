@@ -39,6 +39,7 @@ _STARVED_RATIO = 1.5
 # measured 1.2 x (two ranks, 18 other processes) and 1.15 x (four ranks on two cores, nothing else: a share of 0.5)
 _CROWDED_SHARE = 0.3
 _CROWDED_RATIO = 1.5
+_CROWDED_LOADER_RATIO = 2.0  # workers of a loader lack CPUs too, one rank's more than another's
 # where more work may lie (optimizers of equal models do equal work, and are bound by memory that others use too), and
 # the least part of a step whose speed says something of the core
 _PARTS = ((DATA,), (FORWARD,), (BACKWARD,), (BETWEEN,), (HOST,), (FORWARD, BACKWARD))
@@ -115,8 +116,7 @@ def compared(watched: Watched) -> RankComparison:
             slow.append(SlowRank(rank, wall.ratio, "cpu", own_ms, usual_ms, "own", pair.middle))
         elif confirmed and own.ratio >= _LEAST_OWN_RATIO:
             found = _named(rank, max(deviation.ratio for deviation in confirmed), pair)
-            by_chance = found.cause == "compute" and found.ratio < _CROWDED_RATIO and queued >= _CROWDED_SHARE
-            if by_chance and not _is_confirmed(beside):
+            if queued >= _CROWDED_SHARE and _may_be_chance(found, pair, beside):
                 why = f"the ranks had no CPU for {queued:.0%} of the time in which they needed one"
                 unsure.append(msgspec.structs.replace(own, ratio=found.ratio, verdict="noisy", why=why))
             else:
@@ -191,6 +191,14 @@ def _most_beside_the_rest(pair: _Pair) -> Deviation:
         found.append(_deviation(pair.rank, values, whole))
     none = _deviation(pair.rank, whole, whole)
     return max(found, key=lambda each: (_is_confirmed(each), each.ratio), default=none)
+
+
+def _may_be_chance(found: SlowRank, pair: _Pair, beside: Deviation) -> bool:
+    """Whether so much more time may come from what else is ready to run on the machine."""
+    if found.cause == "compute":
+        return found.ratio < _CROWDED_RATIO and not _is_confirmed(beside)
+    waits = pair.excess(lambda step: step.cpu_ms[DATA]) < 0.5 * (found.own_ms - found.usual_ms)
+    return found.cause == "data" and waits and found.ratio < _CROWDED_LOADER_RATIO
 
 
 def _deviation(rank: int, own_ms: Sequence[float], usual_ms: Sequence[float]) -> Deviation:
