@@ -97,7 +97,7 @@ def run(request: RunRequest, *, ignored: Sequence[int] = (), say: Say) -> Report
         seen = watch.watched() if watch else Watched()
         watched = msgspec.structs.replace(seen, **_ending(started, seen, time.monotonic() - began_s))
         watched = msgspec.structs.replace(watched, case=_case(node, watched, telemetry))
-        notes += _not_seen(request, watch, watched)
+        notes += _not_seen(request, folder, watch, watched)
         answer = _diagnosis(folder, watch, watched)
         kept = _kept(folder, request, watched)
         made = _report(request, watched, precheck, settings, answer, tuple(notes), kept, began)
@@ -200,18 +200,24 @@ def _case(node: Node, watched: Watched, telemetry: _Telemetry) -> Case:
     return Case(node, Measurements(launch=launch, telemetry=telemetry.readings()))
 
 
-def _not_seen(request: RunRequest, watch: RunWatch | None, watched: Watched) -> list[str]:
+def _not_seen(request: RunRequest, folder: RunFolder | None, watch: RunWatch | None, watched: Watched) -> list[str]:
     notes = []
+    full = folder is not None and folder.is_full()
+    if full and folder is not None:
+        notes.append(
+            f"the disk of {folder.path} is full: processes that started since then were not observed, and the logs and "
+            "stacks that were kept end there"
+        )
     if watch is not None:
         notes += [f"the observer switched itself off in a rank: {reason}" for reason in watch.off_reasons()]
     if watch is None or request.no_observer:
         return notes
-    if not watched.ranks:
+    if not watched.ranks and not full:
         notes.append(
             "no Python process that imports torch was seen: no Python or torch in it, python -I or -E, or it left the "
             "environment behind; only the command as a whole is judged"
         )
-    elif not any(rank.finished for rank in watched.ranks):
+    elif watched.ranks and not any(rank.finished for rank in watched.ranks):
         notes.append("no optimizer step of torch was seen, so steps, waits and causes are not known")
     return notes
 

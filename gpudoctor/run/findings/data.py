@@ -31,7 +31,7 @@ def data(watched: Watched) -> Iterator[Finding]:
     """Name a rank whose batches come late, or report that all ranks wait for data."""
     ranks = ranks_with_shares(watched)
     if not ranks:
-        yield skip(NODE, "too few or too short steps to judge")
+        yield skip(NODE, "too few steps to judge")
         return
     if not any(rank.loader for rank in ranks):
         yield skip(NODE, "no DataLoader was used: the time to get a batch is part of the host time")

@@ -29,7 +29,7 @@ def host(watched: Watched) -> Iterator[Finding]:
     """Name a rank that is held up outside of data and training, or report that all ranks are."""
     ranks = ranks_with_shares(watched)
     if not ranks:
-        yield skip(NODE, "too few or too short steps to judge")
+        yield skip(NODE, "too few steps to judge")
         return
     named = [each for each in compared(watched).slow if each.cause == "host"]
     for slow in named:
