@@ -9,6 +9,7 @@ import re
 
 import msgspec
 
+from gpudoctor.lazy import lazy_pattern
 from gpudoctor.statements.model import Form, Severity
 
 _FAR = 4096
@@ -55,16 +56,16 @@ _TEXTS: tuple[_Row, ...] = (
      r"(?P<message>.{0,400}?(?:(?i:\b(?:failed|failure|cannot|can't|couldn't|could not|unable to|error|fatal|crash(?:ed|es)?|abort(?:ed|ing)|panic|exception|segfault(?:ed|s)?|not reachable|unreachable|unrecognized|not recognized"
      r"|does not (?:work|respond|exist|support|match)|doesn't (?:work|respond|exist)|not (?:responding|listed|visible|available|detected|found|usable|working|allocatable|loaded|running)|no longer (?:answers|responds)|is lost|lost (?:a|one|its) (?:GPU|card|link)|downgraded|fallen off|fell off|is missing|only \d+ of \d+|(?:is|are) down|timed out|hangs|hung|stuck|unhealthy|degraded|mismatch)\b)|\bERR!).*)"),
 )  # fmt: skip
-_FORMS = tuple((form, severity, re.compile(text)) for form, severity, text in _TEXTS)
+_FORMS = tuple((form, severity, lazy_pattern(text)) for form, severity, text in _TEXTS)
 # one of these is in each line that any form takes: most lines are ruled out by this alone
-_MAY_BE = re.compile(
+_MAY_BE = lazy_pattern(
     r"rror|RROR|FAIL|[Ff]ail|FATAL|[Ff]atal|xception|EXCEPTION|CRIT|rit|ERR|anic|PANIC|SEVERE|EMERG|ALERT|[Aa]bort|ABORT|signal|SIG|exit|[Kk]illed|fault|FAULT|[Cc]annot|[Cc]ould|an't|nable|not |No |no |ot found"
     r"|efused|enied|[Tt]imed|imeout|lost|[Mm]issing|issed|hang|hung|stuck|down|Down|nvalid|nrecognized|nsupported|ssert|terminate|virtual method|core dump|Interrupt|Warning|mismatch|egrade|nhealthy|FAULTY|OK|off|crash|nly \d|busy|Bad |errno|doesn|many|pipe|resource|address|reached|reset|known|[Ii]llegal|breakpoint|corrup|free\(|alloc\(|chunk\(|smash|code|status"
 )
 # a 0 behind one of these counts nothing: it is a number of the thing
 _INDEX = r"(?<![gnhx]pu )(?<!task |rank |node |card |link |port |host |slot |core )(?<!index |stage )(?<!device |worker |client )(?<!process |replica )(?<!local_rank )(?<!cuda:)"
 # what only looks like bad news: another level, a second try, a count of none, a metric, code, a question, prose of a person
-_NONE = re.compile(
+_NONE = lazy_pattern(
     r"(?-i:(?<![\w:])(?:INFO|DEBUG|TRACE|NOTICE)(?:[\]:|)]|\b(?![:=]))|\bInfo:|\[I\])|level=\"?(?:info|debug|trace)|\b(?:retry|retrying|retries|ignor(?:ed|ing)|expected failure|xfail\w*)\b|\bwill (?:be )?(?:retried|ignored|continue)"
     rf"|\b(?:no|{_INDEX}0|zero|without|any|non) "
     r"(?:\w+ ){0,2}(?:errors?|exceptions?|failures?|failed|faults?)\b|\b(?:errors?|failures?|failed|exceptions?)\b(?: \w+){0,2}\s?[:=]\s?(?:0|none|null|false|\[\])\b"
@@ -73,18 +74,18 @@ _NONE = re.compile(
     re.IGNORECASE,
 )
 # says that nothing is wrong; other words of the line may still be bad news
-_NO_FAILURE = re.compile(
+_NO_FAILURE = lazy_pattern(
     r"(?i)\b(?:(?:errors?|failures?|failed|faults?)(?: counts?| total)? 0\b(?![.:%-]|,? ?(?:and |to )?\d)|failed (?:\w+ ){1,3}0 times\b"
     r"|errors? (?:free|not found|log (?:is )?empty|counters? (?:reset|cleared)|containment (?:is )?(?:on|enabled|supported))\b)"
 )
-_WARNS = re.compile(r"(?i)(?:^|[\s\[(|:])(?:warn(?:ing)?s?)\b[\]:|)]?|\w+Warning: |level=\"?warn")
+_WARNS = lazy_pattern(r"(?i)(?:^|[\s\[(|:])(?:warn(?:ing)?s?)\b[\]:|)]?|\w+Warning: |level=\"?warn")
 # plain prose that tells of no failure now
-_SUPPOSES = re.compile(
+_SUPPOSES = lazy_pattern(
     r"(?i)\b(?:no|never|without|none|zero|if|when|whether|may|might|would|should|e\.g|such as|fix(?:ed|es)?|rather than|instead of|in case|to avoid|how to|please|try|tips?|known issues?)\b|\?\s*$"
     r"|(?:n't|\bnot) (?:see|seen|get|have|had|find|show)\b|\bI (?:\w{2,12} )?(?:see|saw|get|got|have|had|am|was|tried|try|run|ran|use|think|found|keep)\b"
 )
 # glog, abseil and TensorFlow, behind a date of any form
-_HEAD = re.compile(r":? ?([IWEF]) \S{1,200}:\d{1,6}\] ?")
+_HEAD = lazy_pattern(r":? ?([IWEF]) \S{1,200}:\d{1,6}\] ?")
 _LOUD_LEVELS = ("E", "F", "ERROR", "CRITICAL", "FATAL")
 _QUIET_LEVELS = ("I", "V", "D", "T", "INFO", "DEBUG")
 
