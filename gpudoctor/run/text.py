@@ -35,10 +35,10 @@ def _lines(report: RunReport, width: int) -> Iterator[str]:
     for finding in sorted(problems, key=lambda each: PROBLEMS.index(each.status)):
         yield ""
         yield from _block(finding, width)
-    if report.diagnosis is not None and report.diagnosis.cause is not None and not _is_told(report):
+    if (diagnosis := report.news_of_logs) is not None:
         yield ""
         yield "What its logs say happened first:"
-        yield from diagnosis_text.render_text(report.diagnosis, width=width).splitlines()
+        yield from diagnosis_text.render_text(diagnosis, width=width).splitlines()
     if any(rank.step_ms is not None for rank in report.ranks):
         yield ""
         yield from _table(report)
@@ -52,13 +52,6 @@ def _lines(report: RunReport, width: int) -> Iterator[str]:
         yield from textwrap.wrap(f"note: {printable(note)}", width, subsequent_indent="      ")
     if report.kept:
         yield f"logs, stacks and dumps: {printable(report.kept)}"
-
-
-def _is_told(report: RunReport) -> bool:
-    """Whether all that the logs say is that a rank hangs, as a finding says already."""
-    diagnosis = report.diagnosis
-    hangs = diagnosis is not None and diagnosis.cause is not None and diagnosis.cause.what == "rank_hung"
-    return hangs and bool(report.stalls)
 
 
 def _ranks(report: RunReport) -> str:

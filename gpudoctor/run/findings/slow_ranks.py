@@ -195,7 +195,7 @@ def _most_beside_the_rest(pair: _Pair) -> Deviation:
 
 def _may_be_chance(found: SlowRank, pair: _Pair, beside: Deviation) -> bool:
     """Whether so much more time may come from what else is ready to run on the machine."""
-    if found.cause == "compute":
+    if found.cause in ("compute", "host"):
         return found.ratio < _CROWDED_RATIO and not _is_confirmed(beside)
     waits = pair.excess(lambda step: step.cpu_ms[DATA]) < 0.5 * (found.own_ms - found.usual_ms)
     return found.cause == "data" and waits and found.ratio < _CROWDED_LOADER_RATIO
