@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from gpudoctor.facts.captures.reader import Block, Part, TextReader, text_reader
 from gpudoctor.facts.captures.text_statements import from_tool
-from gpudoctor.facts.model.reported import Reported
+from gpudoctor.facts.model.reported import Loudness, Reported
 
 _MOST_NODES = 8
 _NODE_NAME = re.compile(r"NodeName=(\S{1,253}) |Name:\s+(\S{1,253})$")
@@ -21,6 +21,8 @@ _REASON = re.compile(r"\bReason=(.{1,300}?)(?:\s*\[[^\]\s]{1,80}@[^\]]{1,40}\])?
 # states in which a scheduler gives a node no jobs; sinfo's * behind any of them: it does not respond
 _AWAY = re.compile(r"(?:down|fail|err|drain|drng|inval|not_responding|no_respond|unk)[a-z_]*[*$@+~#!%-]{0,2}|[a-z]+\*")
 _OF_GPU = re.compile(r"gpu|gres|xid|nvidia", re.IGNORECASE)
+# its scheduler no longer hears from it
+_SILENT = re.compile(r"unreachable|\bUnknown\b|not_respond|no_respond|\bunk|\*")
 _CONDITION = re.compile(r"\s+([A-Z]\w{2,60})\s+(True|False|Unknown)\s+(.*)")
 # "KernelReady"; most others are problems: "MemoryPressure", "NetworkUnavailable", "GpuNotReady"
 _CONDITION_OF_HEALTH = re.compile(r"(?<!Not)(?:Ready|Healthy|Available)$")
@@ -56,9 +58,12 @@ _CONTAINER = re.compile(r"  ([\w.-]{1,100}):\s*$")
 
 
 def _out_of_service(tool: str, node: str, state: str, reason: str) -> Reported:
-    """A node that gets no jobs: an error if the reason names GPUs, else it may be fine."""
-    of_gpu = _OF_GPU.search(reason) is not None
-    return from_tool(tool, f"{node} is {state}: {reason or 'no reason given'}", "error" if of_gpu else "warning")
+    """A node that gets no jobs: an error if the reason names GPUs, unknown if it is silent, else it may be fine.
+
+    By whatever word a scheduler says so: a taint of Kubernetes says no more than the condition that it follows.
+    """
+    loudness: Loudness = "error" if _OF_GPU.search(reason) else "unread" if _SILENT.search(state) else "warning"
+    return from_tool(tool, f"{node} is {state}: {reason or 'no reason given'}", loudness)
 
 
 def _verdict(tool: str, configured: Iterable[int], given: Iterable[int], away: list[Reported]) -> Part:
@@ -77,6 +82,7 @@ def _verdict(tool: str, configured: Iterable[int], given: Iterable[int], away: l
     return Part(reported=(*fewer, *away[:_MOST_NODES]) or tuple(counted))
 
 
+@text_reader("scontrol show node", r"NodeName=\S{1,253} ", r"NodeName=|\s+[A-Z]\w{1,30}=")
 def read_scontrol(block: Block) -> Part:
     """`scontrol show node NAME`: GPUs that are not given out, and a node that gets no jobs."""
     text = block.text
@@ -90,6 +96,13 @@ def read_scontrol(block: Block) -> Part:
     return _verdict("scontrol", map(int, _GRES.findall(text)), map(int, _TRES.findall(text)), away)
 
 
+@text_reader(
+    "sinfo",
+    lambda line: _SINFO.match(line) or _WITHOUT_HEADER.match(line) or _REASON_ROW.match(line),
+    # a row has a state after the number of nodes, or ends in the list of nodes, behind a time or a wide gap
+    rf"\S+\s+(?:(?:up|inact|down|drain)\s+\S+\s+)?\d{{1,6}}\s+(?:\S+\s+)?{_STATES}(?:\s|$)"
+    r"|\S.*(?:\s\d{4}-\d\d-\d\dT[\d:]{8}\s+\S+|\S {2,}[A-Za-z][\w.-]{0,60}(?:\d|\[[\d,-]{1,200}\]))\s*$",
+)
 def read_sinfo(block: Block) -> Part:
     """`sinfo` in its usual forms: the nodes that get no jobs, with the reason if there is one."""
     header: list[str] = []
@@ -118,6 +131,13 @@ def read_sinfo(block: Block) -> Part:
     return Part(notes=("sinfo: no node is out of service",))
 
 
+@text_reader(
+    "kubectl describe node",
+    r"(?:Roles|Unschedulable|ProviderID|Capacity|Allocatable|Taints):(?:\s|$)",
+    r"(?:Name|Labels|Annotations|CreationTimestamp|Lease|Conditions|Addresses|System Info|PodCIDRs?"
+    r"|Non-terminated Pods|Allocated resources|Events):(?:\s|$)|\s+\S",
+    after=r"kubectl describe nodes?\b",
+)
 def read_kubectl(block: Block) -> Part:
     """`kubectl describe node NAME`, `kubectl get node -o yaml`: GPUs that are not given out, and bad conditions."""
     section, name = "", "the node"
@@ -140,10 +160,16 @@ def read_kubectl(block: Block) -> Part:
                 bad.append(_out_of_service("kubectl", name, f"{kind} {status}", " ".join(rest.split())[-120:]))
         # every pod tolerates such taints: its description, which may follow, lists them as Tolerations
         if section == "taints" and (taint := _TAINT.match(line)):
-            taints.append(from_tool("kubectl", f"{name} is {taint[1]}: its taint keeps pods away"))
+            taints.append(_out_of_service("kubectl", name, taint[1], "its taint keeps pods away"))
     return _verdict("kubectl", counts["capacity"], counts["allocatable"], bad or taints)
 
 
+@text_reader(
+    "kubectl get pods",
+    r"(?:NAMESPACE\s+)?NAME\s+READY\s+STATUS\s+RESTARTS\s+AGE\b"
+    r"|(?:[\w.-]{1,100}\s+)?(?:pod/)?(?:nvidia|gpu|dcgm)[\w.-]{1,200}\s+\d{1,3}/\d{1,3}\s+[A-Z]\w",
+    _POD.pattern,
+)
 def read_pods(block: Block) -> Part:
     """`kubectl get pods` and `kubectl describe pod`: pods of GPU software that do not run, or are not ready."""
     bad: list[Reported] = []
@@ -172,41 +198,16 @@ def _is_well(pod: re.Match[str]) -> bool:
 
 
 SCHEDULER_READERS: tuple[TextReader, ...] = (
-    text_reader("scontrol show node", r"NodeName=\S{1,253} ", r"NodeName=|\s+[A-Z]\w{1,30}=", read_scontrol),
-    text_reader(
-        "sinfo",
-        lambda line: _SINFO.match(line) or _WITHOUT_HEADER.match(line) or _REASON_ROW.match(line),
-        # a row has a state after the number of nodes, or ends in the list of nodes, behind a time or a wide gap
-        rf"\S+\s+(?:(?:up|inact|down|drain)\s+\S+\s+)?\d{{1,6}}\s+(?:\S+\s+)?{_STATES}(?:\s|$)"
-        r"|\S.*(?:\s\d{4}-\d\d-\d\dT[\d:]{8}\s+\S+|\S {2,}[A-Za-z][\w.-]{0,60}(?:\d|\[[\d,-]{1,200}\]))\s*$",
-        read_sinfo,
-    ),
-    text_reader(
-        "kubectl describe node",
-        r"(?:Roles|Unschedulable|ProviderID|Capacity|Allocatable|Taints):(?:\s|$)",
-        r"(?:Name|Labels|Annotations|CreationTimestamp|Lease|Conditions|Addresses|System Info|PodCIDRs?"
-        r"|Non-terminated Pods|Allocated resources|Events):(?:\s|$)|\s+\S",
-        read_kubectl,
-        after=r"kubectl describe nodes?\b",
-    ),
-    text_reader(
-        "kubectl get pods",
-        r"(?:NAMESPACE\s+)?NAME\s+READY\s+STATUS\s+RESTARTS\s+AGE\b"
-        r"|(?:[\w.-]{1,100}\s+)?(?:pod/)?(?:nvidia|gpu|dcgm)[\w.-]{1,200}\s+\d{1,3}/\d{1,3}\s+[A-Z]\w",
-        _POD.pattern,
-        read_pods,
-    ),
+    *(read_scontrol, read_sinfo, read_kubectl, read_pods),
     text_reader(
         "kubectl describe pod",
         r"Name:\s+nvidia-[\w.-]{1,253}$|Controlled By:|(?:Init )?Containers:$",
         r"(?:IPs?|[A-Z][a-z][\w-]{1,20}(?: [A-Z]\w{1,20}){0,3}):(?:\s|$)|\s+\S",
-        read_pods,
         after=r"kubectl describe pods?\b",
-    ),
+    )(read_pods.read),
     text_reader(
         "kubectl get node",
         r'\s*"?(?:allocatable|capacity)"?:\s*(?:\{\s*)?$',
         r'\s*"?[\w./-]{1,100}"?: *"?[\w.]{1,40}"?,?\s*$|\s*\},?\s*$',
-        read_kubectl,
-    ),
+    )(read_kubectl.read),
 )
