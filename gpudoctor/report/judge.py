@@ -22,6 +22,7 @@ from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import Node
+from gpudoctor.process.exit_codes import FAILED, OK, UNKNOWN
 from gpudoctor.profiles.load import profile_for
 from gpudoctor.report.model import (
     Evaluated,
@@ -164,14 +165,14 @@ def set_aside(results: Iterable[CheckResult]) -> tuple[str, ...]:
 
 
 def exit_code(results: Iterable[CheckResult], verdict: Verdict, fail_on: FailOn, lacking: bool) -> int:
-    """0, 1 or 3, as in docs/exit-codes.md; `lacking`: a required check has no verdict."""
+    """OK, FAILED or UNKNOWN, as in docs/exit-codes.md; `lacking`: a required check has no verdict."""
     if verdict == "fail" and fail_on != "never":
-        return 1
+        return FAILED
     if fail_on == "warn" and any(result.warns for result in results):
-        return 1
+        return FAILED
     if lacking:
-        return 3
-    return 3 if verdict == "unknown" and fail_on != "never" else 0
+        return UNKNOWN
+    return UNKNOWN if verdict == "unknown" and fail_on != "never" else OK
 
 
 def reason_line(

@@ -110,29 +110,30 @@ def form_of(text: str, level: str | None = None) -> Reading | None:
     if level is None and (head := _HEAD.match(text)):
         level = head[1]
     loud = level in _LOUD_LEVELS
-    if not loud and (level in _QUIET_LEVELS or _MAY_BE.search(text) is None):
+    if not loud and _tells_of_none(text, level):
         return None
-    warns = level in ("W", "WARNING") or _WARNS.search(text) is not None
-    if not loud and _NONE.search(text):
+    match = next(((form, severity, m) for form, severity, pattern in _FORMS if (m := pattern.match(text))), None)
+    if match is None:
+        return Reading("level", "error", text.strip()) if loud and text.strip() else None
+    form, severity, found = match
+    if form == "sentence" and not loud and _SUPPOSES.search(text):  # another one of the line may tell of a failure now
+        told = (_FORMS[-1][-1].match(each) for each in _SENTENCES.split(text)[:9] if not _SUPPOSES.search(each))
+        found = next(filter(None, told), None)
+    if found is None or (form == "exception" and "Warning: " in text[:80]):
         return None
-    if not loud and (rest := _NO_FAILURE.sub("", text)) != text and form_of(rest, level) is None:
-        return None
-    for form, severity, pattern in _FORMS:
-        found = pattern.match(text)
-        if found is None:
-            continue
-        if form == "sentence" and not loud:  # of several in a line, the first that tells of a failure now
-            told = (pattern.match(each) for each in _SENTENCES.split(text) if not _SUPPOSES.search(each))
-            found = next(filter(None, told), None)
-            if found is None:
-                return None
-        if form == "exception" and "Warning: " in text[:80]:
-            return None
-        program = found.groupdict().get("program")
-        mild = warns and form not in ("death", "event")
-        form = "level" if loud and form == "sentence" else form
-        return Reading(form, "warning" if mild else severity, found["message"].strip() or text.strip(), program)
-    return Reading("level", "error", text.strip()) if loud and text.strip() else None
+    if form not in ("death", "event") and (level in ("W", "WARNING") or _WARNS.search(text)):
+        severity = "warning"
+    if loud and form == "sentence":
+        form = "level"
+    return Reading(form, severity, found["message"].strip() or text.strip(), found.groupdict().get("program"))
+
+
+def _tells_of_none(text: str, level: str | None) -> bool:
+    """Whether the line has no words of bad news, is of a quiet level, or says that nothing is wrong."""
+    if level in _QUIET_LEVELS or _MAY_BE.search(text) is None or _NONE.search(text):
+        return True
+    rest = _NO_FAILURE.sub("", text)
+    return rest != text and form_of(rest, level) is None
 
 
 def is_no_news(text: str, level: str | None = None) -> bool:

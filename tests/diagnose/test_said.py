@@ -112,9 +112,14 @@ def test_what_an_accelerators_runtime_or_a_peer_raised_is_never_certainly_the_pr
 
 
 def test_what_others_say_of_a_worker_that_died_is_not_its_reason(tmp_path: Path) -> None:
-    died = "2026-01-31 01:53:03,438\tWARNING driver.py:12 -- A worker died or was killed while executing a task. Worker PID: 7\n"
-    other = "2026-01-31 01:53:03,440\tERROR driver.py:85 -- Unhandled error: Reader.read() (pid=8)\n"
-    other += '  File "/home/me/reader.py", line 3, in read\n    get(x)\nray.exceptions.RayActorError: The actor died.\n'
+    died = (
+        "2026-01-31 01:53:03,438\tWARNING driver.py:12 -- A worker died or was killed while executing a task. "
+        "Worker IP address: 10.0.0.2 Worker port: 42 Worker PID: 85\n"
+    )
+    other = (
+        "2026-01-31 01:53:03,440\tERROR driver.py:85 -- Unhandled error: Reader.read() (pid=8)\n"
+        '  File "/home/me/reader.py", line 3, in read\n    get(x)\nray.exceptions.RayActorError: The actor died.\n'
+    )
     assert said(answer_to(died + other, tmp_path)) == ("process_died_unknown", None)
 
 

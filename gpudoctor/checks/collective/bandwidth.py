@@ -104,7 +104,7 @@ def _by_profile(case: Case, ranks: int, size_bytes: int) -> Bound | None:
             return None
         share = 1.0
     warn_ratio, fail_ratio = (
-        case.limit(limit) if case.limit_source(limit) == "configuration" else of_node
+        case.limit(limit) if of_node is None or case.limit_source(limit) == "configuration" else of_node
         for limit, of_node in ((_WARN_SHARE, node.warn_below), (_FAIL_SHARE, node.fail_below))
     )
     weak = row.uncertain or not node.size_factor

@@ -78,7 +78,7 @@ def _held_alone(gpu: Gpu) -> Finding | None:
         likely="a job has it; every other program is told that devices are busy or unavailable (CUDA 46)",
         advice=[
             Advice("Wait for the job, or ask for another GPU.", "nvidia-smi"),
-            Advice("To be shared? Allow several processes.", f"nvidia-smi -i {gpu.bus_id} -c DEFAULT"),
+            Advice("To be shared? Allow several processes.", f"nvidia-smi -i {gpu.smi_id} -c DEFAULT"),
         ],
     )
 
@@ -109,7 +109,7 @@ def _left_over(case: Case, gpu: Gpu, processes: tuple[GpuProcess, ...]) -> Findi
                 "Look for processes that hold the device.",
                 "fuser -v /dev/nvidia*; ps -eo pid,stat,comm | grep -e ' Z' -e ' D'",
             ),
-            Advice("None? Reset the GPU when it is idle.", f"nvidia-smi --gpu-reset -i {gpu.bus_id}"),
+            Advice("None? Reset the GPU when it is idle.", f"nvidia-smi --gpu-reset -i {gpu.smi_id}"),
         ],
     )
 

@@ -51,7 +51,7 @@ def reset_advice(gpu: Gpu) -> list[Advice]:
     """Steps to drain and reset the GPU, and what to do if that does not help."""
     return [
         Advice(
-            "Drain the node, end the processes on the GPU, and reset it.", f"nvidia-smi --gpu-reset -i {gpu.bus_id}"
+            "Drain the node, end the processes on the GPU, and reset it.", f"nvidia-smi --gpu-reset -i {gpu.smi_id}"
         ),
         Advice("On an NVSwitch node reset all GPUs together, or reboot.", "reboot"),
         Advice("It comes back: open a hardware case with the report.", "nvidia-bug-report.sh"),

@@ -121,7 +121,7 @@ def _prohibited(gpu: Gpu) -> Iterator[Finding]:
             Expected("default or exclusive-process", "in", "default, exclusive-process", source="CUDA"),
             Evidence("compute mode", "prohibited"),
             likely="set by an operator to keep jobs away",
-            advice=[Advice("Allow compute again.", f"nvidia-smi -i {gpu.bus_id} -c DEFAULT")],
+            advice=[Advice("Allow compute again.", f"nvidia-smi -i {gpu.smi_id} -c DEFAULT")],
         )
 
 
@@ -155,7 +155,7 @@ def _mig(gpu: Gpu) -> Iterator[Finding]:
             Expected("no change waiting", source="the GPU itself"),
             Evidence("MIG mode, current and pending", f"{enabled}, {pending}"),
             likely="someone changed the mode and did not reset the GPU since",
-            advice=[Advice("Reset the GPU to let it take effect.", f"nvidia-smi --gpu-reset -i {gpu.bus_id}")],
+            advice=[Advice("Reset the GPU to let it take effect.", f"nvidia-smi --gpu-reset -i {gpu.smi_id}")],
         )
     elif enabled and gpu.settings.mig_instances == ():
         yield warn(
@@ -166,7 +166,7 @@ def _mig(gpu: Gpu) -> Iterator[Finding]:
             likely="MIG was switched on and not set up, or its instances did not survive a reboot",
             advice=[
                 Advice("Create instances.", "nvidia-smi mig -lgip; nvidia-smi mig -cgi <profile> -C"),
-                Advice("Or switch MIG off.", f"nvidia-smi -i {gpu.bus_id} -mig 0"),
+                Advice("Or switch MIG off.", f"nvidia-smi -i {gpu.smi_id} -mig 0"),
             ],
         )
 

@@ -166,7 +166,7 @@ def _cannot_tell_why(case: Case, gpu: Gpu, width: int, own_max: int, evidence: t
         likely="the slot is wired with fewer lanes, or the link trained too narrow: from here the two look alike",
         advice=(
             "Look up how many lanes the slot (or the cloud instance) gives this GPU.",
-            Advice("On the host itself, compare link and slot:", f"sudo lspci -vvs {gpu.bus_id} | grep -i lnk"),
+            Advice("On the host itself, compare link and slot:", f"sudo {gpu.lspci} | grep -i lnk"),
         ),
     )
 
@@ -198,7 +198,7 @@ def _by_lspci(gpu: Gpu, width: int) -> Finding | None:
         likely="the slot is wired with fewer lanes, or the link trained too narrow: from here the two look alike",
         advice=(
             "Look up how many lanes the slot gives; two cards on a desktop board often share 16.",
-            Advice("Compare link and slot:", f"sudo lspci -vvs {gpu.bus_id} | grep -i lnk"),
+            Advice("Compare link and slot:", f"sudo {gpu.lspci} | grep -i lnk"),
         ),
     )
 

@@ -75,6 +75,7 @@ GPU = re.compile(r"\bGPU (?P<gpu>\d{1,3})\b|\bdevice=?(?:cuda:)?(?P<device>\d{1,
 _PROGRESS = re.compile(
     r"(?i)(?:^|[\s\[|{,\"'(])(?<!\bjob )(?:global_?step|step|iter(?:ation)?|epoch|batch|it)s?[\"']?[ :=#\[(]{0,6}(\d{1,10})\b"
 )
+_WORDS_OF_A_START = ("initializing d", "registered", "barrier", "rendezvous", "init torch", "_backend=")
 _WORDS_OF_AN_END = ("done", "0 ok", "finish", "complet", "succe", "reached", "exit")
 _RESUMED = re.compile(
     r"(?i)\b(?:resum(?:ed?|ing)|restor(?:ed?|ing)|load(?:ed|ing))\b.{0,60}\bcheckpoint|\bresum(?:ed|ing)\b.{0,40}\bfrom\b"
@@ -181,21 +182,10 @@ def is_of_a_job(text: str) -> bool:
 def read_facts(text: str) -> Iterator[Event]:
     """The events of a line that no table knows: steps of a start, members, progress, the end."""
     lowered = text.lower()
-    if any(
-        word in lowered for word in ("initializing d", "registered", "barrier", "rendezvous", "init torch", "_backend=")
-    ):
+    if any(word in lowered for word in _WORDS_OF_A_START):
         yield from _start(text)
-    if "gloo" in lowered and (gloo := _GLOO.search(text)):
-        detail: dict[str, str | int] = {"world": int(gloo["peers"]) + 1}
-        yield Event(role="fact", what="member", rank=int(gloo["rank"]), detail=detail)
-        return
-    if "virtual memory" in lowered and (ram := _RAM.search(text)):
-        yield Event(role="fact", what="ram", detail={"ram_pct": int(ram["pct"])})
-        return
-    if "pid" in lowered and (named := _RANK_PID.search(text)):
-        detail = {"world": int(named["world"])} if named["world"] else {}
-        rank, pid = int(named["rank"]), int(named["pid"])
-        yield Event(role="fact", what="process", rank=rank, pid=pid, host=named["host"], detail=detail)
+    if own := _place_or_size(text, lowered):
+        yield own
         return
     if "world" in lowered and (world := _WORLD.search(text)):
         yield Event(role="fact", what="world", detail={"world": int(world[1])})
@@ -210,6 +200,19 @@ def read_facts(text: str) -> Iterator[Event]:
         yield Event(role="progress", what="progress", detail={"step": int(step[1])})
     elif not resumed and _WORK.search(text):  # a bar of loading
         yield Event(role="fact", what="work")
+
+
+def _place_or_size(text: str, lowered: str) -> Event | None:
+    """Which rank a process is, or how full the memory is; such a line tells nothing else."""
+    if "gloo" in lowered and (gloo := _GLOO.search(text)):
+        return Event(role="fact", what="member", rank=int(gloo["rank"]), detail={"world": int(gloo["peers"]) + 1})
+    if "virtual memory" in lowered and (ram := _RAM.search(text)):
+        return Event(role="fact", what="ram", detail={"ram_pct": int(ram["pct"])})
+    if "pid" in lowered and (named := _RANK_PID.search(text)):
+        detail: dict[str, str | int] = {"world": int(named["world"])} if named["world"] else {}
+        rank, pid = int(named["rank"]), int(named["pid"])
+        return Event(role="fact", what="process", rank=rank, pid=pid, host=named["host"], detail=detail)
+    return None
 
 
 def _start(text: str) -> Iterator[Event]:
