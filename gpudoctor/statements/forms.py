@@ -23,7 +23,7 @@ ERRNO = (
     r"|Argument list too long|Name or service not known|Temporary failure in name resolution|Protocol not (?:available|supported)|Operation not supported|Bad address|command not found"
 )
 _CAMEL = r"[A-Z]\w{0,78}"
-_EXCEPTION_NAME = rf"(?:[A-Za-z_]\w{{0,60}}(?:\.|::)){{0,8}}(?:{_CAMEL}(?:Error|Exception|Failure|Fault|Interrupt|Abort)|Exception|gaierror|error)"
+_EXCEPTION_NAME = rf"(?:[A-Za-z_]\w{{0,60}}(?:\.|::)){{0,8}}(?:{_CAMEL}(?:Error|Exception|Failure|Fault|Interrupt|Abort)|Exception|gaierror|(?<=\.)error)"
 _LEVELS = r"ERROR|FATAL|CRITICAL|SEVERE|PANIC|EMERG|ALERT|CRIT|ERR"
 _COMPLAINTS = (
     r"fatal(?: error)?|error|cannot|can't|could not|couldn't|failed|failure|unable|unrecognized|unknown option|invalid|illegal|unsupported|no such|not found|missing|undefined symbol|symbol lookup error"
@@ -63,7 +63,7 @@ _MAY_BE = lazy_pattern(
     r"|efused|enied|[Tt]imed|imeout|lost|[Mm]issing|issed|hang|hung|stuck|down|Down|nvalid|nrecognized|nsupported|ssert|terminate|virtual method|core dump|Interrupt|Warning|mismatch|egrade|nhealthy|FAULTY|OK|off|crash|nly \d|busy|Bad |errno|doesn|many|pipe|resource|address|reached|reset|known|[Ii]llegal|breakpoint|corrup|free\(|alloc\(|chunk\(|smash|code|status"
 )
 # a 0 behind one of these counts nothing: it is a number of the thing
-_INDEX = r"(?<![gnhx]pu )(?<!task |rank |node |card |link |port |host |slot |core )(?<!index |stage )(?<!device |worker |client )(?<!process |replica )(?<!local_rank )(?<!cuda:)"
+_INDEX = r"(?<![<>!]= )(?<![gnhx]pu )(?<!task |rank |node |card |link |port |host |slot |core )(?<!index |stage )(?<!device |worker |client )(?<!process |replica )(?<!local_rank )(?<!cuda:)"
 # what only looks like bad news: another level, a second try, a count of none, a metric, code, a question, prose of a person
 _NONE = lazy_pattern(
     r"(?-i:(?<![\w:])(?:INFO|DEBUG|TRACE|NOTICE)(?:[\]:|)]|\b(?![:=]))|\bInfo:|\[I\])|level=\"?(?:info|debug|trace)|\b(?:retry|retrying|retries|ignor(?:ed|ing)|expected failure|xfail\w*)\b|\bwill (?:be )?(?:retried|ignored|continue)"
@@ -117,9 +117,12 @@ def form_of(text: str, level: str | None = None) -> Reading | None:
         return Reading("level", "error", text.strip()) if loud and text.strip() else None
     form, severity, found = match
     if form == "sentence" and not loud and _SUPPOSES.search(text):  # another one of the line may tell of a failure now
-        told = (_FORMS[-1][-1].match(each) for each in _SENTENCES.split(text)[:9] if not _SUPPOSES.search(each))
-        found = next(filter(None, told), None)
-    if found is None or (form == "exception" and "Warning: " in text[:80]):
+        each = _SENTENCES.split(text)[:9]
+        told = [m for part in each if not _SUPPOSES.search(part) and (m := _FORMS[-1][-1].match(part))]
+        if not told:
+            return None
+        found = told[0]
+    if form == "exception" and "Warning: " in text[:80]:
         return None
     if form not in ("death", "event") and (level in ("W", "WARNING") or _WARNS.search(text)):
         severity = "warning"

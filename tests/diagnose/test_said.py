@@ -129,6 +129,15 @@ def test_an_exit_status_that_a_script_raises_is_no_reason(tmp_path: Path) -> Non
     assert (answer.verdict, said(answer)) == ("unknown", ("launcher_table_only", None))
 
 
+def test_who_interrupts_a_job_ends_it_even_while_an_object_is_deleted(tmp_path: Path) -> None:
+    text = (
+        "step 3 loss 1.0\nException ignored in: <function Iter.__del__ at 0x7f33d805aa20>\n"
+        'Traceback (most recent call last):\n  File "/home/me/load.py", line 3, in __del__\n    self.lock()\nKeyboardInterrupt:\n'
+    )
+    assert said(answer_to(text, tmp_path)) == ("terminated_signal", None)
+    assert said(answer_to(text.replace("KeyboardInterrupt:", "OSError: busy"), tmp_path)) == ("healthy", None)
+
+
 def test_step_0_is_no_proof_that_a_job_moved(tmp_path: Path) -> None:
     start = "INFO Loading checkpoint shards: 100%|█████| 4/4 [01:19<00:00,  5.69s/it]\nINFO starting from step 0\nINFO starting the loop\n"
     assert answer_to(start, tmp_path).verdict == "unknown"
