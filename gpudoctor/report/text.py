@@ -198,8 +198,8 @@ def labelled_rows(rows: Sequence[tuple[str, str]]) -> Iterator[RenderableType]:
 class FoldedRow:
     """Cells that keep their width, and a last one that is folded into what is left, behind a gap.
 
-    A grid of rich shows the same and takes ten times as long, which counts for a report on hundreds of faults. `widest`:
-    the width of the cells but the last one, if it is not their own.
+    A grid of rich shows the same and takes ten times as long, which counts in a report on hundreds of faults.
+    `widest`: the width of the cells but the last one, if it is not their own.
     """
 
     def __init__(self, cells: Sequence[Text], last: Text, widest: int = 0) -> None:

@@ -113,8 +113,9 @@ def _goes_on(line: str) -> bool:
 
 
 def parse_smi_text(text: str, *, whole_end: bool = True, selected: bool = False) -> tuple[SmiDump, ...]:
-    """Read the dump, and one more for each time that GPUs without a line that names them are shown again. Raise SourceError if it contains nothing about a GPU.
+    """Read the dump, and one more for each time that GPUs without a line that names them are shown again.
 
+    Raise SourceError if it contains nothing about a GPU.
     A line is "label : value" or a section's label; each level is indented by four spaces. A part of a dump without a
     line that names its GPU belongs to a GPU without a bus id; whenever a section begins again, or a value is another
     than before, to the next one. A value in it that occurs in one section only is of that section, wherever it stands.
