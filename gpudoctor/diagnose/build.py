@@ -114,6 +114,12 @@ def _doubt(job: Job, gathered: GatheredLogs) -> str:
             "nothing in it says that something failed, and nothing shows that the job moved or ended: one that never "
             "started, or hangs, looks the same"
         )
+    cut = [file.name for file in gathered.files if file.cut]
+    if cut and not job.finished and not (gathered.dumps or gathered.stacks):
+        return (
+            f"nothing in it says that something failed, but {cut[0]} is cut off in its last line, and no end is seen: "
+            "what came after that line is not known"
+        )
     return ""
 
 

@@ -10,6 +10,7 @@ from pathlib import PurePath
 import msgspec
 
 from gpudoctor.diagnose.events import TROUBLE, Event
+from gpudoctor.text.hostlist import one_name_each
 
 REQUEUED = ("preempted", "time_limit", "cancelled")  # by a scheduler; no failure if the job went on later
 STEPS_OF_WORK = 3
@@ -23,7 +24,8 @@ _MOST_GPUS_A_NODE = 8  # unless local ranks above are seen
 class LogFile(msgspec.Struct):
     """One file: how much of it was read, and the host, rank and attempt that it belongs to.
 
-    `kernel_log`: its lines are a kernel's, so that no program of a job can have written them.
+    `kernel_log`: its lines are a kernel's, so that no program of a job can have written them. `cut`: its last line has
+    no end, and is no progress bar.
     """
 
     name: str
@@ -31,6 +33,7 @@ class LogFile(msgspec.Struct):
     like_a_job: bool = False
     text: bool = True
     kernel_log: bool = False
+    cut: bool = False
     host: str | None = None
     rank: int | None = None
     local_rank: int | None = None
@@ -127,6 +130,9 @@ def _goes_on_well(events: list[Event], line: int) -> bool:
 
 def fill_in_hosts(files: list[LogFile], events: list[Event]) -> set[str]:
     """The host of each file and event; returns all hosts."""
+    same = one_name_each(event.host for event in events if event.host)
+    for event in events:
+        event.host = same.get(event.host or "", event.host)
     named: dict[int, set[str]] = {}
     for event in events:
         if event.host and (event.detail.get("by") == "table" or event.role != "exit") and event.role != "ending":

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from gpudoctor.diagnose.events import MAX_TEXT, Event
+from gpudoctor.diagnose.events import Event, clipped
 from gpudoctor.diagnose.patterns.catalogue import error_event
 from gpudoctor.statements.catalogue import RUNTIME
 from gpudoctor.statements.classes import kind_of
@@ -183,7 +183,7 @@ class Tracebacks:
         if _exception(text.strip(), frames=0) or error_event(text):
             return
         event = unfinished[2]
-        event.detail["message"] = f"{event.word('message') or ''} {text.strip()}"[:MAX_TEXT]
+        event.detail["message"] = clipped(f"{event.word('message') or ''} {text.strip()}")
         self._unfinished = (writer, number, event) if text.rstrip().endswith(":") else None
 
     def _begin(self, stream: object, number: int, text: str, begin: re.Match[str], writer: int | None) -> None:
@@ -230,7 +230,7 @@ class Tracebacks:
             event.detail["frame"] = trace.user_frame
         event.detail["traceback"] = 1
         if trace.raised:
-            event.detail["raised"], event.detail["raised_text"] = trace.raised, trace.raised_text[:MAX_TEXT]
+            event.detail["raised"], event.detail["raised_text"] = trace.raised, clipped(trace.raised_text)
         if trace.ignored and event.role != "ending":
             event.role, event.what = "fact", "ignored"
             return event
@@ -257,7 +257,7 @@ def exception_event(text: str, functions: set[str] = frozenset()) -> Event:  # t
     found = _EXCEPTION.match(text)
     name = (found["type"] if found else text).rpartition(".")[2]
     message = (found["message"] or "") if found else ""
-    detail: dict[str, str | int] = {"type": name, "message": message[:200]}
+    detail: dict[str, str | int] = {"type": name, "message": clipped(message)}
     if functions & _LOADER and name in (
         "ConnectionResetError",
         "EOFError",
@@ -269,7 +269,7 @@ def exception_event(text: str, functions: set[str] = frozenset()) -> Event:  # t
     if known := error_event(text):
         known.detail.update(detail)
         if known.text:
-            known.detail["message"] = known.text[:200]
+            known.detail["message"] = clipped(known.text)
         return known
     if name in _IMPORT:
         return Event(role="cause", what="import_error", strength=3, detail=detail)

@@ -54,9 +54,10 @@ _TEXTS: tuple[_Row, ...] = (
     ("errno", "error", rf"(?P<message>.{{0,600}}?(?:{ERRNO}|errno ?[:=]? ?\d{{1,3}}\b).*)"),
     ("sentence", "error",
      r"(?P<message>.{0,400}?(?:(?i:\b(?:failed|failure|cannot|can't|couldn't|could not|unable to|can not|error|fatal|crash(?:ed|es)?|abort(?:ed|ing)|panic|exception|segfault(?:ed|s)?|not reachable|unreachable|unrecognized|not recognized"
-     r"|does not (?:work|respond|exist|support|match)|doesn't (?:work|respond|exist)|not (?:responding|listed|visible|available|detected|found|usable|working|allocatable|loaded|running)|no longer (?:answers|responds)|is lost|lost (?:a|one|its) (?:GPU|card|link)|downgraded|fallen off|fell off|is missing|only \d+ ?(?:of|/) ?\d+|(?:is|are|nodes?) down|timed out|hangs|hung|stuck|unhealthy|degraded|mismatch)\b)|\bERR!).*)"),
+     r"|does not (?:work|respond|exist|support|match)|doesn't (?:work|respond|exist)|not (?:responding|listed|visible|available|detected|found|usable|working|allocatable|loaded|running)|no longer (?:answers|responds)|is lost|lost (?:a|one|its) (?:GPU|card|link)|downgraded|fallen off|fell off|is missing|only \d+ ?(?:of|/) ?\d+|(?:is|are|nodes?) down|timed out|hangs|hung|stuck|unhealthy|degraded|mismatch|corrupt(?:ed|ion))\b)|\bERR!).*)"),
 )  # fmt: skip
 _FORMS = tuple((form, severity, lazy_pattern(text)) for form, severity, text in _TEXTS)
+_SENTENCE = _FORMS[-1][2]
 # one of these is in each line that any form takes: most lines are ruled out by this alone
 _MAY_BE = lazy_pattern(
     r"rror|RROR|FAIL|[Ff]ail|FATAL|[Ff]atal|xception|EXCEPTION|CRIT|rit|ERR|anic|PANIC|SEVERE|EMERG|ALERT|[Aa]bort|ABORT|signal|SIG|exit|[Kk]illed|fault|FAULT|[Cc]annot|[Cc]ould|an't|nable|not |No |no |ot found"
@@ -73,10 +74,12 @@ _NONE = lazy_pattern(
     r"|^\s*(?:except|raise|def|class|if|return|import|from|elif|assert|try|with|#|//)\b|^(?:wandb|Message|Arguments): |^\s*#\s|\berror[_-](?:\w+)\s?[=:]|--\w*(?:error|fail)\w*|\b(?:on|if|when|in case of|continue_on|stop_on|skip)[_ -](?:an? )?(?:error|failure|fail)s?\b",
     re.IGNORECASE,
 )
+# "free" ends its clause, or goes on in one of these; before a noun it tells of that: "error: free memory exhausted"
+_FREE = r"free(?=\W*$| ?[.,;:!?)|]| (?:since|for|after|on|in|at|from|over|during|until|till|through\w*|now|again|today|so|and|but|as|operation|runs?|running|execution|state|status)\b)"
 # says that nothing is wrong; other words of the line may still be bad news
 _NO_FAILURE = lazy_pattern(
     r"(?i)\b(?:(?:errors?|failures?|failed|faults?)(?: counts?| total)? 0\b(?![.:%-]|,? ?(?:and |to )?\d)|failed (?:\w+ ){1,3}0 times\b"
-    r"|errors? (?:free|not found|log (?:is )?empty|counters? (?:reset|cleared)|containment (?:is )?(?:on|enabled|supported))\b)"
+    rf"|errors? (?:{_FREE}|not found|log (?:is )?empty|counters? (?:reset|cleared)|containment (?:is )?(?:on|enabled|supported))\b)"
 )
 _WARNS = lazy_pattern(r"(?i)(?:^|[\s\[(|:])(?:warn(?:ing)?s?)\b[\]:|)]?|\w+Warning: |level=\"?warn")
 # plain prose that tells of no failure now
@@ -84,7 +87,7 @@ _SUPPOSES = lazy_pattern(
     r"(?i)\b(?:no|never|without|none|zero|if|when|whether|may|might|would|(?<!as it )should|e\.g|such as|fix(?:ed|es)?|rather than|instead of|in case|to avoid|how to|please|try|tips?|known issues?)\b|\?\s*$"
     r"|(?:n't|\bnot) (?:see|seen|get|have|had|find|show)\b|\bI (?:\w{2,12} )?(?:see|saw|get|got|have|had|am|was|tried|try|run|ran|use|think|found|keep)\b"
 )
-_SENTENCES = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
+_BETWEEN_SENTENCES = lazy_pattern(r"(?<=[.!?])\s+(?=[A-Z])")
 # glog, abseil and TensorFlow, behind a date of any form
 _HEAD = lazy_pattern(r":? ?([IWEF]) \S{1,200}:\d{1,6}\] ?")
 _LOUD_LEVELS = ("E", "F", "ERROR", "CRITICAL", "FATAL")
@@ -116,12 +119,10 @@ def form_of(text: str, level: str | None = None) -> Reading | None:
     if match is None:
         return Reading("level", "error", text.strip()) if loud and text.strip() else None
     form, severity, found = match
-    if form == "sentence" and not loud and _SUPPOSES.search(text):  # another one of the line may tell of a failure now
-        each = _SENTENCES.split(text)[:9]
-        told = [m for part in each if not _SUPPOSES.search(part) and (m := _FORMS[-1][-1].match(part))]
-        if not told:
+    if form == "sentence" and not loud:
+        if (first := _first_that_tells(text)) is None:
             return None
-        found = told[0]
+        found = first
     if form == "exception" and "Warning: " in text[:80]:
         return None
     if form not in ("death", "event") and (level in ("W", "WARNING") or _WARNS.search(text)):
@@ -129,6 +130,12 @@ def form_of(text: str, level: str | None = None) -> Reading | None:
     if loud and form == "sentence":
         form = "level"
     return Reading(form, severity, found["message"].strip() or text.strip(), found.groupdict().get("program"))
+
+
+def _first_that_tells(text: str) -> re.Match[str] | None:
+    """Of several sentences in a line, the first that tells of a failure now."""
+    told = (_SENTENCE.match(each) for each in _BETWEEN_SENTENCES.split(text) if not _SUPPOSES.search(each))
+    return next(filter(None, told), None)
 
 
 def _tells_of_none(text: str, level: str | None) -> bool:

@@ -124,6 +124,12 @@ def test_the_host_is_the_one_of_the_line_and_no_rank_is_borrowed(
             "mpirun noticed that process rank 1 with PID xxx on node n7 exited on signal 9 (Killed).\n",
             ("killed_sigkill", 1, "n7"),
         ),
+        # a test of accelerate's prints what its command wrote
+        (
+            "stderr: Root Cause (first observed failure):\nstderr: [0]:\nstderr:   host      : n7\n"
+            "stderr:   rank      : 1 (local_rank: 1)\nstderr:   exitcode  : 1 (pid: 77)\n",
+            ("launcher_table_only", None, "n7"),
+        ),
         # with its rules alone it looks like a page with headings
         (
             f"ChildFailedError:\n{'=' * 30}\nt.py FAILED\n{'-' * 30}\nFailures:\n  <NO_OTHER_FAILURES>\n{'-' * 30}\n"
@@ -234,3 +240,12 @@ def test_the_agents_own_sigkill_after_its_grace_time_is_no_cause(killed_at: str,
     table = "Failures:\n" + row(0, killed_at, -9) + "Root Cause (first observed failure):\n" + row(1, "13:02:58", 1)
     (tmp_path / "a.log").write_text(table, encoding="utf-8")
     assert said(answer_of(tmp_path))[0] == what
+
+
+def test_a_host_with_and_without_its_domain_is_one(tmp_path: Path) -> None:
+    init = "gpu07.cluster:1:2 [0] NCCL INFO comm 0x1 rank 0 nranks 2 cudaDev 0 busId 18000 - Init COMPLETE\n"
+    answer = answer_to(f"{init}[rank0]: step 5 loss 3.2\nslurmstepd: error: Node failure on gpu07\n", tmp_path)
+    assert {entry.host for entry in answer.timeline if entry.host} == {"gpu07"}
+    died = "gpu07:1:9 [0] NCCL WARN Cuda failure 'an illegal memory access was encountered'\n"
+    answer = answer_to(init + died, tmp_path)
+    assert {entry.host for entry in answer.timeline} == {"gpu07"}

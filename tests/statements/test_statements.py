@@ -55,6 +55,7 @@ def only(line: str) -> Statement:
         # of several sentences one tells of a failure
         ("A GPU of n7 is not working as it should. Could someone please look at it?", "sentence", "cause"),
         ("Only 3/4 GPUs came up", "sentence", "cause"),
+        ("nvidia-smi says that the infoROM is corrupted", "sentence", "cause"),
         (
             "hook: exit status 1, stdout: , stderr: nvidia-container-cli: initialization error: no driver",
             "exit",
@@ -80,7 +81,7 @@ def test_a_line_is_read_by_its_form_and_class(line: str, form: str, kind: str) -
         "GPU 0 failure count 0",
         "GPU 0 failed 0 passed 12",
         "GPU 0 errors not found",
-        "GPU 0 error free",
+        *("GPU 0 error free", "GPU 0 error free since Monday", "GPU 0 is error free, as it was"),
         "GPU 0 error log is empty",
         "GPU 0 error counters reset",
         "GPU 0 error containment enabled",
@@ -95,6 +96,11 @@ def test_a_line_is_read_by_its_form_and_class(line: str, form: str, kind: str) -
 )
 def test_what_only_looks_like_bad_news_is_none(line: str) -> None:
     assert said(line) is None
+
+
+@pytest.mark.parametrize("line", ["GPU 0 error free memory exhausted", "GPU 0 error free list corrupted"])
+def test_a_phrase_of_good_news_that_goes_on_to_name_something_else_is_none(line: str) -> None:
+    assert only(line).severity == "error"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from gpudoctor.facts.model.driver import KernelEvent
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import known
 from gpudoctor.lazy import lazy_imports, lazy_pattern
-from gpudoctor.statements.xids import BUCKETS, LINK_CODES, Bucket, xid
+from gpudoctor.statements.xids import BUCKETS, LINK_CODES, RECOVERY, Bucket, xid
 
 with lazy_imports():  # compiling the patterns takes 10 ms (-X importtime), which a log without errors does not need
     from gpudoctor.facts.kernel_log import lines as kernel_lines
@@ -121,10 +121,20 @@ def judge_events(events: Iterable[KernelEvent], gpu: Gpu | None, starts: bool = 
             continue
         settled = position < settled_before
         if (item.bucket == "reset" and (settled or fit_now)) or (item.bucket == "hardware" and settled):
-            item = msgspec.structs.replace(item, bucket="watch", words=f"{item.words} (settled since)")
+            since = "the GPU asks for no reset, but a link is down" if _link_down(item, gpu) else "settled since"
+            item = msgspec.structs.replace(item, bucket="watch", words=f"{item.words} ({since})")
         judged.append(item)
     # among equally bad ones, those that a bad link cannot explain come first: core/causes.py looks at the first
     return sorted(judged, key=lambda item: (BUCKETS.index(item.bucket), item.event.code in LINK_CODES))
+
+
+def _link_down(item: ClassifiedEvent, gpu: Gpu | None) -> bool:
+    """Whether this is an error of a link, and a link of the GPU is down: then nothing is settled.
+
+    Only the words depend on it, as a GPU may have links that lead nowhere: nvlink.links judges them.
+    """
+    links = known(gpu.nvlinks) if gpu is not None else None
+    return item.event.code in LINK_CODES and any(link.state == "inactive" for link in links or ())
 
 
 def _target(event: KernelEvent) -> int | None:
@@ -162,14 +172,15 @@ def _classify_message(event: KernelEvent, gpu: Gpu | None, starts: bool) -> Clas
 
 
 def _recovery_changed(event: KernelEvent) -> ClassifiedEvent:
-    entry, advice = xid(RECOVERY_CHANGED), xid(46).advice
+    entry = xid(RECOVERY_CHANGED)
     found = _RECOVERY.match(kernel_lines.driver_words(event))
     if found is None:
-        return ClassifiedEvent(event, "unknown", f"{entry.words}, but the line does not say to what", advice)
+        return ClassifiedEvent(event, "unknown", f"{entry.words}, but the line does not say to what", entry.advice)
     action = int(found[1], 16)
     if action == 0:
         return ClassifiedEvent(event, "info", entry.words, entry.advice)
-    # drain-p2p (3) only needs care, the others make the GPU unfit; source: NVML field 230
+    advice = RECOVERY[action][1] if action in RECOVERY else entry.advice
+    # drain-p2p (3) only needs care, the others make the GPU unfit
     return ClassifiedEvent(event, "watch" if action == 3 else "reset", f"the GPU asks for: {found[2]}", advice)
 
 

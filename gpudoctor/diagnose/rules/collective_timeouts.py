@@ -10,6 +10,7 @@ from gpudoctor.diagnose.rules.direct import mismatch_at
 from gpudoctor.diagnose.rules.model import Hypothesis, at_events, host_of, named, ranks_of, undecided
 
 _UNEVEN = ("ALLTOALL", "SEND", "RECV", "GATHER", "SCATTER", "COALESCED", "UNKNOWN")
+_GROUP_OF_ALL = "0/"  # torch's first process group has every rank
 _SHORT_MS = 10_000
 _OVERHEARD = 0.1  # if fewer ranks than this share are heard of, nothing can be concluded about the others
 Group = str | None
@@ -136,6 +137,9 @@ def _same_everywhere(job: Job, attempt: int, groups: Groups) -> list[Hypothesis]
     events = [w.events[0] for w in waiting]
     first = waiting[0]
     silent, size = _silent(job, attempt, waiting, reporting)
+    unsaid = _below_the_highest(job, attempt, groups, reporting) if silent is None else silent
+    if len(unsaid) == 1 and unsaid <= job.ranks_heard():
+        silent = unsaid
     if _never_met(job, attempt, waiting):
         text = (
             "the very first collective never ended: these GPUs have never exchanged anything, or a rank that "
@@ -151,12 +155,24 @@ def _same_everywhere(job: Job, attempt: int, groups: Groups) -> list[Hypothesis]
     if not one_place or len(reporting) < 2 or share < _OVERHEARD:
         return [_undecided(groups, events, reporting, one_call=one_call)]
     place = f"{first.op.lower()} {first.seq}".lstrip()
-    rest = f"; nothing is heard of {named(silent)}" if silent else ""
+    rest = f"; nothing is heard of {named(unsaid)}" if unsaid else ""
     text = (
         f"all ranks heard of wait in the same {place}: none of them is behind{rest}. A rank that is "
         "not in these logs never came, or the transfer itself stands still"
     )
     return [Hypothesis("timeout_all_same_seq", text, events[:4], confidence="possible")]
+
+
+def _below_the_highest(job: Job, attempt: int, groups: Groups, reporting: set[int]) -> set[int]:
+    """Ranks that say nothing of the wait though there are higher ones: ranks are numbered without gaps.
+
+    None if the groups may be of some ranks only, or if most are missing: then the text is an excerpt.
+    """
+    if not all(key is None or key.startswith(_GROUP_OF_ALL) for key in groups):
+        return set()
+    heard = job.ranks_heard() | reporting
+    unsaid = set(range(max(heard) + 1)) - reporting - job.ranks_in_trouble(attempt)
+    return unsaid if len(unsaid) < len(reporting) else set()
 
 
 def _is_one_call(groups: Groups, waiting: list[Waiting]) -> bool:

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from itertools import pairwise
 
 from gpudoctor.diagnose.events import Event
 from gpudoctor.diagnose.job import Job
 from gpudoctor.diagnose.rules.model import Hypothesis, at_events, host_of, named, only_rank, ranks_of
 from gpudoctor.statements.about import normal_bus_id
 from gpudoctor.statements.catalogue import ECC_XIDS
+from gpudoctor.statements.prefixes import seconds_in_year
 from gpudoctor.statements.xids import XIDS
+from gpudoctor.text.units import rounded_duration_text
 
 _FOLLOWS = {43, 45}
 _OFF_BUS = 79
 _INTERRUPTED = re.compile(r"\b2 death signal|got signal: 2\b|SIGINT|KeyboardInterrupt")
+_ENDED_AT = re.compile(r"CANCELLED AT \d{4}-(\d\d)-(\d\d)T(\d\d:\d\d:\d\d)")
+_LONG_S, _TIMES_LONGER = 1800.0, 10  # of the longest step before
+_ZONE_S, _NEAR_ZONE_S = 1800.0, 30.0
 _BY_HAND = " (SIGINT: Ctrl-C or a user's word; if the job stood still before that, what it waited for is the question)"
 _OTHER_PROGRAM = re.compile(r"\((?!python|pt_|ray|torchrun|train|deepspeed|accelerate|vllm|java|pt_data)")
 
@@ -26,8 +32,26 @@ def scheduler_endings(job: Job, attempt: int) -> list[Hypothesis]:
         events = [e for e in job.of("ending") if e.what == what and e.attempt >= attempt]
         if not events or failed_before(job, attempt, events[0], lost_peers_count=False):
             continue
-        found.append(at_events(what, events[0].text, events, confidence="certain"))
+        text = events[0].text + (_stood_still(job, events[0]) if what == "time_limit" else "")
+        found.append(at_events(what, text, events, confidence="certain"))
     return found
+
+
+def _stood_still(job: Job, limit: Event) -> str:
+    """That the job did nothing for long before its time limit, by the times of its steps and of the limit's line.
+
+    Clocks may differ by time zones, which are multiples of half an hour: such a difference proves nothing.
+    """
+    steps = sorted(e.time_s for e in job.of("progress", attempt=limit.attempt) if e.time_s is not None)
+    stamp = _ENDED_AT.search(limit.text)
+    ended_s = seconds_in_year(int(stamp[1]), int(stamp[2]), stamp[3]) if stamp else limit.time_s
+    if ended_s is None or len(steps) < 2:
+        return ""
+    silent_s, step_s = ended_s - steps[-1], max(later - before for before, later in pairwise(steps))
+    of_zones_s = abs(silent_s - _ZONE_S * round(silent_s / _ZONE_S))
+    if silent_s < max(_LONG_S, _TIMES_LONGER * step_s) or of_zones_s <= step_s + _NEAR_ZONE_S:
+        return ""
+    return f"; its last step was logged {rounded_duration_text(silent_s)} before that: it stood still"
 
 
 def signals_and_cancels(job: Job, attempt: int) -> list[Hypothesis]:

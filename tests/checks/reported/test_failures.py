@@ -187,14 +187,27 @@ def test_a_value_that_a_person_calls_unreadable_is_unknown() -> None:
     assert (faulty.status, failed.status) == (Status.FAIL, Status.WARN)
 
 
-def test_a_node_that_kubernetes_keeps_pods_away_from_fails() -> None:
-    text = (
-        "# kubectl describe node vpc11\nName:    vpc11\nTaints:             node.kubernetes.io/unreachable:NoExecute\n"
-    )
-    (finding,) = said(text)
-    assert finding.status is Status.FAIL
-    assert finding.found is not None
-    assert "vpc11 is unreachable" in str(finding.found)
+@pytest.mark.parametrize(
+    ("taint", "condition", "status"),
+    [
+        ("node.kubernetes.io/unreachable:NoExecute", "Ready  Unknown  x  NodeStatusUnknown  silent", Status.UNKNOWN),
+        ("node.kubernetes.io/not-ready:NoSchedule", "Ready  False  x  KubeletNotReady  no network", Status.WARN),
+        ("node.kubernetes.io/not-ready:NoSchedule", "Ready  False  x  KubeletNotReady  no nvidia runtime", Status.FAIL),
+    ],
+)
+def test_a_taint_says_no_more_than_the_condition_that_it_follows(taint: str, condition: str, status: Status) -> None:
+    head = f"# kubectl describe node vpc11\nName:    vpc11\nTaints:             {taint}\n"
+    (finding,) = said(f"{head}Conditions:\n  {condition}\n")
+    assert (finding.status, "vpc11 is Ready" in text_of(finding)) == (status, True)
+    (alone,) = said(head)
+    assert alone.status is (Status.WARN if status is Status.FAIL else status)
+    assert "vpc11 is" in text_of(alone)
+
+
+@pytest.mark.parametrize("state", ["DOWN*", "IDLE*", "DOWN+NOT_RESPONDING", "UNKNOWN*"])
+def test_a_node_that_slurm_does_not_hear_from_is_unknown(state: str) -> None:
+    record = f"NodeName=n1 Arch=x86_64 Gres=gpu:8\n   State={state} Weight=1\n   Reason=Not responding [slurm@now]\n"
+    assert [finding.status for finding in said(record)] == [Status.UNKNOWN]
 
 
 def test_tolerations_of_pods_are_no_taints_of_the_node() -> None:
