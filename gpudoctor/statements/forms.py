@@ -119,7 +119,7 @@ def form_of(text: str, level: str | None = None) -> Reading | None:
     if match is None:
         return Reading("level", "error", text.strip()) if loud and text.strip() else None
     form, severity, found = match
-    if form == "sentence" and not loud:
+    if form == "sentence" and not loud and _SUPPOSES.search(text):
         if (first := _first_that_tells(text)) is None:
             return None
         found = first
@@ -133,8 +133,8 @@ def form_of(text: str, level: str | None = None) -> Reading | None:
 
 
 def _first_that_tells(text: str) -> re.Match[str] | None:
-    """Of several sentences in a line, the first that tells of a failure now."""
-    told = (_SENTENCE.match(each) for each in _BETWEEN_SENTENCES.split(text) if not _SUPPOSES.search(each))
+    """Of the first sentences of a line, the first one that tells of a failure now."""
+    told = (_SENTENCE.match(each) for each in _BETWEEN_SENTENCES.split(text)[:9] if not _SUPPOSES.search(each))
     return next(filter(None, told), None)
 
 
