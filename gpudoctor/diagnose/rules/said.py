@@ -78,7 +78,7 @@ def with_reason(job: Job, attempt: int, death: Hypothesis) -> Hypothesis:
     end = next((e for e in death.events if e.role == "exit"), None)
     if end is None:
         return death
-    own = [e for e in statements(job, attempt) if e.what in _OWN_KINDS and _is_loud(e) and _same_process(job, e, end)]
+    own = [e for e in statements(job, attempt) if e.what in _OWN_KINDS and _is_loud(e) and _same_process(e, end)]
     if own:
         death.text += f"; before that it said: {_message(own[0])}"
         death.events = [*death.events[:3], own[0]]
@@ -155,7 +155,7 @@ def _just_before(first: Event, events: list[Event]) -> list[Event]:
     return sorted((e for e in near if (e.rank, e.pid) == (first.rank, first.pid)), key=lambda e: e.line)
 
 
-def _same_process(job: Job, event: Event, end: Event) -> bool:
+def _same_process(event: Event, end: Event) -> bool:
     if event.file != end.file or event.line >= end.line:
         return False
     if end.rank is not None:
