@@ -25,9 +25,7 @@ def failed_saying(job: Job, attempt: int) -> list[Hypothesis]:
     """The first statement of a cause of its own that nothing outlived, quoted whole."""
     said = statements(job, attempt)
     own = _of_kinds(said, _OWN_KINDS)
-    reports = _fatal(job, own)
-    cut_off = [e for e in said if e.what == "wrapper" and e.word("message") is None]
-    reports = reports or [e for cut in cut_off for e in _just_before(cut, own)]
+    reports = _fatal(job, own) or _before_a_cut(said, own)
     died = _fatal(job, [e for e in said if e.what == "death"])
     if died and all((e.file, e.line) > (died[0].file, died[0].line) for e in reports):
         return [_death_of_another(died)]  # what the others said then follows from it
@@ -57,6 +55,12 @@ def _of_kinds(said: list[Event], kinds: tuple[str, ...]) -> list[Event]:
 def _fatal(job: Job, said: list[Event]) -> list[Event]:
     """The loud ones that the job ended with."""
     return [e for e in said if _is_loud(e) and _ended_it(job, e)]
+
+
+def _before_a_cut(said: list[Event], own: list[Event]) -> list[Event]:
+    """What stands right before a traceback whose exception is cut off."""
+    cut_off = [e for e in said if e.what == "wrapper" and e.word("message") is None]
+    return [e for cut in cut_off for e in _just_before(cut, own)]
 
 
 def _first_of_one_clock(reports: list[Event]) -> Event:
