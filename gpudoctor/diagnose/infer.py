@@ -72,9 +72,7 @@ def _with_own_words(job: Job, at: int, found: list[Hypothesis]) -> list[Hypothes
     """With what the programs said themselves, if the best hypothesis names no reason."""
     if not found or found[0].unknown or found[0].what in _WITHOUT_REASON:
         statement = failed_saying(job, at)
-        if found and found[0].what == "process_died_unknown":  # what came later follows from it
-            statement = [h for h in statement if not _is_behind(h, found[0])]
-        if found and statement and found[0].what == statement[0].what:
+        if found and statement and (found[0].what == statement[0].what or _follows(statement[0], found[0])):
             return found
         return [*statement, *found]
     if found[0].what in _DEATHS:
@@ -82,10 +80,12 @@ def _with_own_words(job: Job, at: int, found: list[Hypothesis]) -> list[Hypothes
     return found
 
 
-def _is_behind(later: Hypothesis, first: Hypothesis) -> bool:
-    return bool(first.events) and all(
-        (e.file, e.line) > (first.events[0].file, first.events[0].line) for e in later.events
-    )
+def _follows(said: Hypothesis, death: Hypothesis) -> bool:
+    """Whether it was said only after the death."""
+    if death.what != "process_died_unknown" or not death.events:
+        return False
+    end = death.events[0].file, death.events[0].line
+    return all((e.file, e.line) > end for e in said.events)
 
 
 def _tiers(job: Job, at: int, dumps: list[Dump], stacks: list[Stack]) -> tuple[list[Hypothesis], ...]:

@@ -230,7 +230,7 @@ class Tracebacks:
         event.detail["traceback"] = 1
         if trace.raised:
             event.detail["raised"], event.detail["raised_text"] = trace.raised, clipped(trace.raised_text)
-        if trace.ignored:
+        if trace.ignored and event.role != "ending":
             event.role, event.what = "fact", "ignored"
             return event
         if trace.collective:

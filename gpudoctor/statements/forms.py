@@ -23,7 +23,7 @@ ERRNO = (
     r"|Argument list too long|Name or service not known|Temporary failure in name resolution|Protocol not (?:available|supported)|Operation not supported|Bad address|command not found"
 )
 _CAMEL = r"[A-Z]\w{0,78}"
-_EXCEPTION_NAME = rf"(?:[A-Za-z_]\w{{0,60}}(?:\.|::)){{0,8}}(?:{_CAMEL}(?:Error|Exception|Failure|Fault|Interrupt|Abort)|Exception|gaierror|error)"
+_EXCEPTION_NAME = rf"(?:[A-Za-z_]\w{{0,60}}(?:\.|::)){{0,8}}(?:{_CAMEL}(?:Error|Exception|Failure|Fault|Interrupt|Abort)|Exception|gaierror|(?<=\.)error)"
 _LEVELS = r"ERROR|FATAL|CRITICAL|SEVERE|PANIC|EMERG|ALERT|CRIT|ERR"
 _COMPLAINTS = (
     r"fatal(?: error)?|error|cannot|can't|could not|couldn't|failed|failure|unable|unrecognized|unknown option|invalid|illegal|unsupported|no such|not found|missing|undefined symbol|symbol lookup error"
@@ -64,7 +64,7 @@ _MAY_BE = lazy_pattern(
     r"|efused|enied|[Tt]imed|imeout|lost|[Mm]issing|issed|hang|hung|stuck|down|Down|nvalid|nrecognized|nsupported|ssert|terminate|virtual method|core dump|Interrupt|Warning|mismatch|egrade|nhealthy|FAULTY|OK|off|crash|nly \d|busy|Bad |errno|doesn|many|pipe|resource|address|reached|reset|known|[Ii]llegal|breakpoint|corrup|free\(|alloc\(|chunk\(|smash|code|status"
 )
 # a 0 behind one of these counts nothing: it is a number of the thing
-_INDEX = r"(?<![gnhx]pu )(?<!task |rank |node |card |link |port |host |slot |core )(?<!index |stage )(?<!device |worker |client )(?<!process |replica )(?<!local_rank )(?<!cuda:)"
+_INDEX = r"(?<![<>!]= )(?<![gnhx]pu )(?<!task |rank |node |card |link |port |host |slot |core )(?<!index |stage )(?<!device |worker |client )(?<!process |replica )(?<!local_rank )(?<!cuda:)"
 # what only looks like bad news: another level, a second try, a count of none, a metric, code, a question, prose of a person
 _NONE = lazy_pattern(
     r"(?-i:(?<![\w:])(?:INFO|DEBUG|TRACE|NOTICE)(?:[\]:|)]|\b(?![:=]))|\bInfo:|\[I\])|level=\"?(?:info|debug|trace)|\b(?:retry|retrying|retries|ignor(?:ed|ing)|expected failure|xfail\w*)\b|\bwill (?:be )?(?:retried|ignored|continue)"
@@ -119,7 +119,7 @@ def form_of(text: str, level: str | None = None) -> Reading | None:
     if match is None:
         return Reading("level", "error", text.strip()) if loud and text.strip() else None
     form, severity, found = match
-    if form == "sentence" and not loud:
+    if form == "sentence" and not loud and _SUPPOSES.search(text):
         if (first := _first_that_tells(text)) is None:
             return None
         found = first
@@ -133,8 +133,8 @@ def form_of(text: str, level: str | None = None) -> Reading | None:
 
 
 def _first_that_tells(text: str) -> re.Match[str] | None:
-    """Of several sentences in a line, the first that tells of a failure now."""
-    told = (_SENTENCE.match(each) for each in _BETWEEN_SENTENCES.split(text) if not _SUPPOSES.search(each))
+    """Of the first sentences of a line, the first one that tells of a failure now."""
+    told = (_SENTENCE.match(each) for each in _BETWEEN_SENTENCES.split(text)[:9] if not _SUPPOSES.search(each))
     return next(filter(None, told), None)
 
 

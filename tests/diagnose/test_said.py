@@ -112,9 +112,14 @@ def test_what_an_accelerators_runtime_or_a_peer_raised_is_never_certainly_the_pr
 
 
 def test_what_others_say_of_a_worker_that_died_is_not_its_reason(tmp_path: Path) -> None:
-    died = "2026-01-31 01:53:03,438\tWARNING driver.py:12 -- A worker died or was killed while executing a task. Worker PID: 7\n"
-    other = "2026-01-31 01:53:03,440\tERROR driver.py:85 -- Unhandled error: Reader.read() (pid=8)\n"
-    other += '  File "/home/me/reader.py", line 3, in read\n    get(x)\nray.exceptions.RayActorError: The actor died.\n'
+    died = (
+        "2026-01-31 01:53:03,438\tWARNING driver.py:12 -- A worker died or was killed while executing a task. "
+        "Worker IP address: 10.0.0.2 Worker port: 42 Worker PID: 85\n"
+    )
+    other = (
+        "2026-01-31 01:53:03,440\tERROR driver.py:85 -- Unhandled error: Reader.read() (pid=8)\n"
+        '  File "/home/me/reader.py", line 3, in read\n    get(x)\nray.exceptions.RayActorError: The actor died.\n'
+    )
     assert said(answer_to(died + other, tmp_path)) == ("process_died_unknown", None)
 
 
@@ -122,6 +127,15 @@ def test_an_exit_status_that_a_script_raises_is_no_reason(tmp_path: Path) -> Non
     text = _KEY_ERROR.replace("KeyError: 'label'", "RuntimeError: stage 2 exited with non-zero status 2")
     answer = answer_to(text, tmp_path)
     assert (answer.verdict, said(answer)) == ("unknown", ("launcher_table_only", None))
+
+
+def test_who_interrupts_a_job_ends_it_even_while_an_object_is_deleted(tmp_path: Path) -> None:
+    text = (
+        "step 3 loss 1.0\nException ignored in: <function Iter.__del__ at 0x7f33d805aa20>\n"
+        'Traceback (most recent call last):\n  File "/home/me/load.py", line 3, in __del__\n    self.lock()\nKeyboardInterrupt:\n'
+    )
+    assert said(answer_to(text, tmp_path)) == ("terminated_signal", None)
+    assert said(answer_to(text.replace("KeyboardInterrupt:", "OSError: busy"), tmp_path)) == ("healthy", None)
 
 
 def test_step_0_is_no_proof_that_a_job_moved(tmp_path: Path) -> None:

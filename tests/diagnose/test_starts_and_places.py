@@ -101,10 +101,11 @@ def test_a_start_that_went_on_and_its_warnings_are_nothing(text: str, tmp_path: 
         ),
         ("ssh_failed", "n5", "n5: Host key verification failed.\nn5: x\nn5: y\nn5: z\n"),
         ("ssh_failed", "n5", "pdsh@n1: n5: ssh exited with exit code 255\n"),
+        ("failed_saying", None, "sbatch: error: no server is known\n" * 2 + "sbatch: error: the list is empty\n" * 2),
     ],
     ids=[
         *("Slurm", "Ray", "Ray's worker", "on a third node", "two hosts", "a plugin's warning", "another rank's label"),
-        *("DeepSpeed's runner", "a host's label", "pdsh"),
+        *("DeepSpeed's runner", "a host's label", "pdsh", "a program"),
     ],
 )
 def test_the_host_is_the_one_of_the_line_and_no_rank_is_borrowed(

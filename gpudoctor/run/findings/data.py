@@ -62,7 +62,10 @@ def data(watched: Watched) -> Iterator[Finding]:
         yield unknown(NODE, f"the machine is too busy to judge: {text}, but {why}")
     else:
         advice = (_OF_ALL_RANKS, _measure(watched))
-        yield warn(NODE, found, expected_share(), likely="all ranks wait for their loaders", advice=advice)
+        likely = (
+            "all ranks wait for their loaders" if len(ranks) > 1 else "slow data: the training waits for its loader"
+        )
+        yield warn(NODE, found, expected_share(), likely=likely, advice=advice)
 
 
 def _measure(watched: Watched) -> Advice:
