@@ -38,7 +38,7 @@ def evidence_of(watched: Watched, slow: SlowRank) -> tuple[Evidence, ...]:
     places = [place for place in slow.rank.places if place.phase == phase]
     if slow.cause != "cpu" and places:
         samples = sum(place.count for place in places)
-        where = f"{places[0].text} ({places[0].count} of {samples} samples of its {phase})"
+        where = f"{places[0].text} ({places[0].count} of {samples} looks at its {phase})"
         found.append(Evidence("code", where))
     return tuple(found)
 
