@@ -34,6 +34,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGKILL, signal.SIGSTOP)
 _OWN = (sys.executable, "-m", "gpudoctor")
 _MARK = "GPUDOCTOR_SOAK_TRIAL"
 _LOG_MIB = 128
+_STEPS = "import time; [time.sleep(0.1) for _ in range(200)]"  # ends by itself if it is left
 
 
 class Command(msgspec.Struct, frozen=True):
@@ -54,6 +55,7 @@ def commands(folder: Path) -> dict[str, Command]:
         "check with ranks": Command(
             (*_OWN, "check", "--node", "hgx-h100-8", "--backend", "gloo", "--ranks", "2"), 12.0
         ),
+        "run": Command((*_OWN, "run", "--on-exit", "end", "--", sys.executable, "-c", _STEPS), 3.0, (0, 1)),
         "watch": Command((*fake, *_OWN, "watch"), 4.0),
         "agent": Command((*fake, *_OWN, "agent", "--listen", "127.0.0.1:0", "--jitter", "0"), 5.0),
     }

@@ -271,13 +271,13 @@ def read_source(
     progress: Callable[[str], None] | None = None,
     on_interrupt: Callable[[Node], None] | None = None,
     data: tuple[str, ...] = (),
-    directory_deadline_s: float | None = None,
+    source_deadline_s: float | None = None,
 ) -> Sourced:
     """The facts of this machine (`name` is None) or of a source, with faults applied to them. Raise UserError.
 
     `progress` is called with a line for people now and then; `on_interrupt` with what is known of this machine when
-    an exception ends the reading; `data` are paths on this machine that training reads from. `directory_deadline_s`
-    limits the reading of a directory of dumps, if somebody asked for a limit.
+    an exception ends the reading; `data` are paths on this machine that training reads from. `source_deadline_s`
+    limits the reading of texts, if somebody asked for a limit.
     """
     faults = list(faults)
     if name is None:
@@ -286,7 +286,7 @@ def read_source(
         node = collect.collect_live(deadline_s=deadline_s, progress=progress, on_interrupt=on_interrupt, data=data)
         return Sourced(node)
     stdin = sys.stdin.buffer if name == "-" and sys.stdin else None
-    loaded = capture.load_source(name, stdin=stdin, deadline_s=directory_deadline_s, progress=progress)
+    loaded = capture.load_source(name, stdin=stdin, deadline_s=source_deadline_s, progress=progress)
     if not faults:
         return Sourced(loaded.node, loaded.measurements)
     # measurements of the healthy node are no evidence about the broken one

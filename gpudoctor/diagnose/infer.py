@@ -72,12 +72,20 @@ def _with_own_words(job: Job, at: int, found: list[Hypothesis]) -> list[Hypothes
     """With what the programs said themselves, if the best hypothesis names no reason."""
     if not found or found[0].unknown or found[0].what in _WITHOUT_REASON:
         statement = failed_saying(job, at)
-        if found and statement and found[0].what == statement[0].what:
+        if found and statement and (found[0].what == statement[0].what or _follows(statement[0], found[0])):
             return found
         return [*statement, *found]
     if found[0].what in _DEATHS:
         found[0] = with_reason(job, at, found[0])
     return found
+
+
+def _follows(said: Hypothesis, death: Hypothesis) -> bool:
+    """Whether it was said only after the death."""
+    if death.what != "process_died_unknown" or not death.events:
+        return False
+    end = death.events[0].file, death.events[0].line
+    return all((e.file, e.line) > end for e in said.events)
 
 
 def _tiers(job: Job, at: int, dumps: list[Dump], stacks: list[Stack]) -> tuple[list[Hypothesis], ...]:

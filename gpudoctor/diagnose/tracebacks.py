@@ -44,6 +44,7 @@ _RERAISED = re.compile(r"Caught \w+ in (?:DataLoader worker process|replica|pin 
 _ELSEWHERE = re.compile(
     r"(?i)see (?:the )?(?:stack trace|root cause|error)|engine (?:core|process)\b.{0,60}(?:failed|died)"
     r"|WorkerProc initialization"
+    r"|(?:exited|returned|ended|finished) with (?:an? )?(?:non-?zero )?(?:exit )?(?:code|status)"
 )
 _GUILTY = re.compile(r"CheckpointException ranks:dict_keys\(\[([\d, ]+)\]\)")
 _LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python3|lib64/python3|<frozen|/opt/conda/lib|/torch/")
@@ -230,7 +231,7 @@ class Tracebacks:
         event.detail["traceback"] = 1
         if trace.raised:
             event.detail["raised"], event.detail["raised_text"] = trace.raised, clipped(trace.raised_text)
-        if trace.ignored:
+        if trace.ignored and event.role != "ending":
             event.role, event.what = "fact", "ignored"
             return event
         if trace.collective:

@@ -53,7 +53,8 @@ _KEPT_OPTIONS = (
     *("--node", "--fault", "--gpu", "--profile", "--config", "--level", "--backend", "--ranks", "--inject", "--data"),
     *("--need",),
 )
-_GAP = 2  # of `TextRows`
+_GAP = 2  # of `TextRows` and `FoldedRow`
+_MOST_LABEL = 28  # of a finding
 # if less width is left for the last cell, it goes on lines below the row
 _WORDS_MIN = 20
 
@@ -163,12 +164,9 @@ def _findings(report: Report) -> Iterator[RenderableType]:
         yield Text.assemble(status_word(result.status), "  ", plain(result.id, "bold"), "  ", plain(result.title))
         for finding, label in alike(result.findings):
             text = finding.reason or (finding.found.text if finding.found else "")
-            row = Table.grid(padding=(0, 2))
-            row.add_column(no_wrap=True)
-            row.add_column(no_wrap=True, max_width=28)
-            row.add_column(overflow="fold", ratio=1)
-            row.add_row(status_word(finding.status), plain(label), plain(text))
-            yield Padding(row, (0, 0, 0, 2))
+            shown = plain(label)
+            shown.truncate(_MOST_LABEL, overflow="ellipsis")
+            yield FoldedRow((status_word(finding.status), shown), plain(text))
 
 
 def _problems(report: Report) -> Iterator[RenderableType]:
@@ -193,12 +191,45 @@ def labelled_rows(rows: Sequence[tuple[str, str]]) -> Iterator[RenderableType]:
         if is_command:
             yield from (UnwrappedLine(" " * (width + 2 * _GAP) + printable(command)) for _, command in group)
             continue
-        table = Table.grid(padding=(0, _GAP))
-        table.add_column(no_wrap=True, width=width)
-        table.add_column(overflow="fold", ratio=1)
         for label, text in group:
-            table.add_row(plain(label, "dim"), plain(text))
-        yield Padding(table, (0, 0, 0, _GAP))
+            yield FoldedRow((plain(label, "dim"),), plain(text), width)
+
+
+class FoldedRow:
+    """Cells that keep their width, and a last one that is folded into what is left, behind a gap.
+
+    A grid of rich shows the same and takes ten times as long, which counts in a report on hundreds of faults.
+    `widest`: the width of the cells but the last one, if it is not their own.
+    """
+
+    def __init__(self, cells: Sequence[Text], last: Text, widest: int = 0) -> None:
+        self._cells, self._last = cells, last
+        self._widths = [max(cell.cell_len, widest) for cell in cells]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        before = _GAP + sum(self._widths) + _GAP * len(self._widths)
+        left = options.max_width - before
+        if left < _WORDS_MIN:
+            yield Padding(self._grid(), (0, 0, 0, _GAP))
+            return
+        yield Segment(" " * _GAP)
+        for cell, width in zip(self._cells, self._widths, strict=True):
+            yield Segment(cell.plain + " " * (width - cell.cell_len), console.get_style(cell.style))
+            yield Segment(" " * _GAP)
+        lines = [self._last]
+        if self._last.cell_len > left:
+            lines = list(self._last.wrap(console, left, overflow="fold"))
+        for number, line in enumerate(lines):
+            yield Segment(" " * before * (number > 0) + line.plain)
+            yield Segment.line()
+
+    def _grid(self) -> Table:
+        table = Table.grid(padding=(0, _GAP))
+        for width in self._widths:
+            table.add_column(no_wrap=True, width=width)
+        table.add_column(overflow="fold", ratio=1)
+        table.add_row(*self._cells, self._last)
+        return table
 
 
 class UnwrappedLine:

@@ -27,7 +27,7 @@ _NO_HOSTS = re.compile(
     r"(?i)(?:srun|slurmstepd.*|warning|info|error|debug|critical|traceback|torchrun|mpirun|prterun|step|loss|epoch|iter\w*|"
     r"rank\d*|gpu\d*|nvrm|nvidia-nvswitch\d*|audit|note|usage|file|train|val|eval|nccl|kernel|python\d*|bash|sh|critical|fatal|std(?:out|err)|.*error|.*exception)"
 )
-_LEVEL_BEHIND = re.compile(r" ?\[?(?:DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL)\b")
+_LEVEL_BEHIND = re.compile(r" ?\[?(?:(?:DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL)\b|(?:warning|error|fatal):)")
 _COLOURS = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]")
 _TIME = r"\d\d:\d\d:\d\d(?:[.,]\d{1,9})?"
 _CAPITALS, _DIGITS = string.ascii_uppercase, string.digits

@@ -42,6 +42,8 @@ def is_terminal(stream: object) -> bool:
 
 def printable(text: str) -> str:
     """The text with control characters escaped: names from captures and drivers may hold terminal sequences."""
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text.replace("\n", " "))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import os
 import shutil
 from pathlib import Path
@@ -356,6 +357,17 @@ def test_a_directory_honours_the_deadline_and_shows_where_it_is(tmp_path: Path) 
     with pytest.raises(SourceError, match="no dump in this directory"):
         node_from_directory(str(tmp_path), 3600, lines.append)
     assert lines[0] == "reading the directory: file 1 of 2, a.txt"
+
+
+@pytest.mark.parametrize("name", ["log", "log.gz", "-"])
+def test_a_text_of_any_kind_honours_the_deadline(name: str, tmp_path: Path) -> None:
+    text = b"[1.5] nvidia 0000:05:00.0: enabled\n" * 3000
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(text) if path.suffix else text)
+    source = name if name == "-" else str(path)
+    with pytest.raises(SourceError, match=r"0 lines of this text were read within --deadline 0: "):
+        load_source(source, stdin=io.BytesIO(text), deadline_s=0.0)
+    assert load_source(source, stdin=io.BytesIO(text), deadline_s=3600).node.source.kind == "capture"
 
 
 def test_a_directory_in_which_no_dump_shows_gpus_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -353,3 +354,14 @@ def test_a_broken_dump_is_one_line_that_says_what_is_wrong(tmp_path: Path, text:
         load_source(written(tmp_path, text))
     assert str(error.value).startswith(str(tmp_path / "dump"))
     assert "\n" not in str(error.value)
+
+
+def test_a_gpu_that_a_text_shows_twice_is_one_and_its_later_readings_count(tmp_path: Path) -> None:
+    text = (DUMPS / "smi-q-v100-390.txt").read_text()
+    (first,) = ("".join(part.splitlines(keepends=True)[1:]) for part in text.split("\nGPU ")[1:2])
+    hot, other = first.replace(": 86 C", ": 77 C"), first.replace("GPU-1111", "GPU-2222")
+    gpus = node_of(Path(written(tmp_path, f"{first}\n{other}\n{hot}\n"))).gpus
+    assert [(gpu.index, gpu.thermal.gpu_c) for gpu in gpus] == [(0, 77), (1, 86)]
+    # GPUs that redaction made alike stay two
+    alike = re.sub(r"(GPU UUID +: GPU-).*", r"\g<1>00000000-0000-0000-0000-000000000000", f"{first}\n{hot}\n")
+    assert len(node_of(Path(written(tmp_path, alike))).gpus) == 2

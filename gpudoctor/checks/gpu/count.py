@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
+
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.driver_messages import failed_starts
 from gpudoctor.checks.core.each_gpu import first_failed, shown_by_driver
@@ -36,6 +38,7 @@ from gpudoctor.checks.core.sight import (
 from gpudoctor.checks.core.subject import NODE, Subject
 from gpudoctor.checks.driver.loaded import INIT_OK
 from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.node import Node
 from gpudoctor.profiles.profile import compute_gpus
 
 # numbers of SXM sockets on a board: HGX, DGX and GB200 trays
@@ -193,42 +196,61 @@ def _gone(case: Case, shown: int, away: Unseen) -> Iterator[Finding]:
         )
 
 
+class _Board(msgspec.Struct, frozen=True):
+    """A board whose sockets are numbered in a row, and not all taken. `starts`: the numbers of its first socket."""
+
+    size: int
+    taken: tuple[int, ...]
+    starts: tuple[int, ...]
+
+    @property
+    def empty(self) -> list[int]:
+        return sorted(set(range(self.starts[0], self.starts[0] + self.size)) - set(self.taken))
+
+    @property
+    def empty_text(self) -> str:
+        """Some boards number from 0, others from 1: if neither end is taken, either may be the empty one."""
+        if len(self.starts) == 1:
+            return ", ".join(map(str, self.empty))
+        inner = [str(number) for number in self.empty if number not in (0, self.size)]
+        return ", ".join([*inner, f"0 or {self.size}"])
+
+
+def _board(node: Node) -> _Board | None:
+    """The board of 8 or 4 SXM sockets that the GPUs sit on, if some of its sockets are empty; else None."""
+    modules = [number for gpu in node.gpus if (number := known(gpu.module_id)) is not None]
+    # cards without sockets return 0 or 1 for every GPU, and have no NVLinks
+    if len(set(modules)) != shown_count(node) or not all(known(gpu.nvlinks) for gpu in node.gpus):
+        return None
+    size = next((size for size in _BOARDS if size // 2 < len(modules) < size), 0)
+    starts = tuple(first for first in (0, 1) if set(modules) <= set(range(first, first + size)))
+    board = _Board(size, tuple(sorted(modules)), starts)
+    return board if starts and size and len(board.empty) == size - len(modules) else None
+
+
 def _empty_sockets(case: Case, limited: str | None) -> Iterator[Finding]:
-    """A finding for empty sockets: a board with 8 or 4 SXM sockets numbers them in a row, so a gap is a missing GPU.
+    """A finding for empty sockets: a board numbers them in a row, so a gap is a missing GPU.
 
     Only a warning if the GPUs' generation had boards of other sizes, or if it is not known that this is neither a
     virtual machine (which may have been given some of the GPUs) nor a container.
     """
     node = case.node
-    modules = [number for gpu in node.gpus if (number := known(gpu.module_id)) is not None]
-    # cards without sockets return 0 or 1 for every GPU, and have no NVLinks
-    sockets = len(set(modules)) == shown_count(node) and all(known(gpu.nvlinks) for gpu in node.gpus)
-    if limited or not sockets or node.host.is_guest:
-        return
-    board = next((size for size in _BOARDS if size // 2 < len(modules) < size), 0)
-    # some boards number from 0, others from 1: if neither end is present, either may be the missing one
-    starts = [first for first in (0, 1) if set(modules) <= set(range(first, first + board))]
-    if not starts:
-        return
-    empty = sorted(set(range(starts[0], starts[0] + board)) - set(modules))
+    board = None if limited or node.host.is_guest else _board(node)
     handed_on = len(known(pci_gpus(node)) or ()) - len(known(bus_gpus(node)) or ())
-    if not board or len(empty) != board - len(modules) or handed_on >= len(empty):
+    if board is None or handed_on >= len(board.empty):
         return
-    sure = known(node.host.virtualization) == "none"
-    sure = sure and not any(known(gpu.architecture) in _OTHER_BOARDS for gpu in node.gpus)
-    inner = [number for number in empty if number not in (0, board)]
-    ends = [f"0 or {board}"] if len(starts) == 2 else [str(number) for number in empty if number not in inner]
-    text = ", ".join([*map(str, inner), *ends])
-    yield (fail if sure else warn)(
+    of_other_boards = any(known(gpu.architecture) in _OTHER_BOARDS for gpu in node.gpus)
+    is_certain = known(node.host.virtualization) == "none" and not of_other_boards
+    yield (fail if is_certain else warn)(
         NODE,
         Found(
-            f"{len(modules)} GPUs on a board of {board}: module {text} is missing"
+            f"{len(board.taken)} GPUs on a board of {board.size}: module {board.empty_text} is missing"
             + (f", {handed_on} of them taken from use or handed to a virtual machine" if handed_on else ""),
-            len(modules),
+            len(board.taken),
             "GPUs",
         ),
-        Expected(f"{board} GPUs", "==", board, "GPUs", "module numbers of the others"),
-        Evidence("module ids, driver", ", ".join(map(str, sorted(modules)))),
+        Expected(f"{board.size} GPUs", "==", board.size, "GPUs", "module numbers of the others"),
+        Evidence("module ids, driver", ", ".join(map(str, board.taken))),
         likely="a GPU is not even on the PCI bus",
         advice=_GONE_FROM_BUS,
     )

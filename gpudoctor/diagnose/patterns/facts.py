@@ -109,7 +109,7 @@ STEPD = re.compile(r"^slurmstepd-(?P<host>[\w.-]+?): ")
 KERNEL = re.compile(r"NVRM: |AER: |PCIe Bus Error|oom-kill:|Killed process|segfault at|SXid")
 # lines that only a job, what starts it or the machine below it prints
 _OF_A_JOB = re.compile(
-    r"NCCL (?:INFO|WARN|version)|torch[./]distributed|torchelastic|ProcessGroup(?:NCCL|Gloo)|\[c10d\]|OMP_NUM_THREADS environment"
+    r"NCCL (?:INFO|WARN|version)|torch[./]distributed|torchelastic|ChildFailedError|ProcessGroup(?:NCCL|Gloo)|\[c10d\]|OMP_NUM_THREADS environment"
     r"|\[(?:rank|default)\d+\]:|\[\d+,\d+\]<std(?:out|err)>|\[(?:INFO|WARNING|ERROR)\] \[\w+\.py:\d+:\w+\]|(?i:deepspeed)[\w.]*[:\]]"
     r"|\b(?:srun|sbatch|salloc|slurmstepd[\w.-]*|mpirun|prterun|torchrun): |\bJobId=\d|(?i:\bworld[ _]size\b)|submitit (?:INFO|WARNING|ERROR)|\((?:raylet|\w+ pid=\d+|\w+ rank=\d+ pid=\d+)"
     r"|tensorflow/(?:core|compiler|stream_executor)/|(?:external/)?xla/\S+:\d+\]|jaxlib\.|(?:GPU|TPU) available: (?:True|False)|LOCAL_RANK: \d+ - CUDA_VISIBLE"
@@ -191,13 +191,14 @@ def read_facts(text: str) -> Iterator[Event]:
         yield Event(role="fact", what="world", detail={"world": int(world[1])})
     if any(word in lowered for word in ("stopp", "exhausted", "no more")) and _EARLY.search(text):
         yield Event(role="fact", what="early_stop")
-    if ("resum" in lowered or "checkpoint" in lowered) and _RESUMED.search(text):
+    resumed = ("resum" in lowered or "checkpoint" in lowered) and _RESUMED.search(text) is not None
+    if resumed:
         yield Event(role="fact", what="resumed")
     if any(word in lowered for word in _WORDS_OF_AN_END) and is_done(text):
         yield Event(role="done", what="done", detail={"one_word": 1} if _ONE_WORD.match(text) else {})
-    elif step := _PROGRESS.search(text):
+    elif (step := _PROGRESS.search(text)) and (int(step[1]) or _WORK.search(text)):  # "starting at step 0" is no work
         yield Event(role="progress", what="progress", detail={"step": int(step[1])})
-    elif _WORK.search(text):
+    elif not resumed and _WORK.search(text):  # a bar of loading
         yield Event(role="fact", what="work")
 
 

@@ -56,7 +56,10 @@ def _too_short(job: Job, attempt: int) -> list[Hypothesis]:
 
 
 def groups_of(job: Job, attempt: int) -> Groups:
-    """For each process group, the ranks that timed out or printed counts; key None: old formats without a group."""
+    """For each process group, the ranks that timed out or printed counts; key None: old formats without a group.
+
+    A timeout whose line names no rank is there under a number below 0: somebody waits, and is never compared.
+    """
     status = [e for e in job.of("wait", attempt=attempt) if e.what == "group_status" and e.rank is not None]
     timeouts = job.of("wait", attempt=attempt, what="nccl_timeout")
     keys = {_key(e) for e in status}
@@ -94,7 +97,7 @@ def _mismatched(groups: Groups) -> list[Hypothesis]:
             continue
         at: dict[int, dict[int, Waiting]] = {}
         for rank, waiting in members.items():
-            if waiting.seq is not None and waiting.op:
+            if rank >= 0 and waiting.seq is not None and waiting.op:
                 at.setdefault(waiting.seq, {})[rank] = waiting
         for seq, arrived in at.items():
             values = {rank: w.op for rank, w in arrived.items()}
@@ -110,7 +113,8 @@ def _mismatched(groups: Groups) -> list[Hypothesis]:
 
 def _behind(groups: Groups) -> list[Hypothesis]:
     """A rank that never enqueued what others wait in, or waits in what others have completed."""
-    for key, members in groups.items():
+    for key, everyone in groups.items():
+        members = {rank: w for rank, w in everyone.items() if rank >= 0}
         if key is None or len(members) < 2:
             continue
         latest = max((w.seq for w in members.values() if w.seq is not None), default=0)
@@ -166,7 +170,7 @@ def _same_everywhere(job: Job, attempt: int, groups: Groups) -> list[Hypothesis]
 def _below_the_highest(job: Job, attempt: int, groups: Groups, reporting: set[int]) -> set[int]:
     """Ranks that say nothing of the wait though there are higher ones: ranks are numbered without gaps.
 
-    None if the groups may be of some ranks only, or if most are missing: then the text is an excerpt.
+    Empty if the groups may be of some ranks only, or if most are missing: then the text is an excerpt.
     """
     if not all(key is None or key.startswith(_GROUP_OF_ALL) for key in groups):
         return set()

@@ -25,7 +25,8 @@ def failed_saying(job: Job, attempt: int) -> list[Hypothesis]:
     """The first statement of a cause of its own that nothing outlived, quoted whole."""
     said = statements(job, attempt)
     own = _of_kinds(said, _OWN_KINDS)
-    reports = _fatal(job, own)
+    cut_off = [e for e in said if e.what == "wrapper" and e.word("message") is None]
+    reports = _fatal(job, own) or [e for cut in cut_off for e in _just_before(cut, own)]
     died = _fatal(job, [e for e in said if e.what == "death"])
     if died and all((e.file, e.line) > (died[0].file, died[0].line) for e in reports):
         return [_death_of_another(died)]  # what the others said then follows from it

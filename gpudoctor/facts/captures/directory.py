@@ -7,14 +7,13 @@ import itertools
 import os
 import re
 import stat
-import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from gpudoctor.facts.captures import SourceError, naming, printable
 from gpudoctor.facts.captures.join import Dumps
-from gpudoctor.facts.captures.lines import chunks_of, lines_of
+from gpudoctor.facts.captures.lines import NO_LIMIT, TimeLimit, TooSlowError, chunks_of, lines_of
 from gpudoctor.facts.captures.opened import GZIP, HEAD_BYTES, MAX_BYTES, head_text, open_plain, read_file, recognise
 from gpudoctor.facts.captures.reader import TextReader
 from gpudoctor.facts.captures.readers import READERS
@@ -51,6 +50,8 @@ def add_bug_report(dumps: Dumps, data: bytes, file: str) -> None:
             continue
         try:
             read = dumps.add(lines_of([section]), file, quiet=True)
+        except TooSlowError:
+            raise
         except SourceError as error:
             if kind in _SMI_KINDS:
                 raise SourceError(f"nvidia-smi section: {error}") from None
@@ -74,25 +75,25 @@ def _sections(data: bytes) -> Iterator[bytes]:
         start = len(data) if line_end < 0 else line_end
 
 
-def node_from_text(head: bytes, stream: BinaryIO, path: str) -> Node | None:
+def node_from_text(head: bytes, stream: BinaryIO, path: str, limit: TimeLimit = NO_LIMIT) -> Node | None:
     """The node from a text of any size whose first bytes, `head`, were already read; None if nothing is recognised."""
     name = printable(Path(path).name)
-    dumps = Dumps()
+    dumps = Dumps(limit)
     found = dumps.add(lines_of(chunks_of(_by_lines(head), stream)), name)
     return dumps.node(name) if found else None
 
 
-def node_from_bug_report(data: bytes, path: str) -> Node:
+def node_from_bug_report(data: bytes, path: str, limit: TimeLimit = NO_LIMIT) -> Node:
     """The node from an unpacked nvidia-bug-report.log."""
     name = printable(Path(path).name)
-    dumps = Dumps()
+    dumps = Dumps(limit)
     add_bug_report(dumps, data, name)
     return dumps.node(name)
 
 
-def node_from_archive(files: Iterable[tuple[str, bytes]], path: str) -> Node:
+def node_from_archive(files: Iterable[tuple[str, bytes]], path: str, limit: TimeLimit = NO_LIMIT) -> Node:
     """The node from the dumps in an archive, joined as in a directory."""
-    dumps = Dumps()
+    dumps = Dumps(limit)
     passed_over: list[str] = []
     for name, data in files:
         shown = printable(Path(name).name)
@@ -129,7 +130,7 @@ def node_from_directory(
     the file, for a broken dump or two that contradict each other, for a directory with no dump, more than 1000 files or
     more than 512 MiB, and for one that is not read within the deadline: half of a node is not judged.
     """
-    begun_s = time.monotonic()
+    limit = TimeLimit(deadline_s)
     real = os.path.realpath(path)
     if real.startswith(tuple(f"{root}/" for root in _PSEUDO)) or real in _PSEUDO:
         raise SourceError("files that the kernel makes up, no directory of dumps")
@@ -138,12 +139,12 @@ def node_from_directory(
         found = sorted(itertools.islice(shown_ones, MAX_FILES + 1), key=lambda entry: entry.name)
     if len(found) > MAX_FILES:
         raise SourceError(f"{len(found)} files or more; a directory of dumps has at most {MAX_FILES}")
-    dumps = Dumps()
+    dumps = Dumps(limit)
     total_bytes = 0
     passed_over: list[str] = []
     for place, entry in enumerate(found):
         shown = printable(entry.name)
-        if deadline_s is not None and time.monotonic() - begun_s > deadline_s:
+        if limit.is_over:
             raise SourceError(
                 f"{place} of {len(found)} files of this directory were read within --deadline {deadline_s:g}: keep "
                 "only dumps of one machine in it, or give more time"

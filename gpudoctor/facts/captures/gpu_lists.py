@@ -20,7 +20,7 @@ from gpudoctor.facts.model.node import Driver, Host
 
 _IN_BRACKETS = re.compile(r"\[([^\]:]{1,80})\]")
 _MODEL = re.compile(r"\b[A-Z]{0,2}\d{1,4}[A-Z]?\b")
-# the most detailed dump first: if two readings differ, the first one counts
+# the most detailed dump first: if two readings differ, the first one counts, but of one kind of text the later one
 _BEST_FIRST = ("nvidia-smi -q", "nvidia-smi --query-gpu", "nvidia-smi", "collect_env", "nvidia-smi -L")
 _INIT_OK = 0
 _Named = tuple[str, SmiDump]  # the file, and a dump in it
@@ -35,6 +35,16 @@ class _Place(msgspec.Struct):
     uuid: str | None
     named: bool  # a dump contains its index
     files: list[str]
+    # of the dump whose readings count: its kind, time, and which sample of its text it is
+    name: str
+    at: str | None
+    sample: int
+
+    def is_before(self, other: _Place) -> bool:
+        """Whether both are readings of one kind, and the other ones are the later ones."""
+        if self.name != other.name or (self.at is None) != (other.at is None):
+            return False
+        return (self.at or "", self.sample) < (other.at or "", other.sample)
 
 
 def joined_dumps(dumps: Iterable[_Named], notes: list[str]) -> SmiDump:
@@ -113,7 +123,8 @@ def _shown(dump: SmiDump, file: str) -> list[_Place]:
         if uuids[uuid] > 1 or not (uuid or "").lower().removeprefix("gpu-").strip("0-x*"):
             uuid = None
         bus_id = gpu.bus_id if _has_address(gpu) else None
-        shown.append(_Place(gpu, gpu.index, bus_id, uuid, dump.indexed, [file]))
+        at = known(dump.collected_at)
+        shown.append(_Place(gpu, gpu.index, bus_id, uuid, dump.indexed, [file], dump.name, at, dump.sample))
     return shown
 
 
@@ -158,7 +169,11 @@ def _joins(places: list[_Place], shown: _Place, dump: SmiDump) -> bool:
     if place is None:
         return False
     _check_same_gpu(place, shown)
-    place.gpu = merged(_bare(place.gpu), _bare(shown.gpu), [])
+    if place.is_before(shown):
+        place.gpu = merged(_bare(shown.gpu), _bare(place.gpu), [])
+        place.at, place.sample = shown.at, shown.sample
+    else:
+        place.gpu = merged(_bare(place.gpu), _bare(shown.gpu), [])
     place.bus_id, place.uuid = place.bus_id or shown.bus_id, place.uuid or shown.uuid
     place.files += shown.files
     if shown.named and not place.named:

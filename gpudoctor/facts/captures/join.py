@@ -19,6 +19,7 @@ from gpudoctor.facts.captures.host.lspci import PciTree
 from gpudoctor.facts.captures.host.module import shows_gpus_in_container, without_container_failures
 from gpudoctor.facts.captures.kernel_logs import continued, joined_logs
 from gpudoctor.facts.captures.leaves import merged, plausible, say_absent
+from gpudoctor.facts.captures.lines import NO_LIMIT, TimeLimit
 from gpudoctor.facts.captures.nvidia_smi.nvlink import with_remote_kinds
 from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump
 from gpudoctor.facts.captures.nvidia_smi.topology import Topology
@@ -36,9 +37,10 @@ MAX_NOTES = 50
 
 
 class Dumps:
-    """Collects the dumps of one machine: call `add` for each source, then `node` once."""
+    """Collects the dumps of one machine: call `add` for each source, then `node` once, all within the limit."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: TimeLimit = NO_LIMIT) -> None:
+        self._limit = limit
         self.files: list[str] = []
         self.notes: list[str] = []
         self._reported: list[Reported] = []
@@ -58,7 +60,7 @@ class Dumps:
         """
         self._file, self._read, self._errors, self._of_file = file, 0, [], []
         transcript = Transcript(READERS, self._read_block, file)
-        transcript.read(lines)
+        transcript.read(self._limit.held(lines))
         if self._errors and not self._read:
             raise self._errors[0][1]
         for place, error in self._errors:

@@ -6,9 +6,13 @@ import codecs
 import html
 import re
 from collections.abc import Iterable, Iterator
+from time import monotonic
 from typing import BinaryIO
 
+from gpudoctor.facts.captures import SourceError
+
 CHUNK_BYTES = 1 << 20
+_LINES_A_LOOK = 1000  # lines read between two looks at the clock
 MAX_LINE = 1 << 23  # characters: a name in a dump may be megabytes long, and is clipped by its reader
 
 # blanks that web pages, chats and word processors write instead of a space, and marks without a width
@@ -35,6 +39,35 @@ _INDENT = re.compile(r"(?: {2,12}|\t)(?=\S)")  # a Markdown code block
 _ADDED = re.compile(r"\+[ \t]{1,8}(?=[^\s+=-])")  # a line that a diff adds, but no border of a table
 _PREFIXES = (_QUOTE, _NUMBER, _STAMP, _ORIGIN, _INDENT, _ADDED)
 _MOST_PREFIXES = 3
+
+
+class TooSlowError(SourceError):
+    """A source was not read within the time that the user gave."""
+
+
+class TimeLimit:
+    """How long the reading of a source may take, from now on; without seconds there is no limit."""
+
+    def __init__(self, seconds: float | None = None) -> None:
+        self.seconds = seconds
+        self._begun_s = monotonic()
+
+    @property
+    def is_over(self) -> bool:
+        return self.seconds is not None and monotonic() - self._begun_s > self.seconds
+
+    def held(self, lines: Iterable[tuple[str, bool]]) -> Iterator[tuple[str, bool]]:
+        """Yield the lines. Raise TooSlowError when the time is over: half of a text is not judged."""
+        for number, line in enumerate(lines):
+            if number % _LINES_A_LOOK == 0 and self.is_over:
+                raise TooSlowError(
+                    f"{number} lines of this text were read within --deadline {self.seconds:g}: "
+                    "keep only those of one machine in it, or give more time"
+                )
+            yield line
+
+
+NO_LIMIT = TimeLimit()
 
 
 def lines_of(chunks: Iterable[bytes]) -> Iterator[tuple[str, bool]]:

@@ -22,7 +22,7 @@ from gpudoctor.facts.model.node import Node
 from gpudoctor.lazy import lazy_imports
 
 with lazy_imports():
-    from gpudoctor.facts.captures import archives, directory, facts_file, kernel_logs, opened
+    from gpudoctor.facts.captures import archives, directory, facts_file, kernel_logs, lines, opened
     from gpudoctor.facts.simulated import load as simulated_nodes
     from gpudoctor.facts.stream import recording
 
@@ -59,17 +59,22 @@ def load_source(
     (its first facts), any text with tool output, or a bug report, gzipped or not, a bundle of `gpudoctor bundle`, or an
     archive of texts; an existing directory contains texts; anything else is the name of a packaged simulated node,
     which takes CUDA_*, FI_*, NCCL_* and SLURM_* variables from `environ` (default: this process's environment), so
-    that a setting can be tried on it. `deadline_s` and `progress` are for a directory, which may be anything.
+    that a setting can be tried on it. `deadline_s` limits the reading of texts, which may be anything, and `progress`
+    gets a line for each file of a directory.
     Raise SourceError, one line with the file and the position, if it cannot be read.
     """
     try:
-        return _load(name, stdin, environ, lambda: directory.node_from_directory(name, deadline_s, progress))
+        return _load(name, stdin, environ, deadline_s, progress)
     except SourceError as error:
         raise SourceError(printable(str(error))) from None
 
 
 def _load(
-    name: str, stdin: BinaryIO | None, environ: Mapping[str, str] | None, of_directory: Callable[[], Node]
+    name: str,
+    stdin: BinaryIO | None,
+    environ: Mapping[str, str] | None,
+    deadline_s: float | None,
+    progress: Callable[[str], None] | None,
 ) -> Loaded:
     if not name:
         raise SourceError("the source is an empty name: give a file, a directory, a simulated node, or - for stdin")
@@ -80,7 +85,7 @@ def _load(
         if stdin is None and sys.stdin.isatty():
             sys.stderr.write(f"{_PASTE}\n")
             sys.stderr.flush()
-        return _named(_STDIN, _from_stdin(stream))
+        return _named(_STDIN, _from_stdin(stream, deadline_s))
     try:
         mode = Path(name).stat().st_mode
     except (OSError, ValueError) as error:
@@ -90,13 +95,13 @@ def _load(
         return Loaded(_simulated(name, os.environ if environ is None else environ))
     with naming(name):
         if stat.S_ISDIR(mode):
-            return Loaded(of_directory())
+            return Loaded(directory.node_from_directory(name, deadline_s, progress))
         shown = printable(Path(name).name)
         if recording.is_stream_file(name):
             return _named(shown, Loaded(recording.node_of_file(name)))
         opened.check_file(name)
         with opened.open_plain(name) as file:
-            return _named(shown, _from_stream(file, name, Path(name).stat().st_size))
+            return _named(shown, _from_stream(file, name, deadline_s, Path(name).stat().st_size))
 
 
 def _simulated(name: str, environ: Mapping[str, str]) -> Node:
@@ -110,46 +115,47 @@ def _simulated(name: str, environ: Mapping[str, str]) -> Node:
     raise SourceError(f"{name[:100]}: no such file, and no simulated node of that name; {hint}")
 
 
-def _from_stdin(stream: BinaryIO) -> Loaded:
+def _from_stdin(stream: BinaryIO, deadline_s: float | None) -> Loaded:
     try:
         with naming(_STDIN):
-            return _from_stream(stream, _STDIN)
+            return _from_stream(stream, _STDIN, deadline_s)
     except ValueError as error:  # raised by a closed stream
         if isinstance(error, SourceError) or not stream.closed:
             raise
         raise SourceError("standard input is closed") from None
 
 
-def _from_stream(stream: BinaryIO, name: str, size: int = 0) -> Loaded:
+def _from_stream(stream: BinaryIO, name: str, deadline_s: float | None, size: int = 0) -> Loaded:
     """Read packed files and gpudoctor's formats as a whole; any other text line by line, whatever its size."""
+    limit = lines.TimeLimit(deadline_s)
     head = opened.read_head(stream)
     text = opened.head_text(head).lstrip()
     braces = text.startswith("{") and not kernel_logs.is_kernel_line(text.partition("\n")[0].rstrip("\r"))
     packed = head.startswith((opened.GZIP, archives.ZIP)) or archives.is_tar(head)
     if packed or braces or facts_file.is_yaml_facts(text) or opened.recognise(text) == "bug-report":
-        return _from_bytes(opened.read_stream(stream, size, head), name)
+        return _from_bytes(opened.read_stream(stream, size, head), name, limit)
     if not head.strip():
         raise SourceError("there is nothing in it")
-    return _from_text(head, stream, name)
+    return _from_text(head, stream, name, limit)
 
 
-def _from_text(head: bytes, stream: BinaryIO, name: str) -> Loaded:
+def _from_text(head: bytes, stream: BinaryIO, name: str, limit: lines.TimeLimit) -> Loaded:
     is_utf16 = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     if b"\0" in head and not is_utf16 and opened.recognise(opened.head_text(head)) != "environment":
         raise SourceError("binary data, no dump")
-    node = directory.node_from_text(head, stream, name)
+    node = directory.node_from_text(head, stream, name, limit)
     if node is None:
         raise SourceError(_unrecognised(head, opened.head_text(head)))
     return Loaded(node)
 
 
-def _from_bytes(data: bytes, name: str) -> Loaded:
+def _from_bytes(data: bytes, name: str, limit: lines.TimeLimit) -> Loaded:
     """Load the unpacked content of a whole file."""
     head = opened.head_text(data)
     if archives.is_tar(data) and archives.is_bundle(data):
         return Loaded(*archives.load_bundle(data))
     if archives.is_tar(data) or data.startswith(archives.ZIP):
-        return Loaded(directory.node_from_archive(archives.texts_in(data), name))
+        return Loaded(directory.node_from_archive(archives.texts_in(data), name, limit))
     if head.lstrip().startswith("{"):
         if _nested_too_deeply(head):
             raise SourceError("nested too deeply")
@@ -157,13 +163,13 @@ def _from_bytes(data: bytes, name: str) -> Loaded:
             return Loaded(recording.node_of_stream(data, name))
         # it may be JSON in a log line; if no reader knows it, it was meant as facts
         own = b'"gpudoctor.' in data[: opened.HEAD_BYTES]
-        node = None if own else directory.node_from_text(data, io.BytesIO(), name)
+        node = None if own else directory.node_from_text(data, io.BytesIO(), name, limit)
         return Loaded(node) if node else _of_file(name, Loaded(*facts_file.load_json(data)))
     if facts_file.is_yaml_facts(head):
         return _of_file(name, Loaded(*facts_file.load_yaml(data)))
     if opened.recognise(head) == "bug-report":
-        return Loaded(directory.node_from_bug_report(data, name))
-    return _from_text(data, io.BytesIO(), name)
+        return Loaded(directory.node_from_bug_report(data, name, limit))
+    return _from_text(data, io.BytesIO(), name, limit)
 
 
 def _nested_too_deeply(head: str) -> bool:

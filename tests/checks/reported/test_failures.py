@@ -85,6 +85,15 @@ def test_the_report_on_one_sentence_is_short() -> None:
         ("RuntimeError: CUDA out of memory. Tried to allocate 2 GiB on GPU 1\n", Status.WARN),
         ("ERROR: GPU[0] \t\t: Unable to get GPU use.\n", Status.UNKNOWN),
         ("ERROR: Worker proc VllmWorker-3 of GPU 3 died unexpectedly, shutting down executor.\n", Status.WARN),
+        # a clock that this device does not have, a call that its driver does not
+        ("ERROR: GPU[0] \t\t: fclk clock is unsupported\n", Status.UNKNOWN),
+        ("ERROR: 2 GPU[0]: ras: RSMI_STATUS_NOT_SUPPORTED: not of this environment\n", Status.UNKNOWN),
+        (
+            "docker: Error response from daemon: hook 1: exit status 1, stdout: , stderr: nvidia-container-cli: "
+            "initialization error\n",
+            Status.FAIL,
+        ),
+        ("After the reboot slurmd can not run on n7. I think it may be a GPU.\n", Status.WARN),
         ("RuntimeError: CUDA error: uncorrectable ECC error encountered\n", Status.FAIL),
         ("\t\tLnkSta:\tSpeed 5GT/s (downgraded), Width x1 (downgraded)\n", Status.WARN),
     ],
@@ -178,14 +187,27 @@ def test_a_value_that_a_person_calls_unreadable_is_unknown() -> None:
     assert (faulty.status, failed.status) == (Status.FAIL, Status.WARN)
 
 
-def test_a_node_that_kubernetes_keeps_pods_away_from_fails() -> None:
-    text = (
-        "# kubectl describe node vpc11\nName:    vpc11\nTaints:             node.kubernetes.io/unreachable:NoExecute\n"
-    )
-    (finding,) = said(text)
-    assert finding.status is Status.FAIL
-    assert finding.found is not None
-    assert "vpc11 is unreachable" in str(finding.found)
+@pytest.mark.parametrize(
+    ("taint", "condition", "status"),
+    [
+        ("node.kubernetes.io/unreachable:NoExecute", "Ready  Unknown  x  NodeStatusUnknown  silent", Status.UNKNOWN),
+        ("node.kubernetes.io/not-ready:NoSchedule", "Ready  False  x  KubeletNotReady  no network", Status.WARN),
+        ("node.kubernetes.io/not-ready:NoSchedule", "Ready  False  x  KubeletNotReady  no nvidia runtime", Status.FAIL),
+    ],
+)
+def test_a_taint_says_no_more_than_the_condition_that_it_follows(taint: str, condition: str, status: Status) -> None:
+    head = f"# kubectl describe node vpc11\nName:    vpc11\nTaints:             {taint}\n"
+    (finding,) = said(f"{head}Conditions:\n  {condition}\n")
+    assert (finding.status, "vpc11 is Ready" in text_of(finding)) == (status, True)
+    (alone,) = said(head)
+    assert alone.status is (Status.WARN if status is Status.FAIL else status)
+    assert "vpc11 is" in text_of(alone)
+
+
+@pytest.mark.parametrize("state", ["DOWN*", "IDLE*", "DOWN+NOT_RESPONDING", "UNKNOWN*"])
+def test_a_node_that_slurm_does_not_hear_from_is_unknown(state: str) -> None:
+    record = f"NodeName=n1 Arch=x86_64 Gres=gpu:8\n   State={state} Weight=1\n   Reason=Not responding [slurm@now]\n"
+    assert [finding.status for finding in said(record)] == [Status.UNKNOWN]
 
 
 def test_tolerations_of_pods_are_no_taints_of_the_node() -> None:

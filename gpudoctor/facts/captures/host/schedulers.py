@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from gpudoctor.facts.captures.reader import Block, Part, TextReader, text_reader
 from gpudoctor.facts.captures.text_statements import from_tool
-from gpudoctor.facts.model.reported import Reported
+from gpudoctor.facts.model.reported import Loudness, Reported
 
 _MOST_NODES = 8
 _NODE_NAME = re.compile(r"NodeName=(\S{1,253}) |Name:\s+(\S{1,253})$")
@@ -21,6 +21,8 @@ _REASON = re.compile(r"\bReason=(.{1,300}?)(?:\s*\[[^\]\s]{1,80}@[^\]]{1,40}\])?
 # states in which a scheduler gives a node no jobs; sinfo's * behind any of them: it does not respond
 _AWAY = re.compile(r"(?:down|fail|err|drain|drng|inval|not_responding|no_respond|unk)[a-z_]*[*$@+~#!%-]{0,2}|[a-z]+\*")
 _OF_GPU = re.compile(r"gpu|gres|xid|nvidia", re.IGNORECASE)
+# its scheduler no longer hears from it
+_SILENT = re.compile(r"unreachable|\bUnknown\b|not_respond|no_respond|\bunk|\*")
 _CONDITION = re.compile(r"\s+([A-Z]\w{2,60})\s+(True|False|Unknown)\s+(.*)")
 # "KernelReady"; most others are problems: "MemoryPressure", "NetworkUnavailable", "GpuNotReady"
 _CONDITION_OF_HEALTH = re.compile(r"(?<!Not)(?:Ready|Healthy|Available)$")
@@ -56,9 +58,12 @@ _CONTAINER = re.compile(r"  ([\w.-]{1,100}):\s*$")
 
 
 def _out_of_service(tool: str, node: str, state: str, reason: str) -> Reported:
-    """A node that gets no jobs: an error if the reason names GPUs, else it may be fine."""
-    of_gpu = _OF_GPU.search(reason) is not None
-    return from_tool(tool, f"{node} is {state}: {reason or 'no reason given'}", "error" if of_gpu else "warning")
+    """A node that gets no jobs: an error if the reason names GPUs, unknown if it is silent, else it may be fine.
+
+    By whatever word a scheduler says so: a taint of Kubernetes says no more than the condition that it follows.
+    """
+    loudness: Loudness = "error" if _OF_GPU.search(reason) else "unread" if _SILENT.search(state) else "warning"
+    return from_tool(tool, f"{node} is {state}: {reason or 'no reason given'}", loudness)
 
 
 def _verdict(tool: str, configured: Iterable[int], given: Iterable[int], away: list[Reported]) -> Part:
@@ -155,7 +160,7 @@ def read_kubectl(block: Block) -> Part:
                 bad.append(_out_of_service("kubectl", name, f"{kind} {status}", " ".join(rest.split())[-120:]))
         # every pod tolerates such taints: its description, which may follow, lists them as Tolerations
         if section == "taints" and (taint := _TAINT.match(line)):
-            taints.append(from_tool("kubectl", f"{name} is {taint[1]}: its taint keeps pods away"))
+            taints.append(_out_of_service("kubectl", name, taint[1], "its taint keeps pods away"))
     return _verdict("kubectl", counts["capacity"], counts["allocatable"], bad or taints)
 
 

@@ -65,7 +65,7 @@ class SmiDump(msgspec.Struct):
     sign that GPUs are missing from it. `name` is the form of the output ("nvidia-smi -q"). `notes` are shown in the
     report. `unnumbered`: GPUs whose bus id is in an error message and whose index is nowhere. `beside`: not a list of
     GPUs by nvidia-smi itself; beside one, it can only add facts to the GPUs of that list. `unlisted`: in words, GPUs
-    that such a text shows and the list lacks.
+    that such a text shows and the list lacks. `sample`: how many times the text has shown these GPUs before.
     """
 
     gpus: tuple[Gpu, ...] = ()
@@ -79,6 +79,7 @@ class SmiDump(msgspec.Struct):
     unnumbered: tuple[Gpu, ...] = ()
     beside: bool = False
     unlisted: tuple[str, ...] = ()
+    sample: int = 0
 
 
 def smi_dump(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+
+from msgspec.structs import replace
 
 from gpudoctor.facts.captures import MOST_GPUS, SourceError, clipped
 from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump, is_selected, smi_dump, unlicensed
@@ -83,6 +86,8 @@ _DEEPEST = 16
 _BANNER = re.compile(r"\s*=+ ?NVSMI LOG ?=+$")
 _GPU = re.compile(r"\s*GPU ((?:[0-9A-Fa-f]{4,8}:)[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f]|\S+:\S+)$")
 _GPU_LINE = re.compile(r"[ \t]*GPU [0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]$")
+# not one that redaction made the same for all GPUs: GPU-xxxxxxxx, GPU-00000000-...
+_UUID = re.compile(r"GPU(?!-[0-]+$)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _LABEL = re.compile(r"[ \t]+v?[A-Z][^:]{0,60}?(?: :(?: |$)|$)")
 # a value that is complete even though the text ends without a line end: a number with its unit, or a word
 _WHOLE_VALUE = re.compile(r".*(?:\d (?:MiB|MHz|W|C|%|us|KB/s)|\dx|[A-Za-z][^\d]*)$")
@@ -107,9 +112,10 @@ def _goes_on(line: str) -> bool:
     return _begins(line) or (value is not None and normal_name(label) in LABELS | CHILDREN)
 
 
-def parse_smi_text(text: str, *, whole_end: bool = True, selected: bool = False) -> SmiDump:
+def parse_smi_text(text: str, *, whole_end: bool = True, selected: bool = False) -> tuple[SmiDump, ...]:
     """Read the dump. Raise SourceError if it contains nothing about a GPU.
 
+    GPUs without a line that names them may be shown again: each further time is one more dump.
     A line is "label : value" or a section's label; each level is indented by four spaces. A part of a dump without a
     line that names its GPU belongs to a GPU without a bus id; whenever a section begins again, or a value is another
     than before, to the next one. A value in it that occurs in one section only is of that section, wherever it stands.
@@ -126,7 +132,27 @@ def parse_smi_text(text: str, *, whole_end: bool = True, selected: bool = False)
     top, gpus = read.top, read.gpus
     if not gpus and "attached_gpus" not in top and "driver_version" not in top:
         raise SourceError("holds no GPU: a line like 'GPU 00000000:18:00.0' is missing")
-    return smi_dump(top, gpus, "\n".join(read.outside), cut=bool(gpus) and _cut(gpus), selected=selected)
+    first, *again = _samples(gpus)
+    cut = bool(gpus) and _cut(gpus)
+    dump = smi_dump(top, first, "\n".join(read.outside), cut=cut and gpus[-1] is first[-1], selected=selected)
+    more = (smi_dump({}, each, cut=cut and gpus[-1] is each[-1]) for each in again)
+    at = dump.collected_at
+    return (dump, *(replace(each, collected_at=at, ended=False, sample=n) for n, each in enumerate(more, 1)))
+
+
+def _samples(gpus: list[GpuDump]) -> list[list[GpuDump]]:
+    """The GPUs, then those that are there a second time by their UUID, a third time ..."""
+    samples: list[list[GpuDump]] = [[]]
+    seen: Counter[str] = Counter()
+    for gpu in gpus:
+        uuid = gpu.values.get("gpu_uuid", "")
+        # an address tells them apart, though redaction made their UUIDs the same
+        at = 0 if gpu.bus_id or not _UUID.fullmatch(uuid) else seen[uuid]
+        seen[uuid] += 1
+        if at == len(samples):
+            samples.append([])
+        samples[at].append(gpu)
+    return samples
 
 
 class _Sections:
@@ -275,5 +301,5 @@ def _cut(gpus: list[GpuDump]) -> bool:
 
 @text_reader("nvidia-smi -q", _begins, _goes_on, restarts=_BANNER.match)
 def read_query_text(block: Block) -> Part:
-    dump = parse_smi_text(block.text, whole_end=block.whole_end, selected=is_selected(block.command))
-    return Part(smi=(dump,), reported=unlicensed(block.text))
+    dumps = parse_smi_text(block.text, whole_end=block.whole_end, selected=is_selected(block.command))
+    return Part(smi=dumps, reported=unlicensed(block.text))

@@ -37,7 +37,7 @@ _MIG_MODE = re.compile(r"\s*\|\s*\|\s*\|\s*(N/A|Disabled\*?|Enabled\*?|ERR!)\s*\
 _MIG = re.compile(r"\s*\|\s*(\d{1,4})\s+(\d{1,3})\s+(\d{1,3})\s+(\d{1,3})\s*\|\s*(\S+)\s*/\s*(\S+)\s*\|")
 _PROCESS = re.compile(
     r"\s*\|\s*(?P<gpu>\d{1,4})(?:\s+(?:\d{1,3}|N/A)\s+(?:\d{1,3}|N/A))?\s+(?P<pid>\d{1,10})\s+(?P<type>C\+G|M\+C|[CGM])\s+"
-    r"(?P<name>\S.{0,120}?)\s+(?P<memory>\d{1,9}MiB|N/A)\s*\|?\s*$"
+    r"(?P<name>\S.{0,120}?)\s+(?P<memory>\d{1,9}Mi?B|N/A)\s*\|?\s*$"
 )
 _LINE = re.compile(r"\s*[|+][-=+|\s]*|\s*\|")
 # the head of another tool's table, whose rows may look alike
@@ -50,7 +50,7 @@ _PROCESSES = re.compile(r"\s*\|\s*Processes:")
 _MIG_DEVICES = re.compile(r"\s*\|\s*MIG devices:")
 _PERSISTENCE = {"On": "Enabled", "Off": "Disabled"}
 _COMPUTE = {"E. Process": "Exclusive_Process", "E. Thread": "Exclusive_Thread", "Default": "Default"}
-_UNIT = re.compile(r"(\d+(?:\.\d+)?)(MiB|C|W|%)$")
+_UNIT = re.compile(r"(\d+(?:\.\d+)?)(Mi?B|C|W|%)$")
 
 
 # also a table without its head; the date before a table begins another one: `nvidia-smi -l` prints many
