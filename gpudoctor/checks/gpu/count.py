@@ -49,10 +49,6 @@ _SEE_BUS = Advice("See what is on the bus.", "lspci -d 10de:")
 _GONE_FROM_BUS: list[Advice | str] = [_SEE_BUS, "Power-cycle the node; still gone: hardware case."]
 
 
-def _shown_by_driver(shown: int) -> Evidence:
-    return Evidence("number of GPUs, driver", str(shown))
-
-
 @check(
     "gpu.count",
     title="Every GPU of the node is shown by the driver",
@@ -82,6 +78,10 @@ def count(case: Case) -> Iterator[Finding]:
         yield unknown(NODE, f"the driver counts {shown} GPUs, and only {len(case.node.gpus)} of them told anything")
     elif not problems:
         yield _as_shown(case, shown, limited)
+
+
+def _shown_by_driver(shown: int) -> Evidence:
+    return Evidence("number of GPUs, driver", str(shown))
 
 
 def _number_shown(case: Case) -> int | None:

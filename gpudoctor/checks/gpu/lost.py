@@ -47,17 +47,6 @@ _ERR_ADVICE = (
 )
 
 
-def reset_advice(gpu: Gpu) -> list[Advice]:
-    """Steps to drain and reset the GPU, and what to do if that does not help."""
-    return [
-        Advice(
-            "Drain the node, end the processes on the GPU, and reset it.", f"nvidia-smi --gpu-reset -i {gpu.smi_id}"
-        ),
-        Advice("On an NVSwitch node reset all GPUs together, or reboot.", "reboot"),
-        Advice("It comes back: open a hardware case with the report.", "nvidia-bug-report.sh"),
-    ]
-
-
 @check(
     "gpu.lost",
     title="No GPU is lost or needs a reset",
@@ -85,6 +74,17 @@ def lost(case: Case) -> Iterator[Finding]:
         yield _off_bus(of_gpu(gpu)) if off else _alive(case, gpu)
     for bus_id in sorted(silent - {gpu.bus_id for gpu in case.node.gpus}):
         yield _off_bus(Subject(kind="gpu", bus_id=bus_id))
+
+
+def reset_advice(gpu: Gpu) -> list[Advice]:
+    """Steps to drain and reset the GPU, and what to do if that does not help."""
+    return [
+        Advice(
+            "Drain the node, end the processes on the GPU, and reset it.", f"nvidia-smi --gpu-reset -i {gpu.smi_id}"
+        ),
+        Advice("On an NVSwitch node reset all GPUs together, or reboot.", "reboot"),
+        Advice("It comes back: open a hardware case with the report.", "nvidia-bug-report.sh"),
+    ]
 
 
 def _without_handle(case: Case) -> Iterator[Finding]:
