@@ -2,6 +2,7 @@
 # Sourced by all hooks. The work is done by `gpudoctor slurm`; these lines make sure that nothing
 # from the job's environment reaches it, that it ends in time, and that a run without an answer is noticed.
 
+ignored=${!GPUDOCTOR@}
 unset "${!GPUDOCTOR@}" "${!PYTHON@}" "${!LD_@}" XDG_CONFIG_HOME XDG_CACHE_HOME BASH_ENV ENV CUDA_VISIBLE_DEVICES
 # Path of gpudoctor; if there is no such file, the one in PATH is used
 GPUDOCTOR=/opt/gpudoctor/bin/gpudoctor
@@ -18,6 +19,10 @@ fi
 state=${GPUDOCTOR_STATE:-/run/gpudoctor}
 export "${!GPUDOCTOR@}" SLURMD_NODENAME
 if [ -n "${SLURM_CONF:-}" ]; then export SLURM_CONF; fi
+
+if [ -n "$ignored" ]; then
+  printf 'gpudoctor: a hook takes no setting from its environment, only from /etc/default/gpudoctor: not read: %s\n' "$ignored" >&2
+fi
 
 # Log to stderr (which slurmd drops), to syslog, and to GPUDOCTOR_LOG; without the last two, to the state folder
 say() {

@@ -27,10 +27,15 @@ Role = Literal[
 
 MOST_RANKS = 1 << 20  # a larger rank or world size is a damaged line
 TROUBLE = ("cause", "echo", "wait", "stuck", "victim")
-MAX_TEXT = 400
+MAX_TEXT = 600  # torch's own words for a full GPU, with its advice at their end, are 450
 _MAX_OF_A_KIND = 64
 _LAST_OF_A_KIND = 3  # as many steps show that work went on
 _MAX_EVENTS = 50_000
+
+
+def clipped(text: str, most: int = MAX_TEXT) -> str:
+    """The text, or its beginning and a mark that there is more of it."""
+    return text if len(text) <= most else f"{text[: most - 4]} ..."
 
 
 class Event(msgspec.Struct, kw_only=True):
@@ -79,7 +84,7 @@ class EventLog:
 
     def add(self, event: Event) -> None:
         """Keep the event, unless there are many like it."""
-        event.text = event.text[:MAX_TEXT]
+        event.text = clipped(event.text)
         key = (event.role, event.what, event.file, event.rank, event.local_rank, event.pid, event.host)
         count = self._counts.get(key, 0) + 1
         self._counts[key] = count

@@ -29,10 +29,10 @@ _NAME = re.compile(
     r"(?:^|_)(?:dump|trace|rank|nccl_trace|comm_lib_trace)_?(?:rank_?)?(\d{1,6})(?:\.json|\.pkl|\.pickle)?$"
 )
 # opcodes that make an object or refer to one outside
-_REFUSED = frozenset(
-    """GLOBAL STACK_GLOBAL INST OBJ NEWOBJ NEWOBJ_EX REDUCE BUILD PERSID BINPERSID EXT1 EXT2 EXT4
-    NEXT_BUFFER READONLY_BUFFER""".split()  # noqa: SIM905
-)
+_REFUSED = {
+    *("GLOBAL", "STACK_GLOBAL", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "REDUCE", "BUILD", "PERSID", "BINPERSID"),
+    *("EXT1", "EXT2", "EXT4", "NEXT_BUFFER", "READONLY_BUFFER"),
+}
 _ENDS_A_MARK = ("TUPLE", "LIST", "DICT", "APPENDS", "SETITEMS", "POP_MARK", "ADDITEMS", "FROZENSET")
 # what damaged bytes make `pickle` and `json` raise, beside ValueError and LookupError
 _DAMAGED = (pickle.UnpicklingError, EOFError, TypeError, AttributeError, RecursionError, MemoryError, OverflowError)
@@ -79,7 +79,7 @@ class _Plain(pickle.Unpickler):
         raise DumpError("holds a reference to outside, which no flight recorder writes: not read")
 
 
-def looks_like_dump(head: bytes, name: str) -> bool:
+def looks_like_dump(head: bytes) -> bool:
     """Whether a file begins like a dump: a pickle of protocol 2 or newer, or its JSON."""
     if head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
         return True

@@ -82,9 +82,8 @@ def gather(sources: Iterable[LogSource]) -> GatheredLogs:
 def _read(source: LogSource, number: int, found: GatheredLogs) -> None:
     head = head_of(source)
     file = found.files[number]
-    if looks_like_dump(head, source.name) and (
-        looks_binary(head) or head[:1] == b"\x80" or rank_in_name(source.name) is not None
-    ):
+    binary = looks_binary(head) or head[:1] == b"\x80"
+    if looks_like_dump(head) and (binary or rank_in_name(source.name) is not None):
         file.text = False
         found.dumps.append(_in_child(lambda: read_dump(read_whole(source), source.name, number), Dump))
         return
@@ -125,7 +124,7 @@ def _in_child(read: Callable[[], T], shape: object) -> T:
 
 def _read_text(source: LogSource, number: int, found: GatheredLogs) -> None:
     file = found.files[number]
-    hits = _hits(source, found.unread)
+    hits = _hits(source, file, found.unread)
     first = list(islice(hits, LABEL_LINES))
     shown = [_text(line) for _, line in first]
     file.kernel_log = _mostly(shown, OF_A_KERNEL)
@@ -169,14 +168,16 @@ def _text(line: bytes) -> str:
     return line.decode("utf-8", "replace").rstrip("\r\n")
 
 
-def _hits(source: LogSource, unread: list[Unread]) -> Iterator[Hit]:
+def _hits(source: LogSource, file: LogFile, unread: list[Unread]) -> Iterator[Hit]:
     """The lines to parse as (number from 0, line); several processes read a large plain file.
 
-    Compressed data that ends too early becomes an entry of `unread`, and what comes before is used.
+    Compressed data that ends too early becomes an entry of `unread`, and what comes before is used. At the end
+    `file` knows whether its last line is whole.
     """
     if source.path is not None and source.bytes >= _SPLIT_FROM_BYTES and is_plain(source) and (os.cpu_count() or 1) > 1:
         try:
             yield from _hits_of_parts(source.path, source.bytes)
+            file.cut = _is_cut(_end_of(source.path))
         except OSError as error:  # gone since it was found
             raise UnreadableError(error.strerror or str(error)) from None
         return
@@ -193,7 +194,20 @@ def _hits(source: LogSource, unread: list[Unread]) -> Iterator[Hit]:
     except TruncatedError as error:
         unread.append(Unread(source.name, str(error)))
     if held is not None:
+        file.cut = _is_cut(held)
         yield from _of_block(held, lines, whole=done < _WHOLE_BYTES, tail=True)
+
+
+def _is_cut(text: bytes) -> bool:
+    """Whether the last line has no end. A bar, drawn again and again, has none, and begins at a carriage return."""
+    last = text.rpartition(b"\n")[2]
+    return bool(last.strip()) and b"\r" not in last
+
+
+def _end_of(path: Path) -> bytes:
+    with path.open("rb") as file:
+        file.seek(-min(path.stat().st_size, _SAMPLE_BYTES), os.SEEK_END)
+        return file.read(_SAMPLE_BYTES)
 
 
 def _of_block(block: bytes, lines: int, *, whole: bool, tail: bool = False) -> Iterator[Hit]:

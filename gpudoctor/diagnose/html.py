@@ -91,7 +91,11 @@ def short_paths(files: Iterable[str]) -> dict[str, str]:
 
 def in_order(answer: Diagnosis) -> list[TimelineEntry]:
     """The timeline with undated lines between the dated ones of their file, and a cause before what follows from it."""
-    both = list(zip(answer.timeline, _times_s(answer.timeline), strict=True))
+    both = [
+        # a whole second says when at the earliest: what a launcher's table rounded down came after the lines above it
+        (entry, time_s + 0.999 if time_s is not None and (entry.time or "").endswith(".000") else time_s)
+        for entry, time_s in zip(answer.timeline, _times_s(answer.timeline), strict=True)
+    ]
     dated: dict[str, list[tuple[int, float]]] = {}
     for entry, time_s in sorted(both, key=lambda each: each[0].line):
         if time_s is not None:

@@ -17,7 +17,7 @@ from gpudoctor.diagnose.rules.direct import direct_causes, echoes, mismatches, w
 from gpudoctor.diagnose.rules.dumps import from_dumps, from_stacks, undecided_stacks
 from gpudoctor.diagnose.rules.ends import early_exit, unexplained_exits
 from gpudoctor.diagnose.rules.missing_peers import gloo_timeouts, missing_ranks, stalled_tensors
-from gpudoctor.diagnose.rules.model import Hypothesis, address_of, at_events, host_of, only_rank, ranks_of
+from gpudoctor.diagnose.rules.model import Hypothesis, address_of, at_events, host_of, named, only_rank, ranks_of
 from gpudoctor.diagnose.rules.outside import (
     failed_before,
     gpu_faults,
@@ -72,12 +72,20 @@ def _with_own_words(job: Job, at: int, found: list[Hypothesis]) -> list[Hypothes
     """With what the programs said themselves, if the best hypothesis names no reason."""
     if not found or found[0].unknown or found[0].what in _WITHOUT_REASON:
         statement = failed_saying(job, at)
-        if found and statement and found[0].what == statement[0].what:
+        if found and statement and (found[0].what == statement[0].what or _follows(statement[0], found[0])):
             return found
         return [*statement, *found]
     if found[0].what in _DEATHS:
         found[0] = with_reason(job, at, found[0])
     return found
+
+
+def _follows(said: Hypothesis, death: Hypothesis) -> bool:
+    """Whether it was said only after the death."""
+    if death.what != "process_died_unknown" or not death.events:
+        return False
+    end = death.events[0].file, death.events[0].line
+    return all((e.file, e.line) > end for e in said.events)
 
 
 def _tiers(job: Job, at: int, dumps: list[Dump], stacks: list[Stack]) -> tuple[list[Hypothesis], ...]:
@@ -205,13 +213,15 @@ EXCUSES = (Job.outlived, of_another_program, _warned_and_worked, _store_ended, _
 def _outlived(job: Job, troubles: list[Event]) -> bool:
     """Whether enough work follows on all troubles of one file."""
     last = max(e.line for e in troubles)
-    after = [e for e in job.events if e.file == troubles[0].file and e.line > last and is_work(e)]
     raised = any(e.detail.get("traceback") for e in troubles)
     # every bar is drawn once more when an exception ends its program; what a broken GPU computes is no proof
-    if raised or any(e.what in _OF_A_GPU or _EXCEPTION.match(e.text) for e in troubles):
-        after = [e for e in after if e.what != "work"]
-    if raised or any(e.role == "cause" and e.strength >= 2 for e in troubles):
-        after = [e for e in after if not e.detail.get("one_word")]
+    no_bars = raised or any(e.what in _OF_A_GPU or _EXCEPTION.match(e.text) for e in troubles)
+    no_word = raised or any(e.role == "cause" and e.strength >= 2 for e in troubles)
+
+    def is_proof(e: Event) -> bool:
+        return is_work(e) and not (no_bars and e.what == "work") and not (no_word and e.detail.get("one_word"))
+
+    after = [e for e in job.events if e.file == troubles[0].file and e.line > last and is_proof(e)]
     return len(after) >= 3 or any(e.role == "done" or e.what == "unstuck" for e in after)
 
 
@@ -222,17 +232,10 @@ def _said_dead(job: Job, attempt: int) -> list[Hypothesis]:
         events = job.of("cause", attempt=attempt, what=what)
         if not events:
             continue
-        ranks = ranks_of(events)
-        text = f"{f'rank {ranks[0]}' if len(ranks) == 1 else who} {text}"
-        found.append(
-            Hypothesis(
-                what,
-                text,
-                events[:3],
-                ranks=only_rank(ranks),
-                host=host_of(events) or (address_of(events) if all(e.word("address") for e in events) else None),
-            )
-        )
+        ranks = only_rank(ranks_of(events))
+        host = host_of(events) or (address_of(events) if all(e.word("address") for e in events) else None)
+        text = f"{named(ranks) if ranks else who} {text}"
+        found.append(Hypothesis(what, text, events[:3], ranks=ranks, host=host))
     return found
 
 

@@ -51,12 +51,17 @@ class Job:
         self.world = self._world()
         self.attempts = max((e.attempt for e in self.events), default=0) + 1
 
-    def of(self, *roles: str, attempt: int | None = None, what: str | None = None) -> list[Event]:
-        """The events of these roles, in order."""
+    def of(
+        self, *roles: str, attempt: int | None = None, what: str | None = None, by: str | None = None
+    ) -> list[Event]:
+        """The events of these roles, in order; `by`: the launcher that reported them."""
         return [
             e
             for e in self.events
-            if e.role in roles and (attempt is None or e.attempt == attempt) and (what is None or e.what == what)
+            if e.role in roles
+            and (attempt is None or e.attempt == attempt)
+            and (what is None or e.what == what)
+            and (by is None or e.detail.get("by") == by)
         ]
 
     def worked_after(self, event: Event) -> bool:

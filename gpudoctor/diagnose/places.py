@@ -10,6 +10,7 @@ from pathlib import PurePath
 import msgspec
 
 from gpudoctor.diagnose.events import TROUBLE, Event
+from gpudoctor.text.hostlist import one_name_each
 
 REQUEUED = ("preempted", "time_limit", "cancelled")  # by a scheduler; no failure if the job went on later
 STEPS_OF_WORK = 3
@@ -23,7 +24,8 @@ _MOST_GPUS_A_NODE = 8  # unless local ranks above are seen
 class LogFile(msgspec.Struct):
     """One file: how much of it was read, and the host, rank and attempt that it belongs to.
 
-    `kernel_log`: its lines are a kernel's, so that no program of a job can have written them.
+    `kernel_log`: its lines are a kernel's, so that no program of a job can have written them. `cut`: its last line has
+    no end, and is no progress bar.
     """
 
     name: str
@@ -31,6 +33,7 @@ class LogFile(msgspec.Struct):
     like_a_job: bool = False
     text: bool = True
     kernel_log: bool = False
+    cut: bool = False
     host: str | None = None
     rank: int | None = None
     local_rank: int | None = None
@@ -82,17 +85,20 @@ def _restarts(events: list[Event]) -> list[int]:
         if event.role == "exit" and event.detail.get("by") == "agent":
             agents.setdefault(event.detail.get("agent", 0), []).append(event)
     lines = [e.line for e in events if e.what == "restart"]
-    for agent, exits in agents.items():
-        for exit_told, next_told in itertools.pairwise(exits):
-            new_pid = exit_told.pid != next_told.pid
-            later = (next_told.time_s or 0) - (exit_told.time_s or 0) > 0.5
-            again = any(_begins_again(e) for e in events if exit_told.line < e.line < next_told.line)
-            if new_pid and ((later and agent != 0) or again):
-                lines.append(exit_told.line)
-        if exits and not lines and len(agents) == 1 and _goes_on_well(events, exits[-1].line):
+    for exits in agents.values():
+        lines += [one.line for one, other in itertools.pairwise(exits) if _is_of_a_later_attempt(events, one, other)]
+        if not lines and len(agents) == 1 and _goes_on_well(events, exits[-1].line):
             lines.append(exits[-1].line)
     lines += [e.line for e in events if e.what in REQUEUED and e.role == "ending" and _works_again(events, e.line)]
     return sorted(set(lines))
+
+
+def _is_of_a_later_attempt(events: list[Event], one: Event, other: Event) -> bool:
+    """Whether an agent reported the second of two exits after it had started its processes again."""
+    if one.pid == other.pid:
+        return False
+    later = "agent" in one.detail and (other.time_s or 0) - (one.time_s or 0) > 0.5
+    return later or any(_begins_again(e) for e in events if one.line < e.line < other.line)
 
 
 def _works_again(events: list[Event], line: int) -> bool:
@@ -124,6 +130,9 @@ def _goes_on_well(events: list[Event], line: int) -> bool:
 
 def fill_in_hosts(files: list[LogFile], events: list[Event]) -> set[str]:
     """The host of each file and event; returns all hosts."""
+    same = one_name_each(event.host for event in events if event.host)
+    for event in events:
+        event.host = same.get(event.host or "", event.host)
     named: dict[int, set[str]] = {}
     for event in events:
         if event.host and (event.detail.get("by") == "table" or event.role != "exit") and event.role != "ending":
@@ -215,17 +224,20 @@ def fill_in_ranks(events: list[Event], hosts: set[str], *, one_file: bool) -> di
     first_of_host: dict[str | None, int] = {}
     bus_ids: dict[tuple[str | None, int], str] = {}
     for event in events:
-        if event.rank is not None and event.pid is not None and not event.detail.get("repeated"):
-            by_process[event.host, event.pid] = event.rank
         if event.rank is not None and event.local_rank is not None:
             by_local_rank[event.file, event.local_rank] = event.rank
             if event.detail.get("by") == "table":
                 first_of_host[event.host] = event.rank - event.local_rank
-        if event.what == "comm" and event.pid is not None:
-            bus_ids[event.host, event.pid] = event.word("bus") or ""
+        if event.pid is None:
+            continue
+        process = event.host, event.pid
+        if event.rank is not None and not event.detail.get("repeated"):
+            by_process[process] = event.rank
+        if event.what == "comm":
+            bus_ids[process] = event.word("bus") or ""
             comm_rank = event.number("comm_rank")
             if event.number("world") == world and comm_rank is not None:
-                by_process.setdefault((event.host, event.pid), comm_rank)
+                by_process.setdefault(process, comm_rank)
     for process in _processes_of_several_ranks(events):
         by_process.pop(process, None)
     for process, rank in _ranks_of_connections(events).items():
@@ -237,14 +249,18 @@ def fill_in_ranks(events: list[Event], hosts: set[str], *, one_file: bool) -> di
         one_node=_is_one_node(events, hosts, world),
         tasks_are_ranks=_tasks_are_ranks(events),
     )
+    _fill_in(events, ranks, bus_ids)
+    if one_file:
+        _fill_in_only_rank(events)
+    return {bus_id: by_process.get(process) for process, bus_id in bus_ids.items()}
+
+
+def _fill_in(events: list[Event], ranks: _Ranks, bus_ids: dict[tuple[str | None, int], str]) -> None:
     for event in events:
         if event.rank is None:
             event.rank = ranks.of(event)
         if event.gpu is not None and event.gpu.isdecimal() and event.pid is not None:
             event.detail["gpu_bus_id"] = bus_ids.get((event.host, event.pid), "")
-    if one_file:
-        _fill_in_only_rank(events)
-    return {bus_id: by_process.get(process) for process, bus_id in bus_ids.items()}
 
 
 def _processes_of_several_ranks(events: list[Event]) -> set[tuple[str | None, int]]:

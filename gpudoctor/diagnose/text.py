@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from gpudoctor.diagnose.causes import steps_for, text_of_cause
 from gpudoctor.diagnose.diagnosis import Cause, Diagnosis, EvidenceLine, Victim, ranks_in_words
+from gpudoctor.diagnose.events import clipped
 from gpudoctor.text.output import printable
 
 _LABEL = 11
@@ -73,7 +74,7 @@ def _of_cause(cause: Cause, width: int) -> Iterator[str]:
 
 def _line_of(evidence: EvidenceLine) -> str:
     place = f"{printable(evidence.file)}:{evidence.line}" if evidence.line else printable(evidence.file)
-    return f"{place}  {printable(evidence.text)[:_EVIDENCE_WIDTH]}"
+    return f"{place}  {clipped(printable(evidence.text), _EVIDENCE_WIDTH)}"
 
 
 def _victims(victims: tuple[Victim, ...], width: int) -> Iterator[str]:

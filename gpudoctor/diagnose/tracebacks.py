@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from gpudoctor.diagnose.events import MAX_TEXT, Event
+from gpudoctor.diagnose.events import Event, Role, clipped
 from gpudoctor.diagnose.patterns.catalogue import error_event
 from gpudoctor.statements.catalogue import RUNTIME
 from gpudoctor.statements.classes import kind_of
@@ -44,9 +44,13 @@ _RERAISED = re.compile(r"Caught \w+ in (?:DataLoader worker process|replica|pin 
 _ELSEWHERE = re.compile(
     r"(?i)see (?:the )?(?:stack trace|root cause|error)|engine (?:core|process)\b.{0,60}(?:failed|died)"
     r"|WorkerProc initialization"
+    r"|(?:exited|returned|ended|finished) with (?:an? )?(?:non-?zero )?(?:exit )?(?:code|status)"
 )
 _GUILTY = re.compile(r"CheckpointException ranks:dict_keys\(\[([\d, ]+)\]\)")
 _LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python3|lib64/python3|<frozen|/opt/conda/lib|/torch/")
+_OF_A_DEAD_LOADER = (
+    *("ConnectionResetError", "EOFError", "ConnectionRefusedError", "FileNotFoundError", "BrokenPipeError"),
+)
 _LOADER = {"_try_get_data", "_get_data", "rebuild_storage_fd", "rebuild_storage_filename", "get_connection"}
 # of torch.distributed, and the backward pass, in which DDP and FSDP reduce gradients
 _COLLECTIVES = {
@@ -93,7 +97,6 @@ class _Open(msgspec.Struct):
     functions: set[str] = set()
     frames: int = 0
     chained: bool = False
-    reraised: bool = False
     ignored: bool = False
     raised: int = 0
     raised_text: str = ""
@@ -151,7 +154,7 @@ class Tracebacks:
         trace = self._open.get(stream)
         if frame := _FRAME.match(text):
             if trace is None:
-                trace = self._open[stream] = self._taken_over(number) or _Open(number, text, functions=set())
+                trace = self._open[stream] = self._taken_over(number) or _Open(number, text)
             self._frame(trace, frame)
             return True, None
         if text.startswith(_CHAINED):
@@ -159,7 +162,7 @@ class Tracebacks:
             return True, None
         if trace is None and (_CUT.match(text) or (labelled and _UNCAUGHT.match(text))):
             # the head is missing: no frame was seen, only the line right before the exception, or the exception itself
-            trace = self._open[stream] = _Open(number, text, functions=set())
+            trace = self._open[stream] = _Open(number, text)
         if trace is None:
             return False, None
         if not text.strip() or text[0] in " \t|+^~" or trace.frames > _MOST_FRAMES:
@@ -170,7 +173,7 @@ class Tracebacks:
         if found is None:  # without prefixes, lines of another writer may come in between
             return False, None
         del self._open[stream]
-        event = self._event(stream, trace, found, text)
+        event = self._event(stream, trace, text)
         self._unfinished = ((stream, level), number, event) if text.rstrip().endswith(":") else None
         return True, event
 
@@ -182,18 +185,15 @@ class Tracebacks:
         if _exception(text.strip(), frames=0) or error_event(text):
             return
         event = unfinished[2]
-        event.detail["message"] = f"{event.word('message') or ''} {text.strip()}"[:MAX_TEXT]
+        event.detail["message"] = clipped(f"{event.word('message') or ''} {text.strip()}")
         self._unfinished = (writer, number, event) if text.rstrip().endswith(":") else None
 
     def _begin(self, stream: object, number: int, text: str, begin: re.Match[str], writer: int | None) -> None:
         if len(self._open) >= _MOST_OPEN:
             self._open.clear()
         rank = int(begin["rank"]) if begin["rank"] else None
-        reraised = "Original Traceback" in text
-        self._open[stream] = _Open(
-            number, text, rank, chained=stream in self._chain, reraised=reraised, functions=set()
-        )
-        self._open[stream].ignored = stream in self._ignored
+        chained, ignored = stream in self._chain, stream in self._ignored
+        self._open[stream] = _Open(number, text, rank, chained=chained, ignored=ignored)
         self._logged = (number, stream, writer) if begin.start() else None
         self._chain.discard(stream)
         self._ignored.discard(stream)
@@ -221,7 +221,7 @@ class Tracebacks:
         if frame["file"] and not _LIBRARY.search(frame["file"]):
             trace.user_frame = f"{frame['file']}:{frame['line']}"
 
-    def _event(self, stream: object, trace: _Open, found: re.Match[str], text: str) -> Event:
+    def _event(self, stream: object, trace: _Open, text: str) -> Event:
         event = exception_event(text, trace.functions)
         if trace.rank is not None:
             event.rank = trace.rank
@@ -229,8 +229,8 @@ class Tracebacks:
             event.detail["frame"] = trace.user_frame
         event.detail["traceback"] = 1
         if trace.raised:
-            event.detail["raised"], event.detail["raised_text"] = trace.raised, trace.raised_text[:MAX_TEXT]
-        if trace.ignored:
+            event.detail["raised"], event.detail["raised_text"] = trace.raised, clipped(trace.raised_text)
+        if trace.ignored and event.role != "ending":
             event.role, event.what = "fact", "ignored"
             return event
         if trace.collective:
@@ -256,19 +256,13 @@ def exception_event(text: str, functions: set[str] = frozenset()) -> Event:  # t
     found = _EXCEPTION.match(text)
     name = (found["type"] if found else text).rpartition(".")[2]
     message = (found["message"] or "") if found else ""
-    detail: dict[str, str | int] = {"type": name, "message": message[:200]}
-    if functions & _LOADER and name in (
-        "ConnectionResetError",
-        "EOFError",
-        "ConnectionRefusedError",
-        "FileNotFoundError",
-        "BrokenPipeError",
-    ):
+    detail: dict[str, str | int] = {"type": name, "message": clipped(message)}
+    if functions & _LOADER and name in _OF_A_DEAD_LOADER:
         return Event(role="cause", what="loader_worker_killed", strength=2, detail=detail)
     if known := error_event(text):
         known.detail.update(detail)
         if known.text:
-            known.detail["message"] = known.text[:200]
+            known.detail["message"] = clipped(known.text)
         return known
     if name in _IMPORT:
         return Event(role="cause", what="import_error", strength=3, detail=detail)
@@ -287,10 +281,8 @@ def exception_event(text: str, functions: set[str] = frozenset()) -> Event:  # t
     kind = kind_of(text)
     # what others did, the way to them, or what runs below: no fault of the program
     if kind in ("network", "peer", "wait", "death") or _BELOW.search(message):
-        echo = kind in ("peer", "wait", "death")
-        return Event(
-            role="echo" if echo else "cause", what="failed_saying", strength=2, names_rank=False, detail=detail
-        )
+        role: Role = "echo" if kind in ("peer", "wait", "death") else "cause"
+        return Event(role=role, what="failed_saying", strength=2, names_rank=False, detail=detail)
     return Event(role="cause", what="user_exception", strength=3, detail=detail)
 
 

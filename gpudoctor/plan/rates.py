@@ -60,16 +60,13 @@ def collective_rate(
     measured = _measured(measurements, len(gpus), "all_reduce")
     if measured is not None:
         return measured
-    spec = profile.gpu.nvlink if profile.gpu else None
-    active = _fewest_active_nvlinks(gpus)
-    # a profile's figure is that of healthy links; a virtual machine or a dump may hide links
-    broken = spec is not None and any(known(g.nvlinks) for g in gpus) and active < spec.links
-    if not broken and (published := _of_profile(profile, len(gpus))) is not None:
+    published = _of_profile(profile, len(gpus))
+    # a profile's figure is that of healthy links
+    if published is not None and not _lacks_nvlinks(gpus, profile):
         return published
-    if active and nvlinked(node, gpus, profile) == len(gpus):
+    if _fewest_active_nvlinks(gpus) and nvlinked(node, gpus, profile) == len(gpus):
         return nvlink_rate(gpus, profile)
-    may_be_nvlink = active or any(isinstance(gpu.nvlinks, Missing) for gpu in gpus)
-    if isinstance(node.pairs, Missing) and may_be_nvlink and (profile.gpu is None or spec is not None):
+    if isinstance(node.pairs, Missing) and _may_have_nvlink(gpus, profile):
         return f"whether NVLink joins these GPUs: {node.pairs.reason}"
     slowest = _slowest_pcie(gpus)
     if isinstance(slowest, str):
@@ -79,6 +76,17 @@ def collective_rate(
     by_host = any(known(p.p2p_read) != "OK" for p in pairs)
     how = ", and GPUs without peer-to-peer pass it twice, by way of host memory" if by_host else ""
     return Rate(slowest.value, f"{slowest.source}{how}", at_most=True)
+
+
+def _lacks_nvlinks(gpus: tuple[Gpu, ...], profile: Profile) -> bool:
+    """Whether a GPU has fewer active links than its model; not if none shows any, as in a virtual machine or a dump."""
+    spec = profile.gpu.nvlink if profile.gpu else None
+    return spec is not None and any(known(g.nvlinks) for g in gpus) and _fewest_active_nvlinks(gpus) < spec.links
+
+
+def _may_have_nvlink(gpus: tuple[Gpu, ...], profile: Profile) -> bool:
+    by_model = profile.gpu is None or profile.gpu.nvlink is not None
+    return by_model and (_fewest_active_nvlinks(gpus) > 0 or any(isinstance(gpu.nvlinks, Missing) for gpu in gpus))
 
 
 def _of_profile(profile: Profile, ranks: int) -> Rate | None:

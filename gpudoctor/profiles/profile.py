@@ -73,6 +73,7 @@ class NodeProfile(Expectation, frozen=True):
     """A kind of node. Matched by the GPU model's key, the number of GPUs, and their wiring.
 
     `size_factor`: message size in MiB -> fraction of the large-message bandwidth that a healthy node reaches.
+    `warn_below` and `fail_below` are shares of the expected busbw; None: those of collective.bandwidth.
     """
 
     name: str
@@ -83,8 +84,8 @@ class NodeProfile(Expectation, frozen=True):
     nvlink_topology: Literal["switch", "cube-mesh", "pairs", "none"] = "none"
     all_reduce: tuple[BusbwRow, ...] = ()
     size_factor: dict[str, float] = {}
-    warn_below: float = 0.90
-    fail_below: float = 0.75
+    warn_below: float | None = None
+    fail_below: float | None = None
     sources: tuple[str, ...] = ()
 
 

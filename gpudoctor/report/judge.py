@@ -15,13 +15,14 @@ from gpudoctor.checks.core.finding import Status
 from gpudoctor.checks.core.registry import Check, Level, matches, registry
 from gpudoctor.checks.core.runner import CheckResult, run_checks
 from gpudoctor.checks.core.scope import scope_of, shown_count
-from gpudoctor.checks.core.sight import unseen
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.core.suppressions import Suppression, apply_suppressions
+from gpudoctor.checks.core.visibility import hidden_gpus
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import Node
+from gpudoctor.process.exit_codes import FAILED, OK, UNKNOWN
 from gpudoctor.profiles.load import profile_for
 from gpudoctor.report.model import (
     Evaluated,
@@ -164,14 +165,14 @@ def set_aside(results: Iterable[CheckResult]) -> tuple[str, ...]:
 
 
 def exit_code(results: Iterable[CheckResult], verdict: Verdict, fail_on: FailOn, lacking: bool) -> int:
-    """0, 1 or 3, as in docs/exit-codes.md; `lacking`: a required check has no verdict."""
+    """OK, FAILED or UNKNOWN, as in docs/exit-codes.md; `lacking`: a required check has no verdict."""
     if verdict == "fail" and fail_on != "never":
-        return 1
+        return FAILED
     if fail_on == "warn" and any(result.warns for result in results):
-        return 1
+        return FAILED
     if lacking:
-        return 3
-    return 3 if verdict == "unknown" and fail_on != "never" else 0
+        return UNKNOWN
+    return UNKNOWN if verdict == "unknown" and fail_on != "never" else OK
 
 
 def reason_line(
@@ -238,14 +239,14 @@ def _common_reason(results: Iterable[CheckResult]) -> str | None:
 
 
 def _scope_note(case: Case) -> tuple[str, ...]:
-    away = unseen(case.node)
-    why = f"{away.outside} out of scope: {away.why}"
+    hidden = hidden_gpus(case.node)
+    why = f"{hidden.outside} out of scope: {hidden.why}"
     if case.scope is not None and len(case.scope) < len(case.node.gpus):
         which = ", ".join(str(index) for index in case.scope)
-        also = f"; {why}" if away.outside else ""
+        also = f"; {why}" if hidden.outside else ""
         return (f"judged GPU {which} of {len(case.node.gpus)}: {case.scope_reason}{also}",)
-    total = shown_count(case.node) + away.outside + len(away.gone)
-    return (f"{len(case.node.gpus)} of {total} GPUs judged, {why}",) if away.outside else ()
+    total = shown_count(case.node) + hidden.outside + len(hidden.missing)
+    return (f"{len(case.node.gpus)} of {total} GPUs judged, {why}",) if hidden.outside else ()
 
 
 def _host(node: Node) -> HostSummary:

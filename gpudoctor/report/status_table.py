@@ -78,7 +78,7 @@ def _programs(gpu: Gpu) -> str:
     """The program with the most memory, its process and user, and how many more there are."""
     if isinstance(gpu.processes, Missing):
         return _NONE
-    running = sorted((p for p in gpu.processes if not p.is_own), key=lambda p: -(known(p.memory_mib) or 0))
+    running = sorted(gpu.processes, key=lambda p: -(known(p.memory_mib) or 0))
     if not running:
         return ""
     first = running[0]

@@ -36,6 +36,7 @@ from gpudoctor.text.units import rfc3339
 _TICK_S = 0.1
 _SAMPLE_EVERY_S = 2.0
 _RESAMPLE_S = 3600.0
+_SIGNAL = "terminated_signal"
 _OTHER_TASKS_S = 10.0  # of a Slurm step, after our own has ended
 
 Say = Callable[[str], None]
@@ -96,7 +97,7 @@ def run(request: RunRequest, *, ignored: Sequence[int] = (), say: Say) -> Report
         seen = watch.watched() if watch else Watched()
         watched = msgspec.structs.replace(seen, **_ending(started, seen, time.monotonic() - began_s))
         watched = msgspec.structs.replace(watched, case=_case(node, watched, telemetry))
-        notes += _not_seen(request, watch, watched)
+        notes += _not_seen(request, folder, watch, watched)
         answer = _diagnosis(folder, watch, watched)
         kept = _kept(folder, request, watched)
         made = _report(request, watched, precheck, settings, answer, tuple(notes), kept, began)
@@ -199,18 +200,24 @@ def _case(node: Node, watched: Watched, telemetry: _Telemetry) -> Case:
     return Case(node, Measurements(launch=launch, telemetry=telemetry.readings()))
 
 
-def _not_seen(request: RunRequest, watch: RunWatch | None, watched: Watched) -> list[str]:
+def _not_seen(request: RunRequest, folder: RunFolder | None, watch: RunWatch | None, watched: Watched) -> list[str]:
     notes = []
+    full = folder is not None and folder.is_full()
+    if full and folder is not None:
+        notes.append(
+            f"the disk of {folder.path} is full: processes that started since then were not observed, and the logs and "
+            "stacks that were kept end there"
+        )
     if watch is not None:
         notes += [f"the observer switched itself off in a rank: {reason}" for reason in watch.off_reasons()]
     if watch is None or request.no_observer:
         return notes
-    if not watched.ranks:
+    if not watched.ranks and not full:
         notes.append(
             "no Python process that imports torch was seen: no Python or torch in it, python -I or -E, or it left the "
             "environment behind; only the command as a whole is judged"
         )
-    elif not any(rank.finished for rank in watched.ranks):
+    elif watched.ranks and not any(rank.finished for rank in watched.ranks):
         notes.append("no optimizer step of torch was seen, so steps, waits and causes are not known")
     return notes
 
@@ -228,9 +235,11 @@ def _diagnosis(folder: RunFolder | None, watch: RunWatch | None, watched: Watche
     if not found:
         return None
     answer = build.diagnose(gather.gather(found))
-    ours = any(stall.ended_by_us for stall in watched.stalls)
-    ended = answer.cause is not None and answer.cause.what == "terminated_signal"
-    return None if ours and ended else answer  # the signal that we sent is no cause
+    if not any(stall.ended_by_us for stall in watched.stalls):
+        return answer
+    # the signal that we sent is no cause
+    causes = [cause for cause in (answer.cause, *answer.others) if cause is not None and cause.what != _SIGNAL]
+    return msgspec.structs.replace(answer, cause=causes[0], others=tuple(causes[1:])) if causes else None
 
 
 def _kept(folder: RunFolder | None, request: RunRequest, watched: Watched) -> str | None:

@@ -23,7 +23,6 @@ from gpudoctor.report.html.parts import (
     section,
 )
 from gpudoctor.report.html.render import render_page
-from gpudoctor.run.findings.progress import of_stall
 from gpudoctor.run.report import FlatFinding, PhaseMs, RankReport, RunReport, as_finding
 
 _PARTS = ("compute", "wait", "data", "host")
@@ -52,9 +51,6 @@ def render_html(report: RunReport) -> str:
         do=section("What to do", advice_cards((each.id, (as_finding(each),)) for each in problems), "do"),
         evidence=(
             *section("Findings", (finding_card(each.id, (as_finding(each),)) for each in problems), "findings"),
-            *section(
-                "Where the ranks stood", (Preformatted("\n".join(of_stall(each))) for each in report.stalls), "stalls"
-            ),
             *section("What its logs say", _diagnosis(report), "diagnosis"),
             *section("Where a step goes", _ranks(report, problems), "step"),
         ),
@@ -64,8 +60,8 @@ def render_html(report: RunReport) -> str:
 
 
 def _diagnosis(report: RunReport) -> Iterator[Part]:
-    if report.diagnosis is not None and report.diagnosis.cause is not None:
-        yield Preformatted(diagnosis_text.render_text(report.diagnosis))
+    if (diagnosis := report.news_of_logs) is not None:
+        yield Preformatted(diagnosis_text.render_text(diagnosis))
 
 
 def _ranks(report: RunReport, problems: list[FlatFinding]) -> Iterator[Part]:

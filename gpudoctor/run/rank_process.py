@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 _STATE = re.compile(r"\) (\S) ")
+_PROC = Path("/proc")
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
@@ -22,7 +23,7 @@ class ThreadTimes(msgspec.Struct, frozen=True):
 
 def lives(pid: int, started: int) -> bool:
     """Whether the process that started at this tick still lives; a zombie does not."""
-    text = _read(Path(f"/proc/{pid}/stat"))
+    text = _read(Path(f"{_PROC}/{pid}/stat"))
     if text is None:
         return False
     rest = text.rpartition(")")[2].split()
@@ -31,7 +32,7 @@ def lives(pid: int, started: int) -> bool:
 
 def thread_times(pid: int, thread: int) -> ThreadTimes | None:
     """From schedstat of the thread; None if the kernel does not count it, or the thread has ended."""
-    text = _read(Path(f"/proc/{pid}/task/{thread}/schedstat"))
+    text = _read(Path(f"{_PROC}/{pid}/task/{thread}/schedstat"))
     fields = (text or "").split()
     return ThreadTimes(int(fields[0]), int(fields[1])) if len(fields) == 3 else None
 
@@ -45,14 +46,28 @@ def allowed_cpus(pid: int) -> tuple[int, ...]:
 
 def kernel_place(pid: int) -> str:
     """State and place in the kernel, for a process that does not respond: "D in nfs_wait"."""
-    state = _STATE.search(_read(Path(f"/proc/{pid}/stat")) or "")
-    place = (_read(Path(f"/proc/{pid}/wchan")) or "").strip()
+    state = _STATE.search(_read(Path(f"{_PROC}/{pid}/stat")) or "")
+    place = (_read(Path(f"{_PROC}/{pid}/wchan")) or "").strip()
     return (state[1] if state else "?") + (f" in {place}" if place not in ("", "0") else "")
+
+
+def children(pid: int) -> tuple[int, ...]:
+    """The processes that it has started and that still live, in order."""
+    found = []
+    for task in _entries(Path(f"{_PROC}/{pid}/task")):
+        found += [int(child) for child in (_read(task / "children") or "").split()]
+    return tuple(sorted(found))
+
+
+def handles(pid: int, number: int) -> bool:
+    """Whether the process has a handler for this signal, and is not ended by it."""
+    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", _read(Path(f"{_PROC}/{pid}/status")) or "", re.MULTILINE)
+    return caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)
 
 
 def memory_events(pid: int) -> Path | None:
     """The file that counts what the memory limit of the process's cgroup has done, of version 2 or 1; None without."""
-    for line in (_read(Path(f"/proc/{pid}/cgroup")) or "").splitlines():
+    for line in (_read(Path(f"{_PROC}/{pid}/cgroup")) or "").splitlines():
         number, controllers, path = line.split(":", 2)
         if number == "0":
             root, name = _CGROUP_ROOT, "memory.events"
@@ -75,7 +90,7 @@ def oom_kills(events: Path) -> int:
 
 def busiest_on(cpus: tuple[int, ...], without: set[int]) -> str | None:
     """The process that runs now on one of these CPUs and is none of ours: "pid 12 (stress)"; None if none does."""
-    for folder in Path("/proc").iterdir():
+    for folder in _entries(_PROC):
         if not folder.name.isdecimal() or int(folder.name) in without:
             continue
         text = _read(folder / "stat") or ""
@@ -84,6 +99,13 @@ def busiest_on(cpus: tuple[int, ...], without: set[int]) -> str | None:
             name = text[text.find("(") + 1 : text.rfind(")")]
             return f"pid {folder.name} ({name})"
     return None
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
 
 
 def _read(path: Path) -> str | None:

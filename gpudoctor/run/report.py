@@ -132,6 +132,13 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     kept: str | None = None
     error: str | None = None
 
+    @property
+    def news_of_logs(self) -> Diagnosis | None:
+        """The diagnosis, if it has a cause that no finding tells: a hang is told by where its ranks stand."""
+        cause = self.diagnosis.cause if self.diagnosis is not None else None
+        told = cause is None or (cause.what == "rank_hung" and bool(self.stalls))
+        return None if told else self.diagnosis
+
 
 def judged(watched: Watched) -> tuple[FlatFinding, ...]:
     """All findings, in the order of the checks."""
@@ -210,7 +217,9 @@ def rank_report(rank: WatchedRank, host: str) -> RankReport:
 
 
 def throughput(watched: Watched) -> Throughput | None:
-    """Of the steps after warm-up; None without steps."""
+    """Of the steps after warm-up; None without steps, and if the run stood until it was ended."""
+    if any(not stall.resumed for stall in watched.stalls):
+        return None
     ranks = [rank for rank in watched.ranks if rank.steps]
     if not ranks:
         return None

@@ -49,6 +49,13 @@ class RunFolder:
     def logs(self) -> Path:
         return self.path / "logs"
 
+    def is_full(self) -> bool:
+        """Whether its disk has no room left for the record of another process."""
+        try:
+            return shutil.disk_usage(self.path).free < layout.FILE_BYTES
+        except OSError:
+            return True
+
     def has_logs(self) -> bool:
         """Whether anything was kept in it."""
         return any(path.is_file() for path in self.path.rglob("*"))

@@ -120,6 +120,17 @@ def aligned(series: Iterable[StepSeries]) -> list[list[TimedStep]]:
     return [[each[number] for number in common] for each in blocks]
 
 
+def without_stalls(ranks: Sequence[list[TimedStep]], stood_ns: Sequence[tuple[float, float]]) -> list[list[TimedStep]]:
+    """Of aligned steps those in which no rank stood still: a stall is told as one, and is no part of a step's time."""
+
+    def stood(step: TimedStep) -> bool:
+        began_ns = step.end_ns - step.step_ms * 1e6
+        return any(step.end_ns > begin and began_ns < end for begin, end in stood_ns)
+
+    kept = [n for n, steps in enumerate(zip(*ranks, strict=True)) if not any(map(stood, steps))]
+    return [[steps[n] for n in kept] for steps in ranks]
+
+
 def warm_up(steps: Sequence[TimedStep]) -> int:
     """How many first steps are warm-up: 3, and those of 1.5 x the later half's median; at most 20 %."""
     if len(steps) < 2 * _LEAST_WARM:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from gpudoctor.checks.core.finding import PROBLEMS, Status
 from gpudoctor.diagnose import text as diagnosis_text
 from gpudoctor.report.wording import block_rows
-from gpudoctor.run.findings.progress import of_stall
 from gpudoctor.run.report import FlatFinding, RankReport, RunReport, as_finding
 from gpudoctor.text.output import printable
 from gpudoctor.text.units import duration_text
@@ -29,20 +28,17 @@ def _lines(report: RunReport, width: int) -> Iterator[str]:
     if report.throughput is not None:
         rates = report.throughput
         rows = f", {rates.rows_per_s:.4g} rows/s" if rates.rows_per_s else ""
-        yield f"  {rates.steps_per_s:.4g} steps/s{rows} of all ranks together, after {_warm_up(report)}"
+        stood_s = sum(stall.stood_s for stall in report.stalls)
+        stood = f", without the {stood_s:.0f} s in which it stood" if stood_s else ""
+        yield f"  {rates.steps_per_s:.4g} steps/s{rows} of all ranks together, after {_warm_up(report)}{stood}"
     problems = [finding for finding in report.findings if finding.status in PROBLEMS]
     for finding in sorted(problems, key=lambda each: PROBLEMS.index(each.status)):
         yield ""
         yield from _block(finding, width)
-    if report.diagnosis is not None and report.diagnosis.cause is not None:
+    if (diagnosis := report.news_of_logs) is not None:
         yield ""
         yield "What its logs say happened first:"
-        yield from diagnosis_text.render_text(report.diagnosis, width=width).splitlines()
-    for stall in report.stalls:
-        yield ""
-        yield f"While nothing moved, {stall.stood_s:.0f} s:"
-        for line in of_stall(stall):
-            yield from textwrap.wrap(printable(line), width, initial_indent="  ", subsequent_indent="      ")
+        yield from diagnosis_text.render_text(diagnosis, width=width).splitlines()
     if any(rank.step_ms is not None for rank in report.ranks):
         yield ""
         yield from _table(report)
@@ -90,7 +86,8 @@ def _table(report: RunReport) -> Iterator[str]:
         yield "  ".join(cell.rjust(wide) for cell, wide in zip(row, widths, strict=True))
     if len(ranks) > _MOST_RANKS:
         yield f"... and {len(ranks) - _MOST_RANKS} more ranks (--format json)"
-    yield "compute: forward, backward, optimizer and what is between; wait: in collectives, for the other ranks"
+    yield "compute: forward, backward, optimizer and what is between; wait: in collectives, for the other ranks;"
+    yield "data: fetching a batch; host: the rest of the loop, on the CPU"
 
 
 def _row(rank: RankReport) -> tuple[str, ...]:

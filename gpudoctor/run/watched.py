@@ -43,7 +43,11 @@ class WatchedRank(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoppedRank(msgspec.Struct, frozen=True, kw_only=True):
-    """Where one rank stood while nothing moved: its phase, its collective if it waits, the line of the user's code."""
+    """Where one rank stood while nothing moved: its phase, its collective if it waits, the line of the user's code.
+
+    `callers` are the lines of the user's code that led there, innermost first; `workers` say where those of its loader
+    stand, if it waits for them.
+    """
 
     rank: int
     finished: int
@@ -53,6 +57,8 @@ class StoppedRank(msgspec.Struct, frozen=True, kw_only=True):
     collective: str = ""
     place: str = ""
     code: str = ""
+    callers: tuple[str, ...] = ()
+    workers: tuple[str, ...] = ()
     stack: tuple[str, ...] = ()
     kernel: str = ""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from math import nan
+from math import inf, nan
 from pathlib import Path
 from signal import SIGTERM
 from statistics import median
@@ -14,11 +14,11 @@ import msgspec
 
 from gpudoctor.process.ending import send_signal
 from gpudoctor.run import rank_process
-from gpudoctor.run.observer.layout import BACKWARD, END_OF_BACKWARD, WAIT
+from gpudoctor.run.observer.layout import BACKWARD, DATA, END_OF_BACKWARD, WAIT
 from gpudoctor.run.record_reader import RankRecord, find_records
 from gpudoctor.run.run_folder import RunFolder
-from gpudoctor.run.stack_request import own_line, request_stacks, training_stack
-from gpudoctor.run.step_series import aligned, warm_up
+from gpudoctor.run.stack_request import loader_workers, own_callers, own_line, request_stacks, training_stack
+from gpudoctor.run.step_series import aligned, warm_up, without_stalls
 from gpudoctor.run.watched import Ending, RunStall, StoppedRank, Watched, WatchedRank
 
 _RECORDS_EVERY_S = 0.5
@@ -63,6 +63,7 @@ class RunWatch:
         self._records_due_s = self._kernel_due_s = 0.0
         self._oom_before: dict[Path, int] = {}
         self._stall: RunStall | None = None
+        self._stood_ns: list[tuple[float, float]] = []  # when stalls began and ended
         self.stalls: list[RunStall] = []
 
     def step(self) -> None:
@@ -109,7 +110,8 @@ class RunWatch:
         """Everything that was seen of the ranks; the rest of `Watched` is the caller's."""
         ranks = sorted(self._ranks(), key=lambda seen: seen.record.place[0])
         trained = [seen for seen in ranks if seen.record.read_steps]
-        steps = dict(zip((seen.record.pid for seen in trained), aligned(s.record.series for s in trained), strict=True))
+        moved = without_stalls(aligned(seen.record.series for seen in trained), self._stood_ns)
+        steps = dict(zip((seen.record.pid for seen in trained), moved, strict=True))
         warm = max((warm_up(each) for each in steps.values()), default=0)
         worlds = [seen.record.place[2] for seen in ranks if seen.record.place[2] > 0]
         return Watched(
@@ -203,12 +205,14 @@ class RunWatch:
             if still_s < self._stall.after_s:
                 stood_s = max(self._stall.stood_s, self._stall.after_s)
                 self.stalls.append(msgspec.structs.replace(self._stall, resumed=True, stood_s=stood_s))
+                self._stood_ns[-1] = (self._stood_ns[-1][0], newest_ns)
                 self._say("the run goes on")
                 self._stall = None
             else:
                 self._stall = msgspec.structs.replace(self._stall, stood_s=still_s)
         elif still_s >= (self._hang_after_s or _LEAST_HANG_S) and still_s >= (limit_s := self._limit_s(ranks)):
             self._stall = RunStall(after_s=limit_s, stood_s=still_s, ranks=self.stopped_ranks())
+            self._stood_ns.append((newest_ns, inf))
 
     def _limit_s(self, ranks: list[_Seen]) -> float:
         if not any(seen.record.now.steps for seen in ranks):
@@ -237,7 +241,8 @@ class RunWatch:
         kernel = "" if stack else rank_process.kernel_place(record.pid)
         return StoppedRank(
             rank=rank, finished=now.steps, waits=waits, phase=now.phase_name,
-            collective=collective if waits else "", place=place, code=code, stack=stack, kernel=kernel,
+            collective=collective if waits else "", place=place, code=code, callers=own_callers(stack),
+            workers=loader_workers(record) if now.phase == DATA else (), stack=stack, kernel=kernel,
         )  # fmt: skip
 
     def _watched_rank(self, number: int, seen: _Seen, steps: list, warm: int) -> WatchedRank:  # type: ignore[type-arg]

@@ -32,6 +32,12 @@ _WITHHELD: dict[DrainResult, Withheld | None] = {
     DrainResult.REFUSED: "cap",
     DrainResult.NO_ANSWER: "slurmctld",
 }
+_WHY_NOT: dict[Withheld, str] = {
+    "cap": "GPUDOCTOR_DRAIN_CAP is reached",
+    "checks": "no failure of GPUDOCTOR_DRAIN_CHECKS",
+    "log": "GPUDOCTOR_ACTION=log",
+    "slurmctld": "slurmctld does not answer",
+}
 _SOCKET = "/dev/log"
 
 
@@ -102,9 +108,11 @@ class _Run:
         result, withheld = self._drained(verdict, job)
         self._record(verdict, withheld, None if result is None else result is DrainResult.OUT_OF_SERVICE)
         if result is None or result is DrainResult.REFUSED:
-            return HookResult(True, verdict.why)
+            return HookResult(True, _what_was_done(verdict, withheld))
         # if an epilog fails, Slurm drains the node; if a prolog fails, Slurm also keeps the job off it
-        return HookResult(self._hook == "epilog" and result is DrainResult.OUT_OF_SERVICE, verdict.why)
+        if self._hook == "epilog" and result is DrainResult.OUT_OF_SERVICE:
+            return HookResult(True, _what_was_done(verdict, withheld))
+        return HookResult(False, verdict.why)
 
     def health(self, wrong: HookVerdict | None) -> HookResult:
         """Check the node; drain it, or undrain it if gpudoctor drained it.
@@ -149,7 +157,7 @@ class _Run:
             self._take_back(node)
         elif self._settings.state.is_dir():
             forget_healthy(self._settings.state)
-        return judged.why
+        return _what_was_done(judged, withheld)
 
     def _of_no_gpu(self, wrong: HookVerdict | None) -> str:
         """Leave a node without GPUs alone, but log invalid settings."""
@@ -236,6 +244,13 @@ class _Run:
     def _lock(self) -> int:
         self._settings.state.mkdir(mode=0o755, parents=True, exist_ok=True)
         return os.open(self._settings.state / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+
+
+def _what_was_done(verdict: HookVerdict, withheld: Withheld | None) -> str:
+    """The reason, for an answer that lets Slurm go on: behind a failure, why, and what has become of the node."""
+    if verdict.verdict != "fail":
+        return verdict.why
+    return f"{'drained' if withheld is None else f'not drained, {_WHY_NOT[withheld]}'}: {verdict.why}"
 
 
 def log_line(node: str, settings: HookSettings, message: str) -> None:

@@ -38,7 +38,7 @@ _ROWS: tuple[_Row, ...] = (
     ("nvlink_failed", "nvlink", r"[Uu]ncorrectable NVLink error (?:encountered|(?:was )?detected)|CUDA_ERROR_NVLINK_UNCORRECTABLE|cudaErrorNvlinkUncorrectable", "hardware", "an NVLink of the GPU failed in the middle of the work", "CUDA 220", 3, False),
     ("nvlink_failed", "nvlink", r"Invalid access of peer GPU memory over nvlink", "hardware", "the GPU contained an error of its hardware or of a peer's", "CUDA 226", 3, False),
     ("nvlink_failed", "contained", r"CUDA_ERROR_CONTAINED|cudaErrorContained", "hardware", "the GPU contained an error of its hardware or of a peer's", "CUDA 226", 3, False),
-    ("gpu_lost", "device handle", r"Unable to determine the device handle for (?:GPU|gpu) ?(?P<gpu>[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])", "hardware", _LOST, "nvidia-smi", 3, True),
+    ("gpu_lost", "device handle", r"Unable to (?:determine|detect) the device handle for (?:GPU|gpu) ?(?P<gpu>[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])", "hardware", _LOST, "nvidia-smi", 3, True),
     ("gpu_lost", "lost", r"(?i)GPU[ _]?is[ _]?lost", "hardware", _LOST, "NVML 15", 3, True),
     ("gpu_lost", "the bus", r"(?i)(?:fallen|fell) off the bus", "hardware", "the GPU fell off the bus", "NVML 15, Xid 79", 3, True),
     ("gpu_reset_required", "reset", r"(?i)GPU requires (?:a )?reset|ERROR_RESET_REQUIRED", "hardware", "the GPU must be reset", "NVML 16", 3, True),

@@ -9,6 +9,7 @@ import re
 
 import msgspec
 
+from gpudoctor.lazy import lazy_pattern
 from gpudoctor.statements.model import Form, Severity
 
 _FAR = 4096
@@ -22,7 +23,7 @@ ERRNO = (
     r"|Argument list too long|Name or service not known|Temporary failure in name resolution|Protocol not (?:available|supported)|Operation not supported|Bad address|command not found"
 )
 _CAMEL = r"[A-Z]\w{0,78}"
-_EXCEPTION_NAME = rf"(?:[A-Za-z_]\w{{0,60}}(?:\.|::)){{0,8}}(?:{_CAMEL}(?:Error|Exception|Failure|Fault|Interrupt|Abort)|gaierror|error)"
+_EXCEPTION_NAME = rf"(?:[A-Za-z_]\w{{0,60}}(?:\.|::)){{0,8}}(?:{_CAMEL}(?:Error|Exception|Failure|Fault|Interrupt|Abort)|Exception|gaierror|(?<=\.)error)"
 _LEVELS = r"ERROR|FATAL|CRITICAL|SEVERE|PANIC|EMERG|ALERT|CRIT|ERR"
 _COMPLAINTS = (
     r"fatal(?: error)?|error|cannot|can't|could not|couldn't|failed|failure|unable|unrecognized|unknown option|invalid|illegal|unsupported|no such|not found|missing|undefined symbol|symbol lookup error"
@@ -40,10 +41,10 @@ _TEXTS: tuple[_Row, ...] = (
     ("level", "error", r"(?:time=\S{1,60} )?level=\"?(?:error|fatal|panic|critical)\"? (?:.{0,200}?\bmsg=)?(?P<message>.*)"),
     ("level", "fatal", r"\W{0,4}(?:FATAL|Fatal|fatal|CRITICAL|PANIC|EMERG)(?:\]| ?:| error:| -|\)| \[|$) ?(?P<message>.*)"),
     ("level", "error", rf"\W{{0,4}}(?:\[?(?:{_LEVELS}|Error|error|ERROR!|Failure)\b[\]:!|)]{{1,3}}|(?:{_LEVELS}) (?:[-|] |(?=\[|\d\d|\S+\.\w+:\d+))) ?(?P<message>.*)"),
-    ("level", "error", rf".{{0,160}}?(?:[ \[(|<](?:{_LEVELS})(?:[\]):|>]| -| \[| \|)|- (?:{_LEVELS}) - ) ?(?P<message>.*)"),
+    ("level", "error", rf".{{0,160}}?(?:[ \[(|<:](?:{_LEVELS})(?:[\]):|>]| -| \[| \|)|- (?:{_LEVELS}) - ) ?(?P<message>.*)"),
     ("program", "error", r"(?P<message>(?:\S{0,80} )?Error response from daemon: .*)"),
     ("program", "error",
-     rf"(?P<message>(?P<program>[\w./+-]{{1,80}})(?:\[\d{{1,10}}\])?: (?:(?:line )?\d{{1,7}}: )?(?:(?i:(?:{_COMPLAINTS})\b).*|[^:]{{1,200}}: (?i:(?:{_COMPLAINTS})\b).*|.{{0,300}}(?:{ERRNO}).*))"),
+     rf"(?P<message>(?P<program>[\w./+-]{{1,80}}|\w[\w ./+-]{{0,79}}(?=: error: ))(?:\[\d{{1,10}}\])?: (?:(?:line )?\d{{1,7}}: )?(?:(?i:(?:{_COMPLAINTS})\b).*|[^:]{{1,200}}: (?i:(?:{_COMPLAINTS})\b).*|.{{0,300}}(?:{ERRNO}).*))"),
     ("event", "error",
      r"\s{0,40}(?:\S{1,40} {1,40})?(?P<message>Warning {1,40}(?:Failed\w*|BackOff|Unhealthy|FailedScheduling|Evicted|NodeNotReady|OOMKilling|[A-Z]\w{0,40}(?:Failed|Error|Down)) +.*)"),
     ("exit", "error",
@@ -52,19 +53,20 @@ _TEXTS: tuple[_Row, ...] = (
     ("verdict", "error", rf"(?P<message>.{{1,200}}?(?:[|:=]|\.{{2,9}}| {{2,9}}|\t) ?(?:{_VERDICTS})\b(?! ?[:=]? ?0\b)(?:.{{0,200}}|$))"),
     ("errno", "error", rf"(?P<message>.{{0,600}}?(?:{ERRNO}|errno ?[:=]? ?\d{{1,3}}\b).*)"),
     ("sentence", "error",
-     r"(?P<message>.{0,400}?(?:(?i:\b(?:failed|failure|cannot|can't|couldn't|could not|unable to|error|fatal|crash(?:ed|es)?|abort(?:ed|ing)|panic|exception|segfault(?:ed|s)?|not reachable|unreachable|unrecognized|not recognized"
-     r"|does not (?:work|respond|exist|support|match)|doesn't (?:work|respond|exist)|not (?:responding|listed|visible|available|detected|found|usable|working|allocatable|loaded|running)|no longer (?:answers|responds)|is lost|lost (?:a|one|its) (?:GPU|card|link)|downgraded|fallen off|fell off|is missing|only \d+ of \d+|(?:is|are) down|timed out|hangs|hung|stuck|unhealthy|degraded|mismatch)\b)|\bERR!).*)"),
+     r"(?P<message>.{0,400}?(?:(?i:\b(?:failed|failure|cannot|can't|couldn't|could not|unable to|can not|error|fatal|crash(?:ed|es)?|abort(?:ed|ing)|panic|exception|segfault(?:ed|s)?|not reachable|unreachable|unrecognized|not recognized"
+     r"|does not (?:work|respond|exist|support|match)|doesn't (?:work|respond|exist)|not (?:responding|listed|visible|available|detected|found|usable|working|allocatable|loaded|running)|no longer (?:answers|responds)|is lost|lost (?:a|one|its) (?:GPU|card|link)|downgraded|fallen off|fell off|is missing|only \d+ ?(?:of|/) ?\d+|(?:is|are|nodes?) down|timed out|hangs|hung|stuck|unhealthy|degraded|mismatch|corrupt(?:ed|ion))\b)|\bERR!).*)"),
 )  # fmt: skip
-_FORMS = tuple((form, severity, re.compile(text)) for form, severity, text in _TEXTS)
+_FORMS = tuple((form, severity, lazy_pattern(text)) for form, severity, text in _TEXTS)
+_SENTENCE = _FORMS[-1][2]
 # one of these is in each line that any form takes: most lines are ruled out by this alone
-_MAY_BE = re.compile(
+_MAY_BE = lazy_pattern(
     r"rror|RROR|FAIL|[Ff]ail|FATAL|[Ff]atal|xception|EXCEPTION|CRIT|rit|ERR|anic|PANIC|SEVERE|EMERG|ALERT|[Aa]bort|ABORT|signal|SIG|exit|[Kk]illed|fault|FAULT|[Cc]annot|[Cc]ould|an't|nable|not |No |no |ot found"
     r"|efused|enied|[Tt]imed|imeout|lost|[Mm]issing|issed|hang|hung|stuck|down|Down|nvalid|nrecognized|nsupported|ssert|terminate|virtual method|core dump|Interrupt|Warning|mismatch|egrade|nhealthy|FAULTY|OK|off|crash|nly \d|busy|Bad |errno|doesn|many|pipe|resource|address|reached|reset|known|[Ii]llegal|breakpoint|corrup|free\(|alloc\(|chunk\(|smash|code|status"
 )
 # a 0 behind one of these counts nothing: it is a number of the thing
-_INDEX = r"(?<![gnhx]pu )(?<!task |rank |node |card |link |port |host |slot |core )(?<!index |stage )(?<!device |worker |client )(?<!process |replica )(?<!local_rank )(?<!cuda:)"
+_INDEX = r"(?<![<>!]= )(?<![gnhx]pu )(?<!task |rank |node |card |link |port |host |slot |core )(?<!index |stage )(?<!device |worker |client )(?<!process |replica )(?<!local_rank )(?<!cuda:)"
 # what only looks like bad news: another level, a second try, a count of none, a metric, code, a question, prose of a person
-_NONE = re.compile(
+_NONE = lazy_pattern(
     r"(?-i:(?<![\w:])(?:INFO|DEBUG|TRACE|NOTICE)(?:[\]:|)]|\b(?![:=]))|\bInfo:|\[I\])|level=\"?(?:info|debug|trace)|\b(?:retry|retrying|retries|ignor(?:ed|ing)|expected failure|xfail\w*)\b|\bwill (?:be )?(?:retried|ignored|continue)"
     rf"|\b(?:no|{_INDEX}0|zero|without|any|non) "
     r"(?:\w+ ){0,2}(?:errors?|exceptions?|failures?|failed|faults?)\b|\b(?:errors?|failures?|failed|exceptions?)\b(?: \w+){0,2}\s?[:=]\s?(?:0|none|null|false|\[\])\b"
@@ -75,18 +77,19 @@ _NONE = re.compile(
 # "free" ends its clause, or goes on in one of these; before a noun it tells of that: "error: free memory exhausted"
 _FREE = r"free(?=\W*$| ?[.,;:!?)|]| (?:since|for|after|on|in|at|from|over|during|until|till|through\w*|now|again|today|so|and|but|as|operation|runs?|running|execution|state|status)\b)"
 # says that nothing is wrong; other words of the line may still be bad news
-_NO_FAILURE = re.compile(
+_NO_FAILURE = lazy_pattern(
     r"(?i)\b(?:(?:errors?|failures?|failed|faults?)(?: counts?| total)? 0\b(?![.:%-]|,? ?(?:and |to )?\d)|failed (?:\w+ ){1,3}0 times\b"
     rf"|errors? (?:{_FREE}|not found|log (?:is )?empty|counters? (?:reset|cleared)|containment (?:is )?(?:on|enabled|supported))\b)"
 )
-_WARNS = re.compile(r"(?i)(?:^|[\s\[(|:])(?:warn(?:ing)?s?)\b[\]:|)]?|\w+Warning: |level=\"?warn")
+_WARNS = lazy_pattern(r"(?i)(?:^|[\s\[(|:])(?:warn(?:ing)?s?)\b[\]:|)]?|\w+Warning: |level=\"?warn")
 # plain prose that tells of no failure now
-_SUPPOSES = re.compile(
-    r"(?i)\b(?:no|never|without|none|zero|if|when|whether|may|might|would|should|e\.g|such as|fix(?:ed|es)?|rather than|instead of|in case|to avoid|how to|please|try|tips?|known issues?)\b|\?\s*$"
+_SUPPOSES = lazy_pattern(
+    r"(?i)\b(?:no|never|without|none|zero|if|when|whether|may|might|would|(?<!as it )should|e\.g|such as|fix(?:ed|es)?|rather than|instead of|in case|to avoid|how to|please|try|tips?|known issues?)\b|\?\s*$"
     r"|(?:n't|\bnot) (?:see|seen|get|have|had|find|show)\b|\bI (?:\w{2,12} )?(?:see|saw|get|got|have|had|am|was|tried|try|run|ran|use|think|found|keep)\b"
 )
+_BETWEEN_SENTENCES = lazy_pattern(r"(?<=[.!?])\s+(?=[A-Z])")
 # glog, abseil and TensorFlow, behind a date of any form
-_HEAD = re.compile(r":? ?([IWEF]) \S{1,200}:\d{1,6}\] ?")
+_HEAD = lazy_pattern(r":? ?([IWEF]) \S{1,200}:\d{1,6}\] ?")
 _LOUD_LEVELS = ("E", "F", "ERROR", "CRITICAL", "FATAL")
 _QUIET_LEVELS = ("I", "V", "D", "T", "INFO", "DEBUG")
 
@@ -110,26 +113,37 @@ def form_of(text: str, level: str | None = None) -> Reading | None:
     if level is None and (head := _HEAD.match(text)):
         level = head[1]
     loud = level in _LOUD_LEVELS
-    if not loud and (level in _QUIET_LEVELS or _MAY_BE.search(text) is None):
+    if not loud and _tells_of_none(text, level):
         return None
-    warns = level in ("W", "WARNING") or _WARNS.search(text) is not None
-    if not loud and _NONE.search(text):
-        return None
-    if not loud and (rest := _NO_FAILURE.sub("", text)) != text and form_of(rest, level) is None:
-        return None
-    for form, severity, pattern in _FORMS:
-        found = pattern.match(text)
-        if found is None:
-            continue
-        if form == "sentence" and not loud and _SUPPOSES.search(text):
+    match = next(((form, severity, m) for form, severity, pattern in _FORMS if (m := pattern.match(text))), None)
+    if match is None:
+        return Reading("level", "error", text.strip()) if loud and text.strip() else None
+    form, severity, found = match
+    if form == "sentence" and not loud and _SUPPOSES.search(text):
+        if (first := _first_that_tells(text)) is None:
             return None
-        if form == "exception" and "Warning: " in text[:80]:
-            return None
-        program = found.groupdict().get("program")
-        mild = warns and form not in ("death", "event")
-        form = "level" if loud and form == "sentence" else form
-        return Reading(form, "warning" if mild else severity, found["message"].strip() or text.strip(), program)
-    return Reading("level", "error", text.strip()) if loud and text.strip() else None
+        found = first
+    if form == "exception" and "Warning: " in text[:80]:
+        return None
+    if form not in ("death", "event") and (level in ("W", "WARNING") or _WARNS.search(text)):
+        severity = "warning"
+    if loud and form == "sentence":
+        form = "level"
+    return Reading(form, severity, found["message"].strip() or text.strip(), found.groupdict().get("program"))
+
+
+def _first_that_tells(text: str) -> re.Match[str] | None:
+    """Of the first sentences of a line, the first one that tells of a failure now."""
+    told = (_SENTENCE.match(each) for each in _BETWEEN_SENTENCES.split(text)[:9] if not _SUPPOSES.search(each))
+    return next(filter(None, told), None)
+
+
+def _tells_of_none(text: str, level: str | None) -> bool:
+    """Whether the line has no words of bad news, is of a quiet level, or says that nothing is wrong."""
+    if level in _QUIET_LEVELS or _MAY_BE.search(text) is None or _NONE.search(text):
+        return True
+    rest = _NO_FAILURE.sub("", text)
+    return rest != text and form_of(rest, level) is None
 
 
 def is_no_news(text: str, level: str | None = None) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import string
+from collections import Counter
 from itertools import takewhile
 
 import msgspec
@@ -26,7 +27,7 @@ _NO_HOSTS = re.compile(
     r"(?i)(?:srun|slurmstepd.*|warning|info|error|debug|critical|traceback|torchrun|mpirun|prterun|step|loss|epoch|iter\w*|"
     r"rank\d*|gpu\d*|nvrm|nvidia-nvswitch\d*|audit|note|usage|file|train|val|eval|nccl|kernel|python\d*|bash|sh|critical|fatal|std(?:out|err)|.*error|.*exception)"
 )
-_LEVEL_BEHIND = re.compile(r" ?\[?(?:DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL)\b")
+_LEVEL_BEHIND = re.compile(r" ?\[?(?:(?:DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL)\b|(?:warning|error|fatal):)")
 _COLOURS = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]")
 _TIME = r"\d\d:\d\d:\d\d(?:[.,]\d{1,9})?"
 _CAPITALS, _DIGITS = string.ascii_uppercase, string.digits
@@ -58,7 +59,7 @@ _PATTERNS: tuple[tuple[str, str, re.Pattern[str]], ...] = tuple(
          r"(?:\[[^\]]{1,80}|[\w./-]{1,80}:\d+)\] ?"),
         ("[", "", rf"\[(?P<date>\d{{4}}-\d\d-\d\d)[ T](?P<clock>{_TIME})(?: (?P<tp>(?:DP\d+ )?TP(?P<tprank>\d+)))?\] ?"),
         (_DIGITS, "", rf"(?P<date>\d{{4}}[-/]\d\d[-/]\d\d)[ T_](?P<clock>{_TIME})(?:Z|[+-]\d\d:?\d\d)?,? ?"),
-        ("s", "", r"std(?:out|err) [FP] "),
+        ("s", "", r"std(?:out|err)(?: [FP]|:) "),
         ("[" + _CAPITALS, "", rf"(?:\[?(?:[A-Z][a-z]{{2}} )?(?P<month>[A-Z][a-z]{{2}}) +(?P<day>\d{{1,2}}) (?P<clock>{_TIME})"
          r"(?: \d{4})?(?:\]? |(?=\[\d{1,6}\]<std)))"
          r"(?:(?P<host>(?!kernel)[\w.-]{1,253}) (?:(?=kernel|slurm|srun)|(?P<program>[\w./-]{1,64})(?:\[(?P<program_pid>\d{1,10})\])?: ))?"),
@@ -144,23 +145,20 @@ def labels_of(lines: list[str]) -> Labels:
     tasks = [m for _, line in free if (m := _TASK.match(line))]
     if free and len(tasks) >= 0.6 * len(free):
         return Labels(tasks=True, margin=margin)
-    counts: dict[str, int] = {}
-    for origin, line in free:
-        found = _HOST_LABEL.match(line)
-        # pdsh and its like write in front of what a logger prints
-        logger = found is not None and _LEVEL_BEHIND.match(line, found.end()) is not None
-        if (
-            found
-            and not logger
-            and not _NO_HOSTS.fullmatch(found[1])
-            and origin.source is None
-            and origin.level is None
-        ):
-            counts[found[1]] = counts.get(found[1], 0) + 1
+    counts = Counter(host for origin, line in free if (host := _host_label(origin, line)))
     a_word = len(counts) == 1 and all(label.isalpha() and label[0].isupper() for label in counts)  # "Training: step 3"
     if sum(counts.values()) >= 0.6 * len(free) and len(free) >= 4 and min(counts.values()) >= 2 and not a_word:
         return Labels(hosts=frozenset(counts), margin=margin)
     return Labels(margin=margin)
+
+
+def _host_label(origin: Origin, line: str) -> str | None:
+    """The host that pdsh and its like write before a line, in front of what a logger prints."""
+    found = _HOST_LABEL.match(line)
+    if found is None or origin.source is not None or origin.level is not None:
+        return None
+    is_host = _LEVEL_BEHIND.match(line, found.end()) is None and not _NO_HOSTS.fullmatch(found[1])
+    return found[1] if is_host else None
 
 
 def _margin(lines: list[str]) -> str:
@@ -229,6 +227,11 @@ def _without_label(origin: Origin, line: str, labels: Labels) -> str | None:
     return None
 
 
+# groups of the expressions, and what of a line's origin they are
+_FIELDS = {name: name for name in ("ip", "source", "level", "level_word", "thread", "program", "pid", "program_pid")}
+_FIELDS |= {"tprank": "rank", "level_mark": "level_word", "actor": "label", "label": "label"}
+
+
 def _take(origin: Origin, how: str, found: re.Match[str]) -> bool:
     groups = found.groupdict()
     if how == "local":
@@ -247,30 +250,16 @@ def _take(origin: Origin, how: str, found: re.Match[str]) -> bool:
         if origin.rank is not None and origin.local_rank is None:
             origin.local_rank = origin.rank
         origin.rank = int(groups["rank"])
-    if groups.get("tprank") is not None:
-        origin.rank = int(groups["tprank"])
-    if groups.get("pid") is not None:
-        origin.pid = int(groups["pid"])
     actor = groups.get("actor")
     if actor and origin.rank is None and (worker := re.fullmatch(r"Worker_TP(\d+)", actor)):
         origin.rank = int(worker[1])
-    if actor:
-        origin.label = actor
-    if groups.get("program_pid") is not None:
-        origin.program_pid = int(groups["program_pid"])
-    for field in ("ip", "source", "level", "level_word", "thread", "program"):
-        if groups.get(field) is not None:
-            setattr(origin, field, groups[field])
-    if groups.get("level_mark") is not None:
-        origin.level_word = groups["level_mark"]
-    if groups.get("host") is not None:
-        host = groups["host"]
-        if how == "stream":
-            host = host.rpartition(".")[2] or host
+    for name, field in _FIELDS.items():
+        if groups.get(name) is not None:
+            setattr(origin, field, int(groups[name]) if field in ("rank", "pid", "program_pid") else groups[name])
+    if host := groups.get("host"):
+        host = (host.rpartition(".")[2] or host) if how == "stream" else host
         if not _NO_HOSTS.fullmatch(host):  # `stderr: [rank0]: `
             origin.host = host
-    if groups.get("label") is not None:
-        origin.label = groups["label"]
     if groups.get("clock") is not None and origin.time_s is None:
         origin.time_s = _seconds(groups)
     return True

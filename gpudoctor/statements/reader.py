@@ -34,7 +34,7 @@ def statement_of(number: int, origin: Origin, text: str) -> Statement | None:
         message=reading.message,
         form=reading.form,
         severity=reading.severity,
-        kind=kind_of(reading.message),
+        kind=kind_of(reading.message.rpartition("stderr: ")[2]),  # of a program's own words, where another quotes them
         program=reading.program or program,
         about=about(reading.message),
         label=known[0] if known else None,

@@ -22,21 +22,38 @@ ADVICE: dict[Bucket, str] = {
     "reset": "Drain the node and reset the GPU (all GPUs together on an NVSwitch node), or reboot.",
     "unknown": "Look the code up in NVIDIA's Xid catalogue, and watch whether it returns.",
     "watch": "Watch whether it returns under load; if it does, open a hardware case.",
-    "application": "Tell the job's owner: a program did this, most often an illegal memory access.",
+    "application": "Tell the job's owner: a program did this.",
     "info": "Nothing to do.",
 }
+# what Xid 154 may ask for (NVML field 230): its name in the line, and what to do
+RECOVERY: dict[int, tuple[str, str]] = {
+    0: ("None", "Nothing: what was asked for before is done."),
+    1: ("GPU Reset Required", "Drain the node and reset the GPU (all GPUs together on an NVSwitch node), or reboot."),
+    2: ("Node Reboot Required", "Drain the node and reboot it."),
+    3: ("Drain P2P", "Let the programs that use its NVLinks end; it needs no reset yet."),
+    4: ("Drain and Reset", "Let the programs on the GPU end, then reset it."),
+}
+_ILLEGAL_ACCESS = "Tell the job's owner: a program did this, most often an illegal memory access."
 OWN_ADVICE: dict[int, str] = {
+    **dict.fromkeys((8, 13, 31, 43), _ILLEGAL_ACCESS),
+    **dict.fromkeys((37, 38, 66, 67), "Tell the job's owner; if it comes with any program, update the driver."),
+    45: "Look at the Xid before it: the driver clears up after another error, or after a program that was killed.",
     54: "Power the node off and check the auxiliary power cables of this board.",
     62: "Drain the node and reset the GPU; update driver and firmware if it returns.",
     63: "Nothing yet: the new row is used after the next reset (see gpu.memory-repair).",
     64: "Drain the node and open a hardware case: the memory could not be repaired.",
     74: "Look at nvlink.links and nvlink.errors; reset all GPUs of the fabric together; check the bridge or baseboard.",
+    78: "Compare the vGPU versions of the host's driver and the guest's; the host's log says which of them refused.",
     79: "Drain the node and power-cycle it (off for 30 s); if it returns: reseat it, then hardware case.",
     92: "See gpu.ecc; a GPU that corrects at a high rate is slower and wears out.",
+    93: "The InfoROM wears out from being written: plan to replace the board; nothing to do at once.",
     94: "Restart the job that died; if gpu.memory-repair says that a row waits, reset the GPU when it is idle.",
     119: "Drain the node and reset the GPU; if it returns, update the driver, or open a hardware case.",
     120: "Drain the node and reset the GPU; if it returns, update the driver.",
     121: "Watch the C2C link; reset both GPU and host if it returns.",
+    151: "Restart the programs on the GPU; if it returns, reset the GPU.",
+    154: "Do what the GPU asks for: nvidia-smi -q shows it as GPU Recovery Action.",
+    **dict.fromkeys((164, 165), "Plan to replace the board; nothing to do at once."),
 }
 # the part that a code concerns, for `explains`: a link that is down explains Xid 74, but never Xid 79
 LINK_CODES = (74, 136, *range(144, 151), 155)

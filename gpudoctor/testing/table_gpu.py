@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gpudoctor.facts.captures.facts_file import NOT_IN_FILE
 from gpudoctor.facts.model.gpu import EVENT_REASONS, Gpu, GpuProcess
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, known
 from gpudoctor.facts.nvml import codes as words
@@ -83,11 +84,17 @@ def _hexadecimal(leaf: Any) -> int:
 
 
 def _add_memory(table: NvmlTable, gpu: Gpu) -> None:
+    """What is used, where a file gives the total alone: nothing. One figure that failed makes the call fail."""
+
     def size(mib: Any) -> Any:
         return mib if isinstance(mib, Missing) else mib << 20
 
     total, free, used = size(gpu.memory_total_mib), size(gpu.memory_free_mib), size(gpu.memory_used_mib)
     reserved = size(gpu.memory_reserved_mib)
+    if not isinstance(total, Missing):
+        reserved = 0 if reserved == NOT_IN_FILE else reserved
+        used = 0 if used == NOT_IN_FILE else used
+        free = total - (known(reserved) or 0) - (known(used) or 0) if free == NOT_IN_FILE else free
     table.put("nvmlDeviceGetMemoryInfo", gpu.index, "3Q", total, free, used)
     table.put_versioned("nvmlDeviceGetMemoryInfo_v2", gpu.index, version_of(40, 2), "4x4Q", total, reserved, free, used)
 

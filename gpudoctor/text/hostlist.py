@@ -119,6 +119,20 @@ class Hosts:
         return name in self._names or name in self._shortened or short_name(name) in self._names
 
 
+def one_name_each(names: Iterable[str]) -> dict[str, str]:
+    """Each name with a domain that is there without it too: the short name, unless several domains have it.
+
+    >>> one_name_each(["n1", "n1.example", "n2.example", "n3", "n3.east", "n3.west"])
+    {'n1.example': 'n1'}
+    """
+    present = set(names)
+    whole: dict[str, list[str]] = {}
+    for name in sorted(present):
+        if (short := short_name(name)) != name and short in present:
+            whole.setdefault(short, []).append(name)
+    return {found[0]: short for short, found in whole.items() if len(found) == 1}
+
+
 def _folded(prefix: str, digits: set[str]) -> list[str]:
     """The ranges of one prefix; numbers with leading zeros keep their width."""
     widths = {len(number) for number in digits if number.startswith("0") and len(number) > 1}

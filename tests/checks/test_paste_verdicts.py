@@ -300,7 +300,17 @@ def test_one_gpu_without_nvlink_beside_a_full_mesh(gpus: int, status: Status) ->
     )
     (finding,) = bad("nvlink.topology", "\t" + "\t".join(names) + "\n" + rows)
     assert finding.status is status
-    assert finding.subject.label == ("GPU 2 (unknown-2)" if status is Status.WARN else "node")
+    assert finding.subject.label == ("GPU 2" if status is Status.WARN else "node")
+
+
+def test_a_gpu_whose_bus_id_no_text_names_is_called_and_looked_up_without_one() -> None:
+    (finding,) = bad(
+        "pcie.link-width",
+        "index, name, pcie.link.width.current, pcie.link.width.max, pcie.link.gen.current, pcie.link.gen.max\n"
+        "0, NVIDIA H100 80GB HBM3, 16, 16, 5, 5\n1, NVIDIA H100 80GB HBM3, 8, 16, 5, 5\n",
+    )
+    assert (finding.subject.label, finding.subject.bus_id) == ("GPU 1", None)
+    assert [each.command for each in finding.advice if each.command] == ["sudo lspci -vvd 10de: | grep -i lnk"]
 
 
 def test_gpus_that_nouveau_drives() -> None:

@@ -74,6 +74,7 @@ def test_help_of_a_command_is_that_command_s(gpudoctor: Gpudoctor) -> None:
         ("Xid 79", "the node needs work by hand"),
         ("48", "Xid 48: double-bit ECC error"),
         ("Xid 31", "no fault of the node: a program did it"),
+        ("xid 154", "Node Reboot Required: Drain the node and reboot it."),
         ("retimer", "pcie.upstream: Every link above the GPUs"),
         ("shm", "shm_too_small"),
         ("lora", "the frozen weights take 2 bytes a parameter"),

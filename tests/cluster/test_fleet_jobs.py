@@ -98,3 +98,15 @@ def test_diagnoses_alone_are_read_and_a_damaged_one_is_no_jobs_cause(tmp_path: P
     assert outcome.code == 3
     assert [row["jobs"] for row in outcome.json["jobs"]] == [1]
     assert [Path(each["place"]).name for each in outcome.json["reading"]["foreign"]] == ["other.json"]
+
+
+def test_a_node_with_and_without_its_domain_is_one(nodes: Path, gpudoctor: Gpudoctor) -> None:
+    for number, host in enumerate(("gpu-02", "gpu-02.cluster.example", "gpu-02.cluster.example")):
+        diagnosis(nodes, number, "gpu_lost", host)
+    outcome = gpudoctor("cluster", "report", "--json", str(nodes))
+    assert [row["name"] for row in outcome.json["nodes"]] == ["gpu-01", "gpu-02", "gpu-03"]
+    assert "3 jobs" in of_node(outcome, "gpu-02")["reason"]
+    # of two domains nobody knows which one is meant
+    diagnosis(nodes, 3, "gpu_lost", "gpu-02.other.example")
+    apart = gpudoctor("cluster", "report", "--json", str(nodes)).json["jobs"]
+    assert {row["node"] for row in apart} == {"gpu-02", "gpu-02.cluster.example", "gpu-02.other.example"}

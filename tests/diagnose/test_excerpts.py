@@ -286,6 +286,11 @@ CASES: list[tuple[str, int | None, str]] = [
         "torch.distributed.DistStoreError: Timed out after 301 seconds waiting for clients. 1/2 clients joined.\n",
     ),
     (
+        "rendezvous_timeout",
+        None,
+        "torch.distributed.DistStoreError: Timed out after 6 seconds waiting for workers. 1/2 workers joined.\n",
+    ),
+    (
         "collective_mismatch",
         None,
         "RuntimeError: Detected mismatch between collectives on ranks. Rank 1 is running collective: CollectiveFingerPrint(SequenceNumber=5, OpType=ALLREDUCE, TensorShape=[4], TensorDtypes=Float), but Rank 0 is running collective: CollectiveFingerPrint(SequenceNumber=5, OpType=BROADCAST, TensorShape=[4], TensorDtypes=Float).\n",
@@ -361,6 +366,15 @@ CASES: list[tuple[str, int | None, str]] = [
         "timeout_undecidable",
         None,
         "[E ProcessGroupNCCL.cpp:821] [Rank 2] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=44, OpType=ALLREDUCE, Timeout(ms)=1800000) ran for 1800024 milliseconds before timing out.\n[E ProcessGroupNCCL.cpp:821] [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=91, OpType=_ALLGATHER_BASE, Timeout(ms)=1800000) ran for 1800324 milliseconds before timing out.\n",
+    ),
+    (
+        "timeout_undecidable",
+        None,
+        "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=41, OpType=ALLGATHER, Timeout(ms)=600000) ran for 600026 milliseconds before timing out.\n"
+        + "".join(
+            f"[rank{r}]:[E816 02:52:53.1 ProcessGroupNCCL.cpp:632] [Rank {r}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=44, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600026 milliseconds before timing out.\n[rank{r}]:[E816 02:52:53.2 ProcessGroupNCCL.cpp:2268] [PG ID 0 PG GUID 0(default_pg) Rank {r}]  failure detected by watchdog at work sequence id: 44 PG status: last enqueued work: 44, last completed work: 43\n"
+            for r in (0, 1)
+        ),
     ),
     (
         "rank_behind",

@@ -331,3 +331,14 @@ def test_a_stall_that_was_overcome_is_nothing(tmp_path: Path) -> None:
         f"Epoch {n}/40 - loss: 1.2\n" for n in range(40)
     )
     assert said(answer_to(text, tmp_path)) == ("healthy", None)
+
+
+def test_a_log_that_is_cut_in_mid_line_is_unknown_unless_it_shows_an_end(tmp_path: Path) -> None:
+    steps = "".join(f"step {step} loss {3 / (step + 1):.4f}\n" for step in range(40))
+    assert answer_to(steps, tmp_path).verdict == "nothing"
+    cut = answer_to(steps[:-4], tmp_path)
+    assert (cut.verdict, cut.cause, cut.recognised) == ("unknown", None, True)
+    assert "job.log is cut off in its last line" in cut.reason
+    assert answer_to(f"{steps}training finished", tmp_path).verdict == "nothing"
+    # a bar has no line end while the job runs
+    assert answer_to(f"{steps}\r 41/100 [00:10<00:12]\r 42/100 [00:10<00:12]", tmp_path).verdict == "nothing"

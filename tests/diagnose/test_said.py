@@ -60,6 +60,13 @@ _ALLOC = "n1:7:9 [4] misc/socket.cc:415 NCCL WARN socketTryAccept: Accept failed
          "[2026-05-27T11:37:57.377] _job_complete: JobId=127441 WTERMSIG 9\n", "killed_sigkill", "SIGKILL"),
         ("2026-05-04 08:11:02.117001: F tensorflow/core/kernels/random_op_gpu.h:227] Non-OK-status: GpuLaunchKernel(f, "
          "num_blocks, d.stream(), dist) status: Internal: out of memory\n", "cuda_oom", "out of memory"),
+        ("Train on all nodes: error: unrecognized arguments: --fast\n", "failed_saying", "unrecognized arguments: --fast"),
+        ("loader.c(88):ERROR:7: no module of the name 'gpu'\n", "failed_saying", "no module of the name"),
+        # the text is cut off in its traceback: what was warned of right above it
+        ("2026-04-04 13:09:09.579104: W core/save.cc:12] WRITE failed at save.cc:10 : Permission denied: /data\n"
+         'Traceback (most recent call last):\n  File "save.py", line 3, in save\n    write(x)\n', "failed_saying", "Permission denied: /data"),
+        ("│ ❱ 3   load(x)   │\n╰─────────╯\nException: no token at line 4\n"
+         "failed (exitcode: 1) local_rank: 0 (pid: 24) of binary: python\n", "user_exception", "no token at line 4"),
         ("It looks like pmix_init failed for some reason; your parallel process is\nlikely to abort.\n",
          "mpi_failed", "pmix_init failed"),
     ],
@@ -102,6 +109,39 @@ def test_what_an_accelerators_runtime_or_a_peer_raised_is_never_certainly_the_pr
     answer = answer_to(_KEY_ERROR.replace("KeyError: 'label'", exception), tmp_path)
     assert answer.cause is not None
     assert (answer.cause.what != "user_exception", answer.cause.confidence != "certain") == (True, True)
+
+
+def test_what_others_say_of_a_worker_that_died_is_not_its_reason(tmp_path: Path) -> None:
+    died = (
+        "2026-01-31 01:53:03,438\tWARNING driver.py:12 -- A worker died or was killed while executing a task. "
+        "Worker IP address: 10.0.0.2 Worker port: 42 Worker PID: 85\n"
+    )
+    other = (
+        "2026-01-31 01:53:03,440\tERROR driver.py:85 -- Unhandled error: Reader.read() (pid=8)\n"
+        '  File "/home/me/reader.py", line 3, in read\n    get(x)\nray.exceptions.RayActorError: The actor died.\n'
+    )
+    assert said(answer_to(died + other, tmp_path)) == ("process_died_unknown", None)
+
+
+def test_an_exit_status_that_a_script_raises_is_no_reason(tmp_path: Path) -> None:
+    text = _KEY_ERROR.replace("KeyError: 'label'", "RuntimeError: stage 2 exited with non-zero status 2")
+    answer = answer_to(text, tmp_path)
+    assert (answer.verdict, said(answer)) == ("unknown", ("launcher_table_only", None))
+
+
+def test_who_interrupts_a_job_ends_it_even_while_an_object_is_deleted(tmp_path: Path) -> None:
+    text = (
+        "step 3 loss 1.0\nException ignored in: <function Iter.__del__ at 0x7f33d805aa20>\n"
+        'Traceback (most recent call last):\n  File "/home/me/load.py", line 3, in __del__\n    self.lock()\nKeyboardInterrupt:\n'
+    )
+    assert said(answer_to(text, tmp_path)) == ("terminated_signal", None)
+    assert said(answer_to(text.replace("KeyboardInterrupt:", "OSError: busy"), tmp_path)) == ("healthy", None)
+
+
+def test_step_0_is_no_proof_that_a_job_moved(tmp_path: Path) -> None:
+    start = "INFO Loading checkpoint shards: 100%|█████| 4/4 [01:19<00:00,  5.69s/it]\nINFO starting from step 0\nINFO starting the loop\n"
+    assert answer_to(start, tmp_path).verdict == "unknown"
+    assert answer_to(start + "step 0 loss 1.2\n", tmp_path).verdict == "nothing"
 
 
 def test_of_two_loud_lines_the_first_is_shown(tmp_path: Path) -> None:

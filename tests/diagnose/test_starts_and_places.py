@@ -68,6 +68,12 @@ def test_a_start_that_went_on_and_its_warnings_are_nothing(text: str, tmp_path: 
             "address: 10.0.0.9 Worker port: 10185 Worker PID: 907 Worker exit type: SYSTEM_ERROR Worker exit detail: eof\n",
         ),
         (
+            "process_died_unknown",
+            "10.0.0.9",
+            "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.\n\tpid: 11\n"
+            "\tname: aBWorkerDict_2:5\n\tip: 10.0.0.9\nThe actor is dead because its worker process has died.\n",
+        ),
+        (
             "user_exception",
             None,
             "n001: FileNotFoundError: no '/data/idx.npy'\nn001: exiting\nn002: FileNotFoundError: no '/data/idx.npy'\n"
@@ -95,10 +101,11 @@ def test_a_start_that_went_on_and_its_warnings_are_nothing(text: str, tmp_path: 
         ),
         ("ssh_failed", "n5", "n5: Host key verification failed.\nn5: x\nn5: y\nn5: z\n"),
         ("ssh_failed", "n5", "pdsh@n1: n5: ssh exited with exit code 255\n"),
+        ("failed_saying", None, "sbatch: error: no server is known\n" * 2 + "sbatch: error: the list is empty\n" * 2),
     ],
     ids=[
-        *("Slurm", "Ray", "Ray's worker", "two hosts", "a plugin's warning", "another rank's label"),
-        *("DeepSpeed's runner", "a host's label", "pdsh"),
+        *("Slurm", "Ray", "Ray's worker", "on a third node", "two hosts", "a plugin's warning", "another rank's label"),
+        *("DeepSpeed's runner", "a host's label", "pdsh", "a program"),
     ],
 )
 def test_the_host_is_the_one_of_the_line_and_no_rank_is_borrowed(
@@ -108,6 +115,36 @@ def test_the_host_is_the_one_of_the_line_and_no_rank_is_borrowed(
     assert said(answer) == (what, None)
     assert answer.cause is not None
     assert answer.cause.host == host
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "mpirun noticed that process rank 1 with PID xxx on node n7 exited on signal 9 (Killed).\n",
+            ("killed_sigkill", 1, "n7"),
+        ),
+        # a test of accelerate's prints what its command wrote
+        (
+            "stderr: Root Cause (first observed failure):\nstderr: [0]:\nstderr:   host      : n7\n"
+            "stderr:   rank      : 1 (local_rank: 1)\nstderr:   exitcode  : 1 (pid: 77)\n",
+            ("launcher_table_only", None, "n7"),
+        ),
+        # with its rules alone it looks like a page with headings
+        (
+            f"ChildFailedError:\n{'=' * 30}\nt.py FAILED\n{'-' * 30}\nFailures:\n  <NO_OTHER_FAILURES>\n{'-' * 30}\n"
+            "Root Cause (first observed failure):\n[0]:\n  host      : n7\n  rank      : 0 (local_rank: 0)\n"
+            f"  exitcode  : 1 (pid: 77)\n{'=' * 30}\n",
+            ("launcher_table_only", None, "n7"),
+        ),
+    ],
+)
+def test_a_launchers_words_are_read_without_what_was_made_unknown_or_left_out(
+    text: str, expected: tuple[str, int | None, str], tmp_path: Path
+) -> None:
+    answer = answer_to(text, tmp_path)
+    assert answer.cause is not None
+    assert (*said(answer), answer.cause.host) == expected
 
 
 def test_a_gpu_that_is_lost_while_the_driver_starts_has_its_bus_id(tmp_path: Path) -> None:
@@ -203,3 +240,12 @@ def test_the_agents_own_sigkill_after_its_grace_time_is_no_cause(killed_at: str,
     table = "Failures:\n" + row(0, killed_at, -9) + "Root Cause (first observed failure):\n" + row(1, "13:02:58", 1)
     (tmp_path / "a.log").write_text(table, encoding="utf-8")
     assert said(answer_of(tmp_path))[0] == what
+
+
+def test_a_host_with_and_without_its_domain_is_one(tmp_path: Path) -> None:
+    init = "gpu07.cluster:1:2 [0] NCCL INFO comm 0x1 rank 0 nranks 2 cudaDev 0 busId 18000 - Init COMPLETE\n"
+    answer = answer_to(f"{init}[rank0]: step 5 loss 3.2\nslurmstepd: error: Node failure on gpu07\n", tmp_path)
+    assert {entry.host for entry in answer.timeline if entry.host} == {"gpu07"}
+    died = "gpu07:1:9 [0] NCCL WARN Cuda failure 'an illegal memory access was encountered'\n"
+    answer = answer_to(init + died, tmp_path)
+    assert {entry.host for entry in answer.timeline} == {"gpu07"}

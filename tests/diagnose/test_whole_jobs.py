@@ -457,3 +457,57 @@ def test_lines_of_nccl_between_those_of_the_watchdog_are_their_own(tmp_path: Pat
     answer = answer_to(STEPS + text, tmp_path)
     assert said(answer) == ("rank_hung", 2)
     assert answer.world_size == 4
+
+
+def test_the_advice_at_the_end_of_torchs_own_words_is_in_the_answer(tmp_path: Path) -> None:
+    said_by_torch = (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total capacity of 79.15 GiB "
+        "of which 1.06 GiB is free. Process 4123 has 78.08 GiB memory in use. Of the allocated memory 62.32 GiB is "
+        "allocated by PyTorch, and 14.10 GiB is reserved by PyTorch but unallocated. If reserved but unallocated memory "
+        "is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation."
+    )
+    log = f'Traceback (most recent call last):\n  File "/home/u/train.py", line 71, in main\n{said_by_torch}\n'
+    cause = answer_to(log, tmp_path).cause
+    assert cause is not None
+    assert cause.what == "cuda_oom"
+    assert "expandable_segments:True" in cause.text
+
+
+def watchdog(rank: int, group: str = "") -> str:
+    return (
+        f"[rank{rank}]:[E1128 10:59:48.058920817 ProcessGroupNCCL.cpp:632] [{group}Rank {rank}] Watchdog caught collective "
+        "operation timeout: WorkNCCL(SeqNum=1203, OpType=ALLREDUCE, NumelIn=1048576, NumelOut=1048576, "
+        "Timeout(ms)=600000) ran for 600012 milliseconds before timing out.\n"
+    )
+
+
+@pytest.mark.parametrize("group", ["", "PG ID 0 PG GUID 0(default_pg) "])
+def test_a_rank_below_the_highest_that_says_nothing_of_the_wait_is_named(tmp_path: Path, group: str) -> None:
+    waits = "".join(watchdog(rank, group) for rank in (0, 1, 3))
+    steps = "".join(f"[rank{rank}]: step 500 loss 3.2\n" for rank in range(4))
+    assert said(answer_to(steps + waits, tmp_path)) == ("rank_hung", 2)
+    # never heard of: it is named, not blamed
+    answer = answer_to(waits, tmp_path)
+    assert said(answer) == ("timeout_all_same_seq", None)
+    assert answer.cause is not None
+    assert "nothing is heard of rank 2." in answer.cause.text
+
+
+def test_a_rank_need_not_be_in_a_group_of_others(tmp_path: Path) -> None:
+    waits = "".join(watchdog(rank, "PG ID 4 PG GUID 7(mesh_dp) ") for rank in (0, 1, 3))
+    cause = answer_to(waits, tmp_path).cause
+    assert cause is not None
+    assert "rank 2" not in cause.text
+
+
+@pytest.mark.parametrize(("ended", "stood_still"), [("13:10:00", True), ("01:00:40", False), ("13:00:30", False)])
+def test_a_job_that_was_silent_long_before_its_time_limit_stood_still(
+    tmp_path: Path, ended: str, stood_still: bool
+) -> None:
+    """Twelve hours sharp may be the time zone of the scheduler."""
+    steps = "".join(f"2026-11-27 01:00:{second:02} [rank0] step {second} loss 3.2\n" for second in range(0, 40, 10))
+    limit = f"slurmstepd: error: *** JOB 4711 ON gpu07 CANCELLED AT 2026-11-27T{ended} DUE TO TIME LIMIT ***\n"
+    cause = answer_to(steps + limit, tmp_path).cause
+    assert cause is not None
+    assert cause.what == "time_limit"
+    assert ("12 h 10 min before that: it stood still" in cause.text) is stood_still

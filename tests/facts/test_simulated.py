@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import msgspec
 import pytest
 
 from gpudoctor.errors import UserError
+from gpudoctor.facts.captures.source import load_source
 from gpudoctor.facts.model.gpu import Gpu, PcieLink
 from gpudoctor.facts.model.missing import NOT_READ, Missing
 from gpudoctor.facts.model.node import Driver, Node, Source, from_json, to_json
@@ -101,6 +103,17 @@ def test_every_gpu_that_the_driver_shows_is_on_the_pci_bus(name: str) -> None:
         assert node.pci.nvidia_devices == ()
         return
     assert {g.bus_id for g in node.gpus} <= {device.bus_id for device in node.pci.nvidia_devices}
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("name", node_names())
+def test_no_fault_makes_a_node_that_cannot_be_read_back(name: str, tmp_path: Path) -> None:
+    path, node = tmp_path / "node.json", load_node(name, {})
+    for fault in faults():
+        with suppress(UserError):  # it cannot happen here
+            node = apply_faults(load_node(name, {}), [fault.name])
+        path.write_bytes(to_json(node))
+        assert load_source(str(path)).node.source.kind == "simulated", fault.name
 
 
 def test_every_node_has_a_title_of_one_line() -> None:

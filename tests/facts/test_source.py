@@ -203,6 +203,55 @@ def test_a_wrong_type_deep_inside_is_named_by_its_path(write: Write) -> None:
     assert "`$.facts.gpus[1].index`" in said(write(report(facts=raw)))
 
 
+def one_gpu(gpu: str, kind: str = "simulated", count: int = 1) -> str:
+    """A node that somebody wrote, with one GPU of these leaves."""
+    head = f"schema: gpudoctor.facts/1\nsource: {{kind: {kind}}}\ndriver: {{device_count: {count}}}\n"
+    return f"{head}gpus: [{{index: 0, bus_id: '0000:18:00.0', {gpu}}}]\n...\n"
+
+
+@pytest.mark.parametrize(
+    ("gpu", "expected"),
+    [
+        (
+            "memory_total_mib: 23034, memory_free_mib: 30000",
+            "memory_free_mib is 30000, more than memory_total_mib, which is 23034 - at `$.gpus[0].memory_free_mib`",
+        ),
+        (
+            "memory_total_mib: 23034, memory_used_mib: 20000, memory_free_mib: 10000",
+            "memory_used_mib 20000 and memory_free_mib 10000 are more than memory_total_mib 23034 - at `$.gpus[0]`",
+        ),
+        ("pcie: {width: 16, width_max: 8}", "width is 16, more than width_max, which is 8 - at `$.gpus[0].pcie.width`"),
+        (
+            "pcie: {path: [{bus_id: '0000:18:00.0', speed_gt_s: 32.0, max_speed_gt_s: 16.0}]}",
+            "speed_gt_s is 32.0, more than max_speed_gt_s, which is 16.0 - at `$.gpus[0].pcie.path[0].speed_gt_s`",
+        ),
+        ("thermal: {gpu_c: -3}", "gpu_c is -3, below 0, which no driver can say - at `$.gpus[0].thermal`"),
+        ("thermal: {gpu_c: 255}", "gpu_c is 255: out of range - at `$.gpus[0].thermal.gpu_c`"),
+    ],
+)
+def test_what_no_machine_can_show_is_refused_in_a_node_that_somebody_wrote(
+    write: Write, gpu: str, expected: str
+) -> None:
+    path = write(one_gpu(gpu))
+    assert said(path) == f"{path}: {expected}"
+    # what a machine read of itself is kept: an unknown value at worst
+    assert load_source(write(one_gpu(gpu, kind="live"))).node.gpus
+
+
+def test_more_gpus_than_the_driver_counts_are_refused(write: Write) -> None:
+    assert "device_count is 0, but there are 1 GPUs - at `$.driver.device_count`" in said(write(one_gpu("", count=0)))
+
+
+def test_of_three_memory_figures_the_third_follows_from_two(write: Write) -> None:
+    gpu = load_source(write(one_gpu("memory_total_mib: 1000, memory_used_mib: 300"))).node.gpus[0]
+    assert gpu.memory_free_mib == 700
+    gpu = load_source(write(one_gpu("memory_total_mib: 1000, memory_free_mib: 300"))).node.gpus[0]
+    assert gpu.memory_used_mib == 700
+    # the total alone does not say how much is used
+    gpu = load_source(write(one_gpu("memory_total_mib: 1000"))).node.gpus[0]
+    assert (gpu.memory_used_mib, gpu.memory_free_mib) == (Missing("not in this file", "failed"),) * 2
+
+
 @pytest.mark.parametrize(("key", "value"), [("index", 0), ("bus_id", "0000:18:00.0"), ("uuid", "GPU-1")])
 def test_two_gpus_that_are_one_are_refused(write: Write, key: str, value: object) -> None:
     raw = json.loads(to_json(NODE))

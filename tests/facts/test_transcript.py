@@ -170,6 +170,10 @@ def test_a_cut_paste_passes_no_gpu_that_the_whole_fails_and_invents_none(end: in
     assert {(check, gpu) for check, gpu in failed & passed if gpu is not None} == set()
 
 
+def test_tables_of_old_drivers_count_in_mb() -> None:
+    assert read(HEALTHY.replace("MiB", "MB")).gpus == read(HEALTHY).gpus
+
+
 @pytest.mark.parametrize("layout", [10, 11, 12, 13])
 def test_the_table_of_every_layout_gives_back_what_was_written(layout: int) -> None:
     node = read(table(BROKEN, layout))

@@ -131,6 +131,24 @@ def test_a_driver_of_the_larger_process_struct_confuses_a_binding_that_does_not_
     assert told == [[7, 8], [7, 0]]
 
 
+def test_the_total_of_its_memory_is_enough_of_a_gpu_that_somebody_wrote(ask: Ask, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "schema: gpudoctor.facts/1\nsource: {kind: simulated}\ndriver: {init_code: 0, device_count: 3}\ngpus:\n"
+        "- {index: 0, bus_id: '0000:18:00.0', memory_total_mib: 1000}\n"
+        "- {index: 1, bus_id: '0000:19:00.0', memory_total_mib: 1000, memory_used_mib: 300}\n"
+        "- {index: 2, bus_id: '0000:1a:00.0'}\n...\n"
+    )
+    told = ask(
+        str(file),
+        f"{CODES}"
+        "def of(m): return [m.total >> 20, m.used >> 20, m.free >> 20]\n"
+        "print(json.dumps([of(N.nvmlDeviceGetMemoryInfo(g(0))), of(N.nvmlDeviceGetMemoryInfo(g(1))),"
+        " of(N.nvmlDeviceGetMemoryInfo(g(0), N.nvmlMemory_v2)), code(lambda: N.nvmlDeviceGetMemoryInfo(g(2)))]))",
+    )
+    assert told == [[1000, 0, 1000], [1000, 300, 700], [1000, 0, 1000], 3]
+
+
 @pytest.mark.wide
 def test_facts_of_any_kind_give_answers_or_error_codes(ask: Ask, tmp_path: Path) -> None:
     big = 1 << 62

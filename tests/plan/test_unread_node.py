@@ -60,6 +60,8 @@ def test_lora_gets_a_rule_of_thumb_and_no_hint_about_spelling(method: str, gpudo
     assert outcome.code == 2
     assert "is not planned. Rule of thumb: the frozen weights take" in outcome.err
     assert "did you mean" not in outcome.err
+    weights = {"lora": "131.4", "qlora": "32.9"}[method]
+    assert f"For Llama 3.1 70B: {weights} GiB of frozen weights and at most 10.5 GiB for adapters" in outcome.err
 
 
 def test_the_formulas_are_whole_sentences_without_internals(gpudoctor: Gpudoctor) -> None:

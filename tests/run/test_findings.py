@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import msgspec
 import pytest
 
 from gpudoctor.run.observer.layout import BACKWARD, DATA, FORWARD, HOST, PHASES
 from gpudoctor.run.report import FlatFinding, as_finding, judged, rank_report, throughput
+from gpudoctor.run.step_series import TimedStep, without_stalls
 from gpudoctor.run.watched import RunStall, StoppedRank, Watched, WatchedRank
 from tests.run.runs import USUAL_MS, more, only, problems, rank
 
@@ -88,16 +91,38 @@ def test_a_busy_machine_makes_no_straggler() -> None:
     assert problems(watched(*ranks)) == []
 
 
-def test_on_a_machine_with_more_to_run_than_cores_little_more_cpu_time_is_no_straggler() -> None:
-    def starved(number: int, own_ms: float, queued_ms: float) -> WatchedRank:
-        wall, queued = more(FORWARD, own_ms + queued_ms), (0, queued_ms, 0, 0, 0, 0, 0)
-        return rank(number, wall=wall, queued=queued, cpu=tuple(w - q for w, q in zip(wall, queued, strict=True)))
+def starved(number: int, own: tuple[float, ...], queued_ms: float) -> WatchedRank:
+    """A rank that had no CPU for so long in each step."""
+    queued = tuple(queued_ms if phase == FORWARD else 0.0 for phase in range(len(PHASES)))
+    return rank(number, wall=tuple(map(sum, zip(own, queued, strict=True))), queued=queued, cpu=own)
 
-    (found,) = problems(watched(starved(0, 0.0, 200.0), starved(1, 4.0, 200.0)))
+
+def test_on_a_machine_with_more_to_run_than_cores_a_core_on_which_all_is_slower_is_no_straggler() -> None:
+    slower = tuple(1.2 * usual for usual in USUAL_MS)
+    (found,) = problems(watched(starved(0, USUAL_MS, 200.0), starved(1, slower, 200.0)))
     assert (found.id, found.status.value, found.subject.rank) == ("run.balance", "unknown", 1)
     assert "had no CPU for 89%" in (found.reason or "")
-    assert only(watched(starved(0, 0.0, 8.0), starved(1, 4.0, 8.0)))[:2] == ("run.balance", 1)
-    assert only(watched(starved(0, 0.0, 200.0), starved(1, 14.0, 200.0)))[:2] == ("run.balance", 1)
+    (found,) = problems(watched(rank(0), rank(1, wall=slower)))
+    assert (found.status.value, found.subject.rank) == ("unknown", 1)
+    assert "in all phases alike" in (found.reason or "")
+
+
+def test_a_rank_that_is_slower_in_all_phases_is_named_if_it_is_bound_to_its_core_or_slower_by_half() -> None:
+    slower = tuple(1.2 * usual for usual in USUAL_MS)
+    assert only(watched(rank(0, cpus=(0,)), rank(1, cpus=(1,), wall=slower)))[:2] == ("run.balance", 1)
+    assert only(watched(rank(0, gpu=0), rank(1, gpu=1, wall=slower)))[:2] == ("run.balance", 1)
+    slower = tuple(1.6 * usual for usual in USUAL_MS)
+    assert only(watched(rank(0), rank(1, wall=slower)))[:2] == ("run.balance", 1)
+
+
+@pytest.mark.parametrize("phase", [FORWARD, BACKWARD])
+def test_more_work_in_one_phase_stands_out_from_the_rest_of_the_step_on_any_machine(phase: int) -> None:
+    for seed in range(5):
+        ranks = [starved(n, tuple(ms * (1.0 + 0.1 * ((n + seed) % 3)) for ms in USUAL_MS), 200.0) for n in range(3)]
+        assert [found for found in problems(watched(*ranks)) if found.status.value == "warn"] == []
+        ranks[1] = starved(1, more(phase, 0.18 * sum(USUAL_MS)), 200.0)
+        (found,) = (found for found in problems(watched(starved(0, USUAL_MS, 200.0), *ranks[1:2])))
+        assert (found.id, found.status.value, found.subject.rank) == ("run.balance", "warn", 1)
 
 
 def test_a_rank_on_a_busy_core_is_named_for_that() -> None:
@@ -120,6 +145,23 @@ def test_a_share_that_only_lacks_a_cpu_is_no_share(phase: int) -> None:
     queued = tuple(20.0 if number == phase else 0.0 for number in range(7))
     assert problems(watched(rank(0, wall=more(phase, 20.0), queued=queued))) == []
     assert problems(watched(rank(0, wall=more(phase, 20.0)))) != []
+
+
+@pytest.mark.parametrize("phase", [DATA, HOST])
+@pytest.mark.parametrize(("factor", "steps", "status"), [(0.1, 400, "pass"), (1.0, 20, "skip"), (1.0, 400, "warn")])
+def test_a_share_is_judged_by_what_it_costs(phase: int, factor: float, steps: int, status: str) -> None:
+    """Less than a batch costs anyway is no finding, and a short run says too little."""
+    wall = tuple(factor * ms for ms in more(phase, 8.0))
+    found = next(f for f in judged(watched(rank(0, steps=steps, wall=wall))) if f.id == f"run.{PHASES[phase]}")
+    assert found.status.value == status
+
+
+def test_workers_of_a_loader_lack_cpus_too_so_that_little_more_waiting_for_them_is_chance() -> None:
+    queued = (0, 20.0, 0, 0, 0, 0, 0)
+    slow = tuple(usual + q for usual, q in zip(more(DATA, 8.0), queued, strict=True))
+    even = tuple(map(sum, zip(USUAL_MS, queued, strict=True)))
+    ranks = (rank(0, wall=even, queued=queued, cpu=USUAL_MS), rank(1, wall=slow, queued=queued, cpu=USUAL_MS))
+    assert [found.status.value for found in problems(watched(*ranks)) if found.subject.rank == 1] == ["unknown"]
 
 
 def test_loaders_on_a_machine_where_a_rank_hardly_ever_has_a_cpu_are_not_judged() -> None:
@@ -194,6 +236,31 @@ def test_the_rank_that_does_not_come_to_the_collective_is_named_with_its_line() 
     (finding,) = problems(watched(rank(0), rank(1), stalls=(stall,), exit_code=1))
     assert (finding.id, finding.subject.rank) == ("run.progress", 1)
     assert "train.py:29 in forward: x = wait_for_ever()" in (finding.found.text if finding.found else "")
+
+
+def test_a_hang_is_told_once_and_a_job_that_stood_has_no_rate() -> None:
+    stands = msgspec.structs.replace(
+        STANDS, phase="data", callers=("train.py:40 in main",), workers=("2 of 2 in read.py:7 in read_file",)
+    )
+    stall = RunStall(after_s=10, stood_s=12, ranks=(WAITS, stands), ended_by_us=True)
+    # how the ranks ended follows from the signal that was sent
+    run = watched(rank(0, ending="exception", error="SignalException"), rank(1, ending="abrupt"), stalls=(stall,))
+    (finding,) = problems(msgspec.structs.replace(run, exit_code=1))
+    shown = {each.source: each.value for each in finding.evidence}
+    assert shown.pop("called from") == "train.py:40 in main"
+    assert shown.pop("its loader's workers") == "2 of 2 in read.py:7 in read_file"
+    assert list(shown) == ["rank 0"]
+    assert throughput(run) is None
+
+
+def test_the_time_of_a_stall_is_no_part_of_a_step() -> None:
+    def ended(seconds: float, step_ms: float) -> TimedStep:
+        return TimedStep(0, (step_ms, *USUAL_MS[1:]), (), (), end_ns=seconds * 1e9)
+
+    ranks = [[ended(1.0, 10.0), ended(31.0, 30_000.0), ended(31.1, 10.0)] for _ in range(2)]
+    assert [len(steps) for steps in without_stalls(ranks, [(1.0e9, 31.0e9)])] == [2, 2]
+    assert [len(steps) for steps in without_stalls(ranks, [(1.0e9, inf)])] == [1, 1]
+    assert without_stalls(ranks, []) == ranks
 
 
 def test_a_stall_that_resolved_itself_is_a_warning() -> None:

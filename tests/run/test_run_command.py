@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from gpudoctor.run.report import RunReport
+from tests.needs import needs
 
 RUN = [sys.executable, "-m", "gpudoctor", "run", "--precheck", "none"]
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "train_ddp.py"
@@ -31,6 +32,40 @@ for step in range(40):
     optimizer.zero_grad()
 print("loss is finite:", bool(loss.isfinite()))
 print("and this is an error", file=sys.stderr)
+"""
+
+
+# what torchrun does, without its own import of torch
+LAUNCHER = """
+import os, subprocess, sys
+ranks = [
+    subprocess.Popen(sys.argv[1:], env=dict(os.environ, RANK=rank, LOCAL_RANK=rank, WORLD_SIZE="2")) for rank in "01"
+]
+sys.exit(max(rank.wait() for rank in ranks))
+"""
+TWO_RANKS = """
+import os, sys, torch, torch.distributed as dist
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=int(os.environ["RANK"]), world_size=2)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+items = torch.utils.data.TensorDataset(torch.ones(80, 8))
+for step, (x,) in enumerate(torch.utils.data.DataLoader(items, 4)):
+    if step == 15 and dist.get_rank() == 1:
+        raise ValueError("label 17 is out of range")
+    model(x).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+FILLS_THE_DISK = """
+import os
+def fill(step):
+    if step == 20:
+        with open(os.path.join(os.environ["TMPDIR"], "full"), "wb", buffering=0) as file:
+            try:
+                while file.write(bytes(1 << 16)):
+                    pass
+            except OSError as error:
+                print("full:", error.strerror)
 """
 
 
@@ -94,6 +129,33 @@ def test_without_room_for_records_the_command_runs_unchanged(tmp_path: Path) -> 
 
 
 @pytest.mark.wide
+@needs("root", "mount")
+def test_a_disk_that_fills_up_later_stops_nothing_and_is_said(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=72m", "tmpfs", str(disk)], check=False).returncode:
+        pytest.skip("mounting is not allowed here")
+    try:
+        program = FILLS_THE_DISK + SINGLE.replace("    optimizer.zero_grad()", "    optimizer.zero_grad(); fill(step)")
+        content, done = report_of(tmp_path, sys.executable, "-c", program, environ={"TMPDIR": str(disk)})
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+    assert done.stdout == "full: No space left on device\nloss is finite: True\n"
+    assert (done.returncode, content["ranks"][0]["steps"]) == (0, 40)
+    assert any("is full" in note for note in content["notes"])
+
+
+def test_of_two_ranks_the_one_that_raises_is_named(tmp_path: Path) -> None:
+    program = (sys.executable, "-c", LAUNCHER, sys.executable, "-c", TWO_RANKS, str(tmp_path / "store"))
+    content, done = report_of(tmp_path, *program)
+    assert done.returncode == content["exit_code"] == 1
+    assert [(rank["rank"], rank["steps"], rank["rows"]) for rank in content["ranks"]] == [(0, 15, 4.0), (1, 15, 4.0)]
+    found = next(finding for finding in content["findings"] if finding["id"] == "run.progress")
+    assert found["subject"]["rank"] == 1
+    assert "label 17 is out of range" in found["found"]["text"]
+
+
+@pytest.mark.wide
 def test_the_rank_that_hangs_is_named_with_its_line_of_code(tmp_path: Path) -> None:
     options = ("--hang-after", "4", "--on-hang", "end")
     late = ("--hang", "1", "--at", "141", "--steps", "200")  # a step that is not timed
@@ -102,6 +164,10 @@ def test_the_rank_that_hangs_is_named_with_its_line_of_code(tmp_path: Path) -> N
     found = next(finding for finding in content["findings"] if finding["id"] == "run.progress")
     assert found["subject"]["rank"] == 1
     assert "time.sleep(10_000)" in found["found"]["text"]
+    # the signal that gpudoctor sent is no cause
+    causes = [content["diagnosis"]["cause"], *content["diagnosis"]["others"]]
+    assert [cause["what"] for cause in causes] == ["rank_hung"]
+    assert content["throughput"] is None
 
 
 @pytest.mark.wide

@@ -38,6 +38,10 @@ def only(line: str) -> Statement:
         ("  what():  no such shard", "death", "cause"),
         ("a.cu:106: f(T *) [with T = float]: block: [0,0,0] Assertion `t >= 0` failed.", "death", "cause"),
         ("KeyError: 'label'", "exception", "cause"),
+        ("Exception: no token at line 4", "exception", "cause"),
+        ("socket.error: [Errno 111] Connection refused", "exception", "network"),
+        ("error: creating server: no model could be read", "level", "cause"),
+        ("net.cpp:397] Check failed: code >= 0 ERROR at the first read", "death", "cause"),
         ("socket.gaierror: [Errno -2] Name or service not known", "exception", "network"),
         ("UnavailableError: recvmsg:Connection timed out", "exception", "network"),
         ("RuntimeError: engine initialization failed. See root cause above.", "exception", "wrapper"),
@@ -48,6 +52,15 @@ def only(line: str) -> Statement:
         ("| GPU Memory                | Fail - All    |", "verdict", "cause"),
         ("GPU 3 has fallen off the bus", "sentence", "cause"),
         ("GPU 0 failed its test", "sentence", "cause"),
+        # of several sentences one tells of a failure
+        ("A GPU of n7 is not working as it should. Could someone please look at it?", "sentence", "cause"),
+        ("Only 3/4 GPUs came up", "sentence", "cause"),
+        ("nvidia-smi says that the infoROM is corrupted", "sentence", "cause"),
+        (
+            "hook: exit status 1, stdout: , stderr: nvidia-container-cli: initialization error: no driver",
+            "exit",
+            "cause",
+        ),
         ("GPU 1 failed on node 0", "sentence", "cause"),
         ("GPU 1 uncorrectable error count 5, correctable error count 0", "sentence", "cause"),
         ("srun: error: task 0 launch failed: Unspecified error", "program", "cause"),
@@ -78,6 +91,7 @@ def test_a_line_is_read_by_its_form_and_class(line: str, form: str, kind: str) -
         "I get this error when I run it: RuntimeError",
         "Message: 'Failed to export batch'",
         "Only a test?",
+        "If GPU 3 has failed, tell us. Please drain the node then.",
     ],
 )
 def test_what_only_looks_like_bad_news_is_none(line: str) -> None:
@@ -94,6 +108,11 @@ def test_a_phrase_of_good_news_that_goes_on_to_name_something_else_is_none(line:
     [
         ("## `GPU 3` has **fallen off** the bus", About(gpu_index=3), "gpu_lost"),
         ("> NVRM: Xid (PCI:0000:4B:00): 79, GPU has fallen off the bus.", About(bus_id="0000:4b:00.0"), "gpu_lost"),
+        (
+            "Unable to detect the device handle for GPU0000:B1:00.0: Unknown Error",
+            About(bus_id="0000:b1:00.0"),
+            "gpu_lost",
+        ),
         ("mlx5_1 port 1 is down", About(adapter="mlx5_1", port=1), None),
         ("cuda error 804", About(), "cuda_driver_mismatch"),
         ("No devices were found", About(), "gpu_isolated"),

@@ -87,26 +87,29 @@ def drift(case: Case) -> Iterator[Finding]:
     who = ranks_in_words(case, case.measurements.launch.world_size if case.measurements.launch else 0)
     rounds = f"{burn.rounds} round{'s' if burn.rounds != 1 else ''} in {length_in_words(burn.duration_s)}"
     drifts = [_drift(case, series, burn.series) for series in burn.series]
+    most = max(drifts, key=lambda d: d.loss, default=None)
     if not on_gpus(case):
-        worst = max(drifts, key=lambda d: d.loss, default=None)
-        most = f"; most changed: {_of_rank(worst)}{worst.words}" if worst else ""
-        yield skip(NODE, f"{who}: {rounds}{most}, not judged")
+        changed = f"; most changed: {_of_rank(most)}{most.words}" if most else ""
+        yield skip(NODE, f"{who}: {rounds}{changed}, not judged")
         return
     too_little = _too_little(case, burn, rounds)
     if too_little is not None:
         yield too_little
         return
-    found = [d for d in drifts if d.loss >= case.limit(_WARN_LOSS, _gpu(case, d.series))]
-    yield from _judged(case, [d for d in found if d.steady])
-    noisy = [d for d in found if not d.steady]
-    for rank in sorted({-1 if d.series.rank is None else d.series.rank for d in noisy}):
-        subject = NODE if rank < 0 else rank_subject(case, rank)
-        texts = "; ".join(d.words for d in noisy if d.series.rank == (None if rank < 0 else rank))
+    slower = [d for d in drifts if d.loss >= case.limit(_WARN_LOSS, _gpu(case, d.series))]
+    yield from _judged(case, [d for d in slower if d.steady])
+    yield from _noisy(case, [d for d in slower if not d.steady])
+    if most and not slower and not case.measurements.problems:
+        text = f"{who}, {rounds}: most changed is {_of_rank(most)}{most.words}"
+        yield ok(NODE, Found(text, round(most.loss, 3), "share"), _expected(case, _WARN_LOSS))
+
+
+def _noisy(case: Case, drifts: Sequence[SpeedChange]) -> Iterator[Finding]:
+    """One finding for each rank, and first one for the figures of all ranks."""
+    for rank in sorted({d.series.rank for d in drifts}, key=lambda rank: -1 if rank is None else rank):
+        subject = NODE if rank is None else rank_subject(case, rank)
+        texts = "; ".join(d.words for d in drifts if d.series.rank == rank)
         yield unknown(subject, f"too noisy to judge: {texts}, but early and late values overlap")
-    if not found and not case.measurements.problems:
-        worst = max(drifts, key=lambda d: d.loss)
-        text = f"{who}, {rounds}: most changed is {_of_rank(worst)}{worst.words}"
-        yield ok(NODE, Found(text, round(worst.loss, 3), "share"), _expected(case, _WARN_LOSS))
 
 
 def _too_little(case: Case, burn: Burn, rounds: str) -> Finding | None:

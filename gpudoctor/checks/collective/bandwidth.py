@@ -23,8 +23,6 @@ from gpudoctor.text.units import short_size
 
 # below this size latency dominates, not the links
 SMALLEST_JUDGED_BYTES = 16 * 2**20
-
-
 _WARN_SHARE = Limit(
     0.90, "of the expected", "SuperBench's rule, loosened for a single run of one node", name="warn_share"
 )
@@ -53,107 +51,6 @@ _HOST_MEMORY_SHARE = Limit(
     status="warn",
 )
 LIMITS = (_WARN_SHARE, _FAIL_SHARE, _NVLINK_SHARE, _PCIE_P2P_SHARE, _HOST_MEMORY_SHARE)
-
-
-class Bound(msgspec.Struct, frozen=True):
-    """An expected busbw, and the ratios below which a result is a warn or a fail (None: never a fail)."""
-
-    expected_gb_s: float
-    warn_ratio: float
-    fail_ratio: float | None
-    text: str
-    source: str
-
-
-def expected_busbw(case: Case, ranks: int, size_bytes: int) -> Bound | str:
-    """The bound for this number of ranks and message size; a str is the reason why there is none."""
-    if size_bytes < SMALLEST_JUDGED_BYTES:
-        return "the message is too small to show the links"
-    gpus = [gpu for rank in range(ranks) if (gpu := rank_gpu(case, rank)) is not None]
-    if len(gpus) < ranks:
-        return "it is not known which GPUs took part"
-    if any(known(gpu.settings.mig_enabled) is True for gpu in gpus):
-        return "no figure is known for MIG instances"
-    return _by_profile(case, ranks, size_bytes) or _by_links(case, gpus)
-
-
-def size_factor(factors: dict[str, float], size_bytes: int) -> float | None:
-    """The share of the large-message figure at this size, interpolated between the table's sizes on a log scale.
-
-    None below the smallest size of the table. `factors` maps MiB to share.
-    """
-    points = sorted((float(mib), share) for mib, share in factors.items())
-    mib = size_bytes / 2**20
-    if not points or mib < points[0][0]:
-        return None
-    for (low, low_share), (high, high_share) in pairwise(points):
-        if mib <= high:
-            return low_share + (high_share - low_share) * (log2(mib) - log2(low)) / (log2(high) - log2(low))
-    return points[-1][1]
-
-
-def _by_profile(case: Case, ranks: int, size_bytes: int) -> Bound | None:
-    node = case.profile.node
-    row = next((r for r in node.all_reduce if r.ranks == ranks), None) if node else None
-    if node is None or row is None:
-        return None
-    share = size_factor(node.size_factor, size_bytes)
-    if share is None:
-        # without a curve, only the largest messages are near the figure, and how near is not known
-        if size_bytes < 2**30:
-            return None
-        share = 1.0
-    warn_ratio, fail_ratio = (
-        case.limit(limit) if case.limit_source(limit) == "configuration" else of_node
-        for limit, of_node in ((_WARN_SHARE, node.warn_below), (_FAIL_SHARE, node.fail_below))
-    )
-    weak = row.uncertain or not node.size_factor
-    return Bound(
-        row.busbw_gb_s * share,
-        warn_ratio,
-        None if weak else fail_ratio,
-        f"{warn_ratio:.0%} of {row.busbw_gb_s * share:.3g} GB/s, what {node.title} reaches with {ranks} GPUs",
-        f"profile {node.name}: {row.source}",
-    )
-
-
-def _by_links(case: Case, gpus: list[Gpu]) -> Bound | str:
-    """A loose bound that can only warn: the slowest link in the ring."""
-    inside = {gpu.index for gpu in gpus}
-    pairs = [p for p in case.pairs if {p.a, p.b} <= inside]
-    complete = len(pairs) == len(inside) * (len(inside) - 1) // 2
-    if complete and pairs and all(known(p.nvlinks) for p in pairs) and (nvlink := _nvlink_gb_s(case, gpus)):
-        return _loose(case, _NVLINK_SHARE, nvlink, "the GPU with the fewest NVLinks")
-    links = [_pcie_gb_s(gpu) for gpu in gpus]
-    slowest = min((gb_s for gb_s in links if gb_s is not None), default=None)
-    if slowest is None or None in links:
-        return "neither a profile nor the links say what to expect"
-    if complete and all(known(p.p2p_read) == "OK" and known(p.path) in ("PIX", "PXB") for p in pairs):
-        return _loose(case, _PCIE_P2P_SHARE, slowest, "the slowest PCIe link, peer to peer")
-    # NCCL itself goes through host memory if the GPUs do not share a switch
-    return _loose(case, _HOST_MEMORY_SHARE, slowest, "the slowest PCIe link, by way of host memory")
-
-
-def _loose(case: Case, limit: Limit, link_gb_s: float, what: str) -> Bound:
-    ratio = case.limit(limit)
-    text = f"{ratio:.0%} of {link_gb_s:.3g} GB/s, {what}; no profile has a figure, so this is a loose bound"
-    return Bound(link_gb_s, ratio, None, text, f"the links of these GPUs; {case.limit_source(limit)}")
-
-
-def _nvlink_gb_s(case: Case, gpus: list[Gpu]) -> float | None:
-    """The rate of the weakest GPU's NVLinks in one direction; None if no link or no rate is known."""
-    spec = case.profile.gpu.nvlink if case.profile.gpu else None
-    active = [sum(link.state == "active" for link in (known(gpu.nvlinks) or ())) for gpu in gpus]
-    return min(active, default=0) * (spec.effective_gb_s or spec.gb_s_per_link * 0.8) if spec else None
-
-
-def _pcie_gb_s(gpu: Gpu) -> float | None:
-    """The rate of the GPU's link in one direction, with the generation it reaches under load and its current width."""
-    generation = known(gpu.pcie.generation_max)
-    width = known(gpu.pcie.width)
-    if generation not in LANE_GB_S or not width:
-        return None
-    return LANE_GB_S[generation] * width
 
 
 @check(
@@ -223,3 +120,104 @@ def other_work(case: Case) -> str | None:
     measured = [gpu for rank in ranks if (gpu := rank_gpu(case, rank)) is not None]
     pids = [f"pid {p.pid} on GPU {gpu.index}" for gpu in measured for p in use_of_gpu(gpu).others]
     return f"{', '.join(pids[:3])} used the GPUs too" if pids else None
+
+
+class Bound(msgspec.Struct, frozen=True):
+    """An expected busbw, and the ratios below which a result is a warn or a fail (None: never a fail)."""
+
+    expected_gb_s: float
+    warn_ratio: float
+    fail_ratio: float | None
+    text: str
+    source: str
+
+
+def expected_busbw(case: Case, ranks: int, size_bytes: int) -> Bound | str:
+    """The bound for this number of ranks and message size; a str is the reason why there is none."""
+    if size_bytes < SMALLEST_JUDGED_BYTES:
+        return "the message is too small to show the links"
+    gpus = [gpu for rank in range(ranks) if (gpu := rank_gpu(case, rank)) is not None]
+    if len(gpus) < ranks:
+        return "it is not known which GPUs took part"
+    if any(known(gpu.settings.mig_enabled) is True for gpu in gpus):
+        return "no figure is known for MIG instances"
+    return _by_profile(case, ranks, size_bytes) or _by_links(case, gpus)
+
+
+def _by_profile(case: Case, ranks: int, size_bytes: int) -> Bound | None:
+    node = case.profile.node
+    row = next((r for r in node.all_reduce if r.ranks == ranks), None) if node else None
+    if node is None or row is None:
+        return None
+    share = size_factor(node.size_factor, size_bytes)
+    if share is None:
+        # without a curve, only the largest messages are near the figure, and how near is not known
+        if size_bytes < 2**30:
+            return None
+        share = 1.0
+    warn_ratio, fail_ratio = (
+        case.limit(limit) if of_node is None or case.limit_source(limit) == "configuration" else of_node
+        for limit, of_node in ((_WARN_SHARE, node.warn_below), (_FAIL_SHARE, node.fail_below))
+    )
+    weak = row.uncertain or not node.size_factor
+    return Bound(
+        row.busbw_gb_s * share,
+        warn_ratio,
+        None if weak else fail_ratio,
+        f"{warn_ratio:.0%} of {row.busbw_gb_s * share:.3g} GB/s, what {node.title} reaches with {ranks} GPUs",
+        f"profile {node.name}: {row.source}",
+    )
+
+
+def size_factor(factors: dict[str, float], size_bytes: int) -> float | None:
+    """The share of the large-message figure at this size, interpolated between the table's sizes on a log scale.
+
+    None below the smallest size of the table. `factors` maps MiB to share.
+    """
+    points = sorted((float(mib), share) for mib, share in factors.items())
+    mib = size_bytes / 2**20
+    if not points or mib < points[0][0]:
+        return None
+    for (low, low_share), (high, high_share) in pairwise(points):
+        if mib <= high:
+            return low_share + (high_share - low_share) * (log2(mib) - log2(low)) / (log2(high) - log2(low))
+    return points[-1][1]
+
+
+def _by_links(case: Case, gpus: list[Gpu]) -> Bound | str:
+    """A loose bound that can only warn: the slowest link in the ring."""
+    inside = {gpu.index for gpu in gpus}
+    pairs = [p for p in case.pairs if {p.a, p.b} <= inside]
+    complete = len(pairs) == len(inside) * (len(inside) - 1) // 2
+    if complete and pairs and all(known(p.nvlinks) for p in pairs) and (nvlink := _nvlink_gb_s(case, gpus)):
+        return _loose(case, _NVLINK_SHARE, nvlink, "the GPU with the fewest NVLinks")
+    links = [_pcie_gb_s(gpu) for gpu in gpus]
+    slowest = min((gb_s for gb_s in links if gb_s is not None), default=None)
+    if slowest is None or None in links:
+        return "neither a profile nor the links say what to expect"
+    if complete and all(known(p.p2p_read) == "OK" and known(p.path) in ("PIX", "PXB") for p in pairs):
+        return _loose(case, _PCIE_P2P_SHARE, slowest, "the slowest PCIe link, peer to peer")
+    # NCCL itself goes through host memory if the GPUs do not share a switch
+    return _loose(case, _HOST_MEMORY_SHARE, slowest, "the slowest PCIe link, by way of host memory")
+
+
+def _loose(case: Case, limit: Limit, link_gb_s: float, what: str) -> Bound:
+    ratio = case.limit(limit)
+    text = f"{ratio:.0%} of {link_gb_s:.3g} GB/s, {what}; no profile has a figure, so this is a loose bound"
+    return Bound(link_gb_s, ratio, None, text, f"the links of these GPUs; {case.limit_source(limit)}")
+
+
+def _nvlink_gb_s(case: Case, gpus: list[Gpu]) -> float | None:
+    """The rate of the weakest GPU's NVLinks in one direction; None if no link or no rate is known."""
+    spec = case.profile.gpu.nvlink if case.profile.gpu else None
+    active = [sum(link.state == "active" for link in (known(gpu.nvlinks) or ())) for gpu in gpus]
+    return min(active, default=0) * (spec.effective_gb_s or spec.gb_s_per_link * 0.8) if spec else None
+
+
+def _pcie_gb_s(gpu: Gpu) -> float | None:
+    """The rate of the GPU's link in one direction, with the generation it reaches under load and its current width."""
+    generation = known(gpu.pcie.generation_max)
+    width = known(gpu.pcie.width)
+    if generation not in LANE_GB_S or not width:
+        return None
+    return LANE_GB_S[generation] * width

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Literal
 
@@ -89,26 +89,30 @@ def explain(results: Iterable[CheckResult]) -> tuple[tuple[CheckResult, ...], tu
         cause = _cause(declared, check_id, finding, by_part, causes)
         if cause is not None:
             causes[id(finding)] = cause
-    lines = _explained_lines(bad, causes)
-    explained = tuple(_with_causes(result, causes) for result in results)
     roots = [(each, finding) for each, finding in bad if finding.status is Status.FAIL and id(finding) not in causes]
-    everyone = {f.subject.gpu for r in results for f in r.findings if f.subject.kind == "gpu"} - {None}
+    gpus = {f.subject.gpu for r in results for f in r.findings if f.subject.kind == "gpu"} - {None}
+    explained = tuple(_with_causes(result, causes) for result in results)
+    return explained, tuple(_faults(roots, gpus, _explained_lines(bad, causes)))
+
+
+def _faults(
+    roots: Sequence[tuple[str, Finding]], every_gpu: set[int | None], lines: Mapping[int, tuple[str, ...]]
+) -> Iterator[Fault]:
+    """One fault for each finding, but one for all of a check that every GPU has alike."""
     groups: dict[object, list[Finding]] = {}
     for check_id, finding in roots:
         groups.setdefault((check_id, _alike(finding)), []).append(finding)
-    faults: list[Fault] = []
     for check_id, finding in roots:
         group = groups[check_id, _alike(finding)]
-        if len(group) < 2 or {f.subject.gpu for f in group} != everyone:
+        if len(group) < 2 or {f.subject.gpu for f in group} != every_gpu:
             subject = finding.subject
             about = subject.gpus or (() if subject.gpu is None else (subject.gpu,))
-            faults.append(_fault(check_id, subject, headline(finding), lines[id(finding)], about, finding))
+            yield _fault(check_id, subject, headline(finding), lines[id(finding)], about, finding)
         elif finding is group[0]:
             joint = dict.fromkeys(line for each in group for line in lines[id(each)])
             gpus = tuple(sorted(f.subject.gpu for f in group if f.subject.gpu is not None))
             text = f"all {len(gpus)} GPUs: {finding.found.text if finding.found else finding.reason}"
-            faults.append(_fault(check_id, NODE, text, tuple(joint), gpus, finding))
-    return explained, tuple(faults)
+            yield _fault(check_id, NODE, text, tuple(joint), gpus, finding)
 
 
 def _fault(

@@ -113,13 +113,14 @@ def _read(
     """Process the list as CUDA does: stop at the first bad entry, and show nothing if one repeats."""
     named = {d.gpu.index for d in found if isinstance(d, _Device)}
     stop = next((i for i, device in enumerate(found) if isinstance(device, _Bad)), len(found))
+    devices = [d for d in found[:stop] if isinstance(d, _Device)]
+    bad = found[stop] if stop < len(found) else None
+    if isinstance(bad, _Bad) and bad.unresolved:
+        return Visible(start.value, unresolved=bad.why)
     # torch detects repeats before it knows the number of GPUs: up to the first entry that is not a number
     readable = next((i for i, key in enumerate(keys) if isinstance(key, _Bad)), len(keys))
     first_at = {key: i for i, key in reversed(list(enumerate(keys[:readable])))}
     repeated = next((i for i, key in enumerate(keys[:readable]) if first_at[key] != i), None)
-    bad = found[stop] if stop < len(found) else None
-    if isinstance(bad, _Bad) and bad.unresolved:
-        return Visible(start.value, unresolved=bad.why)
     if repeated is not None:
         problems = [f"{_shown(entries[repeated])} appears twice, and CUDA then shows no GPU at all"]
         problems += [b.why for b in found[:readable] if isinstance(b, _Bad)]
@@ -129,16 +130,22 @@ def _read(
             hidden_by_mistake=tuple(sorted(named)),
             problems=tuple(dict.fromkeys(problems)),
         )
-    devices = [d for d in found[:stop] if isinstance(d, _Device)]
     if not isinstance(bad, _Bad):
         return _seen(start, ordered, devices, named)
-    start = replace(start, cut_at=entries[stop])
+    return _cut_at(bad, entries[stop], start, ordered, devices, named)
+
+
+def _cut_at(
+    bad: _Bad, entry: str, start: Visible, ordered: tuple[Gpu, ...], devices: list[_Device], named: set[int]
+) -> Visible:
+    """The result for the devices before the entry at which CUDA stops reading."""
+    start = replace(start, cut_at=entry)
     if not bad.harmless or named - {d.gpu.index for d in devices}:
-        problem = f"CUDA stops at {_shown(entries[stop])}: {bad.why}"
+        problem = f"CUDA stops at {_shown(entry)}: {bad.why}"
         return _seen(replace(start, problems=(problem,)), ordered, devices, named)
     if not devices:
         return _seen(start, ordered, devices, set())
-    return _seen(replace(start, notes=(f"the list ends at {_shown(entries[stop])}",)), ordered, devices, named)
+    return _seen(replace(start, notes=(f"the list ends at {_shown(entry)}",)), ordered, devices, named)
 
 
 def _seen(start: Visible, ordered: tuple[Gpu, ...], devices: list[_Device], named: set[int]) -> Visible:

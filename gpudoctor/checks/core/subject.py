@@ -46,7 +46,7 @@ NODE = Subject(kind="node")
 
 def of_gpu(gpu: Gpu) -> Subject:
     uuid = None if isinstance(gpu.uuid, Missing) else gpu.uuid
-    return Subject(kind="gpu", gpu=gpu.index, uuid=uuid, bus_id=gpu.bus_id)
+    return Subject(kind="gpu", gpu=gpu.index, uuid=uuid, bus_id=gpu.bus_id_read)
 
 
 def of_pair(a: int, b: int) -> Subject:

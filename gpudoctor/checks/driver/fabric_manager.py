@@ -24,6 +24,7 @@ from gpudoctor.checks.core.finding import (
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.node import Node
 from gpudoctor.lazy import lazy_pattern
 
 _SERVICE = "nvidia-fabricmanager"
@@ -80,25 +81,32 @@ def fabric_manager(case: Case) -> Iterator[Finding]:
 
 def _needed(case: Case) -> bool | None:
     """Whether NVSwitches that this system sets up connect the GPUs; None if not known."""
-    node = case.node
-    devices = known(node.pci.nvidia_devices) or ()
-    if any(device.pci_class.lower().removeprefix("0x").startswith("0680") for device in devices):
+    gpus = case.node.gpus
+    if _has_switch_on_bus(case.node):
         return True
-    if not node.gpus:
+    if not gpus:
         return None
-    names = [known(gpu.name) or "" for gpu in node.gpus]
-    # switches of a GB200 rack are managed outside its compute trays, and those of a guest by its host
-    if node.host.is_guest or any(re.search(r"\bG[BH]\d{3}\b", name) for name in names):
+    if _set_up_elsewhere(case.node):
         return False
-    links = [link for gpu in node.gpus for link in known(gpu.nvlinks) or ()]
     # what is wired counts, not how the model is mostly sold: HGX A100 and H100 boards of 4 GPUs have direct links
+    links = [link for gpu in gpus for link in known(gpu.nvlinks) or ()]
     if {known(link.remote_kind) for link in links if link.is_up} == {"gpu"}:
         return False
-    models = [case.model_of(gpu) for gpu in node.gpus]
+    models = [case.model_of(gpu) for gpu in gpus]
     switched = [m for m in models if m is not None and m.nvlink is not None and m.nvlink.kind == "switch"]
     if any(known(link.remote_kind) == "switch" for link in links) or len(switched) >= _SWITCHED_GPUS:
         return True
-    return False if all(model is not None for model in models) and not switched else None
+    return None if switched or None in models else False
+
+
+def _has_switch_on_bus(node: Node) -> bool:
+    devices = known(node.pci.nvidia_devices) or ()
+    return any(device.pci_class.lower().removeprefix("0x").startswith("0680") for device in devices)
+
+
+def _set_up_elsewhere(node: Node) -> bool:
+    """Whether others set up the switches: a rack (GB200) manages them outside its trays, a guest's host too."""
+    return node.host.is_guest or any(re.search(r"\bG[BH]\d{3}\b", known(gpu.name) or "") for gpu in node.gpus)
 
 
 def _not_read(case: Case, needed: bool | None) -> Finding:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
+
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.driver_messages import failed_starts
 from gpudoctor.checks.core.each_gpu import first_failed, shown_by_driver
@@ -22,20 +24,21 @@ from gpudoctor.checks.core.finding import (
     warn,
 )
 from gpudoctor.checks.core.registry import check
-from gpudoctor.checks.core.scope import confined, pci_gpus, shown_count, slurm_gave
-from gpudoctor.checks.core.sight import (
+from gpudoctor.checks.core.scope import pci_gpus, shown_count, slurm_allocation, why_confined
+from gpudoctor.checks.core.subject import NODE, Subject
+from gpudoctor.checks.core.visibility import (
     REFUSED,
-    Unseen,
+    HiddenGpus,
     bus_gpus,
     drained_gpus,
     excluded_gpus,
-    narrowed,
+    hidden_gpus,
     refused_handles,
-    unseen,
+    why_narrowed,
 )
-from gpudoctor.checks.core.subject import NODE, Subject
 from gpudoctor.checks.driver.loaded import INIT_OK
 from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.node import Node
 from gpudoctor.profiles.profile import compute_gpus
 
 # numbers of SXM sockets on a board: HGX, DGX and GB200 trays
@@ -69,8 +72,8 @@ def count(case: Case) -> Iterator[Finding]:
     if shown is None:
         yield from _without_number(case)
         return
-    away, limited = unseen(case.node), narrowed(case.node)
-    problems = (*_gone(case, shown, away), *_failed_to_start(case, away, limited), *_expected(case, shown, limited))
+    hidden, limited = hidden_gpus(case.node), why_narrowed(case.node)
+    problems = (*_gone(case, shown, hidden), *_failed_to_start(case, hidden, limited), *_expected(case, shown, limited))
     # a GPU that an operator took from use is no reason for another one to be missing
     problems = (*_taken_from_use(case), *(problems or _empty_sockets(case, limited)))
     yield from problems
@@ -99,12 +102,12 @@ def _without_number(case: Case) -> Iterator[Finding]:
         yield unread(NODE, "the driver's number of GPUs", missing if isinstance(missing, Missing) else Missing("?"))
 
 
-def _failed_to_start(case: Case, away: Unseen, limited: str | None) -> Iterator[Finding]:
+def _failed_to_start(case: Case, hidden: HiddenGpus, limited: str | None) -> Iterator[Finding]:
     """GPUs that did not start, by the kernel log, unless the driver shows a part of them only."""
     node = case.node
     part = node.driver.init_code == INIT_OK and isinstance(node.driver.device_count, Missing) and bool(node.gpus)
     if not part and not limited:
-        missing = {device.bus_id for device in away.gone}
+        missing = {device.bus_id for device in hidden.missing}
         yield from (finding for finding in failed_starts(case) if finding.subject.bus_id not in missing)
 
 
@@ -155,31 +158,33 @@ def _taken_from_use(case: Case) -> Iterator[Finding]:
         )
 
 
-def _gone(case: Case, shown: int, away: Unseen) -> Iterator[Finding]:
-    total = shown + away.outside + len(away.gone)
-    if away.lacking != len(away.gone):
-        gave = slurm_gave(case.node)
-        given = shown + away.lacking
-        whose = "that Slurm gave this job" if gave else "that this process may see"
+def _gone(case: Case, shown: int, hidden: HiddenGpus) -> Iterator[Finding]:
+    total = shown + hidden.outside + len(hidden.missing)
+    if hidden.lacking != len(hidden.missing):
+        slurm = slurm_allocation(case.node)
+        given = shown + hidden.lacking
+        whose = "that Slurm gave this job" if slurm else "that this process may see"
         yield fail(
             NODE,
             Found(f"the driver shows {shown} of the {given} GPUs {whose}", shown, "GPUs"),
-            Expected(f"{given} GPUs", "==", given, "GPUs", gave.words if gave else "PCI bus"),
+            Expected(f"{given} GPUs", "==", given, "GPUs", slurm.variable if slurm else "PCI bus"),
             _shown_by_driver(shown),
-            Evidence("GPUs on the PCI bus that may be it", ", ".join(device.bus_id for device in away.gone) or "none"),
+            Evidence(
+                "GPUs on the PCI bus that may be it", ", ".join(device.bus_id for device in hidden.missing) or "none"
+            ),
             likely="a GPU fell off the bus or did not start with the driver",
             advice=["On the node, outside of the job, run gpudoctor check gpu.count: it names the GPU."],
         )
         return
     models = [str(known(g.pci_device_id) or "").lower() for g in case.node.gpus]
-    for device in away.gone:
+    for device in hidden.missing:
         model = (known(device.device_id) or "").lower().removeprefix("0x")
         # an unbound GPU of a model that no other GPU here has may just be too old for this driver
         foreign = known(device.driver) is None and bool(models) and not any(model in m for m in models)
         yield (warn if foreign and model else fail)(
             Subject(kind="gpu", bus_id=device.bus_id),
             Found(f"on the PCI bus, but not shown by the driver ({shown} of {total} GPUs)", shown, "GPUs"),
-            Expected(f"{total - away.outside} GPUs", "==", total - away.outside, "GPUs", "PCI bus"),
+            Expected(f"{total - hidden.outside} GPUs", "==", total - hidden.outside, "GPUs", "PCI bus"),
             _shown_by_driver(shown),
             Evidence(f"PCI function {device.bus_id}", f"driver {known(device.driver) or 'none bound'}"),
             likely="a model that this driver does not support"
@@ -193,42 +198,61 @@ def _gone(case: Case, shown: int, away: Unseen) -> Iterator[Finding]:
         )
 
 
+class _Board(msgspec.Struct, frozen=True):
+    """A board whose sockets are numbered in a row, and not all taken. `starts`: the numbers of its first socket."""
+
+    size: int
+    taken: tuple[int, ...]
+    starts: tuple[int, ...]
+
+    @property
+    def empty(self) -> list[int]:
+        return sorted(set(range(self.starts[0], self.starts[0] + self.size)) - set(self.taken))
+
+    @property
+    def empty_text(self) -> str:
+        """Some boards number from 0, others from 1: if neither end is taken, either may be the empty one."""
+        if len(self.starts) == 1:
+            return ", ".join(map(str, self.empty))
+        inner = [str(number) for number in self.empty if number not in (0, self.size)]
+        return ", ".join([*inner, f"0 or {self.size}"])
+
+
+def _board(node: Node) -> _Board | None:
+    """The board of 8 or 4 SXM sockets that the GPUs sit on, if some of its sockets are empty; else None."""
+    modules = [number for gpu in node.gpus if (number := known(gpu.module_id)) is not None]
+    # cards without sockets return 0 or 1 for every GPU, and have no NVLinks
+    if len(set(modules)) != shown_count(node) or not all(known(gpu.nvlinks) for gpu in node.gpus):
+        return None
+    size = next((size for size in _BOARDS if size // 2 < len(modules) < size), 0)
+    starts = tuple(first for first in (0, 1) if set(modules) <= set(range(first, first + size)))
+    board = _Board(size, tuple(sorted(modules)), starts)
+    return board if starts and size and len(board.empty) == size - len(modules) else None
+
+
 def _empty_sockets(case: Case, limited: str | None) -> Iterator[Finding]:
-    """A finding for empty sockets: a board with 8 or 4 SXM sockets numbers them in a row, so a gap is a missing GPU.
+    """A finding for empty sockets: a board numbers them in a row, so a gap is a missing GPU.
 
     Only a warning if the GPUs' generation had boards of other sizes, or if it is not known that this is neither a
     virtual machine (which may have been given some of the GPUs) nor a container.
     """
     node = case.node
-    modules = [number for gpu in node.gpus if (number := known(gpu.module_id)) is not None]
-    # cards without sockets return 0 or 1 for every GPU, and have no NVLinks
-    sockets = len(set(modules)) == shown_count(node) and all(known(gpu.nvlinks) for gpu in node.gpus)
-    if limited or not sockets or node.host.is_guest:
-        return
-    board = next((size for size in _BOARDS if size // 2 < len(modules) < size), 0)
-    # some boards number from 0, others from 1: if neither end is present, either may be the missing one
-    starts = [first for first in (0, 1) if set(modules) <= set(range(first, first + board))]
-    if not starts:
-        return
-    empty = sorted(set(range(starts[0], starts[0] + board)) - set(modules))
+    board = None if limited or node.host.is_guest else _board(node)
     handed_on = len(known(pci_gpus(node)) or ()) - len(known(bus_gpus(node)) or ())
-    if not board or len(empty) != board - len(modules) or handed_on >= len(empty):
+    if board is None or handed_on >= len(board.empty):
         return
-    sure = known(node.host.virtualization) == "none"
-    sure = sure and not any(known(gpu.architecture) in _OTHER_BOARDS for gpu in node.gpus)
-    inner = [number for number in empty if number not in (0, board)]
-    ends = [f"0 or {board}"] if len(starts) == 2 else [str(number) for number in empty if number not in inner]
-    text = ", ".join([*map(str, inner), *ends])
-    yield (fail if sure else warn)(
+    of_other_boards = any(known(gpu.architecture) in _OTHER_BOARDS for gpu in node.gpus)
+    is_certain = known(node.host.virtualization) == "none" and not of_other_boards
+    yield (fail if is_certain else warn)(
         NODE,
         Found(
-            f"{len(modules)} GPUs on a board of {board}: module {text} is missing"
+            f"{len(board.taken)} GPUs on a board of {board.size}: module {board.empty_text} is missing"
             + (f", {handed_on} of them taken from use or handed to a virtual machine" if handed_on else ""),
-            len(modules),
+            len(board.taken),
             "GPUs",
         ),
-        Expected(f"{board} GPUs", "==", board, "GPUs", "module numbers of the others"),
-        Evidence("module ids, driver", ", ".join(map(str, sorted(modules)))),
+        Expected(f"{board.size} GPUs", "==", board.size, "GPUs", "module numbers of the others"),
+        Evidence("module ids, driver", ", ".join(map(str, board.taken))),
         likely="a GPU is not even on the PCI bus",
         advice=_GONE_FROM_BUS,
     )
@@ -237,7 +261,7 @@ def _empty_sockets(case: Case, limited: str | None) -> Iterator[Finding]:
 def _written_down_for_here(case: Case) -> bool:
     """Whether this is a container with all GPUs, and a configuration with their number."""
     visible = case.node.environment.get("NVIDIA_VISIBLE_DEVICES")
-    refused = refused_handles(case.node) > 0 or confined(case.node) is not None
+    refused = refused_handles(case.node) > 0 or why_confined(case.node) is not None
     return case.expect.gpus is not None and visible in (None, "", "all") and not refused
 
 

@@ -112,7 +112,7 @@ def _mode_pending(gpu: Gpu) -> Iterator[Finding]:
             Evidence("ECC mode, current and pending", f"{_on(enabled)}, {_on(pending)}"),
             likely="someone changed the mode and did not reset the GPU since",
             advice=[
-                Advice("Reboot, or reset the GPU, to let it take effect.", f"nvidia-smi --gpu-reset -i {gpu.bus_id}")
+                Advice("Reboot, or reset the GPU, to let it take effect.", f"nvidia-smi --gpu-reset -i {gpu.smi_id}")
             ],
         )
 
@@ -131,7 +131,7 @@ def _switched_off(case: Case, gpu: Gpu) -> Finding:
         Expected("ECC on", source=f"profile {case.profile.name}"),
         Evidence("ECC mode, current", "off"),
         likely="switched off by hand",
-        advice=[Advice("Switch it on and reboot.", f"nvidia-smi -i {gpu.bus_id} -e 1")],
+        advice=[Advice("Switch it on and reboot.", f"nvidia-smi -i {gpu.smi_id} -e 1")],
     )
 
 
@@ -150,12 +150,12 @@ def _in_sram(gpu: Gpu, found: Found, evidence: Evidence) -> Finding:
     steps = (
         Advice(
             "Reset the GPU: the error is cleared, and nothing is repaired, since SRAM has no spare rows.",
-            f"nvidia-smi --gpu-reset -i {gpu.bus_id}",
+            f"nvidia-smi --gpu-reset -i {gpu.smi_id}",
         ),
         Advice("On an NVSwitch node reset all GPUs together, or reboot.", "reboot"),
         Advice(
             "More than 4 in its lifetime, or its threshold is exceeded: hardware case (RMA).",
-            f"nvidia-smi -q -d ECC -i {gpu.bus_id}",
+            f"nvidia-smi -q -d ECC -i {gpu.smi_id}",
         ),
     )
     return fail(of_gpu(gpu), found, _NONE, evidence, likely=_SRAM, advice=[_DRAIN, *steps])
@@ -191,7 +191,7 @@ def _worn(case: Case, gpu: Gpu) -> Iterator[Finding]:
         Evidence(f"ECC: {text}", str(count)),
         likely="memory that is wearing out; correcting at a high rate also costs speed",
         advice=[
-            Advice("Watch whether the count grows under load.", f"nvidia-smi -q -d ECC -i {gpu.bus_id}"),
+            Advice("Watch whether the count grows under load.", f"nvidia-smi -q -d ECC -i {gpu.smi_id}"),
             Advice("It grows fast, or the GPU is slower than its peers: open a hardware case."),
         ],
     )

@@ -25,8 +25,8 @@ from gpudoctor.checks.core.finding import (
 from gpudoctor.checks.core.peer_gaps import lacking_values
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.runner import NO_GPU
-from gpudoctor.checks.core.sight import denied
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
+from gpudoctor.checks.core.visibility import denied
 from gpudoctor.checks.gpu.recovery_actions import RECOVERY_ACTIONS, RecoveryAction
 from gpudoctor.facts.model.gpu import CallError, Gpu
 from gpudoctor.facts.model.missing import NOT_READ, Missing, known
@@ -51,7 +51,7 @@ def reset_advice(gpu: Gpu) -> list[Advice]:
     """Steps to drain and reset the GPU, and what to do if that does not help."""
     return [
         Advice(
-            "Drain the node, end the processes on the GPU, and reset it.", f"nvidia-smi --gpu-reset -i {gpu.bus_id}"
+            "Drain the node, end the processes on the GPU, and reset it.", f"nvidia-smi --gpu-reset -i {gpu.smi_id}"
         ),
         Advice("On an NVSwitch node reset all GPUs together, or reboot.", "reboot"),
         Advice("It comes back: open a hardware case with the report.", "nvidia-bug-report.sh"),
@@ -72,14 +72,27 @@ def reset_advice(gpu: Gpu) -> list[Advice]:
 def lost(case: Case) -> Iterator[Finding]:
     """Judge each GPU's driver errors and requested recovery; a GPU that returned nothing never passes."""
     driver = case.node.driver
-    off_bus = any(device.off_bus for device in known(case.node.pci.nvidia_devices) or ())
-    if not case.gpus and not driver.handle_errors and not driver.unread_handles and not off_bus:
+    silent = {device.bus_id for device in known(case.node.pci.nvidia_devices) or () if device.off_bus}
+    if not case.gpus and not driver.handle_errors and not driver.unread_handles and not silent:
         yield skip(NODE, NO_GPU)
         return
-    judged = {gpu.bus_id for gpu in case.gpus if condemning(gpu)}
-    for text in (" ".join(text.split()) for text in driver.handle_errors):
-        if any(bus_id in text.lower() for bus_id in judged):
-            continue  # a capture can name the lost GPU twice: it is judged below
+    yield from _without_handle(case)
+    for text in driver.unread_handles:
+        # gpudoctor stopped waiting, or its reading process was ended: not an error from the driver
+        yield unknown(_named(text), f"a GPU that was not reached: {text}", Evidence("GPU handle", text))
+    for gpu in case.gpus:
+        off = gpu.bus_id in silent and not shown_by_driver(case.node, gpu)
+        yield _off_bus(of_gpu(gpu)) if off else _alive(case, gpu)
+    for bus_id in sorted(silent - {gpu.bus_id for gpu in case.node.gpus}):
+        yield _off_bus(Subject(kind="gpu", bus_id=bus_id))
+
+
+def _without_handle(case: Case) -> Iterator[Finding]:
+    """One finding for each GPU of which the driver gives no handle."""
+    condemned = {gpu.bus_id for gpu in case.gpus if condemning(gpu)}
+    for text in (" ".join(text.split()) for text in case.node.driver.handle_errors):
+        if any(bus_id in text.lower() for bus_id in condemned):
+            continue  # a capture can name the lost GPU twice: it is judged with the others
         subject = _named(text)
         if denied(text):
             yield skip(subject, f"a GPU that this process may not use: {text}")
@@ -94,15 +107,6 @@ def lost(case: Case) -> Iterator[Finding]:
                 likely="the GPU fell off the bus, or did not start",
                 advice=_LOST_ADVICE,
             )
-    for text in case.node.driver.unread_handles:
-        # gpudoctor stopped waiting, or its reading process was ended: not an error from the driver
-        yield unknown(_named(text), f"a GPU that was not reached: {text}", Evidence("GPU handle", text))
-    silent = {device.bus_id for device in known(case.node.pci.nvidia_devices) or () if device.off_bus}
-    for gpu in case.gpus:
-        off = gpu.bus_id in silent and not shown_by_driver(case.node, gpu)
-        yield _off_bus(of_gpu(gpu)) if off else _alive(case, gpu)
-    for bus_id in sorted(silent - {gpu.bus_id for gpu in case.node.gpus}):
-        yield _off_bus(Subject(kind="gpu", bus_id=bus_id))
 
 
 def _off_bus(subject: Subject) -> Finding:

@@ -11,8 +11,8 @@ from gpudoctor.checks.core.each_gpu import first_unread, in_virtual_machine, tru
 from gpudoctor.checks.core.explains import VIEWS, Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, unread, warn
 from gpudoctor.checks.core.registry import check
-from gpudoctor.checks.core.sight import hidden, refused_handles
 from gpudoctor.checks.core.subject import NODE, of_gpu
+from gpudoctor.checks.core.visibility import refused_handles, why_hidden
 from gpudoctor.checks.gpu.in_use import unified_memory
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
@@ -121,7 +121,7 @@ def _prohibited(gpu: Gpu) -> Iterator[Finding]:
             Expected("default or exclusive-process", "in", "default, exclusive-process", source="CUDA"),
             Evidence("compute mode", "prohibited"),
             likely="set by an operator to keep jobs away",
-            advice=[Advice("Allow compute again.", f"nvidia-smi -i {gpu.bus_id} -c DEFAULT")],
+            advice=[Advice("Allow compute again.", f"nvidia-smi -i {gpu.smi_id} -c DEFAULT")],
         )
 
 
@@ -131,7 +131,7 @@ def _persistence(case: Case, gpu: Gpu) -> Iterator[Finding]:
     Not in guests, which cannot see or set it, nor with a desktop, which keeps the driver loaded, nor on a laptop,
     which powers its GPU off between uses on purpose.
     """
-    narrow = hidden(case.node) is not None or refused_handles(case.node) > 0
+    narrow = why_hidden(case.node) is not None or refused_handles(case.node) > 0
     guest = narrow or in_virtual_machine(case.node, [gpu])
     awake = known(gpu.settings.display_active) is True or unified_memory(case, gpu)
     laptop = "laptop gpu" in (known(gpu.name) or "").lower()
@@ -155,7 +155,7 @@ def _mig(gpu: Gpu) -> Iterator[Finding]:
             Expected("no change waiting", source="the GPU itself"),
             Evidence("MIG mode, current and pending", f"{enabled}, {pending}"),
             likely="someone changed the mode and did not reset the GPU since",
-            advice=[Advice("Reset the GPU to let it take effect.", f"nvidia-smi --gpu-reset -i {gpu.bus_id}")],
+            advice=[Advice("Reset the GPU to let it take effect.", f"nvidia-smi --gpu-reset -i {gpu.smi_id}")],
         )
     elif enabled and gpu.settings.mig_instances == ():
         yield warn(
@@ -166,7 +166,7 @@ def _mig(gpu: Gpu) -> Iterator[Finding]:
             likely="MIG was switched on and not set up, or its instances did not survive a reboot",
             advice=[
                 Advice("Create instances.", "nvidia-smi mig -lgip; nvidia-smi mig -cgi <profile> -C"),
-                Advice("Or switch MIG off.", f"nvidia-smi -i {gpu.bus_id} -mig 0"),
+                Advice("Or switch MIG off.", f"nvidia-smi -i {gpu.smi_id} -mig 0"),
             ],
         )
 

@@ -73,7 +73,7 @@ def throttle(case: Case, gpu: Gpu) -> Finding:
     advice = [
         Advice(
             "Look at temperatures, power and clocks under load.",
-            f"nvidia-smi -i {gpu.bus_id} -q -d PERFORMANCE,TEMPERATURE,POWER",
+            f"nvidia-smi -i {gpu.smi_id} -q -d PERFORMANCE,TEMPERATURE,POWER",
         ),
         Advice("Look for fan and PSU events.", "ipmitool sel list | tail; ipmitool sdr type fan"),
         Advice("Drain the node until cooling or power is mended, then check again.", "gpudoctor check gpu.throttle"),
@@ -180,7 +180,7 @@ def _lowered(case: Case, gpu: Gpu) -> Finding | None:
                 Evidence(f"application clock, {what}", f"{mhz} MHz"),
                 likely="clocks set by hand or by a job that did not put them back",
                 advice=[
-                    Advice("Put the clocks back.", f"nvidia-smi -i {gpu.bus_id} -rac; nvidia-smi -i {gpu.bus_id} -rgc")
+                    Advice("Put the clocks back.", f"nvidia-smi -i {gpu.smi_id} -rac; nvidia-smi -i {gpu.smi_id} -rgc")
                 ],
             )
     return None
@@ -230,8 +230,8 @@ def _slow_now(case: Case, gpu: Gpu) -> Finding | None:
         Evidence("clock event reasons", ", ".join(known(gpu.clocks.event_reasons) or ()) or "none"),
         likely="clocks locked low (nvidia-smi -lgc), or a GPU stuck in a low power state",
         advice=[
-            Advice("Unlock the clocks.", f"nvidia-smi -i {gpu.bus_id} -rgc; nvidia-smi -i {gpu.bus_id} -rmc"),
-            Advice("Still low under load: reset the GPU.", f"nvidia-smi --gpu-reset -i {gpu.bus_id}"),
+            Advice("Unlock the clocks.", f"nvidia-smi -i {gpu.smi_id} -rgc; nvidia-smi -i {gpu.smi_id} -rmc"),
+            Advice("Still low under load: reset the GPU.", f"nvidia-smi --gpu-reset -i {gpu.smi_id}"),
         ],
     )
 
@@ -290,7 +290,7 @@ def power_limit(case: Case, gpu: Gpu) -> Finding:
                 evidence,
                 likely="a power cap set by an operator or a power manager; it slows this GPU under load",
                 advice=[
-                    Advice("Not meant? Set the limit back.", f"nvidia-smi -i {gpu.bus_id} -pl {wanted_w:g}"),
+                    Advice("Not meant? Set the limit back.", f"nvidia-smi -i {gpu.smi_id} -pl {wanted_w:g}"),
                     Advice("Meant? Give all GPUs of the node the same cap, so that none waits for another."),
                 ],
             )

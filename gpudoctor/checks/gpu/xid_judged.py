@@ -13,7 +13,7 @@ from gpudoctor.facts.model.driver import KernelEvent
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import known
 from gpudoctor.lazy import lazy_imports, lazy_pattern
-from gpudoctor.statements.xids import BUCKETS, LINK_CODES, Bucket, xid
+from gpudoctor.statements.xids import BUCKETS, LINK_CODES, RECOVERY, Bucket, xid
 
 with lazy_imports():  # compiling the patterns takes 10 ms (-X importtime), which a log without errors does not need
     from gpudoctor.facts.kernel_log import lines as kernel_lines
@@ -110,7 +110,6 @@ def judge_events(events: Iterable[KernelEvent], gpu: Gpu | None, starts: bool = 
     settled_before = max(
         (i for i, e in enumerate(events) if e.code == RECOVERY_CHANGED and _target(e) == 0), default=-1
     )
-    fit_now = gpu is not None and not untrusted(gpu) and known(gpu.recovery_action) == "none"
     refusals = [event for event in events if (reported := _meaning(event)) is not None and reported.other_driver]
     judged = []
     for position, event in enumerate(events):
@@ -119,12 +118,31 @@ def judge_events(events: Iterable[KernelEvent], gpu: Gpu | None, starts: bool = 
         refused = event.kind != "off-bus" and start_failed(event) and any(follows(event, one) for one in refusals)
         if item is None or (refused and item.likely is None):
             continue
-        settled = position < settled_before
-        if (item.bucket == "reset" and (settled or fit_now)) or (item.bucket == "hardware" and settled):
-            item = msgspec.structs.replace(item, bucket="watch", words=f"{item.words} (settled since)")
-        judged.append(item)
+        judged.append(_settled(item, gpu) if _is_settled(item, gpu, position < settled_before) else item)
     # among equally bad ones, those that a bad link cannot explain come first: core/causes.py looks at the first
     return sorted(judged, key=lambda item: (BUCKETS.index(item.bucket), item.event.code in LINK_CODES))
+
+
+def _is_settled(item: ClassifiedEvent, gpu: Gpu | None, all_settled: bool) -> bool:
+    """Whether nothing is left to do: by a later Xid 154, or for resettable errors by the GPU itself."""
+    if item.bucket not in ("reset", "hardware"):
+        return False
+    is_fit = gpu is not None and not untrusted(gpu) and known(gpu.recovery_action) == "none"
+    return all_settled or (item.bucket == "reset" and is_fit)
+
+
+def _settled(item: ClassifiedEvent, gpu: Gpu | None) -> ClassifiedEvent:
+    since = "the GPU asks for no reset, but a link is down" if _link_down(item, gpu) else "settled since"
+    return msgspec.structs.replace(item, bucket="watch", words=f"{item.words} ({since})")
+
+
+def _link_down(item: ClassifiedEvent, gpu: Gpu | None) -> bool:
+    """Whether this is an error of a link, and a link of the GPU is down: then nothing is settled.
+
+    Only the words depend on it, as a GPU may have links that lead nowhere: nvlink.links judges them.
+    """
+    links = known(gpu.nvlinks) if gpu is not None else None
+    return item.event.code in LINK_CODES and any(link.state == "inactive" for link in links or ())
 
 
 def _target(event: KernelEvent) -> int | None:
@@ -162,14 +180,15 @@ def _classify_message(event: KernelEvent, gpu: Gpu | None, starts: bool) -> Clas
 
 
 def _recovery_changed(event: KernelEvent) -> ClassifiedEvent:
-    entry, advice = xid(RECOVERY_CHANGED), xid(46).advice
+    entry = xid(RECOVERY_CHANGED)
     found = _RECOVERY.match(kernel_lines.driver_words(event))
     if found is None:
-        return ClassifiedEvent(event, "unknown", f"{entry.words}, but the line does not say to what", advice)
+        return ClassifiedEvent(event, "unknown", f"{entry.words}, but the line does not say to what", entry.advice)
     action = int(found[1], 16)
     if action == 0:
         return ClassifiedEvent(event, "info", entry.words, entry.advice)
-    # drain-p2p (3) only needs care, the others make the GPU unfit; source: NVML field 230
+    advice = RECOVERY[action][1] if action in RECOVERY else entry.advice
+    # drain-p2p (3) only needs care, the others make the GPU unfit
     return ClassifiedEvent(event, "watch" if action == 3 else "reset", f"the GPU asks for: {found[2]}", advice)
 
 

@@ -216,6 +216,6 @@ def _likely(case: Case, link: HostLink, gpu: Gpu) -> str:
 def _steps(gpu: Gpu) -> tuple[Advice, ...]:
     return (
         Advice("Look at the link and everything above it.", "gpudoctor check pcie topology -v"),
-        Advice("See what was negotiated.", f"sudo lspci -vvs {gpu.bus_id} | grep -e LnkCap -e LnkSta"),
+        Advice("See what was negotiated.", f"sudo {gpu.lspci} | grep -e LnkCap -e LnkSta"),
         Advice("Reseat the card or its riser; swap it with another and see whether the slowness moves."),
     )

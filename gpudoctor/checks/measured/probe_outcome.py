@@ -171,7 +171,7 @@ def _refused(case: Case, problem: ProbeProblem, evidence: tuple[Evidence, ...]) 
         likely="the GPU or its driver is in a state that only a reset, or a repair, ends",
         advice=(
             Advice("Look for Xid errors of the time.", "gpudoctor check gpu.xid gpu.lost gpu.ecc"),
-            Advice("Reset it while it is idle, and try again.", f"nvidia-smi --gpu-reset -i {gpu.bus_id}"),
+            Advice("Reset it while it is idle, and try again.", f"nvidia-smi --gpu-reset -i {gpu.smi_id}"),
         ),
     )
 

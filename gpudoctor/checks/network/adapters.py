@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -113,24 +113,29 @@ def _failed_readings(case: Case) -> Iterator[Finding]:
 def _nothing_wrong(case: Case) -> Finding:
     """What was looked at; a skip if that is neither the counters nor the kernel log."""
     ports, events = case.node.network.rdma_ports, known(case.node.kernel_log.host_events)
-    read = [port for port in known(ports) or () if not isinstance(port.link_downed, Missing)]
-    logged = {event.device for event in events or () if event.kind.startswith("nic-")}
-    if not known(ports) and logged:
-        text = f"{len(logged)} adapter{'s' * (len(logged) > 1)} in the kernel log, without a fault that matters now"
-        lines = [event.text for event in events or () if event.kind in (*_RULES, "nic-link-down")]
-        return ok(
-            NODE, Found(text, len(logged), "adapters"), None, *(Evidence("kernel log", line) for line in lines[:3])
-        )
+    if not known(ports) and (logged := _logged_only(events or ())) is not None:
+        return logged
     if isinstance(ports, Missing):
         return unread(NODE, "adapters", ports) if events is None else skip(NODE, "no adapter is told of")
     if not ports:
         return skip(NODE, "no InfiniBand or RoCE adapter here")
-    if not read and events is None:
+    counted = [port for port in ports if not isinstance(port.link_downed, Missing)]
+    if not counted and events is None:
         return skip(NODE, "neither the ports' counters nor the kernel log to judge the adapters by")
-    names = {port.device for port in (ports if events is not None else read)}
-    looked = [*(["counters"] if read else []), *([] if events is None else ["kernel log"])]
+    names = {port.device for port in (counted if events is None else ports)}
+    looked = [*(["counters"] if counted else []), *(["kernel log"] if events is not None else [])]
     text = f"{len(names)} adapter{'s' * (len(names) > 1)} without a fault in {' and '.join(looked)}"
     return ok(NODE, Found(text, len(names), "adapters"))
+
+
+def _logged_only(events: Sequence[HostEvent]) -> Finding | None:
+    """A pass for adapters that nothing but the kernel log tells of; None if it tells of none."""
+    adapters = {event.device for event in events if event.kind.startswith("nic-")}
+    if not adapters:
+        return None
+    text = f"{len(adapters)} adapter{'s' * (len(adapters) > 1)} in the kernel log, without a fault that matters now"
+    lines = [event.text for event in events if event.kind in (*_RULES, "nic-link-down")]
+    return ok(NODE, Found(text, len(adapters), "adapters"), None, *(Evidence("kernel log", line) for line in lines[:3]))
 
 
 def _subject(case: Case, event: HostEvent) -> Subject:

@@ -31,43 +31,48 @@ _PORTS_PER_GPU = Limit(
 )
 def infiniband(case: Case) -> Iterator[Finding]:
     """Warn about ports that are down or slower while most of their siblings are not."""
-    ports = case.node.network.rdma_ports
-    if isinstance(ports, Missing):
-        yield unread(NODE, "RDMA ports", ports)
+    every = case.node.network.rdma_ports
+    if isinstance(every, Missing):
+        yield unread(NODE, "RDMA ports", every)
         return
-    if not ports:
-        yield skip(NODE, "no InfiniBand or RoCE adapter here")
-        return
-    # a hypervisor's virtual functions wait for their virtual machines; only those in use are ports of this system
-    ports = tuple(
-        port
-        for port in ports
-        if port.is_active or isinstance(port.state, Missing) or known(port.virtual_function) is not True
-    )
-    if not ports:
-        yield skip(NODE, "only virtual functions of adapters here, and none is in use")
-        return
+    ports = tuple(port for port in every if _of_this_system(port))
     active = [port for port in ports if port.is_active]
-    if not active:
-        unread_state = next((p.state for p in ports if isinstance(p.state, Missing)), None)
-        if unread_state is not None:
-            yield unread(NODE, "RDMA port state", unread_state)
-        else:
-            yield _none_active(case, ports)
-        return
+    unread_state = next((port.state for port in ports if isinstance(port.state, Missing)), None)
+    if not every:
+        yield skip(NODE, "no InfiniBand or RoCE adapter here")
+    elif not ports:
+        yield skip(NODE, "only virtual functions of adapters here, and none is in use")
+    elif active:
+        yield from _judged(case, ports, active)
+        yield from _gpudirect(case)
+    elif unread_state is not None:
+        yield unread(NODE, "RDMA port state", unread_state)
+    else:
+        yield _none_active(case, ports)
+
+
+def _of_this_system(port: RdmaPort) -> bool:
+    """Whether it is a port of this system: a hypervisor's virtual functions wait for their virtual machines."""
+    return port.is_active or isinstance(port.state, Missing) or known(port.virtual_function) is not True
+
+
+def _judged(case: Case, ports: tuple[RdmaPort, ...], active: list[RdmaPort]) -> Iterator[Finding]:
     outliers = [*_down(ports), *_slow(active, case.limit(_SIBLING_PORTS))]
     if not outliers and _alone(case.node):
         outliers = [*_unused(ports)]
     silent = [*_not_read(ports)]
     yield from (*outliers, *silent)
     if not outliers and not silent:
-        rates = sorted({known(p.rate_gbit_s) or 0 for p in active} - {0})
-        speed = " at " + " and ".join(f"{rate:g} Gbit/s" for rate in rates) if rates else ""
-        unused = len(ports) - len(active)
-        kind = "EFA" if all(port.is_efa for port in active) else "RDMA"
-        text = f"{len(active)} {kind} ports active{speed}" + (f", {unused} unused" if unused else "")
-        yield ok(NODE, Found(text, len(active), "ports"), None, *(_evidence(port) for port in active))
-    yield from _gpudirect(case)
+        yield _all_in_use(ports, active)
+
+
+def _all_in_use(ports: tuple[RdmaPort, ...], active: list[RdmaPort]) -> Finding:
+    rates = sorted({known(p.rate_gbit_s) or 0 for p in active} - {0})
+    speed = " at " + " and ".join(f"{rate:g} Gbit/s" for rate in rates) if rates else ""
+    unused = len(ports) - len(active)
+    kind = "EFA" if all(port.is_efa for port in active) else "RDMA"
+    text = f"{len(active)} {kind} ports active{speed}" + (f", {unused} unused" if unused else "")
+    return ok(NODE, Found(text, len(active), "ports"), None, *(_evidence(port) for port in active))
 
 
 def _not_read(ports: tuple[RdmaPort, ...]) -> Iterator[Finding]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -24,6 +24,7 @@ from gpudoctor.checks.core.finding import (
     skip,
     unknown,
     warn,
+    worst,
 )
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, of_gpu
@@ -69,26 +70,36 @@ _ADVICE = (
 )
 def links(case: Case) -> Iterator[Finding]:
     """Compare the number of each GPU's links that are up with the model's number, else with the peers'."""
-    usual = majority(speed for gpu in case.gpus for link in real_links(gpu) if (speed := _speed(link)) is not None)
-    by_gpu = [
-        (gpu, _none_shown(case, gpu) or not_judged(case, gpu) or _links_of(case, gpu, usual)) for gpu in case.gpus
-    ]
-    findings = [finding for _, finding in by_gpu]
-    judged = [gpu for gpu, finding in by_gpu if finding.status in (Status.PASS, *_BAD)]
-    dead = [f for f in findings if f.found is not None and f.found.value == 0 and f.status in _BAD]
+    usual = _usual_speed(case)
+    findings = [_none_shown(case, gpu) or not_judged(case, gpu) or _links_of(case, gpu, usual) for gpu in case.gpus]
+    judged = [gpu for gpu, f in zip(case.gpus, findings, strict=True) if f.status in (Status.PASS, *_BAD)]
+    dead = [f for f in findings if _is_dead(f)]
     if len(dead) > 1 and len(dead) == len(judged):
-        failed = any(f.status is Status.FAIL for f in dead)
-        found = Found(f"no NVLink is up on any of {len(dead)} GPUs", 0, "links")
-        status, evidence = Status.FAIL if failed else Status.WARN, joint_evidence(dead)
-        yield replace(dead[0], status=status, subject=NODE, found=found, evidence=evidence)
+        yield _all_dead(dead)
         findings = [f for f in findings if f not in dead]
     yield from findings
-    if findings and not judged and any(isinstance(gpu.nvlinks, Missing) for gpu in case.gpus):
+    if not judged and any(isinstance(gpu.nvlinks, Missing) for gpu in case.gpus):
         yield from events_not_judged(case, ("nvlink",), findings[0].reason or "")
-    total = sum(len(real_links(gpu)) for gpu in judged)
-    up = sum(links_up(gpu) for gpu in judged)
-    if judged and up == total and all(f.status in (Status.PASS, Status.SKIP) for f in findings):
-        yield ok(NODE, Found(f"{up} of {total} links up", up, "links"))
+    all_up = all(links_up(gpu) == len(real_links(gpu)) for gpu in judged)
+    if judged and all_up and all(f.status in (Status.PASS, Status.SKIP) for f in findings):
+        up = sum(map(links_up, judged))
+        yield ok(NODE, Found(f"{up} of {up} links up", up, "links"))
+
+
+def _is_dead(finding: Finding) -> bool:
+    """Whether it says that none of a GPU's links is up, and should be."""
+    return finding.found is not None and finding.found.value == 0 and finding.status in _BAD
+
+
+def _all_dead(dead: Sequence[Finding]) -> Finding:
+    """One finding for all GPUs of a node without any link: what they share is broken, not each of them."""
+    return replace(
+        dead[0],
+        status=worst(f.status for f in dead),
+        subject=NODE,
+        found=Found(f"no NVLink is up on any of {len(dead)} GPUs", 0, "links"),
+        evidence=joint_evidence(dead),
+    )
 
 
 def _none_shown(case: Case, gpu: Gpu) -> Finding | None:
@@ -297,6 +308,10 @@ def _speed_of(case: Case, gpu: Gpu, spec: NvlinkSpec | None, usual: float | None
         likely="the link trained at a lower rate: signal quality of the bridge, baseboard or switch",
         advice=_ADVICE,
     )
+
+
+def _usual_speed(case: Case) -> float | None:
+    return majority(speed for gpu in case.gpus for link in real_links(gpu) if (speed := _speed(link)) is not None)
 
 
 def _speed(link: NvLink) -> float | None:

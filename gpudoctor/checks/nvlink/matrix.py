@@ -116,29 +116,42 @@ def odd_rows(pairs: list[GpuPair], gpus: list[Gpu]) -> Finding | None:
     if the others are joined all to all, and this one would make their number that of a board.
     """
     rows = {gpu.index: sorted(bond(p) for p in pairs if gpu.index in (p.a, p.b)) for gpu in gpus}
-    most = max(rows.values(), key=lambda row: (sum(map(bool, row)), sum(row)))
-    if sum(map(bool, most)) < 2 or any(known(gpu.name) for gpu in gpus):
-        return None
-    fewer = [index for index, row in rows.items() if row != most]
-    if not fewer:
+    fullest = max(rows.values(), key=lambda row: (sum(map(bool, row)), sum(row)))
+    is_mesh = sum(map(bool, fullest)) > 1
+    fewer = {index for index, row in rows.items() if row != fullest}
+    if not is_mesh or not fewer or any(known(gpu.name) for gpu in gpus):
         return None
     lone = [gpu for gpu in gpus if not any(rows[gpu.index])]
-    rest = [pair for pair in pairs if len(lone) == 1 and lone[0].index not in (pair.a, pair.b)]
-    if rest and len(gpus) in _BOARDS and all(bond(pair) == max(most) for pair in rest):
-        return warn(
-            of_gpu(lone[0]),
-            f"no NVLink to any of {len(gpus) - 1} GPUs that all have NV{max(most)} with each other",
-            Expected(f"NV{max(most)} between every two GPUs, as the others have", source="peers"),
-            *matrix_evidence([pair for pair in pairs if pair not in rest]),
-            likely="all NVLinks of this GPU are down, or it is a card beside the board of the others",
-            advice=MATRIX_ADVICE,
-        )
-    outliers = [pair for pair in pairs if pair.a in fewer and pair.b in fewer and bond(pair) < max(most)]
-    outliers = outliers or [pair for pair in pairs if {pair.a, pair.b} & {*fewer} and bond(pair) < max(most)]
+    if len(lone) == 1 and len(gpus) in _BOARDS and _joined_without(lone[0], pairs, max(fullest)):
+        return _beside_a_board(lone[0], len(gpus) - 1, pairs, max(fullest))
+    return _uneven(pairs, fewer, fullest)
+
+
+def _joined_without(lone: Gpu, pairs: list[GpuPair], links: int) -> bool:
+    """Whether all pairs without this GPU have so many links."""
+    rest = [pair for pair in pairs if lone.index not in (pair.a, pair.b)]
+    return bool(rest) and all(bond(pair) == links for pair in rest)
+
+
+def _beside_a_board(lone: Gpu, others: int, pairs: list[GpuPair], links: int) -> Finding:
+    return warn(
+        of_gpu(lone),
+        f"no NVLink to any of {others} GPUs that all have NV{links} with each other",
+        Expected(f"NV{links} between every two GPUs, as the others have", source="peers"),
+        *matrix_evidence([pair for pair in pairs if lone.index in (pair.a, pair.b)]),
+        likely="all NVLinks of this GPU are down, or it is a card beside the board of the others",
+        advice=MATRIX_ADVICE,
+    )
+
+
+def _uneven(pairs: list[GpuPair], fewer: set[int], fullest: list[int]) -> Finding:
+    """`fewer`: the GPUs with fewer links than the one with the `fullest` row."""
+    short = [pair for pair in pairs if bond(pair) < max(fullest)]
+    outliers = [p for p in short if {p.a, p.b} <= fewer] or [p for p in short if {p.a, p.b} & fewer]
     return unknown(
         of_pair(outliers[0].a, outliers[0].b) if len(outliers) == 1 else NODE,
-        f"{pair_names(outliers)}: {connections(outliers)}, while other GPUs have NV{max(most)} with "
-        f"{sum(map(bool, most))} GPUs: NVLinks that are down, or how this machine is wired; the model is not known",
+        f"{pair_names(outliers)}: {connections(outliers)}, while other GPUs have NV{max(fullest)} with "
+        f"{sum(map(bool, fullest))} GPUs: NVLinks that are down, or how this machine is wired; the model is not known",
         *matrix_evidence(outliers),
         advice=[Advice("See the model, and each link's state.", "nvidia-smi -L; nvidia-smi nvlink --status")],
     )

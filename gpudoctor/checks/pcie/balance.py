@@ -9,7 +9,7 @@ from gpudoctor.checks.core.each_gpu import trusted
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, unknown, unread, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, of_gpu
-from gpudoctor.checks.pcie.link_state import hidden_bridges, names_of, slot_above
+from gpudoctor.checks.pcie.link_state import names_of, visible_slot
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.links import link_gb_s
 from gpudoctor.facts.model.missing import Missing, known
@@ -56,35 +56,21 @@ def balance(case: Case) -> Iterator[Finding]:
 
 
 def _split(case: Case, gpus: list[Gpu]) -> Finding:
-    widest_first = sorted(gpus, key=lambda gpu: (-_lanes(gpu), gpu.index))
-    floor = int(case.limit(_ENOUGH_LANES))
-    enough = case.limit(_ENOUGH_GB_S)
-    ideal = [max(floor, lanes) if floor < 8 else lanes for lanes in _IDEAL.get(len(gpus), ())]
-    ideal = ideal or [floor] * len(gpus)
-    short = [
-        gpu
-        for gpu, lanes in zip(widest_first, ideal, strict=True)
-        if _lanes(gpu) < lanes and (_worth(gpu) or 0.0) < enough
-    ]
-    split = " / ".join(f"x{_lanes(gpu)}" for gpu in gpus)
-    rates = sorted({rate for gpu in gpus if (rate := _worth(gpu)) is not None})
-    spread = f": {' to '.join(map(str, dict.fromkeys((rates[0], rates[-1]))))} GB/s each way" if rates else ""
-    found = Found(split + spread, min(map(_lanes, gpus)), "lanes")
-    usual = " / ".join(f"x{lanes}" for lanes in ideal)
-    expected = Expected(
-        f"{usual} or better, or {enough} GB/s each way", ">=", floor, "lanes", case.limit_source(_ENOUGH_LANES)
-    )
-    if not short:
-        short, most = _narrower(gpus)
-        expected = Expected(f"x{most}, as most of the GPUs have", ">=", most, "lanes", "peers") if short else expected
-    if not short:
-        return ok(NODE, found, expected)
+    ideal = _ideal(case, len(gpus))
+    short = _below(case, gpus, ideal)
+    found = _found(gpus)
+    if short:
+        expected = _expected(case, ideal)
+    elif by_peers := _narrower(gpus):
+        short, most = by_peers
+        expected = Expected(f"x{most}, as most of the GPUs have", ">=", most, "lanes", "peers")
+    else:
+        return ok(NODE, found, _expected(case, ideal))
     degraded = [gpu for gpu in short if _below_slot(case, gpu)]
     if degraded:
-        return skip(NODE, f"{split}: {names_of(degraded)} below what the slot gives, see pcie.link-width")
-    subject = of_gpu(short[0]) if len(short) == 1 else NODE
+        return skip(NODE, f"{_widths(gpus)}: {names_of(degraded)} below what the slot gives, see pcie.link-width")
     return warn(
-        subject,
+        of_gpu(short[0]) if len(short) == 1 else NODE,
         found,
         expected,
         *(Evidence(f"{gpu.label}", f"x{_lanes(gpu)}, {_worth(gpu) or 'unknown'} GB/s each way") for gpu in gpus),
@@ -96,15 +82,50 @@ def _split(case: Case, gpus: list[Gpu]) -> Finding:
     )
 
 
-def _narrower(gpus: list[Gpu]) -> tuple[list[Gpu], int]:
-    """The GPUs with fewer lanes than most, and that number; none for up to 3 GPUs, whose boards split unevenly."""
+def _ideal(case: Case, gpus: int) -> list[int]:
+    """The lanes that so many GPUs should get, widest first."""
+    floor = int(case.limit(_ENOUGH_LANES))
+    usual = _IDEAL.get(gpus, (floor,) * gpus)
+    return [max(floor, lanes) if floor < 8 else lanes for lanes in usual]
+
+
+def _expected(case: Case, ideal: list[int]) -> Expected:
+    usual = " / ".join(f"x{lanes}" for lanes in ideal)
+    text = f"{usual} or better, or {case.limit(_ENOUGH_GB_S)} GB/s each way"
+    return Expected(text, ">=", int(case.limit(_ENOUGH_LANES)), "lanes", case.limit_source(_ENOUGH_LANES))
+
+
+def _below(case: Case, gpus: list[Gpu], ideal: list[int]) -> list[Gpu]:
+    """The GPUs with fewer lanes than ideal and too slow a link, widest first."""
+    widest_first = sorted(gpus, key=lambda gpu: (-_lanes(gpu), gpu.index))
+    enough_gb_s = case.limit(_ENOUGH_GB_S)
+    return [
+        gpu
+        for gpu, lanes in zip(widest_first, ideal, strict=True)
+        if _lanes(gpu) < lanes and (_worth(gpu) or 0.0) < enough_gb_s
+    ]
+
+
+def _found(gpus: list[Gpu]) -> Found:
+    rates = sorted({rate for gpu in gpus if (rate := _worth(gpu)) is not None})
+    spread = f": {' to '.join(map(str, dict.fromkeys((rates[0], rates[-1]))))} GB/s each way" if rates else ""
+    return Found(_widths(gpus) + spread, min(map(_lanes, gpus)), "lanes")
+
+
+def _widths(gpus: list[Gpu]) -> str:
+    return " / ".join(f"x{_lanes(gpu)}" for gpu in gpus)
+
+
+def _narrower(gpus: list[Gpu]) -> tuple[list[Gpu], int] | None:
+    """The GPUs with fewer lanes than most, and that number; None for up to 3 GPUs, whose boards split unevenly."""
     most = majority([_lanes(gpu) for gpu in gpus]) or 0
-    return ([gpu for gpu in gpus if _lanes(gpu) < most] if len(gpus) > 3 else []), most
+    narrower = [gpu for gpu in gpus if _lanes(gpu) < most]
+    return (narrower, most) if narrower and len(gpus) > 3 else None
 
 
 def _below_slot(case: Case, gpu: Gpu) -> bool:
     """Whether the link trained narrower than its visible slot: a fault of the link, not the platform's split."""
-    slot = slot_above(gpu) if hidden_bridges(case, gpu) is None else None
+    slot = visible_slot(case, gpu)
     wide = known(slot.max_width) if slot else None
     own = known(gpu.pcie.width_max)
     return wide is not None and own is not None and _lanes(gpu) < min(wide, own)

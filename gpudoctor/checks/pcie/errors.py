@@ -117,21 +117,18 @@ def _of_other_devices(case: Case) -> Iterator[Finding]:
     GPUs are read on a live node, and judged with the GPUs.
     """
     above = {hop.bus_id for gpu in case.node.gpus for hop in known(gpu.pcie.path) or ()}
-    counted = _with_counters(case) | {gpu.bus_id for gpu in case.node.gpus}
+    judged = _with_counters(case) | {gpu.bus_id for gpu in case.node.gpus}
     for bus_id, events in _by_device(case).items():
-        if bus_id in counted or any(_OWN.search(event.text) for event in events):
+        if bus_id in judged or any(_OWN.search(event.text) for event in events):
             continue
-        lost = [event for event in events if not _CORRECTED.search(event.text)]
-        if known(case.node.host.uptime_s) is not None:
-            # the log since boot: enumeration leaves non-fatal errors of some devices at each boot
-            lost = [event for event in lost if not _NON_FATAL.search(event.text)]
-        device = f"device {bus_id}" if bus_id else "a device"
-        found = Found(f"PCIe errors: {_kinds(lost or events)} ({_lines(lost or events)})", len(events), "lines")
-        subject = Subject("node", bus_id=bus_id, name=device)
-        evidence = [Evidence("kernel log", event.text[:300]) for event in (lost or events)[-2:]]
-        if not lost and (
-            _most_a_day(events) < case.limit(_CORRECTED_LINES) or (case.node.gpus and bus_id not in above)
-        ):
+        lost = _lost_data(case, events)
+        shown = lost or events
+        found = Found(f"PCIe errors: {_kinds(shown)} ({_lines(shown)})", len(events), "lines")
+        subject = Subject("node", bus_id=bus_id, name=f"device {bus_id}" if bus_id else "a device")
+        evidence = [Evidence("kernel log", event.text[:300]) for event in shown[-2:]]
+        few = _most_a_day(events) < case.limit(_CORRECTED_LINES)
+        no_gpu_behind = bool(case.node.gpus) and bus_id not in above
+        if not lost and (few or no_gpu_behind):
             yield ok(subject, found, None, *evidence)
             continue
         yield warn(
@@ -142,6 +139,13 @@ def _of_other_devices(case: Case) -> Iterator[Finding]:
             likely="the link sends much again, or lost data; a GPU may be behind it",
             advice=(Advice("See what is there and behind it.", f"lspci -tv; lspci -s {bus_id} -vv"), *_LOOK),
         )
+
+
+def _lost_data(case: Case, events: list[KernelEvent]) -> list[KernelEvent]:
+    """The lines of uncorrected errors; in a log since boot only fatal ones, since enumeration leaves non-fatal ones."""
+    is_since_boot = known(case.node.host.uptime_s) is not None
+    lost = [event for event in events if not _CORRECTED.search(event.text)]
+    return [event for event in lost if not (is_since_boot and _NON_FATAL.search(event.text))]
 
 
 def _with_counters(case: Case) -> set[str]:
@@ -182,40 +186,49 @@ def _most_a_day(events: list[KernelEvent]) -> int:
 @each_gpu
 def _each(case: Case, gpu: Gpu) -> Finding:
     """Fatal errors fail and non-fatal ones warn; corrected ones count only if far above the peers'."""
-    subject, path = of_gpu(gpu), known(gpu.pcie.path) or ()
+    path = known(gpu.pcie.path) or ()
     # a bridge may be shared with other devices: its counts alone do not show a fault of this GPU
     fatal = [(hop, count) for hop in path if (count := known(hop.aer_fatal))]
     nonfatal = [(hop, count) for hop in path[:1] if (count := known(hop.aer_nonfatal))]
+    usual = _counted_by_all(case, gpu) if nonfatal else None
     if fatal:
         return _reported(gpu, "fatal", fatal)
-    usual = _counted_by_all(case, gpu) if nonfatal else None
     if nonfatal and usual is None:
         return _reported(gpu, "non-fatal", nonfatal)
-    seen = {name: count for name, read in _COUNTERS.items() if (count := read(gpu)) is not None}
+    counts = {name: count for name, read in _COUNTERS.items() if (count := read(gpu)) is not None}
     replays = gpu.pcie.replays
-    if not seen or first_failed([replays]):
-        return unread(subject, "PCIe error counters", replays if isinstance(replays, Missing) else Missing("not known"))
-    floor, ratio = case.limit(_FLOOR_ERRORS, gpu), case.limit(_PEERS_RATIO, gpu)
-    for name, count in seen.items():
-        ordered = _ordered(case)[name]
-        bound = out_of_line(count, ordered, floor, ratio)
-        if bound is not None:
-            peers = list(ordered)
-            peers.remove(count)
-            return warn(
-                subject,
-                Found(f"{count} {name} since driver load", count, "errors"),
-                Expected(f"below {bound:.0f}: in line with the peers", "<", bound, "errors", "peers"),
-                Evidence("nvmlDeviceGetPcieReplayCounter" if name == "replays" else "aer_dev_correctable", str(count)),
-                Evidence("the peers", ", ".join(map(str, peers)) or "none to compare"),
-                likely="the link sends much again: a riser, cable or contact at the edge of what it can carry",
-                advice=_LOOK,
-            )
-    text = " and ".join(f"{count} {name}" for name, count in seen.items())
-    note = ": lifetime counts, in line with the peers; a rate needs load" if any(seen.values()) else ""
-    if usual is not None:
-        note += f"; {usual} non-fatal errors since boot, as on all the others: the platform's own, not one link's"
-    return ok(subject, Found(text + note, max(seen.values()), "errors"))
+    if not counts or first_failed([replays]):
+        missing = replays if isinstance(replays, Missing) else Missing("not known")
+        return unread(of_gpu(gpu), "PCIe error counters", missing)
+    outliers = (_far_above_peers(case, gpu, name, count) for name, count in counts.items())
+    return next((finding for finding in outliers if finding is not None), None) or _in_line(gpu, counts, usual)
+
+
+def _far_above_peers(case: Case, gpu: Gpu, name: str, count: int) -> Finding | None:
+    counts = _ordered(case)[name]
+    bound = out_of_line(count, counts, case.limit(_FLOOR_ERRORS, gpu), case.limit(_PEERS_RATIO, gpu))
+    if bound is None:
+        return None
+    peers = list(counts)
+    peers.remove(count)
+    return warn(
+        of_gpu(gpu),
+        Found(f"{count} {name} since driver load", count, "errors"),
+        Expected(f"below {bound:.0f}: in line with the peers", "<", bound, "errors", "peers"),
+        Evidence("nvmlDeviceGetPcieReplayCounter" if name == "replays" else "aer_dev_correctable", str(count)),
+        Evidence("the peers", ", ".join(map(str, peers)) or "none to compare"),
+        likely="the link sends much again: a riser, cable or contact at the edge of what it can carry",
+        advice=_LOOK,
+    )
+
+
+def _in_line(gpu: Gpu, counts: dict[str, int], nonfatal: int | None) -> Finding:
+    text = " and ".join(f"{count} {name}" for name, count in counts.items())
+    if any(counts.values()):
+        text += ": lifetime counts, in line with the peers; a rate needs load"
+    if nonfatal is not None:
+        text += f"; {nonfatal} non-fatal errors since boot, as on all the others: the platform's own, not one link's"
+    return ok(of_gpu(gpu), Found(text, max(counts.values()), "errors"))
 
 
 def _reported(gpu: Gpu, kind: str, hits: list[tuple[PcieHop, int]]) -> Finding:

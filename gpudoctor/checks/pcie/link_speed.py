@@ -72,7 +72,7 @@ def link_speed(case: Case, gpu: Gpu) -> Finding:
         *evidence,
         likely="the link fell back to a slower generation (signal quality, riser, retimer) or the BIOS holds it there",
         advice=(
-            Advice("See what the link is asked for and does:", f"sudo lspci -vvs {gpu.bus_id} | grep -i lnk"),
+            Advice("See what the link is asked for and does:", f"sudo {gpu.lspci} | grep -i lnk"),
             "Set the slot to Auto or its full generation in the BIOS; take a riser or cable out of the way.",
             "It comes back after a cold boot: reseat the GPU, then open a hardware case.",
         ),

@@ -21,10 +21,10 @@ def describe(generation: int | None, lanes: int) -> str:
     return f"PCIe Gen{generation} x{lanes}" if generation else f"PCIe x{lanes}"
 
 
-def slot_above(gpu: Gpu) -> PcieHop | None:
-    """The bridge port directly above the GPU, whose width is the slot's; None if it is not shown."""
+def visible_slot(case: Case, gpu: Gpu) -> PcieHop | None:
+    """The bridge port directly above the GPU, whose width is the slot's; None if it is not the real one."""
     path = known(gpu.pcie.path)
-    return path[1] if path is not None and len(path) > 1 else None
+    return path[1] if path and hidden_bridges(case, gpu) is None else None
 
 
 def hidden_bridges(case: Case, gpu: Gpu) -> str | None:

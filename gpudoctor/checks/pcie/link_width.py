@@ -21,18 +21,13 @@ from gpudoctor.checks.core.finding import (
 )
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import of_gpu
-from gpudoctor.checks.pcie.link_state import (
-    describe,
-    hidden_bridges,
-    names_of,
-    rates_gb_s,
-    slot_above,
-)
+from gpudoctor.checks.pcie.link_state import describe, hidden_bridges, names_of, rates_gb_s, visible_slot
 from gpudoctor.facts.model.gpu import Gpu, PcieHop
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.profiles.profile import majority
 
 _WIDTH = "nvmlDeviceGetCurrPcieLinkWidth"
+_OWN_MAX = "the GPU's own maximum"
 _RESEAT = (
     "Drain the node, power it off for 30 seconds (a reboot does not retrain every link) and start it.",
     Advice("Check again:", "gpudoctor check pcie"),
@@ -64,7 +59,7 @@ def link_width(case: Case, gpu: Gpu) -> Finding:
     # by design all of them are narrow; a single narrow one among wider ones is not
     if width < own_max and gpu.on_c2c and not wider:
         return skip(of_gpu(gpu), f"x{width} of x{own_max}: the host link of this GPU is NVLink-C2C, not PCIe")
-    slot = slot_above(gpu) if hidden_bridges(case, gpu) is None else None
+    slot = visible_slot(case, gpu)
     slot_max = known(slot.max_width) if slot else None
     evidence = _width_evidence(gpu, width, own_max, slot)
     if width >= own_max or (slot_max is not None and width >= slot_max):
@@ -77,16 +72,15 @@ def _too_narrow(
 ) -> Finding:
     """The finding for a link below the maximum of the GPU and, as far as it is known, of the slot."""
     peers = _widths(case).get(gpu.name, _NO_PEERS)
-    peer_width = peers.usual
-    if slot_max is not None:
-        lanes, source = min(own_max, slot_max), "slot maximum"
-    elif peer_width is not None and peer_width > width:
-        lanes, source = min(own_max, peer_width), "peers"
+    if slot_max is not None and slot_max < own_max:
+        lanes, limit, source = slot_max, "the slot's maximum", "slot maximum"
+    elif slot_max is not None:
+        lanes, limit, source = own_max, _OWN_MAX, "gpu maximum"
+    elif peers.usual is not None and peers.usual > width:
+        lanes, source = min(own_max, peers.usual), "peers"
+        limit = _OWN_MAX if lanes == own_max else ""
     else:
         return _cannot_tell_why(case, gpu, width, own_max, evidence)
-    limit = "the GPU's own maximum" if lanes == own_max else "the slot's maximum" if slot_max is not None else ""
-    if slot_max is not None and lanes == own_max:
-        source = "gpu maximum"
     reasons = (limit, _running_at(lanes, peers))
     return fail(
         of_gpu(gpu),
@@ -99,10 +93,76 @@ def _too_narrow(
     )
 
 
-def _widest_peers(case: Case, gpu: Gpu, width: int) -> list[Gpu]:
-    """The GPUs of this model with the most lanes; empty if this one is among them."""
-    peers = _widths(case).get(gpu.name, _NO_PEERS)
-    return peers.at[peers.widest] if width < peers.widest else []
+def _at_its_maximum(gpu: Gpu, width: int, own_max: int, wider: list[Gpu], evidence: tuple[Evidence, ...]) -> Finding:
+    """The finding for a link at the maximum of GPU and slot; a slot narrower than its peers' still costs speed."""
+    if wider:
+        most = known(wider[0].pcie.width) or 0
+        return warn(
+            of_gpu(gpu),
+            _found(gpu, width),
+            _expected(gpu, most, f"what {names_of(wider)} run at", "peers"),
+            *evidence,
+            likely="this GPU sits in a slot with fewer lanes than its peers have",
+            advice=_MOVE,
+        )
+    text, source = ("the slot's maximum", "slot maximum") if width < own_max else (_OWN_MAX, "gpu maximum")
+    return ok(of_gpu(gpu), _found(gpu, width), _expected(gpu, width, text, source))
+
+
+def _cannot_tell_why(case: Case, gpu: Gpu, width: int, own_max: int, evidence: tuple[Evidence, ...]) -> Finding:
+    hidden = hidden_bridges(case, gpu)
+    return warn(
+        of_gpu(gpu),
+        _found(gpu, width),
+        _expected(gpu, own_max, _OWN_MAX, "gpu maximum"),
+        Evidence("slot", f"cannot be seen from here: {hidden or 'its width is not known'}"),
+        *evidence,
+        _cost(_generation(gpu), width, own_max),
+        likely="the slot is wired with fewer lanes, or the link trained too narrow: from here the two look alike",
+        advice=(
+            "Look up how many lanes the slot (or the cloud instance) gives this GPU.",
+            Advice("On the host itself, compare link and slot:", f"sudo {gpu.lspci} | grep -i lnk"),
+        ),
+    )
+
+
+def _by_lspci(gpu: Gpu, width: int) -> Finding | None:
+    """A finding by what lspci reports about a link below the GPU's maximum; None if it does not report that."""
+    path = known(gpu.pcie.path)
+    if not path or not isinstance(path[0].width_downgraded, bool) or gpu.on_c2c:
+        return None
+    subject, evidence = of_gpu(gpu), Evidence("lspci LnkSta", f"Width x{width}")
+    if not path[0].width_downgraded:
+        can = Expected("what the GPU can do, as lspci says")
+        return ok(subject, Found(f"PCIe x{width}", width, "lanes"), can, evidence)
+    return warn(
+        subject,
+        Found(f"PCIe x{width}, and the GPU can do more", width, "lanes"),
+        Expected("all lanes of the GPU", source="lspci: downgraded"),
+        evidence,
+        likely="the slot is wired with fewer lanes, or the link trained too narrow: from here the two look alike",
+        advice=(
+            "Look up how many lanes the slot gives; two cards on a desktop board often share 16.",
+            Advice("Compare link and slot:", f"sudo {gpu.lspci} | grep -i lnk"),
+        ),
+    )
+
+
+# What is known of the link, and of those of its peers.
+
+
+def _own_max(gpu: Gpu) -> int | Missing:
+    """The width that the GPU alone can do: the larger of NVML's maximum, which may include the slot, and the bus's."""
+    path = known(gpu.pcie.path)
+    on_bus = known(path[0].max_width) if path else None
+    by_driver = known(gpu.pcie.width_max)
+    if on_bus is None and by_driver is None:
+        return gpu.pcie.width_max if isinstance(gpu.pcie.width_max, Missing) else Missing("not known")
+    return max(n for n in (on_bus, by_driver) if n is not None)
+
+
+def _generation(gpu: Gpu) -> int | None:
+    return gpu.pcie.generation_reachable or known(gpu.pcie.generation)
 
 
 class _ModelWidths(NamedTuple):
@@ -128,47 +188,10 @@ def _widths(case: Case) -> dict[str | Missing, _ModelWidths]:
     return found
 
 
-def _generation(gpu: Gpu) -> int | None:
-    return gpu.pcie.generation_reachable or known(gpu.pcie.generation)
-
-
-def _found(gpu: Gpu, width: int) -> Found:
-    return Found(describe(_generation(gpu), width), width, "lanes")
-
-
-def _at_its_maximum(gpu: Gpu, width: int, own_max: int, wider: list[Gpu], evidence: tuple[Evidence, ...]) -> Finding:
-    """The finding for a link at the maximum of GPU and slot; a slot narrower than its peers' still costs speed."""
-    if wider:
-        most = known(wider[0].pcie.width) or 0
-        return warn(
-            of_gpu(gpu),
-            _found(gpu, width),
-            _expected(gpu, most, f"what {names_of(wider)} run at", "peers"),
-            *evidence,
-            likely="this GPU sits in a slot with fewer lanes than its peers have",
-            advice=_MOVE,
-        )
-    text, source = (
-        ("the slot's maximum", "slot maximum") if width < own_max else ("the GPU's own maximum", "gpu maximum")
-    )
-    return ok(of_gpu(gpu), _found(gpu, width), _expected(gpu, width, text, source))
-
-
-def _cannot_tell_why(case: Case, gpu: Gpu, width: int, own_max: int, evidence: tuple[Evidence, ...]) -> Finding:
-    hidden = hidden_bridges(case, gpu)
-    return warn(
-        of_gpu(gpu),
-        _found(gpu, width),
-        _expected(gpu, own_max, "the GPU's own maximum", "gpu maximum"),
-        Evidence("slot", f"cannot be seen from here: {hidden or 'its width is not known'}"),
-        *evidence,
-        _cost(_generation(gpu), width, own_max),
-        likely="the slot is wired with fewer lanes, or the link trained too narrow: from here the two look alike",
-        advice=(
-            "Look up how many lanes the slot (or the cloud instance) gives this GPU.",
-            Advice("On the host itself, compare link and slot:", f"sudo lspci -vvs {gpu.bus_id} | grep -i lnk"),
-        ),
-    )
+def _widest_peers(case: Case, gpu: Gpu, width: int) -> list[Gpu]:
+    """The GPUs of this model with the most lanes; empty if this one is among them."""
+    peers = _widths(case).get(gpu.name, _NO_PEERS)
+    return peers.at[peers.widest] if width < peers.widest else []
 
 
 def _running_at(lanes: int, peers: _ModelWidths) -> str:
@@ -181,36 +204,11 @@ def _running_at(lanes: int, peers: _ModelWidths) -> str:
     return "what the other GPU runs at" if len(at) == 1 else f"what the other {len(at)} GPUs run at"
 
 
-def _by_lspci(gpu: Gpu, width: int) -> Finding | None:
-    """A finding by what lspci reports about a link below the GPU's maximum; None if it does not report that."""
-    path = known(gpu.pcie.path)
-    if not path or not isinstance(path[0].width_downgraded, bool) or gpu.on_c2c:
-        return None
-    subject, evidence = of_gpu(gpu), Evidence("lspci LnkSta", f"Width x{width}")
-    if not path[0].width_downgraded:
-        can = Expected("what the GPU can do, as lspci says")
-        return ok(subject, Found(f"PCIe x{width}", width, "lanes"), can, evidence)
-    return warn(
-        subject,
-        Found(f"PCIe x{width}, and the GPU can do more", width, "lanes"),
-        Expected("all lanes of the GPU", source="lspci: downgraded"),
-        evidence,
-        likely="the slot is wired with fewer lanes, or the link trained too narrow: from here the two look alike",
-        advice=(
-            "Look up how many lanes the slot gives; two cards on a desktop board often share 16.",
-            Advice("Compare link and slot:", f"sudo lspci -vvs {gpu.bus_id} | grep -i lnk"),
-        ),
-    )
+# How it is said.
 
 
-def _own_max(gpu: Gpu) -> int | Missing:
-    """The width that the GPU alone can do: the larger of NVML's maximum, which may include the slot, and the bus's."""
-    path = known(gpu.pcie.path)
-    on_bus = known(path[0].max_width) if path else None
-    by_driver = known(gpu.pcie.width_max)
-    if on_bus is None and by_driver is None:
-        return gpu.pcie.width_max if isinstance(gpu.pcie.width_max, Missing) else Missing("not known")
-    return max(n for n in (on_bus, by_driver) if n is not None)
+def _found(gpu: Gpu, width: int) -> Found:
+    return Found(describe(_generation(gpu), width), width, "lanes")
 
 
 def _expected(gpu: Gpu, lanes: int, text: str, source: str) -> Expected:

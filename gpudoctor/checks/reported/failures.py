@@ -24,6 +24,8 @@ _NODE_WORDS = (
 )
 _OF_THE_NODE = lazy_pattern(_NODE_WORDS, re.IGNORECASE)
 _BEGINS_WITH_NODE = lazy_pattern(rf"\W*(?:\w+\W+){{0,2}}?(?:{_NODE_WORDS})\b[^:]{{0,40}}:", re.IGNORECASE)
+# in the words of another program
+_QUOTED_TOOL = lazy_pattern(r"\bnvidia-[\w.-]+: (?:\w+ ){0,3}(?:error|failed|fatal)\b", re.IGNORECASE)
 # "GPU 3 does not answer", "the card at 0000:3b:00.0 is gone": the device is what the sentence is about
 _SUBJECT_FIRST = lazy_pattern(r"\W*(?:\w+ ){0,3}?\(?(?:GPUs?\b|card\b|[0-9a-fA-F:]{4,13}\.[0-7])", re.IGNORECASE)
 # errors of driver, library or system: any program of CUDA meets them
@@ -31,9 +33,10 @@ _SETUP_OF_NODE = ("cuda_init_failed", "cuda_system_not_ready", "cuda_driver_mism
 _OWN_VERDICT = lazy_pattern(
     r"(?:[|:=]|\.{2,}|\s{2,})\s*(?:\d+ )?(?:FAIL(?:ED|URE)?|FAULTY|Fail(?:ed)?|UNHEALTHY|Unhealthy)\b[^a-z]*$"
 )
-# a value that could not be read: whether the device is broken is not said
+# a value that could not be read, or that this device does not have: whether the device is broken is not said
 _NOT_READ = lazy_pattern(
     r"(?i)\b(?:unable|failed|could not|cannot|can't|error) (?:to )?(?:get|read|query|retriev\w+)\b"
+    r"|NOT_SUPPORTED|\bnot (?:been )?implemented\b|\bis unsupported\b"
 )
 # in a form that only programs write
 _BY_PROGRAM = ("level", "program", "verdict", "death", "event", "exit", "errno", "exception")
@@ -122,7 +125,7 @@ def _is_of_node(reported: Reported) -> bool:
 def _speaks_for_node(reported: Reported) -> bool:
     if reported.said_by and _OF_THE_NODE.fullmatch(reported.said_by):
         return True
-    return _BEGINS_WITH_NODE.match(reported.text[:200]) is not None
+    return (_BEGINS_WITH_NODE.match(reported.text[:200]) or _QUOTED_TOOL.search(reported.text)) is not None
 
 
 def _subject(case: Case, reported: Reported) -> Subject:

@@ -238,33 +238,39 @@ def _space_on(case: Case, mount: StorageMount) -> Finding:
         return unread(subject, "whether it may be written to", denied[0])
     if not any(path.writable is True for path in written):
         return skip(subject, f"used as {used_for(mount)}: nothing is written there, or may not be")
-    total, free = mount.total_bytes, mount.free_bytes
-    if isinstance(total, Missing):
-        return unread(subject, "its size", total)
-    if isinstance(free, Missing):
-        return unread(subject, "its free space", free)
-    least = case.limit(_WARN_GIB) * GIB
-    share_pct = 100 * free / max(total, 1)
+    if isinstance(mount.total_bytes, Missing):
+        return unread(subject, "its size", mount.total_bytes)
+    if isinstance(mount.free_bytes, Missing):
+        return unread(subject, "its free space", mount.free_bytes)
+    return _room_on(case, mount, mount.total_bytes, mount.free_bytes)
+
+
+def _room_on(case: Case, mount: StorageMount, total: int, free: int) -> Finding:
+    """The verdict on free bytes, and on inodes unless the bytes are short enough to fail."""
+    fail_below, warn_below = case.limit(_FAIL_MIB) * MIB, case.limit(_WARN_GIB) * GIB
+    is_short = 100 * free / max(total, 1) < case.limit(_WARN_PCT)
+    subject, expected = subject_of(mount), _at_least(warn_below, case.limit_source(_WARN_GIB))
     found = Found(f"{bytes_text(free)} free of {bytes_text(total)} ({class_words(mount)})", round(free / MIB), "MiB")
     evidence = Evidence(f"statvfs {mount.point}", f"{free} bytes free of {total}; used as {used_for(mount)}")
-    if free < case.limit(_FAIL_MIB) * MIB and free < least:
-        least = case.limit(_FAIL_MIB) * MIB
-        expected = Expected(
-            f"at least {bytes_text(least)}", ">=", round(least / MIB), "MiB", case.limit_source(_FAIL_MIB)
-        )
+    if free < min(fail_below, warn_below):
         # a server may report any size; a small file system (tmpfs, /boot) may be meant to be small
-        full = share_pct < case.limit(_WARN_PCT)
-        by_chance = {role for path in written for role in path.roles} <= _NOT_CHOSEN
-        meant = not by_chance or total >= case.limit(_WARN_GIB) * GIB
-        worst = fail if full and mount.storage_class in LOCAL and meant else warn
-        likely = "it is full, or will be with the next file" if full else "it is small: a cache or a log may not fit"
-        return worst(subject, found, expected, evidence, likely=likely, advice=_room(mount))
+        by_chance = {role for path in mount.paths if path.roles != (DATA,) for role in path.roles} <= _NOT_CHOSEN
+        is_meant = not by_chance or total >= warn_below
+        judge = fail if is_short and mount.storage_class in LOCAL and is_meant else warn
+        likely = (
+            "it is full, or will be with the next file" if is_short else "it is small: a cache or a log may not fit"
+        )
+        expected = _at_least(fail_below, case.limit_source(_FAIL_MIB))
+        return judge(subject, found, expected, evidence, likely=likely, advice=_room(mount))
     if (of_inodes := _inodes(case, mount)) is not None:
         return of_inodes
-    expected = Expected(f"at least {bytes_text(least)}", ">=", round(least / MIB), "MiB", case.limit_source(_WARN_GIB))
-    if free < least and share_pct < case.limit(_WARN_PCT):
+    if free < warn_below and is_short:
         return warn(subject, found, expected, evidence, likely="the next checkpoint may not fit", advice=_room(mount))
-    return ok(subject, found, None if free < least else expected, evidence)
+    return ok(subject, found, None if free < warn_below else expected, evidence)
+
+
+def _at_least(least_bytes: float, source: str) -> Expected:
+    return Expected(f"at least {bytes_text(least_bytes)}", ">=", round(least_bytes / MIB), "MiB", source)
 
 
 def _inodes(case: Case, mount: StorageMount) -> Finding | None:

@@ -39,6 +39,7 @@ _HOW: dict[str, str] = {
     "direct": "O_DIRECT: past this machine's page cache",
     "dropped": "no O_DIRECT there: the page cache was dropped by posix_fadvise",
 }
+Best = dict[str, StorageRate | None]  # the best rate of each pattern of reading
 _FIO = "fio --name=r --filename=FILE --readonly --direct=1 --rw=read --bs=1M --numjobs=4 --group_reporting"
 _ADVICE = (
     Advice("Measure it with fio, on a file of the data set.", _FIO),
@@ -65,37 +66,46 @@ def read(case: Case) -> Iterator[Finding]:
 
 
 def _judged(case: Case, each: StorageRead) -> Finding:
-    subject = of_path(each.path)
     best = {pattern: _best(each, pattern) for pattern in ("sequential", "random")}
-    evidence = _evidence(each)
+    rates = [rate.gb_s for rate in best.values() if rate is not None]
     if each.failure is not None:
-        finding = unread(subject, "reading", each.failure)
-        # a path that the user named must be readable: an empty folder may be a data set that is not mounted
-        asked = each.failure.kind in ("failed", "absent") and not each.own_file
-        return unknown(subject, finding.reason or "", *evidence) if asked else finding
-    rates = [rate for rate in best.values() if rate is not None]
+        return _not_read(each, each.failure)
     if len(rates) < len(best):
-        return unknown(subject, "reading: not every pattern was measured", *evidence)
+        return unknown(of_path(each.path), "reading: not every pattern was measured", *_evidence(each))
     if isinstance(each.cold, Missing) and each.cold.kind == "unsupported":
-        return skip(subject, f"{each.cold.reason}: {_rates_text(best)}, and no storage was read")
+        return skip(of_path(each.path), f"{each.cold.reason}: {_rates_text(best)}, and no storage was read")
+    return _compared(case, each, best, min(rates), max(rates))
+
+
+def _not_read(each: StorageRead, failure: Missing) -> Finding:
+    finding = unread(of_path(each.path), "reading", failure)
+    # a path that the user named must be readable: an empty folder may be a data set that is not mounted
+    if failure.kind in ("failed", "absent") and not each.own_file:
+        return unknown(finding.subject, finding.reason or "", *_evidence(each))
+    return finding
+
+
+def _compared(case: Case, each: StorageRead, best: Best, low_gb_s: float, high_gb_s: float) -> Finding:
+    """The verdict on the slower and the faster pattern of reading."""
+    subject, evidence = of_path(each.path), _evidence(each)
     # a rate measured in TMPDIR is not the data set's: it never fails a node, and is judged for one GPU only
     gpus = 1 if each.own_file else max(len(case.compute_gpus), 1)
-    low, high = min(rate.gb_s for rate in rates), max(rate.gb_s for rate in rates)
     own = "; a file written for it just now, so that the disk's own cache may have held it" if each.own_file else ""
-    found = Found(f"{_rates_text(best)}{own}", round(low, 4), "GB/s")
-    expected, requested = _expected(case, gpus)
+    found = Found(f"{_rates_text(best)}{own}", round(low_gb_s, 4), "GB/s")
+    expected, least_gb_s = _expected(case, gpus)
     advice = _OWN_ADVICE if each.own_file else _ADVICE
-    if case.measurements.data_need_gb_s is not None and high < requested and not each.own_file:
+    is_needed = case.measurements.data_need_gb_s is not None and not each.own_file
+    if is_needed and high_gb_s < least_gb_s:
         return fail(subject, found, expected, *evidence, likely="the GPUs wait for data", advice=advice)
-    if low < requested:
-        slow = " and ".join(pattern for pattern, rate in best.items() if rate is not None and rate.gb_s < requested)
+    if low_gb_s < least_gb_s:
+        slow = " and ".join(pattern for pattern, rate in best.items() if rate is not None and rate.gb_s < least_gb_s)
         likely = f"a training whose reads are {slow} waits for data"
         return warn(subject, found, expected, *evidence, likely=likely, advice=advice)
     if isinstance(each.cold, Missing):  # fast enough, unless it came from RAM
         text = f"{found.text}, perhaps from RAM: {each.cold.reason}"
         # TMPDIR was not requested: if its disk cannot be told from RAM, nothing that was asked is unknown
         return skip(subject, text) if each.own_file else unknown(subject, text, *evidence)
-    return ok(subject, Found(f"{found.text}: {_means(low, case)}", found.value, found.unit), expected, *evidence)
+    return ok(subject, Found(f"{found.text}: {_means(low_gb_s, case)}", found.value, found.unit), expected, *evidence)
 
 
 def _best(each: StorageRead, pattern: ReadPattern) -> StorageRate | None:
@@ -116,7 +126,7 @@ def _expected(case: Case, gpus: int) -> tuple[Expected, float]:
     return Expected(text, ">=", round(expected, 6), "GB/s", source), expected
 
 
-def _rates_text(best: dict[str, StorageRate | None]) -> str:
+def _rates_text(best: Best) -> str:
     return ", ".join(
         f"{pattern} {_gb_s(rate.gb_s)} ({rate.readers} reader{'s' * (rate.readers > 1)})"
         for pattern, rate in best.items()

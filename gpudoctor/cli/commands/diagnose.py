@@ -98,8 +98,8 @@ def _sources(args: argparse.Namespace) -> tuple[list[sources.LogSource], list[di
         return sources.find_sources(args.sources)
     if args.sources:
         raise UserError("--example goes without files")
-    say(f"example job {args.example}: {example_jobs.EXAMPLE_JOBS[args.example]} (a real run of 3 CPU ranks)")
-    path = example_jobs.log_of(args.example)
+    path, about = example_jobs.log_of(args.example), example_jobs.EXAMPLE_JOBS[args.example]
+    say(f"example job {args.example}: {about} (a real run of 3 CPU ranks). Its log: {path}")
     return [sources.LogSource(path.name, path, path.stat().st_size)], []
 
 

@@ -40,7 +40,11 @@ _HOW_BAD = {
     "info": "nothing to do",
 }
 _HOW_BAD_OF = {
-    94: "an error of the GPU's memory, which ended one program; warn, unless the GPU reports that no row waits"
+    45: "judged as the Xid that it names as its cause; without one it is no fault of the node",
+    63: "nothing to do, unless a row waits for a reset: then warn",
+    94: "an error of the GPU's memory, which ended one program; warn, unless the GPU reports that no row waits",
+    **dict.fromkeys(range(144, 151), "fail if its line says Fatal, nothing to do if Nonfatal, else warn"),
+    154: "fail, unless its line asks for None (pass) or Drain P2P (warn)",
 }
 
 
@@ -117,8 +121,11 @@ def _page_of_xid(name: str) -> str | None:
         return None
     xid = xids.xid(int(match[1]))
     how_bad = _HOW_BAD_OF.get(xid.code, _HOW_BAD[xid.bucket])
+    advice = "" if xid.advice == xids.ADVICE["info"] else f"{xid.advice}\n\n"  # `how_bad` says so
+    if xid.code == 154:
+        advice += "".join(f"- {name}: {what}\n" for name, what in xids.RECOVERY.values()) + "\n"
     return (
-        f"# Xid {xid.code}: {xid.words}\n\nIn a recent kernel log: {how_bad}.\n\n{xid.advice}\n\n"
+        f"# Xid {xid.code}: {xid.words}\n\nIn a recent kernel log: {how_bad}.\n\n{advice}"
         "How gpudoctor judges all of them: `gpudoctor explain gpu.xid`. Source: NVIDIA's Xid catalogue.\n"
     )
 

@@ -85,7 +85,8 @@ def run(args: argparse.Namespace) -> int:
     """
     for method in _NOT_PLANNED:
         if getattr(args, method):
-            raise UserError(f"--{method}: {not_planned.NOT_PLANNED[method]}")
+            shape = make_plan.shape_of(args.model)
+            raise UserError(f"--{method}: {not_planned.words_of(method, shape)}")
     asked = request_from(args, model.PlanRequest)
     shape = make_plan.shape_of(asked.model)
     unread = unread_node.node_of_profile(args.node) if args.node and not args.fault else None

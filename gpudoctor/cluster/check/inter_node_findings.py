@@ -19,7 +19,7 @@ from gpudoctor.checks.core.finding import (
 )
 from gpudoctor.checks.core.subject import NODE, Subject
 from gpudoctor.cluster.check.cluster_run import ClusterSession, Group
-from gpudoctor.cluster.check.report import Backend, node_subject
+from gpudoctor.cluster.check.model import Backend, node_subject
 from gpudoctor.cluster.outliers import name_outliers, slow_pairs, usual_rate
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.collective.merge import Pair
@@ -67,8 +67,7 @@ def _left_out(session: ClusterSession, what: str, places: Iterable[int]) -> Iter
 
 def pair_findings(session: ClusterSession, floor_gb_s: float | None) -> Iterator[Finding]:
     """Every pair compared with the others, and with `floor_gb_s` if that was given."""
-    backend = session.backend
-    if backend is None or not session.pairs:
+    if session.backend is None or not session.pairs:
         yield _not_measured(session)
         return
     present = {pair: group for pair, group in session.pairs.items() if not any(session.nodes[p].lost for p in pair)}
@@ -85,17 +84,27 @@ def pair_findings(session: ClusterSession, floor_gb_s: float | None) -> Iterator
         yield unknown(NODE, f"no two nodes could form a group; {_trouble(session, first)}", advice=_GROUP_STEPS)
         return
     yield from _cut_off(session, present, in_vain)
-    slow = slow_pairs(rates, SLOW_SHARE[backend])
+    slow = [*_slow_ones(session, rates, present, floor_gb_s)]
+    yield from slow
+    if rates and not (slow or in_vain or wrong):
+        yield _fine(rates, floor_gb_s, SLOW_SHARE[session.backend])
+
+
+def _slow_ones(
+    session: ClusterSession, rates: Mapping[Pair, float], present: Mapping[Pair, Group], floor_gb_s: float | None
+) -> Iterator[Finding]:
+    """Pairs that are slow; which node or link is to blame is said only of those that were measured once more."""
+    assert session.backend is not None
+    slow = slow_pairs(rates, SLOW_SHARE[session.backend])
     if floor_gb_s is not None:
         slow += [pair for pair, rate in rates.items() if rate < floor_gb_s and pair not in slow]
+    again = [pair for pair in slow if present[pair].again]
     for pair in slow:
-        if not present[pair].again:
+        if pair not in again:
             text = f"{rate_text(rates[pair])}, and there was no time to measure it once more"
             yield unknown(_link(session, pair), text)
-    for subject, pairs in _outlier_subjects(session, rates, [pair for pair in slow if present[pair].again]):
+    for subject, pairs in _outlier_subjects(session, rates, again):
         yield _slow(session, subject, pairs, rates, floor_gb_s)
-    if rates and not (slow or in_vain or wrong):
-        yield _fine(rates, floor_gb_s, SLOW_SHARE[backend])
 
 
 def _in_vain(session: ClusterSession, present: Mapping[Pair, Group]) -> list[Pair]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from gpudoctor import __version__
 from gpudoctor.cluster.fleet.model import (
@@ -39,7 +40,7 @@ from gpudoctor.cluster.fleet.records import NO_GPU, NodeFault
 from gpudoctor.cluster.fleet.runs import RunFinding, fleet_runs
 from gpudoctor.cluster.fleet.shapes import Verdict
 from gpudoctor.cluster.fleet.spreads import by_kind, compare, trends
-from gpudoctor.text.hostlist import Hosts, hostlist, is_host_name
+from gpudoctor.text.hostlist import Hosts, hostlist, is_host_name, one_name_each
 
 
 def fleet_of(
@@ -72,10 +73,15 @@ def could_not(sources: Sequence[str], message: str, code: int) -> Fleet:
 def _judged(
     sources: Sequence[str], gathered: Gathered, now_s: float, expected: Sequence[str] = ()
 ) -> tuple[Fleet, list[FleetNode]]:
-    nodes = nodes_of(gathered.records, now_s)
+    records, failed = gathered.records, gathered.jobs
+    same = one_name_each([*(each.name for each in records if each.named), *(job.host for job in failed if job.host)])
+    if same:
+        records = [replace(r, name=same.get(r.name, r.name)) if r.named else r for r in records]
+        failed = [replace(job, host=same.get(job.host or "", job.host)) for job in failed]
+    nodes = nodes_of(records, now_s)
     figures, outliers, compare_notes = compare(nodes)
     by_node = by_node_name(outliers)
-    jobs = jobs_by_node(gathered.jobs, now_s)
+    jobs = jobs_by_node(failed, now_s)
     rows = tuple(_rows(nodes, by_node, jobs, expected))
     counts = _counts(rows, len(gathered.broken))
     drift = tuple(_drift(nodes))

@@ -155,27 +155,28 @@ def shared_gpu_notes(nodes: Sequence[FleetNode]) -> Iterator[str]:
 
 def clock_notes(nodes: Sequence[FleetNode], now_s: float) -> Iterator[str]:
     """Notes on reports whose times cannot be true, or that are older than others; `now_s` is this machine's time."""
-    newest = [(node.name, node.newest) for node in nodes]
-    ahead = {name for name, r in newest if r.started_s is not None and r.started_s > now_s + CLOCK_TOLERANCE_S}
+    started_s = {node.name: node.newest.started_s for node in nodes}
+    ahead = {name for name, began_s in started_s.items() if began_s is not None and began_s > now_s + CLOCK_TOLERANCE_S}
     if ahead:
         yield f"clocks apart: {hostlist(ahead)} began later than it is here now"
-    late = [
-        name
-        for name, r in newest
-        if r.modified_s is not None and r.ended_s is not None and r.ended_s > r.modified_s + CLOCK_TOLERANCE_S
-        if name not in ahead
-    ]
+    late = [node.name for node in nodes if node.name not in ahead and _ended_after_written(node.newest)]
     if late:
         yield f"clocks apart: {hostlist(late)} ended later than the file was written"
-    timeless = [name for name, r in newest if r.started_s is None]
+    timeless = [name for name, began_s in started_s.items() if began_s is None]
     if timeless:
         yield f"no credible start time: {hostlist(timeless)}; taken as older than all others"
-    times = [(r.started_s, name) for name, r in newest if r.started_s is not None and name not in ahead]
-    if times:
-        old_s = max(times)[0] - STALE_S
-        stale = [name for started_s, name in times if started_s < old_s]
-        if stale:
-            yield f"more than a day older than the newest report, or its clock is behind: {hostlist(stale)}"
+    times_s = {name: began_s for name, began_s in started_s.items() if began_s is not None and name not in ahead}
+    newest_s = max(times_s.values(), default=0.0)
+    stale = [name for name, began_s in times_s.items() if began_s < newest_s - STALE_S]
+    if stale:
+        yield f"more than a day older than the newest report, or its clock is behind: {hostlist(stale)}"
+
+
+def _ended_after_written(report: ReportRecord) -> bool:
+    """Whether it ended, by its own clock, later than its file was written, by that of this machine."""
+    if report.modified_s is None or report.ended_s is None:
+        return False
+    return report.ended_s > report.modified_s + CLOCK_TOLERANCE_S
 
 
 class _Cause(msgspec.Struct, frozen=True):

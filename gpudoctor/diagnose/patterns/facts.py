@@ -75,6 +75,7 @@ GPU = re.compile(r"\bGPU (?P<gpu>\d{1,3})\b|\bdevice=?(?:cuda:)?(?P<device>\d{1,
 _PROGRESS = re.compile(
     r"(?i)(?:^|[\s\[|{,\"'(])(?<!\bjob )(?:global_?step|step|iter(?:ation)?|epoch|batch|it)s?[\"']?[ :=#\[(]{0,6}(\d{1,10})\b"
 )
+_WORDS_OF_A_START = ("initializing d", "registered", "barrier", "rendezvous", "init torch", "_backend=")
 _WORDS_OF_AN_END = ("done", "0 ok", "finish", "complet", "succe", "reached", "exit")
 _RESUMED = re.compile(
     r"(?i)\b(?:resum(?:ed?|ing)|restor(?:ed?|ing)|load(?:ed|ing))\b.{0,60}\bcheckpoint|\bresum(?:ed|ing)\b.{0,40}\bfrom\b"
@@ -108,7 +109,7 @@ STEPD = re.compile(r"^slurmstepd-(?P<host>[\w.-]+?): ")
 KERNEL = re.compile(r"NVRM: |AER: |PCIe Bus Error|oom-kill:|Killed process|segfault at|SXid")
 # lines that only a job, what starts it or the machine below it prints
 _OF_A_JOB = re.compile(
-    r"NCCL (?:INFO|WARN|version)|torch[./]distributed|torchelastic|ProcessGroup(?:NCCL|Gloo)|\[c10d\]|OMP_NUM_THREADS environment"
+    r"NCCL (?:INFO|WARN|version)|torch[./]distributed|torchelastic|ChildFailedError|ProcessGroup(?:NCCL|Gloo)|\[c10d\]|OMP_NUM_THREADS environment"
     r"|\[(?:rank|default)\d+\]:|\[\d+,\d+\]<std(?:out|err)>|\[(?:INFO|WARNING|ERROR)\] \[\w+\.py:\d+:\w+\]|(?i:deepspeed)[\w.]*[:\]]"
     r"|\b(?:srun|sbatch|salloc|slurmstepd[\w.-]*|mpirun|prterun|torchrun): |\bJobId=\d|(?i:\bworld[ _]size\b)|submitit (?:INFO|WARNING|ERROR)|\((?:raylet|\w+ pid=\d+|\w+ rank=\d+ pid=\d+)"
     r"|tensorflow/(?:core|compiler|stream_executor)/|(?:external/)?xla/\S+:\d+\]|jaxlib\.|(?:GPU|TPU) available: (?:True|False)|LOCAL_RANK: \d+ - CUDA_VISIBLE"
@@ -181,34 +182,37 @@ def is_of_a_job(text: str) -> bool:
 def read_facts(text: str) -> Iterator[Event]:
     """The events of a line that no table knows: steps of a start, members, progress, the end."""
     lowered = text.lower()
-    if any(
-        word in lowered for word in ("initializing d", "registered", "barrier", "rendezvous", "init torch", "_backend=")
-    ):
+    if any(word in lowered for word in _WORDS_OF_A_START):
         yield from _start(text)
-    if "gloo" in lowered and (gloo := _GLOO.search(text)):
-        detail: dict[str, str | int] = {"world": int(gloo["peers"]) + 1}
-        yield Event(role="fact", what="member", rank=int(gloo["rank"]), detail=detail)
-        return
-    if "virtual memory" in lowered and (ram := _RAM.search(text)):
-        yield Event(role="fact", what="ram", detail={"ram_pct": int(ram["pct"])})
-        return
-    if "pid" in lowered and (named := _RANK_PID.search(text)):
-        detail = {"world": int(named["world"])} if named["world"] else {}
-        rank, pid = int(named["rank"]), int(named["pid"])
-        yield Event(role="fact", what="process", rank=rank, pid=pid, host=named["host"], detail=detail)
+    if own := _place_or_size(text, lowered):
+        yield own
         return
     if "world" in lowered and (world := _WORLD.search(text)):
         yield Event(role="fact", what="world", detail={"world": int(world[1])})
     if any(word in lowered for word in ("stopp", "exhausted", "no more")) and _EARLY.search(text):
         yield Event(role="fact", what="early_stop")
-    if ("resum" in lowered or "checkpoint" in lowered) and _RESUMED.search(text):
+    resumed = ("resum" in lowered or "checkpoint" in lowered) and _RESUMED.search(text) is not None
+    if resumed:
         yield Event(role="fact", what="resumed")
     if any(word in lowered for word in _WORDS_OF_AN_END) and is_done(text):
         yield Event(role="done", what="done", detail={"one_word": 1} if _ONE_WORD.match(text) else {})
-    elif step := _PROGRESS.search(text):
+    elif (step := _PROGRESS.search(text)) and (int(step[1]) or _WORK.search(text)):  # "starting at step 0" is no work
         yield Event(role="progress", what="progress", detail={"step": int(step[1])})
-    elif _WORK.search(text):
+    elif not resumed and _WORK.search(text):  # a bar of loading
         yield Event(role="fact", what="work")
+
+
+def _place_or_size(text: str, lowered: str) -> Event | None:
+    """Which rank a process is, or how full the memory is; such a line tells nothing else."""
+    if "gloo" in lowered and (gloo := _GLOO.search(text)):
+        return Event(role="fact", what="member", rank=int(gloo["rank"]), detail={"world": int(gloo["peers"]) + 1})
+    if "virtual memory" in lowered and (ram := _RAM.search(text)):
+        return Event(role="fact", what="ram", detail={"ram_pct": int(ram["pct"])})
+    if "pid" in lowered and (named := _RANK_PID.search(text)):
+        detail: dict[str, str | int] = {"world": int(named["world"])} if named["world"] else {}
+        rank, pid = int(named["rank"]), int(named["pid"])
+        return Event(role="fact", what="process", rank=rank, pid=pid, host=named["host"], detail=detail)
+    return None
 
 
 def _start(text: str) -> Iterator[Event]:

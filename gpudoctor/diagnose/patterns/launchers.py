@@ -122,7 +122,7 @@ _ROWS: tuple[tuple[str, str, _Build], ...] = (
     ("forced", r"Unable to shutdown process (?P<pid>\d+) via \S+ forcefully exiting via|forcefully exiting via .{0,20}process (?P<pid2>\d+)", _closed),
     ("srun", r"srun: error: (?P<host>[\w.-]+): tasks? (?P<tasks>[\d,\-]+): (?P<how>Killed|Terminated|Aborted|Segmentation fault|Bus error" r"|Interrupt|Hangup|Floating point exception|Illegal instruction|Exited with exit code (?P<code>\d+))", _ended),
     ("slurmctld", r"_job_complete: JobId=\S+ (?:WTERMSIG (?P<signal>\d{1,2})|WEXITSTATUS (?P<code>\d{1,3}))\b", _ended),
-    ("mpirun", r"noticed that process rank (?P<rank>\d+) with PID \d+ on node (?P<host>[\w.-]+) exited on signal (?P<signal>\d+)", _ended),
+    ("mpirun", r"noticed that process rank (?P<rank>\d+) with PID \S+ on node (?P<host>[\w.-]+) exited on signal (?P<signal>\d+)", _ended),
     # Open MPI prints the code on the next line
     ("mpirun", r"MPI_ABORT was invoked on rank (?P<rank>\d+) in communicator(?:.{0,80}?errorcode (?P<code>\d+))?", _ended),
     # Composer

@@ -12,7 +12,7 @@ _WORKER = re.compile(
 _SNIPPET = re.compile(r"\[Rank (\d+) Error Snippet\]")
 _FIELD = re.compile(r"\s*(?P<name>pid|ip|name|node_ip|hostname)(?:: |=)'?(?P<value>[^',\s]+)")
 _CONTEXT = re.compile(r"world_rank=(\d+)")
-_ACTOR_INDEX = re.compile(r"\w+_\d+:(\d+)$")
+_ACTOR_INDEX = re.compile(r"\w+_0:(\d+)$")  # on the first node only its place is its rank
 _DIED = re.compile(
     r"Worker exit type: SYSTEM_ERROR|worker process has died|A worker died or was killed while executing"
 )

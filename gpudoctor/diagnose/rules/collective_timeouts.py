@@ -10,6 +10,7 @@ from gpudoctor.diagnose.rules.direct import mismatch_at
 from gpudoctor.diagnose.rules.model import Hypothesis, at_events, host_of, named, ranks_of, undecided
 
 _UNEVEN = ("ALLTOALL", "SEND", "RECV", "GATHER", "SCATTER", "COALESCED", "UNKNOWN")
+_GROUP_OF_ALL = "0/"  # torch's first process group has every rank
 _SHORT_MS = 10_000
 _OVERHEARD = 0.1  # if fewer ranks than this share are heard of, nothing can be concluded about the others
 Group = str | None
@@ -25,6 +26,9 @@ class Waiting(msgspec.Struct):
     enqueued: int | None = None
     completed: int | None = None
     events: list[Event] = []
+
+
+Groups = dict[Group, dict[int, Waiting]]  # by process group and rank
 
 
 def nccl_timeouts(job: Job, attempt: int) -> list[Hypothesis]:
@@ -51,14 +55,17 @@ def _too_short(job: Job, attempt: int) -> list[Hypothesis]:
     return [at_events("timeout_too_short", text, events)]
 
 
-def groups_of(job: Job, attempt: int) -> dict[Group, dict[int, Waiting]]:
-    """For each process group, the ranks that timed out or printed counts; key None: old formats without a group."""
+def groups_of(job: Job, attempt: int) -> Groups:
+    """For each process group, the ranks that timed out or printed counts; key None: old formats without a group.
+
+    A timeout whose line names no rank is there under a number below 0: somebody waits, and is never compared.
+    """
     status = [e for e in job.of("wait", attempt=attempt) if e.what == "group_status" and e.rank is not None]
     timeouts = job.of("wait", attempt=attempt, what="nccl_timeout")
     keys = {_key(e) for e in status}
     only = next(iter(keys)) if len(keys) == 1 else None
     group_of = {(e.rank, e.number("seq")): _key(e) for e in status}
-    groups: dict[Group, dict[int, Waiting]] = {}
+    groups: Groups = {}
     for place, event in enumerate(timeouts):
         rank = event.rank if event.rank is not None else -1 - place
         key = _key(event) or group_of.get((event.rank, event.number("seq"))) or only
@@ -83,14 +90,14 @@ def _key(event: Event) -> Group:
     return f"{guid if guid is not None else pg}/{desc or ''}"
 
 
-def _mismatched(groups: dict[Group, dict[int, Waiting]]) -> list[Hypothesis]:
+def _mismatched(groups: Groups) -> list[Hypothesis]:
     """The same number in the same group, but another operation or size."""
     for key, members in groups.items():
         if key is None:
             continue
         at: dict[int, dict[int, Waiting]] = {}
         for rank, waiting in members.items():
-            if waiting.seq is not None and waiting.op:
+            if rank >= 0 and waiting.seq is not None and waiting.op:
                 at.setdefault(waiting.seq, {})[rank] = waiting
         for seq, arrived in at.items():
             values = {rank: w.op for rank, w in arrived.items()}
@@ -104,9 +111,10 @@ def _mismatched(groups: dict[Group, dict[int, Waiting]]) -> list[Hypothesis]:
     return []
 
 
-def _behind(groups: dict[Group, dict[int, Waiting]]) -> list[Hypothesis]:
+def _behind(groups: Groups) -> list[Hypothesis]:
     """A rank that never enqueued what others wait in, or waits in what others have completed."""
-    for key, members in groups.items():
+    for key, everyone in groups.items():
+        members = {rank: w for rank, w in everyone.items() if rank >= 0}
         if key is None or len(members) < 2:
             continue
         latest = max((w.seq for w in members.values() if w.seq is not None), default=0)
@@ -125,56 +133,84 @@ def _behind(groups: dict[Group, dict[int, Waiting]]) -> list[Hypothesis]:
     return []
 
 
-def _same_everywhere(job: Job, attempt: int, groups: dict[Group, dict[int, Waiting]]) -> list[Hypothesis]:
-    waiting = [w for members in groups.values() for w in members.values() if w.seq is not None]
-    reporting = {w.rank for w in waiting}
+def _same_everywhere(job: Job, attempt: int, groups: Groups) -> list[Hypothesis]:
+    waiting = _numbered(groups)
     if not waiting:
         return []
+    reporting = {w.rank for w in waiting}
     events = [w.events[0] for w in waiting]
-    seqs = {(key, w.seq) for key, members in groups.items() for w in members.values() if w.seq is not None}
     first = waiting[0]
     silent, size = _silent(job, attempt, waiting, reporting)
-    known = [key for key in groups if key is not None]
-    # in named groups the operations have been compared before
-    one_call = len({w.op for w in waiting if w.op}) <= 1 or bool(known)
-    one_place = len({w.seq for w in waiting}) == 1 and len(known) <= 1 and one_call
-    started = any(e.role == "progress" and (e.number("step") or 0) > 0 for e in job.of("progress", attempt=attempt))
-    if _never_met(waiting) and not started:
+    unsaid = _below_the_highest(job, attempt, groups, reporting) if silent is None else silent
+    only = unsaid if len(unsaid) == 1 and (silent is not None or unsaid <= job.ranks_heard()) else set()
+    if _never_met(job, attempt, waiting):
         text = (
             "the very first collective never ended: these GPUs have never exchanged anything, or a rank that "
             "is not heard of never came"
         )
         return [at_events("first_collective_hang", text, events)]
-    if one_place and silent is not None and len(silent) == 1 and len(reporting) >= 2:
-        text = f"all other ranks wait in number {first.seq}; {named(silent)} says nothing"
-        return [Hypothesis("rank_hung", text, events[:4], ranks=tuple(silent))]
+    one_call = _is_one_call(groups, waiting)
+    one_place = one_call and len({w.seq for w in waiting}) == 1 and len(groups.keys() - {None}) <= 1
+    if one_place and only and len(reporting) >= 2:
+        text = f"all other ranks wait in number {first.seq}; {named(only)} says nothing"
+        return [Hypothesis("rank_hung", text, events[:4], ranks=tuple(only))]
     share = len(reporting) / size if size else 1.0
-    known_ranks = [rank for rank in reporting if rank >= 0]
     if not one_place or len(reporting) < 2 or share < _OVERHEARD:
-        why = _why_undecided(ranks=len(reporting), one_call=one_call, places=len(seqs))
-        text = f"{named(known_ranks) if known_ranks else 'a rank'} waited in vain for a collective: {why}"
-        return [undecided("timeout_undecidable", text, events[:4])]
-    op = f"{first.op.lower()} " if first.op else ""
-    rest = f"; nothing is heard of {named(silent)}" if silent else ""
+        return [_undecided(groups, events, reporting, one_call=one_call)]
+    return [_all_in_one_place(first, events, unsaid)]
+
+
+def _numbered(groups: Groups) -> list[Waiting]:
+    """The ranks of all groups that said in which number they wait."""
+    return [w for members in groups.values() for w in members.values() if w.seq is not None]
+
+
+def _all_in_one_place(first: Waiting, events: list[Event], unsaid: set[int]) -> Hypothesis:
+    place = f"{first.op.lower()} {first.seq}".lstrip()
+    rest = f"; nothing is heard of {named(unsaid)}" if unsaid else ""
     text = (
-        f"all ranks heard of wait in the same {op}{first.seq}: none of them is behind{rest}. A rank that is "
+        f"all ranks heard of wait in the same {place}: none of them is behind{rest}. A rank that is "
         "not in these logs never came, or the transfer itself stands still"
     )
-    return [Hypothesis("timeout_all_same_seq", text, events[:4], confidence="possible")]
+    return Hypothesis("timeout_all_same_seq", text, events[:4], confidence="possible")
 
 
-def _never_met(waiting: list[Waiting]) -> bool:
-    """Whether all wait in their first collective, or none has completed one."""
+def _below_the_highest(job: Job, attempt: int, groups: Groups, reporting: set[int]) -> set[int]:
+    """Ranks that say nothing of the wait though there are higher ones: ranks are numbered without gaps.
+
+    Empty if the groups may be of some ranks only, or if most are missing: then the text is an excerpt.
+    """
+    if not all(key is None or key.startswith(_GROUP_OF_ALL) for key in groups):
+        return set()
+    heard = job.ranks_heard() | reporting
+    unsaid = set(range(max(heard) + 1)) - reporting - job.ranks_in_trouble(attempt)
+    return unsaid if len(unsaid) < len(reporting) else set()
+
+
+def _is_one_call(groups: Groups, waiting: list[Waiting]) -> bool:
+    """Whether none waits in another operation, as far as is known: in named groups they have been compared before."""
+    return bool(groups.keys() - {None}) or len({w.op for w in waiting if w.op}) <= 1
+
+
+def _undecided(groups: Groups, events: list[Event], reporting: set[int], *, one_call: bool) -> Hypothesis:
+    places = {(key, w.seq) for key, members in groups.items() for w in members.values() if w.seq is not None}
+    if len(reporting) < 2:
+        why = "one rank alone cannot show who is missing"
+    elif not one_call:
+        why = "the ranks wait in different collectives, of one group or of several: these lines name no group"
+    else:
+        why = "the ranks wait in different groups" if len(places) > 1 else "most ranks are not heard of"
+    ranks = [rank for rank in reporting if rank >= 0]
+    text = f"{named(ranks) if ranks else 'a rank'} waited in vain for a collective: {why}"
+    return undecided("timeout_undecidable", text, events)
+
+
+def _never_met(job: Job, attempt: int, waiting: list[Waiting]) -> bool:
+    """Whether all wait in their first collective, or none has completed one, and no step was made."""
+    if any((e.number("step") or 0) > 0 for e in job.of("progress", attempt=attempt)):
+        return False
     in_first = all(w.seq is not None and w.seq <= 1 for w in waiting)
     return in_first or all(w.completed is not None and w.completed <= 0 for w in waiting)
-
-
-def _why_undecided(*, ranks: int, one_call: bool, places: int) -> str:
-    if ranks < 2:
-        return "one rank alone cannot show who is missing"
-    if not one_call:
-        return "the ranks wait in different collectives, of one group or of several: these lines name no group"
-    return "the ranks wait in different groups" if places > 1 else "most ranks are not heard of"
 
 
 def _silent(job: Job, attempt: int, waiting: list[Waiting], reporting: set[int]) -> tuple[set[int] | None, int | None]:
@@ -182,17 +218,11 @@ def _silent(job: Job, attempt: int, waiting: list[Waiting], reporting: set[int])
     size = job.world
     for w in waiting:
         small, large = sorted((w.numel[0] or 0, w.numel[1] or 0))
-        if (
-            small
-            and ("ALLGATHER" in w.op or "REDUCE_SCATTER" in w.op or "ALLGATHER" in w.op.replace("_", ""))
-            and large % small == 0
-            and large // small <= MOST_RANKS
-        ):
+        gathers = "REDUCE_SCATTER" in w.op or "ALLGATHER" in w.op.replace("_", "")
+        if small and gathers and large % small == 0 and large // small <= MOST_RANKS:
             size = max(size or 0, large // small)
-    missing = job.exits(attempt)
-    ended = {e.rank for e in job.of("closed", attempt=attempt)} | {
-        r for r, e in missing.items() if e.number("code") in (-15, -9)
-    }
+    ended = {e.rank for e in job.of("closed", attempt=attempt)}
+    ended |= {r for r, e in job.exits(attempt).items() if e.number("code") in (-15, -9)}
     if size is None and ended & (job.ranks_heard() - reporting - job.ranks_in_trouble(attempt)):
         size = len(job.members)  # some ranks that did not time out were alive until the launcher ended them
     if size is None or size <= max(reporting):

@@ -8,7 +8,6 @@ from collections.abc import Collection
 
 import msgspec
 
-from gpudoctor.diagnose.diagnosis import Confidence
 from gpudoctor.diagnose.events import Event
 from gpudoctor.diagnose.job import Job
 from gpudoctor.diagnose.rules.model import Hypothesis, address_of, gpu_of, host_of, named, ranks_of
@@ -194,12 +193,8 @@ def _grouped(job: Job, attempt: int, events: list[Event]) -> list[Hypothesis]:
     for event in events:
         groups.setdefault(_kind(event), []).append(event)
     made = [_hypothesis(job, attempt, group) for group in groups.values()]
-    made.sort(key=lambda h: (-max(e.strength for e in h.events), h.events[0].file != h.events[0].file, _order(h)))
+    made.sort(key=lambda h: (-max(e.strength for e in h.events), min((e.file, e.line) for e in h.events)))
     return made
-
-
-def _order(hypothesis: Hypothesis) -> tuple[int, int]:
-    return min((e.file, e.line) for e in hypothesis.events)
 
 
 def _kind(event: Event) -> object:
@@ -211,36 +206,46 @@ def _kind(event: Event) -> object:
 def _hypothesis(job: Job, attempt: int, events: list[Event]) -> Hypothesis:
     what = events[0].what
     strongest = max(e.strength for e in events)
-    decisive = [e for e in events if e.strength == strongest] or events
+    decisive = [e for e in events if e.strength == strongest]
     ranks = ranks_of(events)
     guilty = _listed_ranks(job, attempt)
     if guilty & set(ranks):
         ranks = tuple(sorted(guilty | set(ranks)))
-    confidence: Confidence = "certain" if strongest >= 3 else "likely"
-    lost = {e.rank for e in job.of("victim", "wait", attempt=attempt)} - set(ranks) - {None}
-    writers = {(e.rank, e.pid, e.host) for e in decisive}
-    if len(ranks) > 1 and what in _ALL and (not lost or set(ranks) >= job.ranks_heard() or len(ranks) > len(lost)):
+    if what in _ALL and _is_on_all(job, attempt, ranks, decisive):
         what = _ALL[what]
-    elif what in _ALL and not ranks and len(decisive) > 1 and not lost and len(writers) == 1:
-        exits = [e for e in job.exits(attempt).values() if e.number("code") == 1]
-        if len(exits) > 1 and sum(bool(e.detail.get("traceback")) for e in decisive) >= len(exits):
-            what = _ALL[what]
     if not all(e.names_rank for e in decisive) or len(ranks) > 1 or _others_cut_off(job, attempt, ranks):
         ranks = ()
-    shown = decisive[:3] + [e for e in decisive[3:] if e.rank not in {d.rank for d in decisive[:3]}][:3]
-    if what == "bootstrap_connect_failed":  # show the interface that was used
-        speakers = {(e.file, e.pid) for e in decisive}
-        shown += [e for e in job.events if e.what == "interface" and (e.file, e.pid) in speakers][:2]
-    text = _words(decisive[0])
     return Hypothesis(
         what,
-        text,
-        shown,
+        _words(decisive[0]),
+        _shown(job, what, decisive),
         ranks=ranks,
         host=host_of(decisive) or address_of(decisive),
         gpu=gpu_of(decisive),
-        confidence=confidence,
+        confidence="certain" if strongest >= 3 else "likely",
     )
+
+
+def _is_on_all(job: Job, attempt: int, ranks: tuple[int, ...], decisive: list[Event]) -> bool:
+    """Whether all ranks raised it: most of those that are heard of, or as many nameless copies as ranks that exited."""
+    lost = {e.rank for e in job.of("victim", "wait", attempt=attempt)} - set(ranks) - {None}
+    if len(ranks) > 1 and (not lost or set(ranks) >= job.ranks_heard() or len(ranks) > len(lost)):
+        return True
+    writers = {(e.rank, e.pid, e.host) for e in decisive}
+    if ranks or len(decisive) < 2 or lost or len(writers) > 1:
+        return False
+    exits = [e for e in job.exits(attempt).values() if e.number("code") == 1]
+    return len(exits) > 1 and sum(bool(e.detail.get("traceback")) for e in decisive) >= len(exits)
+
+
+def _shown(job: Job, what: str, decisive: list[Event]) -> list[Event]:
+    """The first lines, then those of other ranks; of a failed connection also the interface that was used."""
+    first = decisive[:3]
+    shown = first + [e for e in decisive[3:] if e.rank not in {d.rank for d in first}][:3]
+    if what == "bootstrap_connect_failed":
+        speakers = {(e.file, e.pid) for e in decisive}
+        shown += [e for e in job.events if e.what == "interface" and (e.file, e.pid) in speakers][:2]
+    return shown
 
 
 def _others_cut_off(job: Job, attempt: int, ranks: tuple[int, ...]) -> bool:
@@ -253,18 +258,14 @@ def _others_cut_off(job: Job, attempt: int, ranks: tuple[int, ...]) -> bool:
 
 def _listed_ranks(job: Job, attempt: int) -> set[int]:
     """The ranks that a distributed checkpoint lists as failed."""
-    reported = [
-        e.word("ranks") or "" for e in job.of("wrapper", attempt=attempt) if e.word("type") == "CheckpointException"
-    ]
-    return {int(number) for text in reported for number in _NUMBER.findall(text)}
+    listed = [e for e in job.of("wrapper", attempt=attempt) if e.word("type") == "CheckpointException"]
+    return {int(number) for e in listed for number in _NUMBER.findall(e.word("ranks") or "")}
 
 
 def _words(event: Event) -> str:
-    message = event.word("message")
-    name = event.word("type")
-    frame = event.word("frame")
+    message, name, frame = event.word("message"), event.word("type"), event.word("frame")
     raised = event.word("raised_text") or ""
     if name and not message and raised.startswith("assert "):
         message = raised
     reported = f"{name}: {message}" if name and message else name or event.text
-    return f"{reported}" + (f" (raised from {frame})" if frame else "")
+    return f"{reported} (raised from {frame})" if frame else reported

@@ -11,6 +11,7 @@ from gpudoctor.diagnose.rules.model import Hypothesis, named, only_rank
 from gpudoctor.diagnose.stacks import Stack
 
 Group = tuple[str, tuple[int, ...]]
+Stacks = dict[str, tuple[int | None, Stack]]  # of each process, by what to call it, with its rank
 
 
 def from_dumps(dumps: list[Dump]) -> list[Hypothesis]:
@@ -51,17 +52,13 @@ def _edges(dumps: dict[int, Dump], *, p2p: bool) -> tuple[dict[int, set[int]], d
                 waiting[entry.group] = entry
         for group, entry in waiting.items():
             for member in entry.group[1]:
-                if member == rank:
-                    continue
-                if (
-                    member in dumps
-                    and group not in {(n, r) for n, r in dumps[member].groups.items()}
-                    and dumps[member].groups
-                ):
+                groups = dumps[member].groups if member in dumps else {}
+                if member == rank or (groups and group not in groups.items()):
                     continue
                 if p2p and not entry.name.endswith((f"->{member}", f"<-{member}")):
                     continue
-                if enqueued.get((member, group), 0) < _oldest(dump, group, p2p, enqueued.get((member, group), 0)):
+                has = enqueued.get((member, group), 0)
+                if has < _oldest(dump, group, p2p, has):
                     edges.setdefault(rank, set()).add(member)
                     shown.setdefault(member, entry)
     return edges, shown
@@ -72,10 +69,9 @@ def _enqueued(dumps: dict[int, Dump], *, p2p: bool) -> dict[tuple[int, Group], i
     last: dict[tuple[int, Group], int] = {}
     for rank, dump in dumps.items():
         numbers = [(entry.group, entry.seq) for entry in dump.entries if entry.p2p is p2p]
-        if not p2p:
-            numbers += [
-                (group, status.enqueued) for group, status in dump.status.items() if status.enqueued is not None
-            ]
+        for group, status in dump.status.items() if not p2p else ():
+            if status.enqueued is not None:
+                numbers.append((group, status.enqueued))
         for group, seq in numbers:
             last[rank, group] = max(last.get((rank, group), 0), seq)
     return last
@@ -102,20 +98,14 @@ def _different(dumps: dict[int, Dump]) -> list[Hypothesis]:
     return []
 
 
-def from_stacks(stacks: dict[str, tuple[int | None, Stack]]) -> list[Hypothesis]:
+def from_stacks(stacks: Stacks) -> list[Hypothesis]:
     """The process whose main thread is elsewhere while the others wait in a collective.
 
     Of two, the one that waits in none, if the other does.
     """
-    outliers = [name for name, (_, stack) in stacks.items() if not stack.waits]
-    if len(stacks) < 2 or (len(stacks) == 2 and len(outliers) != 1):
+    outliers = _outliers(stacks)
+    if not outliers:
         return []
-    if not outliers or len(outliers) > len(stacks) / 2:
-        places = {name: _place(stack) for name, (_, stack) in stacks.items()}
-        common = Counter(places.values()).most_common(1)[0][0]
-        outliers = [name for name, place in places.items() if place != common]
-        if not outliers or len(outliers) >= len(stacks) / 2:
-            return []
     ranks = [rank for rank, _ in (stacks[name] for name in outliers) if rank is not None]
     who = named(ranks) if len(ranks) == len(outliers) else ", ".join(outliers[:4])
     verb = "stand" if len(outliers) > 1 else "stands"
@@ -132,7 +122,20 @@ def from_stacks(stacks: dict[str, tuple[int | None, Stack]]) -> list[Hypothesis]
     ]
 
 
-def undecided_stacks(stacks: dict[str, tuple[int | None, Stack]]) -> list[Hypothesis]:
+def _outliers(stacks: Stacks) -> list[str]:
+    """The processes that wait in no collective; if none or most of them do, those that stand elsewhere than most."""
+    outliers = [name for name, (_, stack) in stacks.items() if not stack.waits]
+    if len(stacks) <= 2:
+        return outliers if len(stacks) == 2 and len(outliers) == 1 else []
+    if outliers and len(outliers) <= len(stacks) / 2:
+        return outliers
+    places = {name: " < ".join(stack.frames[:4]) for name, (_, stack) in stacks.items()}
+    common = Counter(places.values()).most_common(1)[0][0]
+    outliers = [name for name, place in places.items() if place != common]
+    return outliers if len(outliers) < len(stacks) / 2 else []
+
+
+def undecided_stacks(stacks: Stacks) -> list[Hypothesis]:
     """Where the processes stand, if their stacks do not tell who waits for whom: one alone, or all alike."""
     if not stacks:
         return []
@@ -151,15 +154,4 @@ def undecided_stacks(stacks: dict[str, tuple[int | None, Stack]]) -> list[Hypoth
 
 
 def _shown(rank: int | None, stack: Stack) -> Event:
-    return Event(
-        role="fact",
-        what="stack",
-        rank=rank,
-        file=stack.file,
-        line=stack.line,
-        text=stack.place,
-    )
-
-
-def _place(stack: Stack) -> str:
-    return " < ".join(stack.frames[:4])
+    return Event(role="fact", what="stack", rank=rank, file=stack.file, line=stack.line, text=stack.place)

@@ -23,7 +23,7 @@ def unexplained_exits(job: Job, attempt: int) -> list[Hypothesis]:
     -15 comes from the launcher, and so does -9 of its table if it came after the grace time. -6 follows from the
     watchdog if the rank reported a wait. A rank that reported a lost peer has explained its end.
     """
-    exits = {**job.exits(attempt)}
+    exits = job.exits(attempt)
     closed = {(e.host, e.pid) for e in job.of("closed", attempt=attempt)}
     reported = job.ranks_in_trouble(attempt)
     nameless = [e for e in job.of("exit", attempt=attempt) if e.rank is None]
@@ -34,16 +34,13 @@ def unexplained_exits(job: Job, attempt: int) -> list[Hypothesis]:
             continue
         if code == -9 and _killed_by_agent(event, exits.values()):
             continue
-        if event.rank in reported and (code == 1 or code in (-6,)):
+        if event.rank in reported and code in (1, -6):
             continue
         if event.rank is None and (code > 0 or (code == -6 and job.of("wait", "stuck", "cause", attempt=attempt))):
             continue
         outliers.setdefault(code if code < 0 else 1, []).append(event)
-    found = []
-    for code in sorted(outliers, key=lambda c: _CRASHES.index(c) if c in _CRASHES else 99):
-        if hypothesis := _of_code(job, attempt, code, outliers[code]):
-            found.append(hypothesis)
-    return found
+    codes = sorted(outliers, key=lambda code: _CRASHES.index(code) if code in _CRASHES else len(_CRASHES))
+    return [found for code in codes if (found := _of_code(job, attempt, code, outliers[code]))]
 
 
 def _killed_by_agent(event: Event, exits: Iterable[Event]) -> bool:
@@ -118,51 +115,56 @@ def _others_gone(job: Job, attempt: int, events: list[Event]) -> bool:
 
 def _silent(job: Job, attempt: int, events: list[Event], ranks: tuple[int, ...]) -> Hypothesis | None:
     """Exit code 1 without an error is a finding only if the errors of others show that it would have been logged."""
-    others_speak = job.ranks_in_trouble(attempt) - set(ranks)
-    own_files = {f.local_rank for f in job.files if f.attempt == attempt} | {
-        f.rank for f in job.files if f.rank is not None
-    }
-    own = [e for e in events if e.rank in own_files or (e.local_rank is not None and e.local_rank in own_files)]
-    files = {e.file for e in events}
-    # the file begins with a traceback: the error may have come before that
-    late = any(e.what == "begins_failing" and e.file in files for e in job.events)
-    worked = any(e.file in files for e in job.of("progress", attempt=attempt))  # the file has the output of ranks
-    if (own or ((others_speak or worked) and not late)) and not job.head_missing() and ranks:
+    if ranks and not job.head_missing() and _would_have_spoken(job, attempt, events, ranks):
         text = f"{named(ranks)} left with an exit code but without a traceback: os._exit, sys.exit or a native exit"
         return at_events("silent_exit", text, events, ranks=only_rank(ranks))
     exits = job.of("exit", attempt=attempt)
-    codes = {e.number("code") for e in exits}
     # a launcher that lists how each of its processes ended: the others were ended by it
     alone = len(ranks) == 1 and {e.word("by") for e in exits} == {"spawn"} and len({e.rank for e in exits}) > 1
     if alone and all(e.rank in ranks or e.number("code") == -15 for e in exits):
         text = f"{named(ranks)} exited with code {events[0].number('code')}; why is not in this text"
         return Hypothesis("launcher_table_only", text, events[:3], ranks=ranks, unknown=True)
-    text = "the launcher's table has exit codes only: the errors of the ranks are not in this text" + (
-        "; code 2 is nearly always an argument that the program does not know" if codes == {2} else ""
-    )
-    return undecided("launcher_table_only", text, events[:3], host=host_of(job.of("exit", attempt=attempt)))
+    text = "the launcher's table has exit codes only: the errors of the ranks are not in this text"
+    if {e.number("code") for e in exits} == {2}:
+        text += "; code 2 is nearly always an argument that the program does not know"
+    return undecided("launcher_table_only", text, events[:3], host=host_of(exits))
+
+
+def _would_have_spoken(job: Job, attempt: int, events: list[Event], ranks: tuple[int, ...]) -> bool:
+    """Whether a traceback of these ranks would be in the text: a file is theirs, or holds what ranks write."""
+    own_files = {f.local_rank for f in job.files if f.attempt == attempt}
+    own_files |= {f.rank for f in job.files if f.rank is not None}
+    if any(e.rank in own_files or (e.local_rank is not None and e.local_rank in own_files) for e in events):
+        return True
+    files = {e.file for e in events}
+    # the file begins with a traceback: the error may have come before that
+    late = any(e.what == "begins_failing" and e.file in files for e in job.events)
+    worked = any(e.file in files for e in job.of("progress", attempt=attempt))  # the file has the output of ranks
+    return not late and (worked or bool(job.ranks_in_trouble(attempt) - set(ranks)))
 
 
 def early_exit(job: Job, attempt: int) -> list[Hypothesis]:
     """A rank that neither failed nor was ended by the launcher exited by itself, with 0."""
     if not job.of("victim", "wait", attempt=attempt):
         return []
-    stops = [e for e in job.events if e.what == "early_stop" and e.attempt == attempt]
-    exits = job.of("exit", attempt=attempt)
+    stops = _early_stops(job, attempt)
     ended = next((ranks for missing in _MISSING if (ranks := missing(job, attempt))), ())
     if not ended and not stops:
         return []
-    speakers = ranks_of(e for e in stops if e.rank is not None and e.rank not in job.ranks_in_trouble(attempt))
+    in_trouble = job.ranks_in_trouble(attempt)
+    speakers = tuple(rank for rank in ranks_of(stops) if rank not in in_trouble)
     ranks = ended or speakers
     if len(ranks) != 1 or (speakers and ended and speakers != ended):
         ranks = only_rank(speakers)
-    agents = [e for e in exits if e.detail.get("by") == "agent"]
-    shown = [e for e in stops if e.rank in ranks] or stops or agents or exits
-    text = (
-        f"{named(ranks) if ranks else 'one rank'} ended normally while the others still had work: "
-        "uneven data or early stopping"
-    )
+    shown = [e for e in stops if e.rank in ranks] or stops or job.of("exit", attempt=attempt, by="agent")
+    who = named(ranks) if ranks else "one rank"
+    text = f"{who} ended normally while the others still had work: uneven data or early stopping"
+    shown = shown or job.of("exit", attempt=attempt)
     return [at_events("early_exit", text, shown, ranks=ranks, confidence="certain" if stops and ranks else "likely")]
+
+
+def _early_stops(job: Job, attempt: int) -> list[Event]:
+    return job.of("fact", attempt=attempt, what="early_stop")
 
 
 def _all_but_one(job: Job, attempt: int) -> tuple[int, ...]:
@@ -176,30 +178,25 @@ def _not_ended_by_agent(job: Job, attempt: int) -> tuple[int, ...]:
     exits = job.of("exit", attempt=attempt)
     ended = {e.pid for e in job.of("closed", attempt=attempt) if e.pid is not None}
     failed = {e.pid for e in exits if e.pid is not None and e.number("code")}
-    agent = any(e.detail.get("by") == "agent" for e in exits)
+    agent = job.of("exit", attempt=attempt, by="agent")
     if len(job.hosts) > 1 or not agent or not job.world or not ended or len(ended | failed) != job.world - 1:
         return ()
     return _all_but_one(job, attempt) or _left_over(job, attempt, sorted(ended | failed))
 
 
 def _not_listed_by_srun(job: Job, attempt: int) -> tuple[int, ...]:
-    by_srun = any(e.detail.get("by") == "srun" for e in job.of("exit", attempt=attempt))
-    return _all_but_one(job, attempt) if by_srun else ()
+    return _all_but_one(job, attempt) if job.of("exit", attempt=attempt, by="srun") else ()
 
 
 def _not_listed_after_stop(job: Job, attempt: int) -> tuple[int, ...]:
-    stops = any(e.what == "early_stop" and e.attempt == attempt for e in job.events)
-    table = any(e.detail.get("by") == "table" and e.number("root") for e in job.of("exit", attempt=attempt))
-    return _all_but_one(job, attempt) if stops and table else ()
+    table = any(e.number("root") for e in job.of("exit", attempt=attempt, by="table"))
+    return _all_but_one(job, attempt) if table and _early_stops(job, attempt) else ()
 
 
 def _not_in_table(job: Job, attempt: int) -> tuple[int, ...]:
     """The one rank that is neither in the table of failures nor ended by the agent: it exited with 0."""
-    rows = [
-        e
-        for e in job.of("exit", attempt=attempt)
-        if e.detail.get("by") == "table" and e.rank is not None and e.local_rank is not None
-    ]
+    exits = job.of("exit", attempt=attempt, by="table")
+    rows = [e for e in exits if e.rank is not None and e.local_rank is not None]
     shifts = {(e.rank or 0) - (e.local_rank or 0) for e in rows}
     ended_unlisted = {e.pid for e in job.of("closed", attempt=attempt)} - {e.pid for e in rows}
     if len(shifts) != 1 or ended_unlisted or any(e.detail.get("cut") for e in rows):
@@ -214,9 +211,8 @@ def _not_in_table(job: Job, attempt: int) -> tuple[int, ...]:
 def _left_over(job: Job, attempt: int, pids: list[int]) -> tuple[int, ...]:
     """The rank whose process id is missing: torchrun assigns them in order of ranks."""
     world = job.world or 0
-    first = next(
-        (e.pid - e.local_rank for e in job.of("exit", attempt=attempt) if e.pid and e.local_rank is not None), None
-    )
+    exits = job.of("exit", attempt=attempt)
+    first = next((e.pid - e.local_rank for e in exits if e.pid and e.local_rank is not None), None)
     if first is None or pids[-1] - first >= world or pids[0] < first:
         return ()
     return tuple(n for n in range(world) if first + n not in pids)

@@ -19,13 +19,9 @@ def missing_ranks(job: Job, attempt: int) -> list[Hypothesis]:
         return []
     if crowded := [e for e in waits if int(e.word("joined") or 0) > int(e.word("world") or 0) > 0]:
         return [_too_many(crowded)]
-    keys = {e.detail["key_rank"] for e in waits if e.detail.get("key_rank") is not None}
-    named_ranks = {int(key) for key in keys} - set(ranks_of(waits))
-    silent = job.members - job.ranks_in_trouble(attempt)
-    ranks = tuple(sorted(named_ranks or (silent if len(silent) < len(job.members) / 2 else set())))
-    short = {int(e.word("world") or 0) - int(e.word("joined") or 0) for e in waits if e.word("joined")}
-    if short and not named_ranks and len(ranks) not in short:  # the barrier counts fewer than are silent here
-        ranks = ()
+    keys = {int(e.detail["key_rank"]) for e in waits if e.detail.get("key_rank") is not None}
+    named_ranks = keys - set(ranks_of(waits))
+    ranks = tuple(sorted(named_ranks)) or _silent_at_barrier(job, attempt, waits)
     who = named(ranks) if ranks else "a rank"
     text = f"the others waited in vain for {who}: {'they' if len(ranks) > 1 else 'it'} never came that far"
     return [
@@ -37,6 +33,14 @@ def missing_ranks(job: Job, attempt: int) -> list[Hypothesis]:
             confidence="likely" if ranks else "possible",
         )
     ]
+
+
+def _silent_at_barrier(job: Job, attempt: int, waits: list[Event]) -> tuple[int, ...]:
+    """The silent ranks, if they are the minority, and as many as the barrier counts."""
+    silent = job.members - job.ranks_in_trouble(attempt)
+    short = {int(e.word("world") or 0) - int(e.word("joined") or 0) for e in waits if e.word("joined")}
+    few = len(silent) < len(job.members) / 2
+    return tuple(sorted(silent)) if few and (not short or len(silent) in short) else ()
 
 
 def _too_many(waits: list[Event]) -> Hypothesis:
@@ -56,35 +60,35 @@ def gloo_timeouts(job: Job, attempt: int) -> list[Hypothesis]:
     if not waits:
         return []
     exits = job.exits(attempt)
-    ended = {e.rank for e in job.of("closed", attempt=attempt) if e.rank is not None}
-    silent = job.members - job.ranks_in_trouble(attempt)
-    silent = {rank for rank in silent if rank not in exits or (exits[rank].number("code") or 0) in (-15, -9)}
-    forced = {e.rank for e in job.of("closed", attempt=attempt) if e.what == "forced"} & silent
-    if len(silent) > 1 and len(forced) == 1:  # this one even ignored the signal to end
-        silent = {rank for rank in forced if rank is not None}
-    alive = silent <= ended | set(exits)
+    closed = ranks_of(job.of("closed", attempt=attempt))
+    silent = _silent(job, attempt, exits)
+    alive = silent <= {*closed, *exits}
     if silent and (len(silent) < len(job.members) / 2 or (alive and len(silent) == 1)):
-        ranks = tuple(sorted(silent))
-        shown = waits[:2] + [e for e in exits.values() if e.rank in silent][:2]
-        text = f"the others timed out waiting; {named(ranks)} reported no error and was still there: it hangs"
+        text = f"the others timed out waiting; {named(silent)} reported no error and was still there: it hangs"
         return [
             Hypothesis(
                 "rank_hung",
                 text,
-                shown,
-                ranks=only_rank(ranks),
+                waits[:2] + [e for e in exits.values() if e.rank in silent][:2],
+                ranks=only_rank(silent),
                 host=host_of(e for e in job.events if e.rank in silent),
-                confidence="likely" if len(ranks) == 1 else "possible",
+                confidence="likely" if len(silent) == 1 else "possible",
             )
         ]
     if not silent and (different := _other_calls(job, attempt)):
         return [different]
-    text = (
-        f"{named(ranks_of(waits)) if ranks_of(waits) else 'a rank'} waited in vain for a peer"
-        + (f" in `{op}`" if (op := waits[0].word("op")) else "")
-        + "; which one is not in these logs"
-    )
+    who = named(ranks_of(waits)) if ranks_of(waits) else "a rank"
+    where = f" in `{op}`" if (op := waits[0].word("op")) else ""
+    text = f"{who} waited in vain for a peer{where}; which one is not in these logs"
     return [undecided("timeout_undecidable", text, waits[:3])]
+
+
+def _silent(job: Job, attempt: int, exits: dict[int, Event]) -> set[int]:
+    """The ranks that reported nothing until they were ended; if one of them ignored the signal to end, it alone."""
+    silent = job.members - job.ranks_in_trouble(attempt)
+    silent = {rank for rank in silent if rank not in exits or (exits[rank].number("code") or 0) in (-15, -9)}
+    forced = silent & {*ranks_of(job.of("closed", attempt=attempt, what="forced"))}
+    return forced if len(forced) == 1 else silent
 
 
 def _other_calls(job: Job, attempt: int) -> Hypothesis | None:

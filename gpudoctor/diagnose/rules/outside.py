@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
+from itertools import pairwise
 
 from gpudoctor.diagnose.events import Event
 from gpudoctor.diagnose.job import Job
 from gpudoctor.diagnose.rules.model import Hypothesis, at_events, host_of, named, only_rank, ranks_of
 from gpudoctor.statements.about import normal_bus_id
 from gpudoctor.statements.catalogue import ECC_XIDS
+from gpudoctor.statements.prefixes import seconds_in_year
 from gpudoctor.statements.xids import XIDS
+from gpudoctor.text.units import rounded_duration_text
 
 _FOLLOWS = {43, 45}
+_OFF_BUS = 79
 _INTERRUPTED = re.compile(r"\b2 death signal|got signal: 2\b|SIGINT|KeyboardInterrupt")
+_ENDED_AT = re.compile(r"CANCELLED AT \d{4}-(\d\d)-(\d\d)T(\d\d:\d\d:\d\d)")
+_LONG_S, _TIMES_LONGER = 1800.0, 10  # of the longest step before
+_ZONE_S, _NEAR_ZONE_S = 1800.0, 30.0
 _BY_HAND = " (SIGINT: Ctrl-C or a user's word; if the job stood still before that, what it waited for is the question)"
 _OTHER_PROGRAM = re.compile(r"\((?!python|pt_|ray|torchrun|train|deepspeed|accelerate|vllm|java|pt_data)")
 
@@ -24,8 +32,26 @@ def scheduler_endings(job: Job, attempt: int) -> list[Hypothesis]:
         events = [e for e in job.of("ending") if e.what == what and e.attempt >= attempt]
         if not events or failed_before(job, attempt, events[0], lost_peers_count=False):
             continue
-        found.append(at_events(what, events[0].text, events, confidence="certain"))
+        text = events[0].text + (_stood_still(job, events[0]) if what == "time_limit" else "")
+        found.append(at_events(what, text, events, confidence="certain"))
     return found
+
+
+def _stood_still(job: Job, limit: Event) -> str:
+    """That the job did nothing for long before its time limit, by the times of its steps and of the limit's line.
+
+    Clocks may differ by time zones, which are multiples of half an hour: such a difference proves nothing.
+    """
+    steps = sorted(e.time_s for e in job.of("progress", attempt=limit.attempt) if e.time_s is not None)
+    stamp = _ENDED_AT.search(limit.text)
+    ended_s = seconds_in_year(int(stamp[1]), int(stamp[2]), stamp[3]) if stamp else limit.time_s
+    if ended_s is None or len(steps) < 2:
+        return ""
+    silent_s, step_s = ended_s - steps[-1], max(later - before for before, later in pairwise(steps))
+    of_zones_s = abs(silent_s - _ZONE_S * round(silent_s / _ZONE_S))
+    if silent_s < max(_LONG_S, _TIMES_LONGER * step_s) or of_zones_s <= step_s + _NEAR_ZONE_S:
+        return ""
+    return f"; its last step was logged {rounded_duration_text(silent_s)} before that: it stood still"
 
 
 def signals_and_cancels(job: Job, attempt: int) -> list[Hypothesis]:
@@ -38,11 +64,12 @@ def signals_and_cancels(job: Job, attempt: int) -> list[Hypothesis]:
         strongest = max(e.strength for e in events)
         reported = [e for e in events if e.strength == strongest]
         host = None if what == "cancelled" else host_of(reported)
+        text = reported[0].text
+        by_hand = what == "terminated_signal" and _INTERRUPTED.search(text)
         found.append(
             Hypothesis(
                 what,
-                reported[0].text
-                + (_BY_HAND if what == "terminated_signal" and _INTERRUPTED.search(reported[0].text) else ""),
+                f"{text}{_BY_HAND}" if by_hand else text,
                 reported[:3],
                 host=host,
                 confidence="certain" if strongest > 1 else "likely",
@@ -77,10 +104,8 @@ def out_of_host_memory(job: Job, attempt: int) -> list[Hypothesis]:
     if not own:
         return []
     ranks = ranks_of(own)
-    text = (
-        f"{named(ranks) if ranks else 'a process of the job'} was killed because the memory of the host "
-        "or of its cgroup ran out"
-    )
+    who = named(ranks) if ranks else "a process of the job"
+    text = f"{who} was killed because the memory of the host or of its cgroup ran out"
     return [
         Hypothesis(
             "host_oom",
@@ -107,51 +132,38 @@ def of_another_program(job: Job, event: Event) -> bool:
 
 def gpu_faults(job: Job, attempt: int) -> list[Hypothesis]:
     """Xids, lost GPUs and ECC errors: the kernel's report counts more than a library's."""
-    found: list[Hypothesis] = []
-    lost = job.of("cause", what="gpu_lost")
-    ecc = job.of("cause", attempt=attempt, what="gpu_ecc")
-    xids = [e for e in job.of("cause") if e.what == "gpu_xid" and e.number("xid") not in _FOLLOWS]
-    hard = [e for e in xids if is_hard(e)]
-    for what, events in (
-        ("gpu_lost", lost + [e for e in hard if e.number("xid") == 79]),
-        ("gpu_ecc", [e for e in hard if e.number("xid") in ECC_XIDS] + ecc),
-        ("gpu_xid", [e for e in hard if e.number("xid") not in ECC_XIDS | {79}]),
-    ):
-        if not events:
-            continue
-        gpus = sorted({e.gpu for e in events if e.gpu and ":" in e.gpu}) or sorted({e.gpu for e in events if e.gpu})
-        gpu = gpus[0] if len(gpus) == 1 else None
-        rank = job.bus_ids.get(normal_bus_id(gpu)) if gpu else None
-        ranks = (rank,) if rank is not None else ranks_of(e for e in events if e.rank is not None)
-        text = _xid_words(events[0])
-        found.append(
-            Hypothesis(
-                what,
-                text,
-                events[:4],
-                ranks=only_rank(ranks),
-                host=host_of(events),
-                gpu=normal_bus_id(gpu) if gpu else None,
-                confidence="certain" if any(job.files[e.file].kernel_log for e in events) else "likely",
-            )
-        )
+    hard = [e for e in _xids(job) if is_hard(e) and e.number("xid") not in _FOLLOWS]
+    lost = [*job.of("cause", what="gpu_lost"), *(e for e in hard if e.number("xid") == _OFF_BUS)]
+    ecc = [*(e for e in hard if e.number("xid") in ECC_XIDS), *job.of("cause", attempt=attempt, what="gpu_ecc")]
+    others = [e for e in hard if e.number("xid") not in ECC_XIDS | {_OFF_BUS}]
+    found = []
+    for what, events in (("gpu_lost", lost), ("gpu_ecc", ecc), ("gpu_xid", others)):
+        if events:
+            gpus = sorted({e.gpu for e in events if e.gpu}, key=lambda gpu: (":" not in gpu, gpu))
+            gpus = [gpu for gpu in gpus if ":" in gpu] or gpus
+            ruled = _at_gpu(job, what, events, gpus)
+            ruled.ranks = ruled.ranks or only_rank(ranks_of(events))
+            ruled.confidence = "certain" if any(job.files[e.file].kernel_log for e in events) else "likely"
+            found.append(ruled)
     return found
 
 
 def program_xids(job: Job) -> list[Hypothesis]:
     """Xids that a fault of the program causes (13, 31): a hypothesis only if the program's own errors are missing."""
-    events = [e for e in job.of("cause") if e.what == "gpu_xid" and not is_hard(e)]
-    if not events:
-        return []
-    gpus = {e.gpu for e in events if e.gpu}
-    gpu = normal_bus_id(gpus.pop() or "") if len(gpus) == 1 else None
+    events = [e for e in _xids(job) if not is_hard(e)]
+    return [_at_gpu(job, "gpu_xid", events, {e.gpu for e in events if e.gpu})] if events else []
+
+
+def _xids(job: Job) -> list[Event]:
+    return job.of("cause", what="gpu_xid")
+
+
+def _at_gpu(job: Job, what: str, events: list[Event], gpus: Collection[str]) -> Hypothesis:
+    """What these events say, of the one GPU that they name, and of its rank."""
+    gpu = normal_bus_id(next(iter(gpus))) if len(gpus) == 1 else None
     rank = job.bus_ids.get(gpu) if gpu else None
-    text = _xid_words(events[0])
-    return [
-        Hypothesis(
-            "gpu_xid", text, events[:4], ranks=(rank,) if rank is not None else (), host=host_of(events), gpu=gpu
-        )
-    ]
+    ranks = (rank,) if rank is not None else ()
+    return Hypothesis(what, _xid_words(events[0]), events[:4], ranks=ranks, host=host_of(events), gpu=gpu)
 
 
 def is_hard(event: Event) -> bool:

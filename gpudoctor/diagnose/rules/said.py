@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 
-from gpudoctor.diagnose.diagnosis import Confidence
 from gpudoctor.diagnose.events import Event
 from gpudoctor.diagnose.job import Job, is_work
 from gpudoctor.diagnose.rules.model import Hypothesis, at_events, host_of, only_rank, ranks_of, undecided
@@ -24,41 +23,57 @@ _NUMBERS = re.compile(r"\d+")
 
 def failed_saying(job: Job, attempt: int) -> list[Hypothesis]:
     """The first statement of a cause of its own that nothing outlived, quoted whole."""
-    all_said = [e for e in statements(job, attempt) if e.what in _OWN_KINDS and e.word("form") in _FORMS]
-    reports = [e for e in all_said if _is_loud(e) and _ended_it(job, e)]
-    died = [e for e in statements(job, attempt) if e.what == "death" and _is_loud(e) and _ended_it(job, e)]
+    said = statements(job, attempt)
+    own = _of_kinds(said, _OWN_KINDS)
+    reports = _fatal(job, own) or _before_a_cut(said, own)
+    died = _fatal(job, [e for e in said if e.what == "death"])
     if died and all((e.file, e.line) > (died[0].file, died[0].line) for e in reports):
         return [_death_of_another(died)]  # what the others said then follows from it
     if not reports:
         return []
-    first = min(reports, key=lambda e: (e.file, e.line))
-    with_time = [e for e in reports if e.time_s is not None and e.host == first.host]
-    if first.time_s is not None and with_time:  # of one clock
-        first = min(with_time, key=lambda e: (e.time_s or 0, e.file, e.line))
+    first = _first_of_one_clock(reports)
     alike = [e for e in reports if _kind(e) == _kind(first)]
-    quiet = [e for e in all_said if not _is_loud(e)]
-    waits = [e for e in statements(job, attempt) if e.what == "wait" and e.word("form") in _FORMS]
-    before = [e for e in sorted([*quiet, *waits], key=lambda e: e.line) if _is_just_before(e, first)]
-    known = [e for e in job.of("echo", attempt=attempt) if _is_just_before(e, first)]  # it warned why, then it failed
-    text = first.word("message") or first.text.strip()
-    if before:
-        text = f"{text}; before it: {before[-1].word('message') or before[-1].text.strip()}"
-    confidence: Confidence = "likely" if first.word("form") in ("program", "death") else "possible"
+    before = _just_before(first, [*(e for e in own if not _is_loud(e)), *_of_kinds(said, ("wait",))])
+    known = _just_before(first, job.of("echo", attempt=attempt))  # it warned why, then it failed
     return [
         Hypothesis(
             known[-1].what if known else _label(first),
-            text,
+            _message(first) + (f"; before it: {_message(before[-1])}" if before else ""),
             [*known[-1:], *before[-1:], first, *[e for e in reports if e not in alike][:2]],
             ranks=only_rank(ranks_of(alike)),
             host=host_of(alike),
-            confidence=confidence,
+            confidence="likely" if first.word("form") in ("program", "death") else "possible",
         )
     ]
 
 
+def _of_kinds(said: list[Event], kinds: tuple[str, ...]) -> list[Event]:
+    """Those of these classes whose form shows that a program speaks."""
+    return [e for e in said if e.what in kinds and e.word("form") in _FORMS]
+
+
+def _fatal(job: Job, said: list[Event]) -> list[Event]:
+    """The loud ones that the job ended with."""
+    return [e for e in said if _is_loud(e) and _ended_it(job, e)]
+
+
+def _before_a_cut(said: list[Event], own: list[Event]) -> list[Event]:
+    """What stands right before a traceback whose exception is cut off."""
+    cut_off = [e for e in said if e.what == "wrapper" and e.word("message") is None]
+    return [e for cut in cut_off for e in _just_before(cut, own)]
+
+
+def _first_of_one_clock(reports: list[Event]) -> Event:
+    """The first in the text, or the earliest of its host, whose times are of one clock."""
+    first = min(reports, key=lambda e: (e.file, e.line))
+    if first.time_s is None:
+        return first
+    with_time = [e for e in reports if e.time_s is not None and e.host == first.host]
+    return min(with_time, key=lambda e: (e.time_s or 0, e.file, e.line))
+
+
 def _death_of_another(died: list[Event]) -> Hypothesis:
-    text = died[0].word("message") or died[0].text.strip()
-    text = f"{text.rstrip('.')}; why is not in this text: killed, or crashed in native code"
+    text = f"{_message(died[0]).rstrip('.')}; why is not in this text: killed, or crashed in native code"
     return at_events("process_died_unknown", text, died)
 
 
@@ -67,9 +82,9 @@ def with_reason(job: Job, attempt: int, death: Hypothesis) -> Hypothesis:
     end = next((e for e in death.events if e.role == "exit"), None)
     if end is None:
         return death
-    own = [e for e in statements(job, attempt) if e.what in _OWN_KINDS and _is_loud(e) and _same_process(job, e, end)]
+    own = [e for e in statements(job, attempt) if e.what in _OWN_KINDS and _is_loud(e) and _same_process(e, end)]
     if own:
-        death.text += f"; before that it said: {own[0].word('message') or own[0].text.strip()}"
+        death.text += f"; before that it said: {_message(own[0])}"
         death.events = [*death.events[:3], own[0]]
     return death
 
@@ -90,10 +105,8 @@ def stood_still(job: Job) -> list[Hypothesis]:
     if not events:
         return []
     first = events[0]
-    text = (
-        f"the log ends with the same line {first.number('times')} times, and nothing moves between: "
-        f"{first.text.strip()}"
-    )
+    times = first.number("times")
+    text = f"the log ends with the same line {times} times, and nothing moves between: {first.text.strip()}"
     return [undecided("stalled", text, events[:4], host=host_of(events))]
 
 
@@ -127,6 +140,10 @@ def _ended_it(job: Job, event: Event) -> bool:
     return any(e.file != event.file or event.line < e.line <= event.line + 4 * _MOST_LINES_AFTER for e in ends)
 
 
+def _message(event: Event) -> str:
+    return event.word("message") or event.text.strip()
+
+
 def _is_loud(event: Event) -> bool:
     return event.word("severity") != "warning"
 
@@ -136,12 +153,13 @@ def _introduces(event: Event) -> bool:
     return event.word("form") == "sentence" and event.text.rstrip().endswith(":")
 
 
-def _is_just_before(event: Event, first: Event) -> bool:
-    near = event.file == first.file and 0 < first.line - event.line <= _NEAR
-    return near and (event.rank, event.pid) == (first.rank, first.pid)
+def _just_before(first: Event, events: list[Event]) -> list[Event]:
+    """Those of the events that the same process wrote right before."""
+    near = [e for e in events if e.file == first.file and 0 < first.line - e.line <= _NEAR]
+    return sorted((e for e in near if (e.rank, e.pid) == (first.rank, first.pid)), key=lambda e: e.line)
 
 
-def _same_process(job: Job, event: Event, end: Event) -> bool:
+def _same_process(event: Event, end: Event) -> bool:
     if event.file != end.file or event.line >= end.line:
         return False
     if end.rank is not None:

@@ -96,9 +96,8 @@ def only_a_launcher(job: Job, attempt: int) -> list[Hypothesis]:
     """The launcher reports that something failed, and no line shows what."""
     events = [e for e in job.of("wrapper", attempt=attempt) if not job.outlived(e)]
     reported = [e for e in events if e.what in ("child_failed", "launcher_exit")] or events
-    exits = [e for e in job.of("exit", attempt=attempt) if (e.number("code") or 0) not in (0,)]
-    terminated = [e for e in exits if e.number("code") in (-15, -1, -2)]
-    if exits and len(terminated) == len(exits):
+    exits = [e for e in job.of("exit", attempt=attempt) if e.number("code")]
+    if exits and {e.number("code") for e in exits} <= {-15, -1, -2}:
         text = "all processes were ended by a signal from outside; nothing failed before"
         return [at_events("terminated_signal", text, exits, unknown=all(e.detail.get("by") == "srun" for e in exits))]
     if not reported and not exits:
@@ -124,9 +123,8 @@ def _only_closed(job: Job, attempt: int) -> list[Hypothesis]:
     full = [e for e in job.events if (e.number("ram_pct") or 0) >= _NEARLY_FULL_PCT and e.line < last.line]
     why = f"; the host's RAM was {full[-1].number('ram_pct')} % full: the OOM killer is suspected" if full else ""
     text = f"the launcher ended the processes of the job, and why is not in this text{why}"
-    return [
-        undecided("host_oom" if full else "launcher_table_only", text, [*full[-1:], *closed[:2]], host=host_of(closed))
-    ]
+    what = "host_oom" if full else "launcher_table_only"
+    return [undecided(what, text, [*full[-1:], *closed[:2]], host=host_of(closed))]
 
 
 def ended_before(job: Job, event: Event) -> bool:
@@ -143,32 +141,39 @@ def unfinished_start(job: Job) -> list[Hypothesis]:
     if any(e.role in _SIGNS_OF_MORE or e.what == "work" for e in job.events):
         return []
     begun = [e for e in job.events if e.what == "begins" and not _ended(job, e)]
-    last = [e for e in begun if job.files[e.file].lines - e.line <= _MOST_LINES_AFTER]
-    if not last:
+    late = [e for e in begun if job.files[e.file].lines - e.line <= _MOST_LINES_AFTER]
+    if not late:
         return []
-    step = last[-1].word("step") or ""
-    reported = [e for e in begun if (e.word("step"), e.word("group")) == (step, last[-1].word("group"))]
+    last = late[-1]
+    reported = [e for e in begun if _step(e) == _step(last)]
     came = Counter(e.rank for e in reported if e.rank is not None)
-    if 0 not in came and last[-1].detail.get("rank_0_ends"):  # another node's log may have its end
+    if 0 not in came and last.detail.get("rank_0_ends"):  # another node's log may have its end
         return []
+    return [_never_ended(job, last, reported, came)]
+
+
+def _never_ended(job: Job, last: Event, reported: list[Event], came: Counter[int]) -> Hypothesis:
+    step = last.word("step") or ""
     world = max((e.number("world") or 0 for e in reported), default=0) or job.world or 0
-    missing = sorted(set(range(world)) - set(came)) if came else []
     counted = max((e.number("came") or 0 for e in reported), default=0)
     if counted > len(came):  # the barrier counts more than these lines name
         text = f"{counted} of {world} ranks came to {step}, which never ended; who is missing is not in this text"
-        return [undecided("init_hang", text, [last[-1], *reported], host=host_of(reported))]
+        return undecided("init_hang", text, [last, *reported], host=host_of(reported))
+    missing = sorted(set(range(world)) - set(came)) if came else []
     twice = sorted(rank for rank, times in came.items() if times > 1)
-    text = _who_came(step, world, came, missing, twice)
-    return [
-        Hypothesis(
-            "init_hang",
-            text,
-            [*reported[:3], last[-1]] if last[-1] not in reported[:3] else reported[:3],
-            host=host_of(reported),
-            confidence="likely" if missing and twice else "possible",
-            unknown=not (missing and twice),
-        )
-    ]
+    decided = bool(missing and twice)
+    return Hypothesis(
+        "init_hang",
+        _who_came(step, world, came, missing, twice),
+        reported[:3] if last in reported[:3] else [*reported[:3], last],
+        host=host_of(reported),
+        confidence="likely" if decided else "possible",
+        unknown=not decided,
+    )
+
+
+def _step(event: Event) -> tuple[str | None, str | None]:
+    return event.word("step"), event.word("group")
 
 
 def _who_came(step: str, world: int, came: Counter[int], missing: list[int], twice: list[int]) -> str:
@@ -187,10 +192,5 @@ def _who_came(step: str, world: int, came: Counter[int], missing: list[int], twi
 
 def _ended(job: Job, begins: Event) -> bool:
     """Whether some writer logged the end of this step; those of one communicator end together."""
-    key = (begins.word("step"), begins.word("group"))
-    return any(
-        e.what == "begun"
-        and (e.word("step"), e.word("group")) == key
-        and (e.file != begins.file or e.line > begins.line)
-        for e in job.events
-    )
+    ends = [e for e in job.events if e.what == "begun" and _step(e) == _step(begins)]
+    return any(e.file != begins.file or e.line > begins.line for e in ends)

@@ -30,32 +30,46 @@ _SLOW_COPY_GB_S = 5  # PCIe 3.0 x8 carries 6
 _LARGE_COPY_BYTES = 16_000_000  # smaller ones, and those of pageable memory, do not reach a link's rate
 
 
+@text_reader(
+    "gpu-burn",
+    r"Tested \d{1,4} GPUs:|GPU Burn$|\d{1,3}\.\d%\s+proc'd: |Couldn't init a GPU test|No clients are alive",
+    r"\s*GPU \d{1,4}: (?:OK|FAULTY)|Burning for |Killing processes|Initialized device ",
+)
 def read_burn(block: Block) -> Part:
     """GPUs that are faulty, computed wrongly, computed nothing, or could not be started at all."""
     verdicts = [found for line in block.lines if (found := _BURN_GPU.match(line))]
-    bad = {f"GPU {found[1]} is FAULTY": "" for found in verdicts if found[2] == "FAULTY"}
-    progress = [found for line in block.lines for found in _BURN_PROGRESS.finditer(line)]
-    if progress:
-        rates = [float(rate) for rate in re.findall(r"\((\d{1,12}(?:\.\d{1,6})?) Gflop/s\)", progress[-1][2])]
-        idle = [n for n, rate in enumerate(rates) if rate == 0]
-        # the first lines come before the first result
-        if idle and int(progress[-1][1]) >= 50:
-            bad[f"GPU {ranges(idle)} of {len(rates)} computed nothing: 0 Gflop/s"] = ""
-        wrong, died = set(), set()
-        for line in progress:
-            for n, (errors, dead) in enumerate(_BURN_ERRORS.findall(line[3])):
-                if int(errors):
-                    wrong.add(n)
-                if dead:
-                    died.add(n)
-        bad |= {f"GPU {ranges(sorted(wrong - died))} computed wrongly": ""} if wrong - died else {}
-        bad |= {f"the process of GPU {ranges(sorted(died))} died": ""} if died else {}
-    bad |= {line.strip(): "" for line in block.lines if _BURN_ENDED.match(line)}
+    bad = [f"GPU {found[1]} is FAULTY" for found in verdicts if found[2] == "FAULTY"]
+    if progress := [found for line in block.lines for found in _BURN_PROGRESS.finditer(line)]:
+        bad += _burn_troubles(progress)
+    bad += [line.strip() for line in block.lines if _BURN_ENDED.match(line)]
     if bad:
-        return Part(reported=tuple(from_tool("gpu-burn", text) for text in bad))
+        return Part(reported=tuple(from_tool("gpu-burn", text) for text in dict.fromkeys(bad)))
     return Part(reported=(from_tool("gpu-burn", f"{len(verdicts)} GPUs OK", "ok"),) if verdicts else ())
 
 
+def _burn_troubles(progress: list[re.Match[str]]) -> Iterator[str]:
+    """What the lines of progress say; the first ones come before the first result."""
+    rates = [float(rate) for rate in re.findall(r"\((\d{1,12}(?:\.\d{1,6})?) Gflop/s\)", progress[-1][2])]
+    idle = [n for n, rate in enumerate(rates) if rate == 0]
+    if idle and int(progress[-1][1]) >= 50:
+        yield f"GPU {ranges(idle)} of {len(rates)} computed nothing: 0 Gflop/s"
+    counts = [each for line in progress for each in enumerate(_BURN_ERRORS.findall(line[3]))]
+    died = {n for n, (_, dead) in counts if dead}
+    wrong = {n for n, (errors, _) in counts if int(errors)} - died
+    if wrong:
+        yield f"GPU {ranges(sorted(wrong))} computed wrongly"
+    if died:
+        yield f"the process of GPU {ranges(sorted(died))} died"
+
+
+@text_reader(
+    "p2pBandwidthLatencyTest",
+    # with an editor's line number
+    r"(?:[ \t]{0,8}\d{1,4} )?(?:\[P2P \(Peer-to-Peer\) GPU Bandwidth Latency Test\]|P2P Connectivity Matrix"
+    r"|(?:Uni|Bi)directional P2P=(?:En|Dis)abled Bandwidth|P2P=(?:En|Dis)abled Latency)",
+    rf"{_DEVICE}|Device=\d{{1,4}} CAN|\s+(?:D\\D|GPU|CPU)(?:\s+\d{{1,4}})+\s*$|\s{{1,12}}\d{{1,12}}{_CELLS}"
+    r"|\*\*\*NOTE: In case|So you can see lesser|NOTE: The CUDA Samples",
+)
 def read_p2p(block: Block) -> Part:
     """Copies from GPU to GPU that are no faster with peer to peer than without, if the GPUs can reach each other."""
     rates: dict[tuple[str, str], list[float]] = {}
@@ -95,6 +109,12 @@ def _copies(block: Block) -> Iterator[tuple[str, float]]:
             yield way, float(rate[2]) * unit_gb
 
 
+@text_reader(
+    "bandwidthTest",
+    r"\[?CUDA Bandwidth Test\] - Starting",
+    rf"Running on|{_DEVICE}| (?:Quick|Range|Shmoo) Mode| \w+ to \w+ Bandwidth, | (?:PINNED|PAGEABLE) Memory"
+    rf"|\s+Transfer Size|\s{{1,12}}\d{{1,12}}{_CELLS}|Result = |NOTE: The CUDA Samples",
+)
 def read_copies(block: Block) -> Part:
     """What bandwidthTest says has failed, and copies that are slower than any link of a GPU should be."""
     best: dict[str, float] = {}
@@ -112,27 +132,4 @@ def read_copies(block: Block) -> Part:
     return Part(reported=tuple(reported), notes=(f"bandwidthTest: {figures or 'no rate of a link'}",))
 
 
-BENCHMARK_READERS: tuple[TextReader, ...] = (
-    text_reader(
-        "gpu-burn",
-        r"Tested \d{1,4} GPUs:|GPU Burn$|\d{1,3}\.\d%\s+proc'd: |Couldn't init a GPU test|No clients are alive",
-        r"\s*GPU \d{1,4}: (?:OK|FAULTY)|Burning for |Killing processes|Initialized device ",
-        read_burn,
-    ),
-    text_reader(
-        "p2pBandwidthLatencyTest",
-        # with an editor's line number
-        r"(?:[ \t]{0,8}\d{1,4} )?(?:\[P2P \(Peer-to-Peer\) GPU Bandwidth Latency Test\]|P2P Connectivity Matrix"
-        r"|(?:Uni|Bi)directional P2P=(?:En|Dis)abled Bandwidth|P2P=(?:En|Dis)abled Latency)",
-        rf"{_DEVICE}|Device=\d{{1,4}} CAN|\s+(?:D\\D|GPU|CPU)(?:\s+\d{{1,4}})+\s*$|\s{{1,12}}\d{{1,12}}{_CELLS}"
-        r"|\*\*\*NOTE: In case|So you can see lesser|NOTE: The CUDA Samples",
-        read_p2p,
-    ),
-    text_reader(
-        "bandwidthTest",
-        r"\[?CUDA Bandwidth Test\] - Starting",
-        rf"Running on|{_DEVICE}| (?:Quick|Range|Shmoo) Mode| \w+ to \w+ Bandwidth, | (?:PINNED|PAGEABLE) Memory"
-        rf"|\s+Transfer Size|\s{{1,12}}\d{{1,12}}{_CELLS}|Result = |NOTE: The CUDA Samples",
-        read_copies,
-    ),
-)
+BENCHMARK_READERS: tuple[TextReader, ...] = (read_burn, read_p2p, read_copies)

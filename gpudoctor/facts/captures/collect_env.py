@@ -22,16 +22,29 @@ _GPU = re.compile(r"(?:GPU models and configuration: )?GPU (\d{1,4}): (\S.{0,100
 _NCCL = re.compile(r"\[(?:pip3|conda)\] nvidia-nccl-cu\d+(?:==|\s+)(\d[\w.]{1,20})")
 _NONE = ("", "N/A", "None", "Could not collect")
 _SOFTWARE = {"PyTorch version": "torch", "CUDA used to build PyTorch": "torch_cuda"}
-# `env`, `export -p`
-ENVIRONMENT = text_reader(
+
+
+@text_reader(
     "environment",
     r"(?:export |declare -x )?(?:PATH|HOME|PWD|USER|LD_\w+|CUDA\w*|NCCL_\w+|SLURM_\w+|NVIDIA_\w+|MASTER_\w+)=",
     r"(?:export |declare -x )?[A-Za-z_]\w*=",
-    lambda block: Part(Node(environment=parse_env_text(block.text))),
 )
+def read_environment(block: Block) -> Part:
+    """`env`, `export -p`."""
+    return Part(Node(environment=parse_env_text(block.text)))
 
 
-def _read(block: Block) -> Part:
+@text_reader(
+    "collect_env",
+    r"Collecting environment information\.\.\.|PyTorch version: \S|Is debug build: |Is CUDA available: "
+    r"|CUDA used to build PyTorch: |GPU models and configuration: |Nvidia driver version: |\[pip3\] \S+==|\[conda\] "
+    r"|Neuron SDK Version: |vLLM Version: ",
+    r"[\w /()\[\].-]{2,40}: ?.{0,200}$|GPU \d{1,4}: \S|\[(?:pip3|conda)\] |Versions of relevant libraries:$"
+    r"|(?:CPU|GPU Topology|vLLM Build Flags):$|\s{2,}(?:CPU|Thread|Core|Socket|NUMA|Model|Vendor|BogoMIPS)"
+    r"|\s+(?:System Info|PyTorch Info|OS|Python Environment|CUDA / GPU Info|CPU Info|vLLM Info"
+    r"|Environment Variables|Versions of relevant libraries)$",
+)
+def read_collect_env(block: Block) -> Part:
     """GPUs by index and name, driver version, PyTorch and its CUDA. A topology matrix in it is a separate block."""
     gpus: dict[int, Gpu] = {}
     fields: dict[str, str] = {}
@@ -58,16 +71,3 @@ def _read(block: Block) -> Part:
     driver = replace(ANSWERED, library_version=version[0] if version else NOT_READ)
     whole = tuple(gpus[index] for index in sorted(gpus))
     return Part(node, reported=reported, smi=(SmiDump(whole, driver, name="collect_env", indexed=True),))
-
-
-COLLECT_ENV = text_reader(
-    "collect_env",
-    r"Collecting environment information\.\.\.|PyTorch version: \S|Is debug build: |Is CUDA available: "
-    r"|CUDA used to build PyTorch: |GPU models and configuration: |Nvidia driver version: |\[pip3\] \S+==|\[conda\] "
-    r"|Neuron SDK Version: |vLLM Version: ",
-    r"[\w /()\[\].-]{2,40}: ?.{0,200}$|GPU \d{1,4}: \S|\[(?:pip3|conda)\] |Versions of relevant libraries:$"
-    r"|(?:CPU|GPU Topology|vLLM Build Flags):$|\s{2,}(?:CPU|Thread|Core|Socket|NUMA|Model|Vendor|BogoMIPS)"
-    r"|\s+(?:System Info|PyTorch Info|OS|Python Environment|CUDA / GPU Info|CPU Info|vLLM Info"
-    r"|Environment Variables|Versions of relevant libraries)$",
-    _read,
-)

@@ -56,6 +56,7 @@ _NVLINK_STATES = re.compile(r"\s+[UDX_](?: [UDX_]){0,63}\s*$")
 _STATES: dict[str, LinkState] = {"U": "active", "D": "inactive", "X": "disabled"}
 
 
+@text_reader("dcgmi diag", f"{_DIAG}|{_NOT_RUN.pattern}", _TABLE)
 def _read_diag(block: Block) -> Part:
     """The results in a table of DCGM 1 to 4: one row per test, from 4 on followed by a row per GPU."""
     results = _Results()
@@ -79,6 +80,12 @@ def _read_diag(block: Block) -> Part:
     return results.part()
 
 
+@text_reader(
+    "dcgmi diag -j",
+    _DIAG_JSON.match,
+    r'\s*(?:"|[}\],]|\{\s*$|\{ *"(?!MESSAGE|_)|\[\s*(?:$|[{\]"])|null\b)',  # not an entry of a log
+    restarts=_DIAG_JSON.match,
+)
 def _read_diag_json(block: Block) -> Part:
     """`dcgmi diag -j` of DCGM 3 and 4, whole or cut off."""
     results = _Results()
@@ -139,6 +146,12 @@ class _Results:
 # `dcgmi health -c`
 
 
+@text_reader(
+    "dcgmi health",
+    rf"{_HEALTH}|\| Overall Health:? *\|? *(?:Healthy|Warning|Failure)",
+    f"{_TABLE}|{_OVERALL.pattern}",
+    restarts=re.compile(_HEALTH).match,
+)
 def _read_health(block: Block) -> Part:
     overall, gpu = "", ""
     bad: list[str] = []
@@ -161,6 +174,7 @@ def _read_health(block: Block) -> Part:
 # `dcgmi discovery -l`
 
 
+@text_reader("dcgmi discovery", r"\| GPU ID +\| Device Information +\|", f"{_TABLE}|{_FOUND.pattern}")
 def _read_discovery(block: Block) -> Part:
     """The GPUs, in DCGM's order; what it lists below them (switches, CPUs) is not used."""
     gpus: list[Gpu] = []
@@ -190,6 +204,12 @@ def _read_discovery(block: Block) -> Part:
 # `dcgmi nvlink -s`
 
 
+@text_reader(
+    "dcgmi nvlink",
+    r"\| +NvLink Link Status +\|",
+    rf"{_NVLINK_GPU.pattern}|{_NVLINK_STATES.pattern}|{_TABLE}"
+    r"|(?:GPUs|NvSwitches):\s*$|\s+(?:physicalId \d+:|No Nv)|Key: Up=U",
+)
 def _read_nvlink(block: Block) -> Part:
     gpus: dict[int, Gpu] = {}
     index: int | None = None
@@ -204,30 +224,4 @@ def _read_nvlink(block: Block) -> Part:
     return part_by_dcgm(gpus, "dcgmi nvlink")
 
 
-DCGM_READERS: tuple[TextReader, ...] = (
-    text_reader("dcgmi diag", f"{_DIAG}|{_NOT_RUN.pattern}", _TABLE, _read_diag),
-    text_reader(
-        "dcgmi diag -j",
-        _DIAG_JSON.match,
-        r'\s*(?:"|[}\],]|\{\s*$|\{ *"(?!MESSAGE|_)|\[\s*(?:$|[{\]"])|null\b)',  # not an entry of a log
-        _read_diag_json,
-        restarts=_DIAG_JSON.match,
-    ),
-    text_reader(
-        "dcgmi health",
-        rf"{_HEALTH}|\| Overall Health:? *\|? *(?:Healthy|Warning|Failure)",
-        f"{_TABLE}|{_OVERALL.pattern}",
-        _read_health,
-        restarts=re.compile(_HEALTH).match,
-    ),
-    text_reader(
-        "dcgmi discovery", r"\| GPU ID +\| Device Information +\|", f"{_TABLE}|{_FOUND.pattern}", _read_discovery
-    ),
-    text_reader(
-        "dcgmi nvlink",
-        r"\| +NvLink Link Status +\|",
-        rf"{_NVLINK_GPU.pattern}|{_NVLINK_STATES.pattern}|{_TABLE}"
-        r"|(?:GPUs|NvSwitches):\s*$|\s+(?:physicalId \d+:|No Nv)|Key: Up=U",
-        _read_nvlink,
-    ),
-)
+DCGM_READERS: tuple[TextReader, ...] = (_read_diag, _read_diag_json, _read_health, _read_discovery, _read_nvlink)

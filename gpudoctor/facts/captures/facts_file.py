@@ -9,9 +9,11 @@ import msgspec
 from msgspec.structs import replace
 
 from gpudoctor.facts.captures import MOST_GPUS, SourceError
+from gpudoctor.facts.captures.contradictions import refuse_contradictions
 from gpudoctor.facts.captures.leaves import plausible
+from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import Measurements
-from gpudoctor.facts.model.missing import Missing, fill, known
+from gpudoctor.facts.model.missing import NOT_READ, Missing, fill, known
 from gpudoctor.facts.model.node import Node
 from gpudoctor.lazy import lazy_imports
 
@@ -64,7 +66,7 @@ def load_json(data: bytes) -> Loaded:
         schema = msgspec.json.decode(text, type=_Schema).schema
         _check_schema(schema)
         if schema == FACTS:
-            return checked(msgspec.json.decode(text, type=Node)), None
+            return _written(msgspec.json.decode(text, type=Node)), None
         report = msgspec.json.decode(text, type=_Report)
     except UnicodeDecodeError as error:
         raise SourceError(f"not UTF-8 at byte {error.start}") from None
@@ -110,7 +112,7 @@ def load_yaml(data: bytes) -> Loaded:
         if schema == REPORT:
             raise SourceError("a report is read as JSON, not as YAML")
         _check_schema(str(schema))
-        node = checked(msgspec.convert(raw, Node))
+        node = _written(msgspec.convert(raw, Node))
         _check_end(text, raw)
         return node, None
     except UnicodeDecodeError as error:
@@ -180,6 +182,27 @@ def _check_schema(schema: str) -> None:
     if schema.startswith("gpudoctor."):
         raise SourceError(f"its schema is {schema[:60]!r}; this version reads {FACTS} and {REPORT}")
     raise SourceError(f"neither facts nor a report: the key 'schema' must be {FACTS!r} or {REPORT!r}")
+
+
+def _written(node: Node) -> Node:
+    """The facts of a file. A simulated node may be written by hand: what no machine can show is refused there.
+
+    Of its memory figures one is enough beside the total.
+    """
+    if node.source.kind != "simulated":
+        return checked(node)
+    refuse_contradictions(node)
+    return checked(replace(node, gpus=tuple(map(_with_whole_memory, node.gpus))))
+
+
+def _with_whole_memory(gpu: Gpu) -> Gpu:
+    total, used, free = (known(size) for size in (gpu.memory_total_mib, gpu.memory_used_mib, gpu.memory_free_mib))
+    held = known(gpu.memory_reserved_mib) or 0
+    if total is not None and free is None and used is not None and gpu.memory_free_mib == NOT_READ:
+        return replace(gpu, memory_free_mib=max(total - held - used, 0))
+    if total is not None and used is None and free is not None and gpu.memory_used_mib == NOT_READ:
+        return replace(gpu, memory_used_mib=max(total - held - free, 0))
+    return gpu
 
 
 def checked(node: Node) -> Node:

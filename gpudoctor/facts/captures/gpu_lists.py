@@ -14,16 +14,16 @@ from gpudoctor.facts.captures import MOST_GPUS, SourceError
 from gpudoctor.facts.captures.host.lspci import Function
 from gpudoctor.facts.captures.leaves import merged
 from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump
-from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.gpu import UNKNOWN_BUS, Gpu
 from gpudoctor.facts.model.missing import NOT_READ, Missing, known
 from gpudoctor.facts.model.node import Driver, Host
 
-UNKNOWN_BUS = "unknown-"
 _IN_BRACKETS = re.compile(r"\[([^\]:]{1,80})\]")
 _MODEL = re.compile(r"\b[A-Z]{0,2}\d{1,4}[A-Z]?\b")
 # the most detailed dump first: if two readings differ, the first one counts, but of one kind of text the later one
 _BEST_FIRST = ("nvidia-smi -q", "nvidia-smi --query-gpu", "nvidia-smi", "collect_env", "nvidia-smi -L")
 _INIT_OK = 0
+_Named = tuple[str, SmiDump]  # the file, and a dump in it
 
 
 class _Reading(msgspec.Struct, frozen=True):
@@ -55,7 +55,7 @@ class _Place(msgspec.Struct):
     reading: _Reading  # the one that counts if two differ
 
 
-def joined_dumps(dumps: Iterable[tuple[str, SmiDump]], notes: list[str]) -> SmiDump:
+def joined_dumps(dumps: Iterable[_Named], notes: list[str]) -> SmiDump:
     """Join (file, dump) pairs into one dump, independent of their order. Raise SourceError if they are of two machines.
 
     GPUs are matched by bus id, by UUID, or by an index that both dumps contain. If a dump has no indices, its GPUs are
@@ -66,35 +66,44 @@ def joined_dumps(dumps: Iterable[tuple[str, SmiDump]], notes: list[str]) -> SmiD
     if not ordered:
         return SmiDump(driver=Driver())
     _check_same_driver(ordered)
-    places: list[_Place] = []
     listed = any(dump.gpus and dump.ended and not dump.beside for _, dump in ordered)
+    lists, beside = _lists_and_others(ordered, listed)
+    places = _places(lists)
+    unlisted = [text for file, dump in beside for text in _add_beside(places, dump, file, listed, notes)]
+    if len(places) > MOST_GPUS:
+        raise SourceError(f"more than {MOST_GPUS} GPUs: not those of one machine")
+    _check_same_gpus(ordered)
+    gpus, unnumbered = _numbered(places)
+    joined = [dump for _, dump in ordered]
+    notes.extend(note for dump in joined for note in dump.notes)
+    return SmiDump(
+        driver=_driver(joined, len(places), notes),
+        gpus=gpus,
+        collected_at=next((dump.collected_at for dump in joined if known(dump.collected_at)), NOT_READ),
+        indexed=any(dump.indexed for dump in joined),
+        ended=all(dump.ended for _, dump in lists),
+        unnumbered=unnumbered,
+        unlisted=tuple(unlisted),
+    )
+
+
+def _lists_and_others(ordered: list[_Named], listed: bool) -> tuple[list[_Named], list[_Named]]:
+    """The dumps that list GPUs, and those that only add facts to them."""
     counted = any(dump.gpus and not _is_loose(dump) for _, dump in ordered)
     beside = [pair for pair in ordered if (listed and pair[1].beside) or (counted and _is_loose(pair[1]))]
-    lists = [pair for pair in ordered if pair not in beside]
+    return [pair for pair in ordered if pair not in beside], beside
+
+
+def _places(lists: list[_Named]) -> list[_Place]:
+    """The GPUs of all lists, each once."""
+    places: list[_Place] = []
     for file, dump in sorted(lists, key=lambda pair: not pair[1].indexed):
         for shown in sorted(_shown(dump, file), key=lambda shown: shown.gpu.index):
             if not _joins(places, shown, dump):
                 if not shown.named and any(place.index == shown.index for place in places):
                     shown.index = None
                 places.append(shown)
-    unlisted: list[str] = []
-    for file, dump in beside:
-        unlisted += _add_beside(places, dump, file, listed, notes)
-    if len(places) > MOST_GPUS:
-        raise SourceError(f"more than {MOST_GPUS} GPUs: not those of one machine")
-    _check_same_gpus(ordered, places)
-    nameless = [place for place in places if not place.named and _only_lost(place.gpu)]
-    gpus = _numbered([place for place in places if place not in nameless])
-    notes.extend(note for _, dump in ordered for note in dump.notes)
-    return SmiDump(
-        driver=_driver([dump for _, dump in ordered], len(gpus) + len(nameless), notes),
-        gpus=gpus,
-        collected_at=next((dump.collected_at for _, dump in ordered if known(dump.collected_at)), NOT_READ),
-        indexed=any(dump.indexed for _, dump in ordered),
-        ended=all(dump.ended for _, dump in lists),
-        unnumbered=tuple(replace(place.gpu, bus_id=place.bus_id or "") for place in nameless),
-        unlisted=tuple(unlisted),
-    )
+    return places
 
 
 def _only_lost(gpu: Gpu) -> bool:
@@ -102,7 +111,7 @@ def _only_lost(gpu: Gpu) -> bool:
     return bool(gpu.errors) and replace(_bare(gpu), errors=()) == Gpu(0, "")
 
 
-def _rank(pair: tuple[str, SmiDump]) -> tuple[Any, ...]:
+def _rank(pair: _Named) -> tuple[Any, ...]:
     dump = pair[1]
     best = _BEST_FIRST.index(dump.name) if dump.name in _BEST_FIRST else len(_BEST_FIRST)
     # an index that stands beside an address or UUID says more than one alone
@@ -147,14 +156,24 @@ def _add_beside(places: list[_Place], dump: SmiDump, file: str, listed: bool, no
     return unlisted
 
 
+def _place_of(places: list[_Place], shown: _Place, dump: SmiDump) -> _Place | None:
+    """The same GPU in another dump: by bus id, by UUID, or by an index that says which it is."""
+    for place in places:
+        if shown.bus_id is not None and place.bus_id == shown.bus_id:
+            return place
+    for place in places:
+        if shown.uuid is not None and place.uuid == shown.uuid:
+            return place
+    if not dump.indexed and (_only_lost(shown.gpu) or _is_loose(dump)):
+        return None
+    by_index = next((place for place in places if place.index == shown.index), None)
+    sure = by_index is not None and (dump.indexed or None in (by_index.bus_id, shown.bus_id))
+    return by_index if sure else None
+
+
 def _joins(places: list[_Place], shown: _Place, dump: SmiDump) -> bool:
     """Add what a dump shows to the same GPU of another dump; whether there is one."""
-    place = next((p for p in places if shown.bus_id is not None and p.bus_id == shown.bus_id), None)
-    place = place or next((p for p in places if shown.uuid is not None and p.uuid == shown.uuid), None)
-    if place is None and (dump.indexed or not (_only_lost(shown.gpu) or _is_loose(dump))):
-        by_index = next((p for p in places if p.index == shown.index), None)
-        if by_index is not None and (dump.indexed or None in (by_index.bus_id, shown.bus_id)):
-            place = by_index
+    place = _place_of(places, shown, dump)
     if place is None:
         return False
     _check_same_gpu(place, shown)
@@ -186,7 +205,7 @@ def _contradiction(file: str, other: str, how: str) -> SourceError:
     return SourceError(f"{file} contradicts {other} ({how}): keep the dumps of one machine and time only")
 
 
-def _check_same_driver(ordered: list[tuple[str, SmiDump]]) -> None:
+def _check_same_driver(ordered: list[_Named]) -> None:
     """Raise SourceError if two dumps with GPUs have different driver versions: another machine, or another time."""
     of_driver = [
         (file, version) for file, dump in ordered if dump.gpus and (version := known(dump.driver.library_version))
@@ -196,7 +215,7 @@ def _check_same_driver(ordered: list[tuple[str, SmiDump]]) -> None:
             raise _contradiction(file, of_driver[0][0], f"driver {version} here, {of_driver[0][1]} there")
 
 
-def _check_same_gpus(ordered: list[tuple[str, SmiDump]], places: list[_Place]) -> None:
+def _check_same_gpus(ordered: list[_Named]) -> None:
     """Raise SourceError if each of two dumps contains a GPU (by bus id) that the other lacks."""
     sets = [(file, {gpu.bus_id for gpu in dump.gpus if _has_address(gpu)}) for file, dump in ordered if dump.ended]
     for at, (file, own) in enumerate(sets):
@@ -206,17 +225,22 @@ def _check_same_gpus(ordered: list[tuple[str, SmiDump]], places: list[_Place]) -
 
 
 def _has_address(gpu: Gpu) -> bool:
-    return not gpu.bus_id.startswith(UNKNOWN_BUS)
+    return gpu.bus_id_read is not None
 
 
-def _numbered(places: list[_Place]) -> tuple[Gpu, ...]:
+def _numbered(places: list[_Place]) -> tuple[tuple[Gpu, ...], tuple[Gpu, ...]]:
+    """The GPUs with an index each, and those of which only an error message with their address is known."""
+    lost = [place for place in places if not place.named and _only_lost(place.gpu)]
+    unnumbered = tuple(replace(place.gpu, bus_id=place.bus_id or "") for place in lost)
+    places = [place for place in places if place not in lost]
     taken = {place.index for place in places if place.index is not None}
     free = iter(number for number in range(2 * MOST_GPUS) if number not in taken)
     made = []
     for place in sorted(places, key=lambda place: (place.bus_id or "~", place.uuid or "")):
         index = place.index if place.index is not None else next(free)
         made.append(replace(place.gpu, index=index, bus_id=place.bus_id or f"{UNKNOWN_BUS}{index}"))
-    return tuple(sorted(made, key=lambda gpu: (gpu.bus_id, 0) if _has_address(gpu) else ("~", gpu.index)))
+    made.sort(key=lambda gpu: (gpu.bus_id, 0) if _has_address(gpu) else ("~", gpu.index))
+    return tuple(made), unnumbered
 
 
 def _driver(dumps: list[SmiDump], shown: int, notes: list[str]) -> Driver:

@@ -9,7 +9,7 @@ from operator import add
 
 import msgspec
 
-from gpudoctor.facts.captures.reader import Block, Part, TextReader
+from gpudoctor.facts.captures.reader import Block, Part, text_reader
 from gpudoctor.facts.kernel_log.lines import MAX_EVENTS, read_kernel_text
 from gpudoctor.facts.kernel_log.message_tables import HOST_WORDS, host_message
 from gpudoctor.facts.kernel_log.messages import HARD_WORDS, MARK
@@ -59,20 +59,16 @@ def _goes_on_kernel_log(line: str) -> object:
     return _CONTINUED.match(line) or _STAMPED.match(line) or MARK.search(line) or _begins_kernel_log(line)
 
 
-def _kernel_log(block: Block) -> Part:
+@text_reader("kernel log", _begins_kernel_log, _goes_on_kernel_log, may_be=HARD_WORDS.search, in_pieces=True)
+def read_kernel_log(block: Block) -> Part:
     return Part(Node(kernel_log=read_kernel_text(block.text, block.file)))
-
-
-KERNEL_LOG = TextReader(
-    "kernel log", _begins_kernel_log, _goes_on_kernel_log, _kernel_log, may_be=HARD_WORDS.search, in_pieces=True
-)
 
 
 def continued(log: KernelLog, piece: KernelLog) -> KernelLog:
     """A log with its next piece appended."""
     if isinstance(log.events, Missing) or isinstance(piece.events, Missing):
         return piece if isinstance(log.events, Missing) else log
-    hosts = (*(known(log.host_events) or ()), *(known(piece.host_events) or ()))
+    hosts = _host_events(log, piece)
     return _capped(
         msgspec.structs.replace(
             log,
@@ -101,18 +97,13 @@ def joined_logs(logs: Iterable[KernelLog]) -> KernelLog | None:
 def _with(log: KernelLog, other: KernelLog) -> KernelLog:
     if isinstance(log.events, Missing) or isinstance(other.events, Missing):
         return other if isinstance(log.events, Missing) else log
-    have = Counter(_key(event) for event in log.events)
-    more: list[KernelEvent] = []
-    for event in other.events:
-        if have[_key(event)]:
-            have[_key(event)] -= 1
-        else:
-            more.append(event)
-    by_subject = _joined_events((*(known(log.host_events) or ()), *(known(other.host_events) or ())), max)
+    more = _not_in(log.events, other.events)
+    by_subject = _joined_events(_host_events(log, other), max)
     hosts = tuple(by_subject[key] for key in sorted(by_subject, key=repr))
     sources = dict.fromkeys(
         part for source in (known(log.source), known(other.source)) if source for part in source.split(", ")
     )
+    both_cut = log.truncated and other.truncated
     return msgspec.structs.replace(
         log,
         events=(*log.events, *more),
@@ -120,12 +111,28 @@ def _with(log: KernelLog, other: KernelLog) -> KernelLog:
         quoted=max(log.quoted, other.quoted),
         # events that no log confirms as the kernel's could have been written by any user
         forgeable=log.forgeable or (other.forgeable and bool(more)),
-        truncated=log.truncated and other.truncated,
-        gap=log.gap if log.truncated and other.truncated else None,
-        starts_s=log.starts_s if log.truncated and other.truncated else None,
+        truncated=both_cut,
+        gap=log.gap if both_cut else None,
+        starts_s=log.starts_s if both_cut else None,
         host_events=hosts or (log.host_events if known(log.host_events) is not None else other.host_events),
         api_mismatch=log.api_mismatch or other.api_mismatch,
     )
+
+
+def _host_events(log: KernelLog, other: KernelLog) -> tuple[HostEvent, ...]:
+    return (*(known(log.host_events) or ()), *(known(other.host_events) or ()))
+
+
+def _not_in(events: Iterable[KernelEvent], others: Iterable[KernelEvent]) -> list[KernelEvent]:
+    """Those of the other events that come up more often there."""
+    have = Counter(map(_key, events))
+    more: list[KernelEvent] = []
+    for event in others:
+        if have[_key(event)]:
+            have[_key(event)] -= 1
+        else:
+            more.append(event)
+    return more
 
 
 def _key(event: KernelEvent) -> tuple[str, int | None, str | None, str]:

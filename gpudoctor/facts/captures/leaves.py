@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from operator import is_not
 from typing import Any, TypeVar
 
@@ -33,6 +34,7 @@ _GAPS = (NOT_READ, ABSENT)
 # counters never decrease, and pending repairs persist until a reset: of two dumps, the worse one is the later one
 _WORST = (Ecc, MemoryRepair, NvLink)
 _UP = ("active", "OK")  # of two states of a link or pair, the other one counts
+_BOTH = object()
 _NOT_WORST = frozenset({"enabled", "pending", "banks_max_spare", "banks_high_spare"})
 _Bounds = tuple[float, float]
 
@@ -92,24 +94,12 @@ def _merged(one: Any, other: Any, conflicts: list[str], place: str) -> Any:
     if isinstance(one, Missing) or isinstance(other, Missing):
         return _known_one(one, other)
     if isinstance(one, Fact) and type(one) is type(other):
-        defaults = dict(zip(one.__struct_fields__[::-1], one.__struct_defaults__[::-1], strict=False))
         news = {}
         for field in one.__struct_fields__:
             own, others = getattr(one, field), getattr(other, field)
-            if own == others:
-                continue
-            if field in defaults and others == defaults[field]:
-                continue
-            if field in defaults and own == defaults[field]:
-                news[field] = others
-            elif isinstance(one, _WORST) and field not in _NOT_WORST and {type(own), type(others)} <= {int, bool}:
-                news[field] = max(own, others)
-            elif isinstance(one, (NvLink, GpuPair)) and isinstance(others, str) and own in _UP:
-                news[field] = others
-            elif isinstance(one, (NvLink, GpuPair)) and isinstance(own, str) and others in _UP:
-                continue
-            else:
-                news[field] = merged(own, others, conflicts, f"{place}.{field}" if place else field)
+            if own != others and (chosen := _of_two(one, field, own, others)) is not own:
+                at = f"{place}.{field}" if place else field
+                news[field] = merged(own, others, conflicts, at) if chosen is _BOTH else chosen
         return msgspec.structs.replace(one, **news) if news else one
     if isinstance(one, tuple) and isinstance(other, tuple):
         return _joined(one, other, conflicts, place)
@@ -117,6 +107,26 @@ def _merged(one: Any, other: Any, conflicts: list[str], place: str) -> Any:
         return other if one is None else one
     conflicts.append(f"{place}: {str(one)[:60]} and {str(other)[:60]}")
     return one
+
+
+def _of_two(fact: Fact, field: str, own: Any, others: Any) -> Any:
+    """Which of two values of one field counts by itself, as the other one is a default or a better state; else both."""
+    defaults = _defaults(type(fact))
+    if field in defaults and defaults[field] in (own, others):
+        return own if others == defaults[field] else others
+    if isinstance(fact, _WORST) and field not in _NOT_WORST and {type(own), type(others)} <= {int, bool}:
+        return max(own, others)
+    if isinstance(fact, (NvLink, GpuPair)) and isinstance(own, str) and isinstance(others, str):
+        if own in _UP:
+            return others
+        if others in _UP:
+            return own
+    return _BOTH
+
+
+@cache
+def _defaults(kind: type[Fact]) -> dict[str, Any]:
+    return dict(zip(kind.__struct_fields__[::-1], kind.__struct_defaults__[::-1], strict=False))
 
 
 def _known_one(one: Any, other: Any) -> Any:

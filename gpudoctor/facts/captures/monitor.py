@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from gpudoctor.facts.captures import ABSENT, BUS_ID, MOST_GPUS, clipped
 from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump, numbered
 from gpudoctor.facts.captures.nvidia_smi.query_gpu import GpuDump, gpu_from
-from gpudoctor.facts.captures.reader import NO_MORE, Block, Part, TextReader, text_reader
+from gpudoctor.facts.captures.reader import Block, Part, TextReader, text_reader
 from gpudoctor.facts.captures.text_statements import from_tool
 from gpudoctor.facts.model.gpu import Gpu, GpuProcess
 from gpudoctor.facts.model.node import short_bus_id
@@ -99,6 +99,7 @@ def _columns(line: str) -> list[str]:
     return names[names.index("gpu") + 1 :]
 
 
+@text_reader("nvidia-smi dmon", _BEGIN.match, lambda line: _UNITS.match(line) or _SAMPLE.match(line))
 def _read(block: Block) -> Part:
     columns: list[str] = []
     last: dict[int, dict[str, str]] = {}  # by GPU index: column -> cell of its last sample
@@ -168,6 +169,12 @@ def with_readings(index: int, cells: Mapping[str, str], paths: Mapping[str, str]
 # `nvidia-smi --query-compute-apps=... --format=csv`
 
 
+@text_reader(
+    "nvidia-smi --query-compute-apps",
+    _APPS.match,
+    rf"(?:(?:GPU|MIG)-[\w/-]{{8,80}}|{BUS_ID}|\d{{1,10}}|\d{{4}}/\d\d/\d\d [\d:.]{{8,15}}), .{{1,400}}$",
+    after=_APPS_QUERY,
+)
 def _read_apps(block: Block) -> Part:
     """The processes by the UUID or bus id of their GPU; without one, which GPU they are on is not known."""
     queried = re.search(_APPS_QUERY, block.command)
@@ -202,7 +209,12 @@ def _read_apps(block: Block) -> Part:
 # `dcgmi dmon`
 
 
-def _read_entities(block: Block) -> Part:
+@text_reader(
+    "dcgmi dmon",
+    r"# ?Entity(?:\s+[A-Z][A-Z0-9#]{3,5}){1,40}\s*$",
+    r"\s*I[Dd](?:\s+[^\s\d]{1,8})*\s*$|\s*(?:GPU|GPU-I|GPU-CI|Switch|Link|CPU|CPU Core) \d+\s",
+)
+def read_entities(block: Block) -> Part:
     columns: list[str] = []
     rows: dict[int, dict[str, str]] = {}
     for line in block.lines:
@@ -226,7 +238,8 @@ def part_by_dcgm(gpus: Mapping[int, Gpu], name: str) -> Part:
 # dcgm-exporter, as Prometheus reads it: the readings of each GPU by the labels of its series
 
 
-def _read_series(block: Block) -> Part:
+@text_reader("dcgm-exporter", rf"{_SERIES.pattern}|# (?:HELP|TYPE) DCGM_FI_")
+def read_series(block: Block) -> Part:
     gpus: dict[int, GpuDump] = {}
     reported: list[Reported] = []
     hosts: set[str] = set()
@@ -261,20 +274,4 @@ def _read_series(block: Block) -> Part:
     return Part(smi=(numbered(made, "dcgm-exporter"),), reported=tuple(reported))
 
 
-MONITOR_READERS: tuple[TextReader, ...] = (
-    text_reader("nvidia-smi dmon", _BEGIN.match, lambda line: _UNITS.match(line) or _SAMPLE.match(line), _read),
-    text_reader(
-        "nvidia-smi --query-compute-apps",
-        _APPS.match,
-        rf"(?:(?:GPU|MIG)-[\w/-]{{8,80}}|{BUS_ID}|\d{{1,10}}|\d{{4}}/\d\d/\d\d [\d:.]{{8,15}}), .{{1,400}}$",
-        _read_apps,
-        after=_APPS_QUERY,
-    ),
-)
-DCGM_DMON = text_reader(
-    "dcgmi dmon",
-    r"# ?Entity(?:\s+[A-Z][A-Z0-9#]{3,5}){1,40}\s*$",
-    r"\s*I[Dd](?:\s+[^\s\d]{1,8})*\s*$|\s*(?:GPU|GPU-I|GPU-CI|Switch|Link|CPU|CPU Core) \d+\s",
-    _read_entities,
-)
-DCGM_EXPORTER = text_reader("dcgm-exporter", rf"{_SERIES.pattern}|# (?:HELP|TYPE) DCGM_FI_", NO_MORE, _read_series)
+MONITOR_READERS: tuple[TextReader, ...] = (_read, _read_apps)

@@ -99,26 +99,25 @@ class TextReader(msgspec.Struct, frozen=True):
 
 
 def text_reader(
-    name: str,
-    begins: str | Form,
-    goes_on: str | Form,
-    read: Callable[[Block], Part],
-    *,
-    after: str = "",
-    **options: Any,
-) -> TextReader:
-    """A reader whose lines match regular expressions from their start; `after` is searched for in the command.
+    name: str, begins: str | Form, goes_on: str | Form = NO_MORE, *, after: str = "", **options: Any
+) -> Callable[[Callable[[Block], Part]], TextReader]:
+    """Makes a reader of a function from a block to its facts, which the others of a text may call as `read`.
 
-    `options` are the other fields of TextReader. `goes_on` need not match what begins the text.
+    Expressions match a line from its start; `after` is searched for in the command. `options` are the other fields of
+    TextReader. `goes_on` need not match what begins the text.
     """
-    return TextReader(
-        name,
-        re.compile(begins).match if isinstance(begins, str) else begins,
-        re.compile(goes_on).match if isinstance(goes_on, str) else goes_on,
-        read,
-        after=re.compile(after).search if after else None,
-        **options,
-    )
+
+    def made(read: Callable[[Block], Part]) -> TextReader:
+        return TextReader(
+            name,
+            re.compile(begins).match if isinstance(begins, str) else begins,
+            re.compile(goes_on).match if isinstance(goes_on, str) else goes_on,
+            read,
+            after=re.compile(after).search if after else None,
+            **options,
+        )
+
+    return made
 
 
 def key_value(line: str) -> tuple[str, str] | None:

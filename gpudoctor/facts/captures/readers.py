@@ -5,24 +5,24 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from gpudoctor.facts.captures.benchmarks import BENCHMARK_READERS
-from gpudoctor.facts.captures.collect_env import COLLECT_ENV, ENVIRONMENT
+from gpudoctor.facts.captures.collect_env import read_collect_env, read_environment
 from gpudoctor.facts.captures.dcgm import DCGM_READERS
-from gpudoctor.facts.captures.host.containers import CONTAINER_READERS
+from gpudoctor.facts.captures.host.containers import read_inspect
 from gpudoctor.facts.captures.host.cpu_and_memory import LIMIT_READERS, MEMORY_READERS, PROCESSOR_READERS
 from gpudoctor.facts.captures.host.fabric_manager import FABRIC_MANAGER_READERS
-from gpudoctor.facts.captures.host.lspci import ACS_LINES, LSPCI
+from gpudoctor.facts.captures.host.lspci import read_acs, read_lspci
 from gpudoctor.facts.captures.host.module import MODULE_READERS
 from gpudoctor.facts.captures.host.rdma import RDMA_READERS
 from gpudoctor.facts.captures.host.schedulers import SCHEDULER_READERS
-from gpudoctor.facts.captures.kernel_logs import KERNEL_LOG
-from gpudoctor.facts.captures.monitor import DCGM_DMON, DCGM_EXPORTER, MONITOR_READERS
-from gpudoctor.facts.captures.nvidia_smi.messages import MESSAGE_READERS, PROC
-from gpudoctor.facts.captures.nvidia_smi.nvlink import GPU_LIST
-from gpudoctor.facts.captures.nvidia_smi.query_csv import QUERY_CSV
-from gpudoctor.facts.captures.nvidia_smi.query_text import QUERY_TEXT
-from gpudoctor.facts.captures.nvidia_smi.query_xml import QUERY_XML
-from gpudoctor.facts.captures.nvidia_smi.table import TABLE
-from gpudoctor.facts.captures.nvidia_smi.topology import TOPOLOGY
+from gpudoctor.facts.captures.kernel_logs import read_kernel_log
+from gpudoctor.facts.captures.monitor import MONITOR_READERS, read_entities, read_series
+from gpudoctor.facts.captures.nvidia_smi.messages import read_failure, read_inforom, read_proc
+from gpudoctor.facts.captures.nvidia_smi.nvlink import read_gpu_list
+from gpudoctor.facts.captures.nvidia_smi.query_csv import read_query
+from gpudoctor.facts.captures.nvidia_smi.query_text import read_query_text
+from gpudoctor.facts.captures.nvidia_smi.query_xml import read_query_xml
+from gpudoctor.facts.captures.nvidia_smi.table import read_table
+from gpudoctor.facts.captures.nvidia_smi.topology import read_topology
 from gpudoctor.facts.captures.reader import Block, Part, TextReader
 
 
@@ -46,14 +46,15 @@ HOST_READERS: tuple[TextReader, ...] = tuple(
         *LIMIT_READERS,
         *PROCESSOR_READERS,
         *SCHEDULER_READERS,
-        *CONTAINER_READERS,
-        LSPCI,
-        ACS_LINES,
+        read_inspect,
+        read_lspci,
+        read_acs,
         *MEMORY_READERS,
-        ENVIRONMENT,
+        read_environment,
     )
 )
 READERS: tuple[TextReader, ...] = (
-    *(QUERY_XML, *MESSAGE_READERS, TABLE, GPU_LIST, TOPOLOGY, QUERY_TEXT, QUERY_CSV, *MONITOR_READERS, PROC),
-    *(*DCGM_READERS, DCGM_DMON, *HOST_READERS, DCGM_EXPORTER, COLLECT_ENV, *BENCHMARK_READERS, KERNEL_LOG),
+    *(read_query_xml, read_failure, read_inforom, read_table, read_gpu_list, read_topology, read_query_text),
+    *(read_query, *MONITOR_READERS, read_proc, *DCGM_READERS, read_entities, *HOST_READERS, read_series),
+    *(read_collect_env, *BENCHMARK_READERS, read_kernel_log),
 )

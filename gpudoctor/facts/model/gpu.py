@@ -15,6 +15,8 @@ from gpudoctor.facts.model.missing import NOT_READ, Fact, Missing, known
 from gpudoctor.lazy import lazy_pattern
 
 # NVIDIA Grace superchips and GB10: the CPU uses NVLink-C2C to reach the GPU; PCIe is narrow or idle by design
+# with the index behind it, in place of a bus id that a text does not name
+UNKNOWN_BUS = "unknown-"
 _C2C_NAME = lazy_pattern(r"\b(GH200|GB200|GB300|GB10)\b", re.IGNORECASE)
 # nvmlClocksEventReasons* (nvml.h): bit -> name in facts
 EVENT_REASONS: dict[int, str] = {
@@ -210,7 +212,8 @@ class Utilization(Fact, frozen=True):
 
 
 class Gpu(Fact, frozen=True):
-    """One GPU. `index` is NVML's; `bus_id` is sysfs form (0000:18:00.0, lower case).
+    """One GPU. `index` is NVML's; `bus_id` is sysfs form (0000:18:00.0, lower case), or `UNKNOWN_BUS` with
+    the index if a text did not name it.
 
     `errors` are calls that failed with 15 (lost), 16 (reset required) or 999 (unknown); `facts.nvml.codes` decides
     what they cost.
@@ -256,8 +259,23 @@ class Gpu(Fact, frozen=True):
     inforom_corrupted: bool | Missing = NOT_READ
 
     @property
+    def bus_id_read(self) -> str | None:
+        """The bus id; None if the text that this GPU was read from does not name it."""
+        return None if self.bus_id.startswith(UNKNOWN_BUS) else self.bus_id
+
+    @property
+    def smi_id(self) -> str:
+        """What `nvidia-smi -i` takes for this GPU: its bus id, UUID or index, the first that is known."""
+        return self.bus_id_read or known(self.uuid) or str(self.index)
+
+    @property
+    def lspci(self) -> str:
+        """The command that shows its PCI function in full; those of all NVIDIA GPUs if its bus id is not known."""
+        return f"lspci -vvs {self.bus_id_read}" if self.bus_id_read else "lspci -vvd 10de:"
+
+    @property
     def label(self) -> str:
-        return f"GPU {self.index} ({self.bus_id})"
+        return f"GPU {self.index} ({self.bus_id_read})" if self.bus_id_read else f"GPU {self.index}"
 
     @property
     def on_c2c(self) -> bool:

@@ -177,16 +177,27 @@ def _words_of(node: Node) -> Iterator[str]:
 
 def _hosts_of(node: Node) -> Iterator[str]:
     yield known(node.host.hostname) or ""
-    for mount in known(node.storage.mounts) or ():
-        if mount.storage_class in ("network", "parallel") and (match := _SERVER.match(mount.source)):
-            yield match[1]
-    yield from (e.device or "" for e in known(node.kernel_log.host_events) or () if e.kind.startswith("nfs"))
+    yield from _servers_of(node)
     for variable in known(node.environment.variables) or ():
         if re.search("NODELIST|NODENAME|ADDR|HOST|COMM_ID", variable.name):
             # a list looks like hopper[17-24,30],login1; an address may have a port
             yield from (host.partition(":")[0] for host in re.split(r",(?![^\[]*\])", variable.value))
     for event in known(node.kernel_log.events) or ():
         yield from _names_before_message(event.text)
+    yield from _hosts_of_schedulers(node)
+
+
+def _servers_of(node: Node) -> Iterator[str]:
+    """The servers of network file systems, by the mounts and by the kernel log."""
+    for mount in known(node.storage.mounts) or ():
+        if mount.storage_class in ("network", "parallel") and (match := _SERVER.match(mount.source)):
+            yield match[1]
+    for event in known(node.kernel_log.host_events) or ():
+        if event.kind.startswith("nfs"):
+            yield event.device or ""
+
+
+def _hosts_of_schedulers(node: Node) -> Iterator[str]:
     for text in (*node.source.notes, *(each.text for each in node.reported)):
         yield from _OF_SCHEDULER.findall(text)
     for each in node.reported:

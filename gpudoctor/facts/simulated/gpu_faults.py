@@ -26,6 +26,9 @@ from gpudoctor.facts.simulated.edits import (
 from gpudoctor.facts.simulated.load import put
 
 _STALL_S = 7.0
+_OWN_MIB = 4_096  # of the memory of a GPU that runs a job
+_OF_THE_LIMIT = 0.7  # and of the power it may draw
+_WARMER_C = 15
 
 
 @pattern("without-gpu")
@@ -148,7 +151,7 @@ def _locked(node: Node, target: Target) -> Node:
 
 @pattern("awake")
 def _awake(node: Node, target: Target) -> Node:
-    """Running the user's job: full clocks, and a PCIe link that left its power-saving state."""
+    """Running the user's job: full clocks, memory and power, and a PCIe link that left its power-saving state."""
     gpu = struck_gpu(node, target)
     most = known(gpu.clocks.sm_max_mhz) or 1980
     memory = known(gpu.clocks.memory_max_mhz)
@@ -160,8 +163,16 @@ def _awake(node: Node, target: Target) -> Node:
     if known(gpu.utilization.gpu_pct) is not None:
         busy |= {"utilization.gpu_pct": 98, "utilization.memory_pct": 40}
     if gpu.processes == ():
-        owner = GpuProcess(pid=70_000 + gpu.index, name="python3", memory_mib=4_096, user="ada", is_own=True)
+        owner = GpuProcess(pid=70_000 + gpu.index, name="python3", memory_mib=_OWN_MIB, user="ada", is_own=True)
         busy["processes"] = (owner,)
+        used, free = known(gpu.memory_used_mib), known(gpu.memory_free_mib)
+        if used is not None and free is not None and free >= _OWN_MIB:
+            busy |= {"memory_used_mib": used + _OWN_MIB, "memory_free_mib": free - _OWN_MIB}
+    limit_w, draw_w = known(gpu.power.limit_w), known(gpu.power.draw_w)
+    if limit_w is not None and draw_w is not None:
+        busy["power.draw_w"] = max(draw_w, round(limit_w * _OF_THE_LIMIT, 1))
+    if (celsius := known(gpu.thermal.gpu_c)) is not None:
+        busy["thermal.gpu_c"] = celsius + _WARMER_C
     node = change(node, target, busy)
     generation = known(gpu.pcie.generation_max)
     return node if generation is None else _at_generation(node, target, generation)
@@ -194,13 +205,17 @@ def _other_model(node: Node, target: Target) -> Node:
     gpu = struck_gpu(node, target)
     limits = (f"power.{name}_w" for name in ("limit", "requested_limit", "default_limit", "max_limit"))
     clocks = ("clocks.sm_max_mhz", "clocks.graphics_max_mhz")
+    memory = ("memory_total_mib", "memory_used_mib", "memory_free_mib")
+    least_w = known(gpu.power.min_limit_w)
     leaves: dict[str, Any] = {
         "name": "NVIDIA RTX A6000",
         "pci_device_id": "0x223010de",
         "pci_subsystem_id": "0x145910de",
         "vbios": "94.02.5C.00.02",
-        "memory_total_mib": (known(gpu.memory_total_mib) or 24_576) // 2,
+        "memory_total_mib": 24_576 // 2,
+        **{leaf: size // 2 for leaf in memory if (size := known(getattr(gpu, leaf))) is not None},
         **dict.fromkeys(limits, (known(gpu.power.default_limit_w) or 300.0) * 0.75),
+        **({} if least_w is None else {"power.min_limit_w": least_w * 0.75}),
         **dict.fromkeys(clocks, (known(gpu.clocks.sm_max_mhz) or 1_980) - 200),
     }
     return change(node, target, leaves)

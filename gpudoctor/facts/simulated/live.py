@@ -68,34 +68,32 @@ def _silence(node: Node, begin_s: float, at_s: float) -> Silence | None:
 def _gpu(gpu: Gpu, job: SimulatedJob, now: Due, number: int, interval_s: float, plays: bool) -> GpuTick:
     facts = _readings_in_facts(gpu, plays)
     shown: Mapping[str, float | Missing] = readings_at(gpu, job, number * interval_s) if plays else facts
-    unread: dict[str, Missing] = {name: value for name, value in facts.items() if isinstance(value, Missing)}
-    reasons = gpu.clocks.event_reasons
-    if isinstance(reasons, Missing):
-        unread["event_reasons"] = reasons
-    counters: dict[str, int] = {}
-    for name, count in counters_of(gpu).items():
-        if isinstance(count, Missing):
-            unread[name] = count
-        elif now.slow:
-            counters[name] = count + (7 * number if plays and count >= _STORM else 0)
-    if isinstance(gpu.nvlinks, Missing):
-        unread["nvlinks"] = gpu.nvlinks
-    if isinstance(gpu.processes, Missing):
-        unread["processes"] = gpu.processes
-    links = known(gpu.nvlinks) if now.links else None
-    left_out = {*unread, *(() if now.slow else _SLOW), *(() if now.pcie else _PCIE)}
+    left_out = {*_missing(facts), *(() if now.slow else _SLOW), *(() if now.pcie else _PCIE)}
     readings = {
         name: float(value) for name, value in shown.items() if name not in left_out and not isinstance(value, Missing)
     }
+    reasons, links = gpu.clocks.event_reasons, known(gpu.nvlinks) if now.links else None
+    counters = counters_of(gpu)
+    others = {"event_reasons": reasons, **counters, "nvlinks": gpu.nvlinks, "processes": gpu.processes}
     return GpuTick(
         gpu=gpu.index,
         readings=readings,
         events=None if isinstance(reasons, Missing) else events_at(gpu, job),
-        counters=counters,
+        counters=_counters_at(counters, number if plays else 0) if now.slow else {},
         links_up=None if links is None else sum(link.is_up for link in links),
         links=None if links is None else len(links),
-        unread=unread if number == 0 else {},
+        unread={**_missing(facts), **_missing(others)} if number == 0 else {},
     )
+
+
+def _missing(values: Mapping[str, object]) -> dict[str, Missing]:
+    return {name: value for name, value in values.items() if isinstance(value, Missing)}
+
+
+def _counters_at(counters: Mapping[str, int | Missing], ticks: int) -> dict[str, int]:
+    """The counters after so many ticks; a counter that was high goes on increasing."""
+    known_ones = {name: count for name, count in counters.items() if not isinstance(count, Missing)}
+    return {name: count + (7 * ticks if count >= _STORM else 0) for name, count in known_ones.items()}
 
 
 def _readings_in_facts(gpu: Gpu, plays: bool) -> dict[str, float | Missing]:

@@ -94,16 +94,12 @@ def may_hang(path: str, mounts: Sequence[Mount] | Missing) -> bool:
     """
     if isinstance(mounts, Missing) or not path.startswith("/"):
         return True
-    # of two mounts at one point the last one is visible
-    at = {mount.point: mount for mount in mounts}
-    top = at.get("/")
-    disk = top.device if top is not None and (top.fs_type in _POOLS or not top.device.startswith("0:")) else None
-    silent = {point: mount.fs_type not in _OWN and mount.device != disk for point, mount in at.items()}
+    silent = _may_be_silent(mounts)
     procs = [mount.point for mount in mounts if mount.fs_type == "proc"]
     here, links = "", 0
     ahead = path.split("/")[::-1]
     while ahead:
-        if silent.get(here or "/"):
+        if (here or "/") in silent:
             return True
         name = ahead.pop()
         if name in ("", "."):
@@ -111,11 +107,10 @@ def may_hang(path: str, mounts: Sequence[Mount] | Missing) -> bool:
         if not _is_text(name):  # the table was decoded with replacement characters
             return True
         above, here = here, here.rpartition("/")[0] if name == ".." else f"{here}/{name}"
-        if name == ".." or silent.get(here):
+        if name == ".." or here in silent:
             continue
-        try:
-            link = os.readlink(here)  # noqa: PTH115 - keeps bytes that are not text as they are
-        except (OSError, ValueError):  # not a link, or does not exist; ValueError: a NUL in the path
+        link = _target_of(here)
+        if link is None:
             continue
         if any(_lies_in(here, point) for point in procs):
             return True
@@ -124,7 +119,24 @@ def may_hang(path: str, mounts: Sequence[Mount] | Missing) -> bool:
             return False
         here = "" if link.startswith("/") else above
         ahead += link.split("/")[::-1]
-    return bool(silent.get(here or "/"))
+    return (here or "/") in silent
+
+
+def _may_be_silent(mounts: Sequence[Mount]) -> set[str]:
+    """Where a stat may not return: mounts of other kinds than the kernel's own, on another disk than "/"."""
+    # of two mounts at one point the last one is visible
+    at = {mount.point: mount for mount in mounts}
+    top = at.get("/")
+    disk = top.device if top is not None and (top.fs_type in _POOLS or not top.device.startswith("0:")) else None
+    return {point for point, mount in at.items() if mount.fs_type not in _OWN and mount.device != disk}
+
+
+def _target_of(path: str) -> str | None:
+    """Where a symbolic link leads; None if it is none, or does not exist."""
+    try:
+        return os.readlink(path)  # noqa: PTH115 - keeps bytes that are not text as they are
+    except (OSError, ValueError):  # ValueError: a NUL in the path
+        return None
 
 
 def _is_text(name: str) -> bool:

@@ -30,9 +30,10 @@ from gpudoctor.process.pipes import write_all
 _FIRST_WORKER_S = 15.0
 _ALL_WORKERS_S = 60.0
 _LEADER_S = 60.0
-LONGEST_RENDEZVOUS_S = _FIRST_WORKER_S + _ALL_WORKERS_S
 _RETRY_S = 0.05
 _HELLO_S = 5.0
+# one worker may connect at the last moment and say hello as late as it may
+LONGEST_RENDEZVOUS_S = _ALL_WORKERS_S + _HELLO_S
 _PACKET_BYTES = 1 << 17
 _DESCRIPTORS = 3  # of a rank's pipes
 _STUCK = b"stuck"

@@ -45,26 +45,31 @@ def timeout_problem(states: Sequence[RankState], limit_s: float) -> ProbeProblem
     if not unfinished:
         return ProbeProblem("launch", "timeout", f"the ranks did not end within {limit_s:g} s")
     halted = [state for state in unfinished if state.stopped]
-    if halted:  # by a signal from outside: no fault of the node
-        names = rank_list(s.number for s in halted)
-        text = f"{names} {'is' if len(halted) == 1 else 'are'} stopped (SIGSTOP) in {halted[0].doing}"
-        waiting = tuple(s.number for s in unfinished if not s.stopped)
-        return ProbeProblem(halted[0].probe, "error", text, halted[0].number, halted[0].doing, waiting)
+    if halted:
+        return _halted_problem(halted, unfinished)
     least = min(state.progress.moves for state in unfinished)
     behind = [state for state in unfinished if state.progress.moves == least]
     waiting = tuple(state.number for state in unfinished if state.progress.moves > least)
-    first = behind[0]
-    if not waiting and len(behind) > 1 and first.phase != "import torch":
+    first, names = behind[0], rank_list(state.number for state in behind)
+    if first.phase == "import torch":
+        text = f"importing torch did not end within {limit_s:g} s in {names}"
+        return ProbeProblem("launch", "timeout", text, phase=first.phase, output=first.output)
+    if len(behind) > 1 and not waiting:
         text = f"no rank left {first.doing} within {limit_s:g} s: all of them are in it"
         return ProbeProblem(first.probe, "timeout", text, phase=first.doing, output=first.output)
-    if first.phase == "import torch":
-        text = f"importing torch did not end within {limit_s:g} s in {rank_list(s.number for s in behind)}"
-        return ProbeProblem("launch", "timeout", text, phase=first.phase, output=first.output)
-    text = f"{rank_list(s.number for s in behind)} did not leave {first.doing} within {limit_s:g} s"
+    text = f"{names} did not leave {first.doing} within {limit_s:g} s"
     if waiting:
         verb, whom = "wait" if len(waiting) > 1 else "waits", "it" if len(behind) == 1 else "them"
         text += f"; {rank_list(waiting)} {verb} for {whom}"
     return ProbeProblem(first.probe, "timeout", text, first.number, first.doing, waiting, first.output)
+
+
+def _halted_problem(halted: Sequence[RankState], unfinished: Sequence[RankState]) -> ProbeProblem:
+    """Ranks that a signal from outside stopped: no fault of the node."""
+    first, names = halted[0], rank_list(state.number for state in halted)
+    text = f"{names} {'is' if len(halted) == 1 else 'are'} stopped (SIGSTOP) in {first.doing}"
+    waiting = tuple(state.number for state in unfinished if not state.stopped)
+    return ProbeProblem(first.probe, "error", text, first.number, first.doing, waiting)
 
 
 def slow_problem(states: Sequence[RankState], limit_s: float) -> ProbeProblem:
@@ -83,11 +88,11 @@ def failure_problems(states: Sequence[RankState]) -> tuple[ProbeProblem, ...]:
     may be in exclusive mode and the next one broken, and a refusal must not hide anything worse.
     """
     dead = [state for state in states if state.died]
-    by_itself = [state for state in states if state.failure is not None and not state.failure.blocked]
-    while_waiting = [state for state in states if state.failure is not None and state.failure.blocked]
-    culprits = dead or by_itself or while_waiting
+    failed = [(state, state.failure) for state in states if state.failure is not None]
+    by_itself = [state for state, failure in failed if not failure.blocked]
+    culprits = dead or by_itself or [state for state, _ in failed]
+    waiting = tuple(state.number for state in states if state not in culprits and not state.left)
     refused = [state for state in culprits if state.failure is not None and state.failure.kind == "refused"]
-    waiting = tuple(s.number for s in states if s not in culprits and not s.left)
     others = [state for state in culprits if state not in refused]
     return tuple(_failed(group, waiting) for group in (others, *([state] for state in refused)) if group)
 

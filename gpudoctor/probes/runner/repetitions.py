@@ -45,29 +45,25 @@ def over_repetitions(repetitions: Sequence[Repetition]) -> Measurements:
     def last(probe: Probe) -> Measurements:
         return next((r.measured for r in reversed(repetitions) if probe in r.ended_s), every[0])
 
+    def wrong(rows: str, *fields: str) -> list[Any]:
+        """The rows of all repetitions in which one of these fields tells of a wrong result."""
+        return [row for m in every for row in getattr(m, rows) if any(getattr(row, field) for field in fields)]
+
     link = last("link")
     return msgspec.structs.replace(
         link,
         collectives=_folded(
             last("collective").collectives,
-            [c for m in every for c in m.collectives if c.wrong_ranks or c.missing_ranks],
+            wrong("collectives", "wrong_ranks", "missing_ranks"),
             tuple(field for field in Collective.__struct_fields__ if field not in _FIGURES),
             _all_ranks("wrong_ranks", "missing_ranks"),
         ),
         pairs=_folded(
-            last("collective").pairs,
-            [p for m in every for p in m.pairs if p.wrong_ranks],
-            ("a", "b", "size_bytes"),
-            _all_ranks("wrong_ranks"),
+            last("collective").pairs, wrong("pairs", "wrong_ranks"), ("a", "b", "size_bytes"), _all_ranks("wrong_ranks")
         ),
-        host_links=_folded(
-            link.host_links, [h for m in every for h in m.host_links if h.wrong_bytes], ("rank",), _most("wrong_bytes")
-        ),
+        host_links=_folded(link.host_links, wrong("host_links", "wrong_bytes"), ("rank",), _most("wrong_bytes")),
         peer_links=_folded(
-            link.peer_links,
-            [p for m in every for p in m.peer_links if p.wrong_elements],
-            ("source", "target"),
-            _most("wrong_elements"),
+            link.peer_links, wrong("peer_links", "wrong_elements"), ("source", "target"), _most("wrong_elements")
         ),
         compute=_folded(last("compute").compute, [c for m in every for c in m.compute], ("rank",), _computed),
         strategies=next((m.strategies for m in every if m.strategies is not None), None),

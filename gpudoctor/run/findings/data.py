@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from statistics import fmean
 
-from gpudoctor.checks.core.case import Limit
-from gpudoctor.checks.core.finding import Advice, Expected, Finding, Found, ok, skip, unknown, warn
+from gpudoctor.checks.core.finding import Advice, Finding, Found, ok, skip, unknown, warn
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.run.findings.balance import evidence_of, expected_ratio, subject_of
 from gpudoctor.run.findings.run_check import run_check
-from gpudoctor.run.findings.slow_ranks import LIMITS, compared, ranks_with_shares, share_of_steps, share_without_cpu
+from gpudoctor.run.findings.shares import (
+    SHARE_LIMITS,
+    expected_share,
+    ranks_with_shares,
+    share_of_steps,
+    too_short_for_share,
+)
+from gpudoctor.run.findings.slow_ranks import LIMITS, compared, share_without_cpu
 from gpudoctor.run.observer.layout import DATA
 from gpudoctor.run.watched import Watched
 
 _TOO_BUSY_SHARE = 0.8  # of the time in which the ranks needed a CPU: then their loaders lack it too
-_SHARE = Limit(0.20, "of the step", "gpudoctor's own choice: a fifth of the time is worth a change", name="share_warn")
 _OF_ONE_RANK = Advice("Look for what this rank reads and the others do not: its files, their storage, their size.")
 _OF_ALL_RANKS = Advice(
     "More workers and prefetching (num_workers, persistent_workers, pin_memory), or lighter preprocessing."
 )
 
 
-@run_check("run.data", title="Batches are there when they are needed", limits=(*LIMITS, _SHARE))
+@run_check("run.data", title="Batches are there when they are needed", limits=(*LIMITS, *SHARE_LIMITS))
 def data(watched: Watched) -> Iterator[Finding]:
     """Name a rank whose batches come late, or report that all ranks wait for data."""
     ranks = ranks_with_shares(watched)
     if not ranks:
-        yield skip(NODE, "too few or too short steps to judge")
+        yield skip(NODE, "too few steps to judge")
         return
     if not any(rank.loader for rank in ranks):
         yield skip(NODE, "no DataLoader was used: the time to get a batch is part of the host time")
@@ -45,19 +49,23 @@ def data(watched: Watched) -> Iterator[Finding]:
         )
     if named:
         return
-    share = fmean(share_of_steps(rank, DATA) for rank in ranks)
-    found = Found(f"{share:.0%} of the step is spent on getting the next batch", round(share, 4), "share")
-    expected = Expected(f"at most {_SHARE.value:.0%}", "<=", _SHARE.value, "share", _SHARE.source)
+    share = share_of_steps(ranks, DATA)
+    text = f"{share.text} is spent on getting the next batch"
+    found = Found(f"{text} ({share.cost})", round(share.part, 4), "share")
     lacked = min(share_without_cpu(rank.steps) for rank in ranks)
-    if share > _SHARE.value and lacked >= _TOO_BUSY_SHARE:
+    if not share.is_large:
+        yield ok(NODE, found, expected_share())
+    elif not share.is_costly:
+        yield skip(NODE, too_short_for_share(found.text))
+    elif lacked >= _TOO_BUSY_SHARE:
         why = f"the ranks had no CPU for {lacked:.0%} of the time in which they needed one"
-        yield unknown(NODE, f"the machine is too busy to judge: {found.text}, but {why}")
-    elif share > _SHARE.value:
-        yield warn(
-            NODE, found, expected, likely="all ranks wait for their loaders", advice=(_OF_ALL_RANKS, _measure(watched))
-        )
+        yield unknown(NODE, f"the machine is too busy to judge: {text}, but {why}")
     else:
-        yield ok(NODE, found, expected)
+        advice = (_OF_ALL_RANKS, _measure(watched))
+        likely = (
+            "all ranks wait for their loaders" if len(ranks) > 1 else "slow data: the training waits for its loader"
+        )
+        yield warn(NODE, found, expected_share(), likely=likely, advice=advice)
 
 
 def _measure(watched: Watched) -> Advice:

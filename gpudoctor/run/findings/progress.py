@@ -15,6 +15,7 @@ from gpudoctor.text.units import ranges
 
 _EXPECTED = Expected("all ranks go on to the end")
 _MOST_ERROR = 160
+_MOST_NAMED = 16
 # what gloo, NCCL and the store say of a peer that has gone
 _LOST_PEER = re.compile(
     r"[Cc]onnection (closed|reset|refused|was)|Broken pipe|remote process exited|Timed out|[Tt]imeout"
@@ -24,9 +25,11 @@ _LOST_PEER = re.compile(
 @run_check("run.progress", title="All ranks go on to the end")
 def progress(watched: Watched) -> Iterator[Finding]:
     """Name the rank that stopped, left or died first."""
-    found = [*_of_stalls(watched), *_of_ends(watched)]
+    found = list(_of_stalls(watched))
+    if not any(stall.ended_by_us for stall in watched.stalls):  # else how they ended follows from that
+        found += _of_ends(watched)
     if found:
-        yield from found[:1] if watched.stalls and watched.stalls[-1].ended_by_us else found
+        yield from found
         return
     if watched.exit_code and not watched.sent:
         status = -watched.signal if watched.signal else watched.exit_code
@@ -35,7 +38,8 @@ def progress(watched: Watched) -> Iterator[Finding]:
         yield skip(NODE, watched.not_observed or "no rank was seen")
     else:
         steps = {rank.finished for rank in watched.ranks}
-        yield ok(NODE, f"{len(watched.ranks)} rank(s) made {ranges(sorted(steps))} steps")
+        who = f"{len(watched.ranks)} rank{'s' if len(watched.ranks) > 1 else ''}"
+        yield ok(NODE, f"{who} made {ranges(sorted(steps))} steps")
 
 
 def missing_ranks(ranks: tuple[StoppedRank, ...]) -> tuple[StoppedRank, ...]:
@@ -55,31 +59,41 @@ def missing_ranks(ranks: tuple[StoppedRank, ...]) -> tuple[StoppedRank, ...]:
 def _of_stalls(watched: Watched) -> Iterator[Finding]:
     for stall in watched.stalls:
         named = missing_ranks(stall.ranks)
-        waiting = [rank.rank for rank in stall.ranks if rank not in named]
-        evidence = [Evidence(f"rank {rank.rank}", stand_words(rank)) for rank in stall.ranks[:16]]
-        advice = (Advice("Look at the line of code where the named rank stands."),)
         judge = warn if stall.resumed else fail
+        then = "; then it went on" if stall.resumed else ""
+        advice = (Advice("Look at the line of code where the named rank stands."),)
         if not named or len(named) == len(stall.ranks) > 1:
-            text = f"no rank made progress for {stall.stood_s:.0f} s"
-            yield judge(
-                NODE, text + ("; then it went on" if stall.resumed else ""), _EXPECTED, *evidence, advice=advice
-            )
+            text = f"no rank made progress for {stall.stood_s:.0f} s{then}"
+            yield judge(NODE, text, _EXPECTED, *_stands(stall.ranks), advice=advice)
             continue
-        for rank in named:
+        waiting = tuple(rank for rank in stall.ranks if rank not in named)
+        waited = f", rank {ranges([rank.rank for rank in waiting])} waited" if waiting else ""
+        for rank in named[:_MOST_NAMED]:
             text = f"stopped after step {rank.finished}: {stand_words(rank)}; nothing moved for {stall.stood_s:.0f} s"
-            if waiting:
-                text += f", rank {ranges(waiting)} waited"
-            if stall.resumed:
-                text += "; then it went on"
-            subject = _subject(watched, rank.rank)
-            likely = (
-                "it left while the others went on"
+            where = [Evidence("called from", " < ".join(rank.callers))] if rank.callers else []
+            where += [Evidence("its loader's workers", "; ".join(rank.workers))] if rank.workers else []
+            yield judge(
+                _subject(watched, rank.rank),
+                Found(f"{text}{waited}{then}", rank.finished, "steps"),
+                _EXPECTED,
+                *where,
+                *(_stands(waiting) if rank is named[0] else ()),
+                likely="it left while the others went on"
                 if rank.gone
                 else "it does not come to the collective that the others are in"
+                if waiting
+                else None,
+                advice=advice,
             )
-            yield judge(
-                subject, Found(text, rank.finished, "steps"), _EXPECTED, *evidence, likely=likely, advice=advice
-            )
+
+
+def _stands(ranks: Sequence[StoppedRank]) -> Iterator[Evidence]:
+    """Where each rank stands; those that stand in the same place together."""
+    same: dict[str, list[int]] = {}
+    for rank in ranks:
+        same.setdefault(stand_words(rank), []).append(rank.rank)
+    for words, numbers in list(same.items())[:_MOST_NAMED]:
+        yield Evidence(f"rank {ranges(numbers)}", words)
 
 
 def stand_words(rank: StoppedRank) -> str:
@@ -184,5 +198,8 @@ def of_stall(stall: RunStall) -> Iterator[str]:
     """The description of a stall for people, while it lasts."""
     named = {rank.rank for rank in missing_ranks(stall.ranks)}
     for rank in stall.ranks:
-        mark = "  <- missing" if rank.rank in named and len(named) < len(stall.ranks) else ""
-        yield f"rank {rank.rank}, {rank.finished} steps: {stand_words(rank)}{mark}"
+        is_missing = rank.rank in named and len(named) < len(stall.ranks)
+        yield f"rank {rank.rank}, {rank.finished} steps: {stand_words(rank)}{'  <- missing' if is_missing else ''}"
+        if is_missing:
+            yield from (f"    called from {place}" for place in rank.callers)
+            yield from (f"    loader workers: {words}" for words in rank.workers)

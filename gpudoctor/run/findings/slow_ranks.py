@@ -7,6 +7,7 @@ in which a rank did not wait.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import exp, log
 from statistics import median
 from typing import Literal, NamedTuple
 
@@ -15,11 +16,11 @@ import msgspec
 from gpudoctor.checks.core.case import Limit
 from gpudoctor.checks.train.straggler import Deviation, Thresholds, deviations
 from gpudoctor.facts.model.measurements import Training, TrainRank
-from gpudoctor.run.observer.layout import DATA, HOST, PHASES
+from gpudoctor.run.observer.layout import BACKWARD, BETWEEN, DATA, FORWARD, HOST, PHASES
 from gpudoctor.run.step_series import COMPUTE, OWN, TimedStep, turns
 from gpudoctor.run.watched import Watched, WatchedRank
 
-_SIMULATED = "as train.balance: simulation of 20 000 runs, false alarms at most 0.01 % at 1.10"
+_SIMULATED = "as train.balance: by simulation, at most 1 of 10,000 healthy trainings is called slow"
 WARN_RATIO = Limit(1.10, "of the others' median", _SIMULATED, name="warn_ratio")
 LAST_IN_SHARE = Limit(
     0.8, "of the turns", "as train.balance: an innocent rank is slowest in 1 of n", name="last_in_share"
@@ -29,7 +30,6 @@ MOST_TURNS = 20
 LEAST_TURNS = 6
 _STEPS_A_TURN = 3
 LEAST_STEPS = LEAST_TURNS * _STEPS_A_TURN
-_LEAST_MS_OF_SHARES = 500.0  # below, one time slice of another process is a large share of all the time there is
 _LEAST_EXCESS_MS = 0.3
 _LEAST_OWN_RATIO = 1.03  # what makes no difference to the whole is no finding
 _LEAST_STARVED_RATIO = 1.2  # on a busy machine all ranks lack CPUs now and then
@@ -39,6 +39,12 @@ _STARVED_RATIO = 1.5
 # measured 1.2 x (two ranks, 18 other processes) and 1.15 x (four ranks on two cores, nothing else: a share of 0.5)
 _CROWDED_SHARE = 0.3
 _CROWDED_RATIO = 1.5
+_CROWDED_LOADER_RATIO = 2.0  # workers of a loader lack CPUs too, one rank's more than another's
+# where more work may lie (optimizers of equal models do equal work, and are bound by memory that others use too), and
+# the least part of a step whose speed says something of the core
+_PARTS = ((DATA,), (FORWARD,), (BACKWARD,), (BETWEEN,), (HOST,), (FORWARD, BACKWARD))
+_LEAST_YARDSTICK_SHARE = 0.01
+_LEAST_YARDSTICKS = 2
 _THRESHOLDS = Thresholds(WARN_RATIO.value, 9.0, _LEAST_EXCESS_MS, LAST_IN_SHARE.value, _LEAST_EXCESS_MS)
 
 Cause = Literal["compute", "batch", "data", "host", "cpu", "blocked"]
@@ -70,21 +76,6 @@ class RankComparison(msgspec.Struct, frozen=True):
     largest_ratio: float = 1.0
 
 
-def ranks_with_shares(watched: Watched) -> list[WatchedRank]:
-    """Ranks that trained for long enough to say what part of their step something takes."""
-    return [
-        rank
-        for rank in watched.ranks
-        if len(rank.steps) >= LEAST_STEPS and sum(step.step_ms for step in rank.steps) >= _LEAST_MS_OF_SHARES
-    ]
-
-
-def share_of_steps(rank: WatchedRank, phase: int) -> float:
-    """What part of the rank's steps this phase takes; time in which it only lacked a CPU is left out of both."""
-    whole_ms = sum(step.undisturbed_ms(*range(len(PHASES))) for step in rank.steps)
-    return sum(step.undisturbed_ms(phase) for step in rank.steps) / whole_ms if whole_ms > 0 else 0.0
-
-
 def share_without_cpu(steps: Sequence[TimedStep]) -> float:
     """The part of the time in which a rank needed a CPU and had none."""
     queued_ms = sum(step.own_queued_ms for step in steps)
@@ -95,8 +86,12 @@ def share_without_cpu(steps: Sequence[TimedStep]) -> float:
 def compared(watched: Watched) -> RankComparison:
     """Compare the ranks of a run.
 
-    What counts first is the time in which a rank had a CPU or needed none: on a busy machine the rest is chance. A
-    rank that lacks a CPU much more than the others is named for that alone, if it may not use the same CPUs as they:
+    What counts first is the time in which a rank had a CPU or needed none: on a busy machine the rest is chance. What
+    else the machine does still makes the same work take longer, on one core more than on another, but in all phases
+    alike: so the rest of a rank's step is the yardstick for each of its phases (`_most_beside_the_rest`), and little
+    more in all phases names no rank that may use the CPUs of the others.
+
+    A rank that lacks a CPU much more than the others is named for that alone, if it may not use the same CPUs as they:
     which of equal processes the kernel lets wait is chance too.
     """
     ranks = [rank for rank in watched.ranks if rank.steps]
@@ -105,33 +100,36 @@ def compared(watched: Watched) -> RankComparison:
         return RankComparison((), (), 0)
     count = min(MOST_TURNS, steps // _STEPS_A_TURN)
     each = {rank.rank: turns(rank.steps, count) for rank in ranks}
-    own = _deviations(each, lambda step: step.undisturbed_ms(*OWN))
-    compute = _deviations(each, lambda step: step.undisturbed_ms(*COMPUTE))
-    wall = _deviations(each, lambda step: step.own_ms)
     queued = min(share_without_cpu(its_turns) for its_turns in each.values())
     slow: list[SlowRank] = []
     unsure: list[Deviation] = []
-    for place, rank in enumerate(ranks):
-        pair = _Pair(each[rank.rank], [each[other.rank] for other in ranks if other is not rank])
-        starved = any(other.cpus != rank.cpus for other in ranks) and _is_starved(pair)
-        if starved and _is_confirmed(wall[place]) and wall[place].ratio >= _LEAST_STARVED_RATIO:
+    largest = 0.0
+    for rank in ranks:
+        pair = _Pair(rank.rank, each[rank.rank], [each[other.rank] for other in ranks if other is not rank])
+        is_free = all(other.cpus == rank.cpus for other in ranks)  # to use the same CPUs as the others
+        own, wall = pair.deviation(lambda step: step.undisturbed_ms(*OWN)), pair.deviation(lambda step: step.own_ms)
+        compute = pair.deviation(lambda step: step.undisturbed_ms(*COMPUTE))
+        largest = max(largest, own.ratio)
+        beside = _most_beside_the_rest(pair)
+        confirmed = [deviation for deviation in (own, compute, beside) if _is_confirmed(deviation)]
+        if not is_free and _is_starved(pair) and _is_confirmed(wall) and wall.ratio >= _LEAST_STARVED_RATIO:
             own_ms, usual_ms = pair.both(lambda step: step.own_ms)
-            slow.append(SlowRank(rank, wall[place].ratio, "cpu", own_ms, usual_ms, "own", pair.middle))
-        elif _is_confirmed(own[place]) or (_is_confirmed(compute[place]) and own[place].ratio >= _LEAST_OWN_RATIO):
-            found = _named(rank, max(own[place].ratio, compute[place].ratio), pair)
-            if found.cause == "compute" and found.ratio < _CROWDED_RATIO and queued >= _CROWDED_SHARE:
-                why = f"the ranks had no CPU for {queued:.0%} of the time in which they needed one"
-                unsure.append(msgspec.structs.replace(own[place], ratio=found.ratio, verdict="noisy", why=why))
+            slow.append(SlowRank(rank, wall.ratio, "cpu", own_ms, usual_ms, "own", pair.middle))
+        elif confirmed and own.ratio >= _LEAST_OWN_RATIO:
+            found = _named(rank, max(deviation.ratio for deviation in confirmed), pair)
+            if why := _chance(found, pair, beside, queued, is_free):
+                unsure.append(msgspec.structs.replace(own, ratio=found.ratio, verdict="noisy", why=why))
             else:
                 slow.append(found)
-        elif own[place].verdict == "noisy" and own[place].ratio >= WARN_RATIO.value:
-            unsure.append(own[place])
-    return RankComparison(tuple(slow), tuple(unsure), count, max(deviation.ratio for deviation in own))
+        elif own.verdict == "noisy" and own.ratio >= WARN_RATIO.value:
+            unsure.append(own)
+    return RankComparison(tuple(slow), tuple(unsure), count, largest)
 
 
 class _Pair(NamedTuple):
     """The turns of a rank, and those of the others."""
 
+    rank: int
     own: Sequence[TimedStep]
     peers: Sequence[Sequence[TimedStep]]
 
@@ -142,6 +140,13 @@ class _Pair(NamedTuple):
     def excess(self, of: Of) -> float:
         own, usual = self.both(of)
         return own - usual
+
+    def usual(self, of: Of) -> list[float]:
+        """Of each turn, the median of the others."""
+        return [median(of(turn) for turn in turns) for turns in zip(*self.peers, strict=True)]
+
+    def deviation(self, of: Of) -> Deviation:
+        return _deviation(self.rank, [of(turn) for turn in self.own], self.usual(of))
 
     @property
     def middle(self) -> TimedStep:
@@ -159,22 +164,61 @@ def _is_starved(pair: _Pair) -> bool:
     return queued >= _STARVED_RATIO * usual and excess_ms >= _STARVED_SHARE * pair.excess(lambda step: step.own_ms)
 
 
-def _deviations(each: dict[int, list[TimedStep]], of: Callable[[TimedStep], float]) -> tuple[Deviation, ...]:
+def _most_beside_the_rest(pair: _Pair) -> Deviation:
+    """How much longer the rank's own time would be, if its core were as fast as the others' cores.
+
+    How fast that is, the other phases tell, each as good as any other: the median of their ratios. So one phase in
+    which another rank does more cannot make this one look slow in the others. The part of the step with the largest
+    excess that is confirmed counts, else that with the largest.
+    """
+    usual = {phase: pair.usual(lambda step, phase=phase: step.undisturbed_ms(phase)) for phase in OWN}  # type: ignore[misc]
+    whole = [sum(usual[phase][turn] for phase in OWN) for turn in range(len(pair.own))]
+    long = [phase for phase in OWN if median(usual[phase]) >= _LEAST_YARDSTICK_SHARE * median(whole)]
+    found = []
+    for part in _PARTS:
+        rest = [phase for phase in long if phase not in part]
+        if len(rest) < _LEAST_YARDSTICKS:
+            continue
+        values = []
+        for turn, usual_ms in enumerate(whole):
+            speeds = [
+                log(own_ms / usual[phase][turn])
+                for phase in rest
+                if (own_ms := pair.own[turn].undisturbed_ms(phase)) > 0 and usual[phase][turn] > 0
+            ]
+            part_ms = pair.own[turn].undisturbed_ms(*part) / exp(median(speeds)) if speeds else 0.0
+            values.append(usual_ms + part_ms - sum(usual[phase][turn] for phase in part) if speeds else 0.0)
+        found.append(_deviation(pair.rank, values, whole))
+    none = _deviation(pair.rank, whole, whole)
+    return max(found, key=lambda each: (_is_confirmed(each), each.ratio), default=none)
+
+
+def _chance(found: SlowRank, pair: _Pair, beside: Deviation, queued: float, is_free: bool) -> str:
+    """By what so much more time may have come without the rank; empty if by nothing."""
+    crowded = f"the ranks had no CPU for {queued:.0%} of the time in which they needed one"
+    is_crowded = queued >= _CROWDED_SHARE
+    if found.cause == "data":
+        waits = pair.excess(lambda step: step.cpu_ms[DATA]) < 0.5 * (found.own_ms - found.usual_ms)
+        return crowded if is_crowded and waits and found.ratio < _CROWDED_LOADER_RATIO else ""
+    if found.cause not in ("compute", "host") or _is_confirmed(beside) or found.ratio >= _CROWDED_RATIO:
+        return ""
+    alike = "it takes longer in all phases alike, as on a core that something else slows down"
+    return crowded if is_crowded else alike if is_free and found.rank.gpu is None else ""
+
+
+def _deviation(rank: int, own_ms: Sequence[float], usual_ms: Sequence[float]) -> Deviation:
     """The sanity train's comparison, turn by turn."""
-    ranks = []
-    for rank, its_turns in each.items():
-        values = tuple(of(turn) for turn in its_turns)
-        again = median(values[len(values) // 2 :])
-        ranks.append(
-            TrainRank(
-                rank=rank, compute_ms=median(values), compute_mad_ms=0.0, compute_again_ms=again, lateness_ms=0.0,
-                last_in_share=0.0, wait_ms=0.0, data_ms=0.0, host_ms=0.0, step_ms=0.0, loss_first=None, loss_last=None,
-                cycles_ms=values,
-            )
-        )  # fmt: skip
+    group = [
+        TrainRank(
+            rank=number, compute_ms=median(values), compute_mad_ms=0.0,
+            compute_again_ms=median(values[len(values) // 2 :]), lateness_ms=0.0, last_in_share=0.0, wait_ms=0.0,
+            data_ms=0.0, host_ms=0.0, step_ms=0.0, loss_first=None, loss_last=None, cycles_ms=tuple(values),
+        )
+        for number, values in ((rank, own_ms), (-1, usual_ms))
+    ]  # fmt: skip
     # all ranks are seen in each turn, as CPU ranks of the sanity train are, whatever they compute on
-    training = Training("cpu", len(ranks), 0, 0, 0, 0, tuple(ranks), rotated=True)
-    return deviations(training, training.ranks, _THRESHOLDS)
+    training = Training("cpu", len(group), 0, 0, 0, 0, tuple(group), rotated=True)
+    return deviations(training, group, _THRESHOLDS)[0]
 
 
 def _named(rank: WatchedRank, ratio: float, pair: _Pair) -> SlowRank:

@@ -11,7 +11,7 @@ import struct
 MAGIC = b"gpudoctor.rank/1"
 SUFFIX = ".rank"
 
-# what the main thread can be doing; the first four are the step's own work
+# what the main thread can be doing; which of them are a rank's own time: OWN of run/step_series.py
 PHASES = ("data", "forward", "backward", "optimizer", "wait", "between", "host")
 DATA, FORWARD, BACKWARD, OPTIMIZER, WAIT, BETWEEN, HOST = range(len(PHASES))
 

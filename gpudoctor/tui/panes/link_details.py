@@ -50,25 +50,29 @@ def details(state: State, gpu_index: int | None, width: int, no_color: bool) -> 
 
 def pair_line(state: State, a: int | None, b: int | None, ranks: tuple[int, int] | None) -> str:
     """One line on a pair of GPUs or ranks: path, NVLinks, peer-to-peer status, measured rates."""
-    node, report = state.node, state.report
     if a is not None and a == b:
         gpu = state.gpu(a)
         return printable(f"{gpu.label}: {known(gpu.name) or '-'}") if gpu is not None else f"GPU {a}"
-    pair = pair_of(node, a, b)
-    parts = []
+    parts = [*_way_between(state, a, b)]
+    if ranks is not None and state.report is not None:
+        parts += _measured(state.report, *ranks)
+    if a is not None and b is not None:
+        who = f"GPU {a} - GPU {b}"
+    else:
+        who = f"rank {ranks[0]} - rank {ranks[1]}" if ranks is not None else "no GPUs"
+    return f"{who}: {', '.join(parts) or 'nothing is known'}"
+
+
+def _way_between(state: State, a: int | None, b: int | None) -> Iterator[str]:
+    """Path and peer-to-peer status of two GPUs; why they are not known if one of them is lost."""
     lost = [gpu.index for gpu in (state.gpu(a), state.gpu(b)) if gpu is not None and condemning(gpu)]
     if lost:
-        parts.append(f"not known, GPU {ranges(lost)} is lost or needs a reset")
+        yield f"not known, GPU {ranges(lost)} is lost or needs a reset"
     elif a is not None and b is not None:
-        parts.append(way_of(pair))
+        pair = pair_of(state.node, a, b)
+        yield way_of(pair)
         if pair is not None:
-            parts.append(f"P2P read {known(pair.p2p_read) or '-'} write {known(pair.p2p_write) or '-'}")
-    if ranks is not None and report is not None:
-        parts += _measured(report, *ranks)
-    who = f"GPU {a} - GPU {b}" if a is not None and b is not None else "no GPUs"
-    if (a is None or b is None) and ranks is not None:
-        who = f"rank {ranks[0]} - rank {ranks[1]}"
-    return f"{who}: {', '.join(parts) or 'nothing is known'}"
+            yield f"P2P read {known(pair.p2p_read) or '-'} write {known(pair.p2p_write) or '-'}"
 
 
 def rank_of_gpu(report: Report | None, node: Node | None, gpu: int | None) -> int | None:
@@ -282,7 +286,7 @@ def _rdma(node: Node) -> Iterator[str]:
     for port in ports:
         where = known(port.numa_node)
         near = [gpu.index for gpu in node.gpus if where is not None and known(gpu.numa_node) == where]
-        text = f"near GPU {ranges(sorted(near))} (node {where})" if near else "near no GPU, as far as is known"
+        text = f"near GPU {ranges(sorted(near))} (NUMA node {where})" if near else "near no GPU, as far as is known"
         rate = known(port.rate_gbit_s)
         reported = (known(port.state) or "-") + (f" {rate:g} Gbit/s" if rate is not None else "")
         by_node.setdefault(text, {}).setdefault(reported, []).append(f"{port.device}:{port.port}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpudoctor.checks.core.case import Case
-from gpudoctor.facts.model.gpu import CallError
+from gpudoctor.facts.model.gpu import CallError, NvLink
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Environment, KernelEvent, Node, PciBus, Variable
 from gpudoctor.statements.xids import ADVICE, BUCKETS, SXID_FATAL, XIDS, sxid_fatal
@@ -335,3 +335,20 @@ def test_an_error_of_a_gpu_that_is_not_shown_is_the_jobs_own_or_not(subject: Nod
     [finding] = [f for f in findings("gpu.xid", subject) if f.subject.bus_id == bus_id(3)]
     assert finding.status.value == expected
     assert expected == "fail" or "Xid 79" in (finding.reason or "")
+
+
+def test_an_error_of_a_link_that_is_down_is_not_called_settled() -> None:
+    links = (NvLink(0, state="inactive"), *(NvLink(number, state="active") for number in range(1, 18)))
+    for code, settled in ((74, False), (119, True)):
+        finding = only("gpu.xid", put(eight(nvlinks=links), kernel_log__events=(xid(code, 5),)))
+        assert finding.status.value == "warn"
+        assert ("settled since" in text(finding)) is settled
+        assert ("the GPU asks for no reset, but a link is down" in text(finding)) is not settled
+
+
+def test_what_to_do_after_xid_154_is_what_it_asks_for() -> None:
+    advice = [str(only("gpu.xid", logged(recovery(action, "x", 5))).advice) for action in (1, 2, 3, 4)]
+    assert [
+        word in each for word, each in zip(("reset the GPU", "reboot it", "end", "then reset"), advice, strict=True)
+    ] == [True] * 4
+    assert len(set(advice)) == 4

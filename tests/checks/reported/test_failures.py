@@ -87,6 +87,15 @@ def test_the_report_on_one_sentence_is_short() -> None:
         ("RuntimeError: CUDA out of memory. Tried to allocate 2 GiB on GPU 1\n", Status.WARN),
         ("ERROR: GPU[0] \t\t: Unable to get GPU use.\n", Status.UNKNOWN),
         ("ERROR: Worker proc VllmWorker-3 of GPU 3 died unexpectedly, shutting down executor.\n", Status.WARN),
+        # a clock that this device does not have, a call that its driver does not
+        ("ERROR: GPU[0] \t\t: fclk clock is unsupported\n", Status.UNKNOWN),
+        ("ERROR: 2 GPU[0]: ras: RSMI_STATUS_NOT_SUPPORTED: not of this environment\n", Status.UNKNOWN),
+        (
+            "docker: Error response from daemon: hook 1: exit status 1, stdout: , stderr: nvidia-container-cli: "
+            "initialization error\n",
+            Status.FAIL,
+        ),
+        ("After the reboot slurmd can not run on n7. I think it may be a GPU.\n", Status.WARN),
         ("RuntimeError: CUDA error: uncorrectable ECC error encountered\n", Status.FAIL),
         ("\t\tLnkSta:\tSpeed 5GT/s (downgraded), Width x1 (downgraded)\n", Status.WARN),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from gpudoctor.facts.captures.reader import Block, Part, TextReader, text_reader
+from gpudoctor.facts.captures.reader import Block, Part, text_reader
 from gpudoctor.facts.model.node import Host, Node
 
 _NUMBER = re.compile(r'\s*"(ShmSize|Memory|NanoCpus|CpuQuota|CpuPeriod)": (-?\d{1,18}),?\s*$')
@@ -13,6 +13,12 @@ _IPC = re.compile(r'\s*"IpcMode": "([^"]{0,80})"')
 _ULIMIT = re.compile(r'"(Name|Hard|Soft)": ?"?([\w-]{1,20})"?')
 
 
+@text_reader(
+    "docker inspect",
+    r'\s*"(?:ShmSize|IpcMode|HostConfig|DeviceRequests|OomKillDisable|CgroupnsMode)":',
+    r'\s*(?:"[^"]{0,200}"(?::|,?\s*$)|[\]\[{}]{1,2},?\s*$|(?:-?\d{1,18}|true|false|null),?\s*$)',
+    after=r"docker (?:container )?inspect\b",
+)
 def read_inspect(block: Block) -> Part:
     """`docker inspect`: the container's /dev/shm (unless it is shared), memory limit, CPU quota and ulimits."""
     containers = sum('"HostConfig":' in line for line in block.lines)
@@ -39,7 +45,7 @@ def read_inspect(block: Block) -> Part:
         leaves["memlock_kib"] = None if soft["memlock"] < 0 else soft["memlock"] >> 10
     if soft.get("nofile", -1) >= 0:
         leaves["open_files"] = soft["nofile"]
-    return Part(Node(host=Host(**leaves))) if leaves else Part()
+    return Part(Node(host=Host(**leaves)))
 
 
 def _ulimits(text: str) -> dict[str, int]:
@@ -52,14 +58,3 @@ def _ulimits(text: str) -> dict[str, int]:
         elif key == "Soft" and re.fullmatch(r"-?\d{1,18}", value):
             soft[name] = int(value)
     return soft
-
-
-CONTAINER_READERS: tuple[TextReader, ...] = (
-    text_reader(
-        "docker inspect",
-        r'\s*"(?:ShmSize|IpcMode|HostConfig|DeviceRequests|OomKillDisable|CgroupnsMode)":',
-        r'\s*(?:"[^"]{0,200}"(?::|,?\s*$)|[\]\[{}]{1,2},?\s*$|(?:-?\d{1,18}|true|false|null),?\s*$)',
-        read_inspect,
-        after=r"docker (?:container )?inspect\b",
-    ),
-)

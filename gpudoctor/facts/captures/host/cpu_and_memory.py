@@ -49,6 +49,18 @@ _MB = re.compile(r"(\d{1,12}) MB")
 _NODE_CPUS = re.compile(r"NUMA node(\d{1,4}) CPU\(s\)")
 
 
+@text_reader(
+    "free",
+    r"[ \t]*total[ \t]+used[ \t]+free\b"
+    # in another language: six words, the fifth with a slash ("Puffer/Cache", "tamp/cache")
+    r"|[ \t]{7,40}(?:[^\W\d][^\s\d:|/]{0,15}[ \t]{2,16}){3}[^\W\d][^\s\d:|/]{0,15}[ \t]{1,16}"
+    r"[^\W\d][^\s\d:|/]{0,15}/[^\W\d][^\s\d:|/]{1,15}[ \t]{1,16}[^\W\d][^\s\d:|/]{1,15}$",
+    rf"\s*[^\W\d][^\d:\uff1a|]{{0,40}}[:\uff1a]\s*{_CELL}(?:\s+{_CELL}){{1,6}}\s*$|\s*-/\+ buffers",
+)
+def _read_free(block: Block) -> Part:
+    return Part(Node(host=parse_free(block.text)))
+
+
 def parse_free(text: str) -> Host:
     """RAM and swap from `free` in any unit and language. Raise SourceError if there is no row of the memory.
 
@@ -77,6 +89,11 @@ def parse_free(text: str) -> Host:
         swap_mib=_mib(swap[0] if swap else None, unit_bytes),
         swap_free_mib=_mib(swap[2] if swap else None, unit_bytes),
     )
+
+
+@text_reader("meminfo", r"Mem(?:Total|Free|Available):\s+\d+ kB", r"[A-Z]\w*(?:\(\w+\))?:\s+\d+(?: kB)?$")
+def _read_meminfo(block: Block) -> Part:
+    return Part(Node(host=parse_meminfo(block.text)))
 
 
 def parse_meminfo(text: str) -> Host:
@@ -109,6 +126,12 @@ def parse_df(text: str) -> Host:
     return Host()
 
 
+@text_reader(
+    "df",
+    # also a row without the header, as grep prints it
+    rf"{_DF_HEADER.pattern}|\S+\s+\d[\d.]*[KMGT]i?\s+[\d.]+[KMGT]?i?\s+[\d.]+[KMGT]?i?\s+\d+%\s+/dev/shm$",
+    r"\S.*\s\d+%\s+/\S*|\S.*\s-\s+/\S*",
+)
 def _read_df(block: Block) -> Part:
     inodes = re.search(r"\bdf\b[^|;&]* (?:-\w*i|--inodes)", block.command) or any(map(_DF_INODES.search, block.lines))
     unit_bytes = next((_block_bytes(line) for line in block.lines if _DF_HEADER.match(line)), 1024)
@@ -153,6 +176,13 @@ def _mib(cell: str | None, unit_bytes: int) -> int | Missing:
 # Limits of a process.
 
 
+@text_reader(
+    "ulimit",
+    r"(?:core file size|max locked memory|open files|max user processes|data seg size|real-time non-blocking time)"
+    r"\s+\((?:[a-z0-9 -]{1,20}, )?-[A-Za-z]\)\s",
+    lambda line: _ULIMIT.match(line) or _VALUE.match(line),
+    after=_OPTION,
+)
 def read_ulimit(block: Block) -> Part:
     """`ulimit -a`, or a single value if the command above it shows which limit it is. Hard limits (-H) are not used."""
     if _HARD.search(block.command):
@@ -169,9 +199,10 @@ def read_ulimit(block: Block) -> Part:
             continue
         if leaf:
             leaves.setdefault(leaf, _limit(value))
-    return Part(Node(host=Host(**leaves))) if leaves else Part()
+    return Part(Node(host=Host(**leaves)))
 
 
+@text_reader("/proc/self/limits", r"Limit\s+Soft Limit\s+Hard Limit\s+Units", _PROC.match)
 def read_proc_limits(block: Block) -> Part:
     """/proc/self/limits, which is in bytes."""
     leaves: dict[str, Any] = {}
@@ -179,54 +210,21 @@ def read_proc_limits(block: Block) -> Part:
         if (found := _PROC.match(line)) and (leaf := _PROC_LEAVES.get(found[1])):
             value = _limit(found[2])
             leaves[leaf] = value >> 10 if leaf == "memlock_kib" and value is not None else value
-    return Part(Node(host=Host(**leaves))) if leaves else Part()
+    return Part(Node(host=Host(**leaves)))
 
 
 def _limit(value: str) -> int | None:
     return None if value == "unlimited" else int(value)
 
 
-LIMIT_READERS: tuple[TextReader, ...] = (
-    text_reader(
-        "ulimit",
-        r"(?:core file size|max locked memory|open files|max user processes|data seg size|real-time non-blocking time)"
-        r"\s+\((?:[a-z0-9 -]{1,20}, )?-[A-Za-z]\)\s",
-        lambda line: _ULIMIT.match(line) or _VALUE.match(line),
-        read_ulimit,
-        after=_OPTION,
-    ),
-    text_reader("/proc/self/limits", r"Limit\s+Soft Limit\s+Hard Limit\s+Units", _PROC.match, read_proc_limits),
-)
-
-MEMORY_READERS: tuple[TextReader, ...] = (
-    text_reader(
-        "free",
-        r"[ \t]*total[ \t]+used[ \t]+free\b"
-        # in another language: six words, the fifth with a slash ("Puffer/Cache", "tamp/cache")
-        r"|[ \t]{7,40}(?:[^\W\d][^\s\d:|/]{0,15}[ \t]{2,16}){3}[^\W\d][^\s\d:|/]{0,15}[ \t]{1,16}"
-        r"[^\W\d][^\s\d:|/]{0,15}/[^\W\d][^\s\d:|/]{1,15}[ \t]{1,16}[^\W\d][^\s\d:|/]{1,15}$",
-        rf"\s*[^\W\d][^\d:\uff1a|]{{0,40}}[:\uff1a]\s*{_CELL}(?:\s+{_CELL}){{1,6}}\s*$|\s*-/\+ buffers",
-        lambda block: Part(Node(host=parse_free(block.text))),
-    ),
-    text_reader(
-        "meminfo",
-        r"Mem(?:Total|Free|Available):\s+\d+ kB",
-        r"[A-Z]\w*(?:\(\w+\))?:\s+\d+(?: kB)?$",
-        lambda block: Part(Node(host=parse_meminfo(block.text))),
-    ),
-    text_reader(
-        "df",
-        # also a row without the header, as grep prints it
-        rf"{_DF_HEADER.pattern}|\S+\s+\d[\d.]*[KMGT]i?\s+[\d.]+[KMGT]?i?\s+[\d.]+[KMGT]?i?\s+\d+%\s+/dev/shm$",
-        r"\S.*\s\d+%\s+/\S*|\S.*\s-\s+/\S*",
-        _read_df,
-    ),
-)
-
-
 # CPUs and NUMA nodes.
 
 
+@text_reader(
+    "numactl -H",
+    _AVAILABLE.match,
+    rf"{_NODE.pattern}|node distances:\s*$|node +\d[\d ]*$|\s+\d{{1,4}}:(?:\s+\d{{1,3}})+\s*$|No NUMA available",
+)
 def _read_numactl(block: Block) -> Part:
     """The nodes with their CPUs and memory; nothing if fewer are listed than there are."""
     cpus: dict[int, frozenset[int]] = {}
@@ -250,6 +248,14 @@ def _read_numactl(block: Block) -> Part:
     return Part(Node(host=Host(numa_nodes=nodes, cpus_total=sum(map(len, cpus.values())))))
 
 
+@text_reader(
+    "lscpu",
+    r"Architecture:\s+\w{2,20}\s*$",
+    r"\s{0,8}(?:CPU|Address sizes|Byte Order|On-line|Off-line|Vendor ID|BIOS|Model|Thread|Core|Cluster|Socket"
+    r"|Stepping|Frequency|BogoMIPS|Flags|Virtualization|Hypervisor|Caches|L[1-4]|NUMA|Vulnerabilit|Spec|Mds|Meltdown"
+    r"|Gather|Itlb|Mmio|Reg|Retbleed|Srbds|Tsx|Tsa|Vmscape|Indirect|Ghostwrite|Old microcode)"
+    r"[\w()/ .-]{0,40}:(?:\s|$)",
+)
 def _read_lscpu(block: Block) -> Part:
     leaves: dict[str, Any] = {}
     nodes: dict[int, str] = {}
@@ -276,20 +282,6 @@ def _read_lscpu(block: Block) -> Part:
     return Part(Node(host=Host(**leaves)))
 
 
-PROCESSOR_READERS: tuple[TextReader, ...] = (
-    text_reader(
-        "numactl -H",
-        _AVAILABLE.match,
-        rf"{_NODE.pattern}|node distances:\s*$|node +\d[\d ]*$|\s+\d{{1,4}}:(?:\s+\d{{1,3}})+\s*$|No NUMA available",
-        _read_numactl,
-    ),
-    text_reader(
-        "lscpu",
-        r"Architecture:\s+\w{2,20}\s*$",
-        r"\s{0,8}(?:CPU|Address sizes|Byte Order|On-line|Off-line|Vendor ID|BIOS|Model|Thread|Core|Cluster|Socket"
-        r"|Stepping|Frequency|BogoMIPS|Flags|Virtualization|Hypervisor|Caches|L[1-4]|NUMA|Vulnerabilit|Spec|Mds|Meltdown"
-        r"|Gather|Itlb|Mmio|Reg|Retbleed|Srbds|Tsx|Tsa|Vmscape|Indirect|Ghostwrite|Old microcode)"
-        r"[\w()/ .-]{0,40}:(?:\s|$)",
-        _read_lscpu,
-    ),
-)
+LIMIT_READERS: tuple[TextReader, ...] = (read_ulimit, read_proc_limits)
+MEMORY_READERS: tuple[TextReader, ...] = (_read_free, _read_meminfo, _read_df)
+PROCESSOR_READERS: tuple[TextReader, ...] = (_read_numactl, _read_lscpu)

@@ -6,7 +6,7 @@ import re
 
 from msgspec.structs import replace
 
-from gpudoctor.facts.captures.reader import NO_MORE, Block, Part, TextReader, text_reader
+from gpudoctor.facts.captures.reader import Block, Part, TextReader, text_reader
 from gpudoctor.facts.captures.text_statements import from_tool
 from gpudoctor.facts.model.driver import DRIVER_VERSION, FabricManager
 from gpudoctor.facts.model.missing import known
@@ -59,6 +59,16 @@ _STARTED = re.compile(rf"Fabric Manager version {DRIVER_VERSION} is running")
 _INTERFACE = re.compile(rf"interface version ({DRIVER_VERSION}) (?:don't|doesn't|does not) match")
 
 
+def _begins_service(line: str) -> object:
+    return _UNIT.match(line) or _NOT_FOUND.match(line)
+
+
+@text_reader(
+    "systemctl status",
+    _begins_service,
+    lambda line: _begins_service(line) or _UNIT_MORE.match(line) or _IS_ACTIVE.match(line),
+    after=_IS_ACTIVE_COMMAND.pattern,
+)
 def read_service(block: Block) -> Part:
     """`systemctl status`: the service's state and result, and the errors in its last log lines."""
     service = result = None
@@ -84,6 +94,7 @@ def read_service(block: Block) -> Part:
     )
 
 
+@text_reader("fabric manager journal", _JOURNAL.match, _JOURNAL.match, interleaved=True)
 def read_journal(block: Block) -> Part:
     """`journalctl -u nvidia-fabricmanager`: the state in which its last start ended, with the errors of that start."""
     lines: list[str] = []
@@ -111,6 +122,7 @@ def _service_part(block: Block, service: str | None, result: str | None) -> Part
     return Part(Node(fabric_manager=fabric_manager)) if fabric_manager != FabricManager() else Part()
 
 
+@text_reader("fabric manager log", _LOG.match, _LOG.match, in_pieces=True)
 def read_log(block: Block) -> Part:
     """/var/log/fabricmanager.log: the version, and the errors since the last start."""
     return Part(Node(fabric_manager=_in_lines(block, FabricManager(errors=()))))
@@ -138,6 +150,7 @@ def _in_lines(block: Block, start: FabricManager) -> FabricManager:
     return FabricManager(version=version, errors=start.errors if errors is None else tuple(errors))
 
 
+@text_reader("systemctl start", _JOB_FAILED.match, alone=True)
 def read_job(block: Block) -> Part:
     """The answer of `systemctl start`; the service may have started since, so it is an error and no state."""
     return Part(Node(fabric_manager=FabricManager(errors=tuple(dict.fromkeys(line[:300] for line in block.lines)))))
@@ -151,21 +164,6 @@ def without_failed_jobs(node: Node) -> Node:
 
 
 FABRIC_MANAGER_READERS: tuple[TextReader, ...] = (
-    text_reader(
-        "systemctl start",
-        _JOB_FAILED.match,
-        NO_MORE,
-        read_job,
-        alone=True,
-    ),
-    TextReader(
-        "systemctl status",
-        lambda line: _UNIT.match(line) or _NOT_FOUND.match(line),
-        lambda line: _UNIT.match(line) or _NOT_FOUND.match(line) or _UNIT_MORE.match(line) or _IS_ACTIVE.match(line),
-        read_service,
-        after=_IS_ACTIVE_COMMAND.search,
-    ),
-    TextReader("fabric manager journal", _JOURNAL.match, _JOURNAL.match, read_journal, interleaved=True),
-    TextReader("fabric manager log", _LOG.match, _LOG.match, read_log, in_pieces=True),
-    TextReader("nv-fabricmanager --version", _RUNNING.match, _RUNNING.match, read_service),
+    *(read_job, read_service, read_journal, read_log),
+    text_reader("nv-fabricmanager --version", _RUNNING.match, _RUNNING.match)(read_service.read),
 )

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from gpudoctor.facts.captures import ABSENT, BUS_ID, SourceError
-from gpudoctor.facts.captures.reader import NO_MORE, Block, Part, text_reader
+from gpudoctor.facts.captures.reader import Block, Part, text_reader
 from gpudoctor.facts.captures.text_statements import from_tool
 from gpudoctor.facts.model.gpu import Gpu, PcieHop, PcieLink
 from gpudoctor.facts.model.missing import Fact, Missing
@@ -212,7 +212,14 @@ def _width(line: str | None, missing: Missing) -> int | Missing:
     return width if isinstance(width, Missing) else int(width)
 
 
-def _read(block: Block) -> Part:
+@text_reader(
+    "lspci",
+    r"(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7] "
+    r"[A-Z0-9][^:\n]{2,60}(?:bridge|Bridge|controller|device|accelerators)[^:\n]{0,20}: ",
+    r"(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7] |[ \t]+\S",
+    after=_OF_ONE,
+)
+def read_lspci(block: Block) -> Part:
     """Lines without a header line, as grep prints them, belong to the function in the command."""
     text, asked = block.text, re.search(_OF_ONE, block.command)
     if asked is not None and not any(map(_HEADER.match, block.lines)):
@@ -221,19 +228,9 @@ def _read(block: Block) -> Part:
     return Part(Node(pci=PciBus(nvidia_devices=tree.nvidia_devices)), pci_tree=tree)
 
 
-def _read_acs(block: Block) -> Part:
+@text_reader("lspci | grep ACSCtl", r"\s{0,80}ACSCtl:\s+SrcValid[+-]")
+def read_acs(block: Block) -> Part:
     """`lspci -vvv | grep ACSCtl`, without the functions: NVIDIA's advice is to see "SrcValid-" everywhere."""
     on = sum("SrcValid+" in line or "Redir+" in line for line in block.lines)
     text = f"ACS is on (SrcValid+) in {on} of {len(block.lines)} functions; which bridges they are is not in this text"
     return Part(reported=(from_tool("lspci", text, "warning"),) if on else (), notes=("lspci: only ACSCtl is shown",))
-
-
-ACS_LINES = text_reader("lspci | grep ACSCtl", r"\s{0,80}ACSCtl:\s+SrcValid[+-]", NO_MORE, _read_acs)
-LSPCI = text_reader(
-    "lspci",
-    r"(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7] "
-    r"[A-Z0-9][^:\n]{2,60}(?:bridge|Bridge|controller|device|accelerators)[^:\n]{0,20}: ",
-    r"(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7] |[ \t]+\S",
-    _read,
-    after=_OF_ONE,
-)

@@ -8,7 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from gpudoctor.facts.captures import SourceError
-from gpudoctor.facts.captures.reader import NO_MORE, Block, Part, TextReader, text_reader
+from gpudoctor.facts.captures.reader import Block, Part, TextReader, text_reader
 from gpudoctor.facts.model.driver import DRIVER_VERSION, DkmsBuild, Driver, LoadFailure, LoadFailureCause
 from gpudoctor.facts.model.node import Host, Network, Node
 from gpudoctor.facts.system.network import PEER_CORES
@@ -78,6 +78,7 @@ LOAD_ERRORS: tuple[LoadError, ...] = (
 )  # fmt: skip
 
 
+@text_reader("lsmod", r"Module\s+Size\s+Used by|(?:nvidia\w*|nouveau)\s+\d{3,10}\s+\d{1,5}(?:\s|$)", _LSMOD.match)
 def read_lsmod(block: Block) -> Part:
     """`lsmod`, complete or filtered: the loaded modules. A module that is not listed may have been cut off."""
     loaded = {line.split()[0] for line in block.lines if _LSMOD.match(line)}
@@ -95,14 +96,10 @@ def read_lsmod(block: Block) -> Part:
     return Part(Node(driver=driver, network=network))
 
 
-def read_modinfo(block: Block) -> Part:
-    """`modinfo nvidia`: the version of the module on disk, or that there is none for this kernel."""
-    for line in block.lines:
-        if found := _MODINFO.match(line):
-            return Part(Node(driver=Driver(disk_version=found[1])))
-    return read_load_errors(block)
-
-
+@text_reader(
+    "dkms status",
+    rf"nvidia[\w-]{{0,20}}(?:/|, ?){DRIVER_VERSION}(?:, [^,:]{{1,80}}){{0,2}}: ?(?:added|built|installed|broken)",
+)
 def read_dkms(block: Block) -> Part:
     """`dkms status`: the kernels for which the module is built."""
     builds = tuple(
@@ -110,9 +107,18 @@ def read_dkms(block: Block) -> Part:
         for line in block.lines
         if (found := _DKMS.match(line))
     )
-    return Part(Node(driver=Driver(dkms=builds))) if builds else Part()
+    return Part(Node(driver=Driver(dkms=builds)))
 
 
+def is_load_error(line: str) -> bool:
+    """Whether the line matches `LOAD_ERRORS` or is from nvidia-container-cli about NVML."""
+    if _LOAD_WORDS.search(line) is None:
+        return False
+    patterns = (*(row.pattern for row in LOAD_ERRORS), *(pattern for pattern, _ in _CONTAINER_NVML))
+    return any(pattern.match(line) for pattern in patterns)
+
+
+@text_reader("driver load error", is_load_error)
 def read_load_errors(block: Block) -> Part:
     """Messages of tools that could not load or build the module, or start a container with GPUs."""
     driver = Driver()
@@ -126,6 +132,21 @@ def read_load_errors(block: Block) -> Part:
     return Part(Node(driver=replace(driver, load_failures=tuple(failures))))
 
 
+@text_reader(
+    "modinfo",
+    r"filename:\s+/\S*/nvidia[\w.-]*\.ko|modinfo: ERROR: Module nvidia",
+    r"(?:filename|alias|version|supported|license|description|author|srcversion|depends|retpoline|name|vermagic"
+    r"|sig_id|signer|sig_key|sig_hashalgo|signature|parm|firmware|import_ns|softdep|intree):\s"
+    r"|\s+[0-9A-F]{2}(?::[0-9A-F]{2})+",
+)
+def read_modinfo(block: Block) -> Part:
+    """`modinfo nvidia`: the version of the module on disk, or that there is none for this kernel."""
+    for line in block.lines:
+        if found := _MODINFO.match(line):
+            return Part(Node(driver=Driver(disk_version=found[1])))
+    return read_load_errors.read(block)
+
+
 def shows_gpus_in_container(block: Block, part: Part) -> bool:
     """Whether the text is of a container that was started with GPUs, and shows them."""
     return _CONTAINER_WITH_GPUS.search(block.command) is not None and any(dump.gpus for dump in part.smi)
@@ -137,14 +158,7 @@ def without_container_failures(node: Node) -> Node:
     return replace(node, driver=replace(node.driver, load_failures=left))
 
 
-def is_load_error(line: str) -> bool:
-    """Whether the line matches `LOAD_ERRORS` or is from nvidia-container-cli about NVML."""
-    if _LOAD_WORDS.search(line) is None:
-        return False
-    patterns = (*(row.pattern for row in LOAD_ERRORS), *(pattern for pattern, _ in _CONTAINER_NVML))
-    return any(pattern.match(line) for pattern in patterns)
-
-
+@text_reader("uname", _UNAME.match, _UNAME_R.match, after=r"uname(?: -\w+)?\s*$")
 def read_uname(block: Block) -> Part:
     """`uname -a`, or `uname -r` if the prompt above shows that command."""
     for line in block.lines:
@@ -155,12 +169,14 @@ def read_uname(block: Block) -> Part:
     return Part()
 
 
+@text_reader("mokutil", _MOKUTIL.match)
 def read_mokutil(block: Block) -> Part:
     """`mokutil --sb-state`."""
     found = next((m for line in block.lines if (m := _MOKUTIL.match(line))), None)
     return Part(Node(host=Host(secure_boot=found[1] == "enabled"))) if found else Part()
 
 
+@text_reader("kernel-module", "NVRM version:", "GCC version:")
 def read_proc_version(block: Block) -> Part:
     """/proc/driver/nvidia/version."""
     version = _PROC_VERSION.search(block.text)
@@ -170,28 +186,5 @@ def read_proc_version(block: Block) -> Part:
 
 
 MODULE_READERS: tuple[TextReader, ...] = (
-    text_reader(
-        "lsmod",
-        r"Module\s+Size\s+Used by|(?:nvidia\w*|nouveau)\s+\d{3,10}\s+\d{1,5}(?:\s|$)",
-        _LSMOD.match,
-        read_lsmod,
-    ),
-    text_reader(
-        "modinfo",
-        r"filename:\s+/\S*/nvidia[\w.-]*\.ko|modinfo: ERROR: Module nvidia",
-        r"(?:filename|alias|version|supported|license|description|author|srcversion|depends|retpoline|name|vermagic"
-        r"|sig_id|signer|sig_key|sig_hashalgo|signature|parm|firmware|import_ns|softdep|intree):\s"
-        r"|\s+[0-9A-F]{2}(?::[0-9A-F]{2})+",
-        read_modinfo,
-    ),
-    text_reader(
-        "dkms status",
-        rf"nvidia[\w-]{{0,20}}(?:/|, ?){DRIVER_VERSION}(?:, [^,:]{{1,80}}){{0,2}}: ?(?:added|built|installed|broken)",
-        NO_MORE,
-        read_dkms,
-    ),
-    text_reader("driver load error", is_load_error, NO_MORE, read_load_errors),
-    text_reader("uname", _UNAME.match, _UNAME_R.match, read_uname, after=r"uname(?: -\w+)?\s*$"),
-    text_reader("mokutil", _MOKUTIL.match, NO_MORE, read_mokutil),
-    text_reader("kernel-module", "NVRM version:", "GCC version:", read_proc_version),
+    *(read_lsmod, read_modinfo, read_dkms, read_load_errors, read_uname, read_mokutil, read_proc_version),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from gpudoctor.facts.captures.reader import NO_MORE, Block, Part, TextReader, key_value, text_reader
+from gpudoctor.facts.captures.reader import Block, Part, TextReader, key_value, text_reader
 from gpudoctor.facts.model.node import Network, Node, RdmaPort
 
 _DEVICE = r"(?P<device>[\w.-]{1,40})"
@@ -70,6 +70,7 @@ class _Ports:
         return Part(Node(network=Network(rdma_ports=ports))) if ports else Part()
 
 
+@text_reader("ibstat", _DEVICE_LINE.match, rf"[ \t]+[\w ()\[\]-]{{1,40}}:|\s+GID\[|{_UNINDENTED}")
 def read_ports(block: Block) -> Part:
     """`ibstat`, `ibstatus`, `ibv_devinfo` and `mlxlink -d mlx5_0`: a line for each device and port, then "key: value".
 
@@ -100,12 +101,21 @@ def read_ports(block: Block) -> Part:
     return ports.part()
 
 
+@text_reader(
+    "mlxlink",
+    r"Operational Info\s*$",
+    r"-{4,}\s*$|(?:Operational|Supported|Troubleshooting|Tool|Module|Counters) Info\w*\s*$"
+    r"|(?:State|Physical state|Speed|Width|FEC|Loopback Mode|Auto Negotiation|Enabled Link Speed.{0,30}"
+    r"|Supported (?:Cable|Link) Speed.{0,30}|Status Opcode|Group Opcode|Recommendation|Firmware Version|MFT Version"
+    r"|(?:Raw|Effective|Symbol) .{0,40}|Link Down Counter|Time Since Last Clear .{0,20})\s*:(?:\s|$)",
+)
 def read_mlxlink(block: Block) -> Part:
     if not (named := _MLXLINK_DEVICE.search(block.command)) or not named["device"].startswith("mlx"):
         return Part(notes=("mlxlink: the text does not say which port it is of",))
-    return read_ports(block)
+    return read_ports.read(block)
 
 
+@text_reader("rdma link", _RDMA_LINK.match)
 def read_rdma_link(block: Block) -> Part:
     """`rdma link`: the state of every port, and its network interface."""
     ports = _Ports()
@@ -122,6 +132,7 @@ def read_rdma_link(block: Block) -> Part:
     return ports.part()
 
 
+@text_reader("/sys/class/infiniband", _SYSFS.match)
 def read_sysfs(block: Block) -> Part:
     """The files of the ports in /sys/class/infiniband, each with its path before it."""
     ports = _Ports()
@@ -149,17 +160,4 @@ def _port_leaf(key: str, value: str) -> dict[str, Any]:
     return {}
 
 
-RDMA_READERS: tuple[TextReader, ...] = (
-    text_reader("ibstat", _DEVICE_LINE.match, rf"[ \t]+[\w ()\[\]-]{{1,40}}:|\s+GID\[|{_UNINDENTED}", read_ports),
-    text_reader("rdma link", _RDMA_LINK.match, NO_MORE, read_rdma_link),
-    text_reader("/sys/class/infiniband", _SYSFS.match, NO_MORE, read_sysfs),
-    text_reader(
-        "mlxlink",
-        r"Operational Info\s*$",
-        r"-{4,}\s*$|(?:Operational|Supported|Troubleshooting|Tool|Module|Counters) Info\w*\s*$"
-        r"|(?:State|Physical state|Speed|Width|FEC|Loopback Mode|Auto Negotiation|Enabled Link Speed.{0,30}"
-        r"|Supported (?:Cable|Link) Speed.{0,30}|Status Opcode|Group Opcode|Recommendation|Firmware Version|MFT Version"
-        r"|(?:Raw|Effective|Symbol) .{0,40}|Link Down Counter|Time Since Last Clear .{0,20})\s*:(?:\s|$)",
-        read_mlxlink,
-    ),
-)
+RDMA_READERS: tuple[TextReader, ...] = (read_ports, read_rdma_link, read_sysfs, read_mlxlink)

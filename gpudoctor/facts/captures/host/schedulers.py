@@ -86,6 +86,7 @@ def _verdict(tool: str, configured: Iterable[int], given: Iterable[int], away: l
     return Part(reported=(*fewer, *away[:_MOST_NODES]) or tuple(counted))
 
 
+@text_reader("scontrol show node", r"NodeName=\S{1,253} ", r"NodeName=|\s+[A-Z]\w{1,30}=")
 def read_scontrol(block: Block) -> Part:
     """`scontrol show node NAME`: GPUs that are not given out, and a node that gets no jobs."""
     text = block.text
@@ -99,6 +100,13 @@ def read_scontrol(block: Block) -> Part:
     return _verdict("scontrol", map(int, _GRES.findall(text)), map(int, _TRES.findall(text)), away)
 
 
+@text_reader(
+    "sinfo",
+    lambda line: _SINFO.match(line) or _WITHOUT_HEADER.match(line) or _REASON_ROW.match(line),
+    # a row has a state after the number of nodes, or ends in the list of nodes, behind a time or a wide gap
+    rf"\S+\s+(?:(?:up|inact|down|drain)\s+\S+\s+)?\d{{1,6}}\s+(?:\S+\s+)?{_STATES}(?:\s|$)"
+    r"|\S.*(?:\s\d{4}-\d\d-\d\dT[\d:]{8}\s+\S+|\S {2,}[A-Za-z][\w.-]{0,60}(?:\d|\[[\d,-]{1,200}\]))\s*$",
+)
 def read_sinfo(block: Block) -> Part:
     """`sinfo` in its usual forms: the nodes that get no jobs, with the reason if there is one."""
     header: list[str] = []
@@ -127,6 +135,13 @@ def read_sinfo(block: Block) -> Part:
     return Part(notes=("sinfo: no node is out of service",))
 
 
+@text_reader(
+    "kubectl describe node",
+    r"(?:Roles|Unschedulable|ProviderID|Capacity|Allocatable|Taints):(?:\s|$)",
+    r"(?:Name|Labels|Annotations|CreationTimestamp|Lease|Conditions|Addresses|System Info|PodCIDRs?"
+    r"|Non-terminated Pods|Allocated resources|Events):(?:\s|$)|\s+\S",
+    after=r"kubectl describe nodes?\b",
+)
 def read_kubectl(block: Block) -> Part:
     """`kubectl describe node NAME`, `kubectl get node -o yaml`: GPUs that are not given out, and bad conditions."""
     section, name = "", "the node"
@@ -163,6 +178,7 @@ def _condition(name: str, kind: str, status: str, rest: str) -> list[Reported]:
     return [_out_of_service("kubectl", name, f"{kind} {status}", " ".join(rest.split())[-120:])]
 
 
+@text_reader("kubectl get nodes", _NODES, _NODE_ROW.pattern, after=r"kubectl get (?:no|nodes?)\b(?!.* -o)")
 def read_nodes(block: Block) -> Part:
     """`kubectl get nodes`: those that get no pods. NotReady may be a node that is silent: the list does not say."""
     rows = [row for line in block.lines if (row := _NODE_ROW.match(line)) and row[2] != "Ready"]
@@ -170,6 +186,12 @@ def read_nodes(block: Block) -> Part:
     return Part(reported=tuple(away[:_MOST_NODES])) if away else Part(notes=("kubectl: all nodes are ready",))
 
 
+@text_reader(
+    "kubectl get pods",
+    r"(?:NAMESPACE\s+)?NAME\s+READY\s+STATUS\s+RESTARTS\s+AGE\b"
+    r"|(?:[\w.-]{1,100}\s+)?(?:pod/)?(?:nvidia|gpu|dcgm)[\w.-]{1,200}\s+\d{1,3}/\d{1,3}\s+[A-Z]\w",
+    _POD.pattern,
+)
 def read_pods(block: Block) -> Part:
     """`kubectl get pods` and `kubectl describe pod`: pods of GPU software that do not run, or are not ready."""
     bad: list[Reported] = []
@@ -198,44 +220,17 @@ def _is_well(pod: re.Match[str]) -> bool:
 
 
 SCHEDULER_READERS: tuple[TextReader, ...] = (
-    text_reader("scontrol show node", r"NodeName=\S{1,253} ", r"NodeName=|\s+[A-Z]\w{1,30}=", read_scontrol),
-    text_reader(
-        "sinfo",
-        lambda line: _SINFO.match(line) or _WITHOUT_HEADER.match(line) or _REASON_ROW.match(line),
-        # a row has a state after the number of nodes, or ends in the list of nodes, behind a time or a wide gap
-        rf"\S+\s+(?:(?:up|inact|down|drain)\s+\S+\s+)?\d{{1,6}}\s+(?:\S+\s+)?{_STATES}(?:\s|$)"
-        r"|\S.*(?:\s\d{4}-\d\d-\d\dT[\d:]{8}\s+\S+|\S {2,}[A-Za-z][\w.-]{0,60}(?:\d|\[[\d,-]{1,200}\]))\s*$",
-        read_sinfo,
-    ),
-    text_reader(
-        "kubectl describe node",
-        r"(?:Roles|Unschedulable|ProviderID|Capacity|Allocatable|Taints):(?:\s|$)",
-        r"(?:Name|Labels|Annotations|CreationTimestamp|Lease|Conditions|Addresses|System Info|PodCIDRs?"
-        r"|Non-terminated Pods|Allocated resources|Events):(?:\s|$)|\s+\S",
-        read_kubectl,
-        after=r"kubectl describe nodes?\b",
-    ),
-    text_reader(
-        "kubectl get pods",
-        r"(?:NAMESPACE\s+)?NAME\s+READY\s+STATUS\s+RESTARTS\s+AGE\b"
-        r"|(?:[\w.-]{1,100}\s+)?(?:pod/)?(?:nvidia|gpu|dcgm)[\w.-]{1,200}\s+\d{1,3}/\d{1,3}\s+[A-Z]\w",
-        _POD.pattern,
-        read_pods,
-    ),
+    *(read_scontrol, read_sinfo, read_kubectl, read_pods),
     text_reader(
         "kubectl describe pod",
         r"Name:\s+nvidia-[\w.-]{1,253}$|Controlled By:|(?:Init )?Containers:$",
         r"(?:IPs?|[A-Z][a-z][\w-]{1,20}(?: [A-Z]\w{1,20}){0,3}):(?:\s|$)|\s+\S",
-        read_pods,
         after=r"kubectl describe pods?\b",
-    ),
+    )(read_pods.read),
     text_reader(
         "kubectl get node",
         r'\s*"?(?:allocatable|capacity)"?:\s*(?:\{\s*)?$',
         r'\s*(?:- )?"?[\w./-]{1,100}"?:(?: *"?[\w./:-]{1,253}"?,?| *[{\[])?\s*$|\s*[{\[]?[}\]]?,?\s*$',
-        read_kubectl,
-    ),
-    text_reader(
-        "kubectl get nodes", _NODES, _NODE_ROW.pattern, read_nodes, after=r"kubectl get (?:no|nodes?)\b(?!.* -o)"
-    ),
+    )(read_kubectl.read),
+    read_nodes,
 )

@@ -7,7 +7,7 @@ import re
 from gpudoctor.facts.captures import BUS_ID, MOST_GPUS, SourceError, clipped
 from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump, init_failure
 from gpudoctor.facts.captures.nvidia_smi.query_gpu import GpuDump, gpu_from
-from gpudoctor.facts.captures.reader import Block, Part, TextReader
+from gpudoctor.facts.captures.reader import Block, Part, text_reader
 from gpudoctor.facts.captures.text_statements import from_tool
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.node import Driver, short_bus_id
@@ -44,14 +44,16 @@ _PROC_PATHS = {
 }
 
 
-def _failure(block: Block) -> Part:
+@text_reader("nvidia-smi message", _BEGIN.match, _MORE.match)
+def read_failure(block: Block) -> Part:
     failure = init_failure(block.text)
     if failure is None:
         raise SourceError("not an answer of nvidia-smi")
     return Part(smi=(failure,))
 
 
-def _inforom(block: Block) -> Part:
+@text_reader("nvidia-smi warning", _INFOROM.match, _INFOROM.match)
+def read_inforom(block: Block) -> Part:
     """The GPUs in "WARNING: infoROM is corrupted at gpu 0008:00:00.0", which follows nvidia-smi's table."""
     named = [(line, short_bus_id(found.group())) for line in block.lines if (found := re.search(BUS_ID, line))]
     if not named:
@@ -68,7 +70,8 @@ def _inforom(block: Block) -> Part:
     )
 
 
-def _proc(block: Block) -> Part:
+@text_reader("/proc/driver/nvidia", _PROC_BEGIN.match, _PROC_MORE.match)
+def read_proc(block: Block) -> Part:
     """The GPUs that the kernel module knows; a UUID or version that it has not read yet has "?" in it."""
     found: list[GpuDump] = []
     excluded: list[GpuDump] = []
@@ -90,10 +93,3 @@ def _proc(block: Block) -> Part:
     # not evidence of a driver that answers: NVML may fail beside it
     driver = Driver(module_loaded=True, excluded_gpus=tuple(dump.bus_id for dump in named if dump in excluded))
     return Part(smi=(SmiDump(gpus, driver, name="/proc/driver/nvidia", ended=False, beside=True),))
-
-
-MESSAGE_READERS: tuple[TextReader, ...] = (
-    TextReader("nvidia-smi message", _BEGIN.match, _MORE.match, _failure),
-    TextReader("nvidia-smi warning", _INFOROM.match, _INFOROM.match, _inforom),
-)
-PROC = TextReader("/proc/driver/nvidia", _PROC_BEGIN.match, _PROC_MORE.match, _proc)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 
 import msgspec
 from msgspec.structs import replace
@@ -10,7 +11,7 @@ from msgspec.structs import replace
 from gpudoctor.facts.captures import ABSENT, MOST_GPUS, SourceError, clipped
 from gpudoctor.facts.captures.nvidia_smi.query_dump import ANSWERED, CUT, SmiDump, count_by_index
 from gpudoctor.facts.captures.nvidia_smi.values import missing_word
-from gpudoctor.facts.captures.reader import Block, Part, TextReader
+from gpudoctor.facts.captures.reader import Block, Part, text_reader
 from gpudoctor.facts.model.gpu import Gpu, MigInstance, NvLink
 from gpudoctor.facts.model.missing import NOT_READ, UNSUPPORTED, Missing, known
 from gpudoctor.facts.model.node import Driver, short_bus_id
@@ -105,36 +106,31 @@ def parse_nvlink(text: str, *, whole_end: bool = True) -> list[LinkDump]:
     for number, raw in enumerate(lines, 1):
         line = raw.strip()
         last = line or last
-        header = _GPU.match(line)
-        if header is not None:
+        if header := _GPU.match(line):
             index, uuid = int(header.group(1)), header.group(3)
             current = gpus.setdefault((index, uuid), LinkDump(index, header.group(2), uuid))
             blocks.append(_Block(current.name, (index, uuid), number))
-            continue
-        if current is None:
-            continue
-        if "all links are inactive" in line.lower():
+        elif current is not None and "all links are inactive" in line.lower():
             current.all_inactive = True
-            continue
-        link = _LINK.match(line)
-        if link is None:
-            continue
-        reported = link.group(2).strip()
-        blocks[-1].count(reported, number)
-        place = int(link.group(1))
-        known_so_far = current.links.get(place) or _unread_link(place)
-        current.links[place] = _with(known_so_far, reported)
+        elif current is not None and (link := _LINK.match(line)):
+            place, reported = int(link.group(1)), link.group(2).strip()
+            blocks[-1].count(reported, number)
+            current.links[place] = _with(current.links.get(place) or _unread_link(place), reported)
     if not gpus:
         raise SourceError("no line like 'GPU 0: NAME (UUID: GPU-...)'")
     if _LINK.match(last) or _GPU.match(last):
         _mark_cut(blocks, gpus)
-    found = list(gpus.values())
-    for gpu in found:
+    _add_inactive(gpus.values())
+    return list(gpus.values())
+
+
+def _add_inactive(gpus: Collection[LinkDump]) -> None:
+    """Give a GPU whose links are all inactive as many as another one of its model has."""
+    for gpu in gpus:
         if gpu.all_inactive and not gpu.links:
-            peer = next((other for other in found if other.links and other.name == gpu.name), None)
+            peer = next((other for other in gpus if other.links and other.name == gpu.name), None)
             for number in peer.links if peer else ():
                 gpu.links[number] = replace(_unread_link(number), state="inactive")
-    return found
 
 
 class _Block(msgspec.Struct):
@@ -178,14 +174,12 @@ def _unread_link(number: int) -> NvLink:
 
 
 def _with(link: NvLink, reported: str) -> NvLink:
-    speed = _SPEED.match(reported)
-    if speed is not None:
+    if speed := _SPEED.match(reported):
         return replace(link, state="active", speed_gb_s=float(speed.group(1)))
     word = reported.strip("<>").lower()
     if word in ("inactive", "disabled", "sleep"):
         return replace(link, state=word)
-    remote = _REMOTE.match(reported)
-    if remote is not None:
+    if remote := _REMOTE.match(reported):
         bus_id = short_bus_id(remote.group(1))
         if _HIDDEN in bus_id:
             return replace(link, remote_kind="switch", remote_bus_id=None)
@@ -193,8 +187,7 @@ def _with(link: NvLink, reported: str) -> NvLink:
     refused = missing_word(reported)
     if refused is not None and refused is not ABSENT:
         return replace(link, state=refused)
-    count = _ERRORS.match(reported)
-    if count is not None:
+    if count := _ERRORS.match(reported):
         value = (count.group(2) or "").strip()
         number: int | Missing = Missing(f"not understood: {value[:40]!r}", "failed")
         if value.isdecimal():
@@ -236,7 +229,8 @@ def with_remote_kinds(gpus: tuple[Gpu, ...], all_gpus: bool) -> tuple[Gpu, ...]:
     )
 
 
-def _read(block: Block) -> Part:
+@text_reader("nvidia-smi -L or nvlink", lambda line: _GPU.match(line.lstrip()), lambda line: _MORE.match(line.lstrip()))
+def read_gpu_list(block: Block) -> Part:
     if not _shows_links(block.text, block.command):
         return Part(smi=(_parse_gpu_list(block.text),))
     found = parse_nvlink(block.text, whole_end=block.whole_end)
@@ -247,8 +241,3 @@ def _read(block: Block) -> Part:
     driver = Driver(device_count=count_by_index([gpu.index for gpu in gpus]))
     dump = SmiDump(gpus, driver, name="nvidia-smi nvlink", indexed=True, ended=False, beside=True)
     return Part(smi=(dump,), notes=tuple(gpu.cut for gpu in found if gpu.cut))
-
-
-GPU_LIST = TextReader(
-    "nvidia-smi -L or nvlink", lambda line: _GPU.match(line.lstrip()), lambda line: _MORE.match(line.lstrip()), _read
-)

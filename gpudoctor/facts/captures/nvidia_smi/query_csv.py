@@ -18,7 +18,7 @@ from gpudoctor.facts.captures.nvidia_smi.query_dump import (
 )
 from gpudoctor.facts.captures.nvidia_smi.query_gpu import GpuDump, gpu_from
 from gpudoctor.facts.captures.nvidia_smi.values import missing_word
-from gpudoctor.facts.captures.reader import Part, TextReader
+from gpudoctor.facts.captures.reader import Block, Part, text_reader
 from gpudoctor.facts.model.gpu import EVENT_REASONS, Gpu
 from gpudoctor.facts.model.missing import NOT_READ, Missing
 from gpudoctor.facts.model.node import short_bus_id
@@ -217,34 +217,30 @@ def _higher_counters(before: dict[str, str], now: dict[str, str]) -> dict[str, s
     }
 
 
-def _parse(lines: list[str], command: str, whole_end: bool) -> SmiDump:
+@text_reader(NAME, _begins, _ROW.match, after=_QUERY.pattern, restarts=_begins)
+def read_query(block: Block) -> Part:
     """The GPUs in the rows. Raise SourceError if neither a header nor the command names the columns.
 
     A row with another number of cells is a GPU that could not be read. Indices with a gap show that rows are missing.
     """
     try:
-        table = [row for row in csv.reader(line for line in lines if line) if row]
+        table = [row for row in csv.reader(line for line in block.lines if line) if row]
     except csv.Error as error:  # a cell of more than 128 KiB
         raise SourceError(f"no CSV of nvidia-smi: {error}") from None
-    rows = _Rows(_columns(table, command))
+    rows = _Rows(_columns(table, block.command))
     for row in table:
-        rows.add(row, ends_with_line=whole_end or row is not table[-1])
-    gpus = rows.gpus(last_is_cut=not whole_end)
+        rows.add(row, ends_with_line=block.whole_end or row is not table[-1])
+    gpus = rows.gpus(last_is_cut=not block.whole_end)
     indexed = "index" in rows.columns
     if not indexed:
         rows.notes.append("the columns hold no index: GPUs are counted in their order, from 0")
-    shown = {gpu.index for gpu in gpus} if indexed and not is_selected(command) else set()
-    return SmiDump(
-        gpus,
-        replace(
-            ANSWERED,
-            library_version=_version(rows.of_driver.get("driver_version")),
-            device_count=_count(rows.of_driver.get("count"), shown),
-        ),
-        notes=tuple(dict.fromkeys(rows.notes)),
-        name=NAME,
-        indexed=indexed,
+    shown = {gpu.index for gpu in gpus} if indexed and not is_selected(block.command) else set()
+    driver = replace(
+        ANSWERED,
+        library_version=_version(rows.of_driver.get("driver_version")),
+        device_count=_count(rows.of_driver.get("count"), shown),
     )
+    return Part(smi=(SmiDump(gpus, driver, notes=tuple(dict.fromkeys(rows.notes)), name=NAME, indexed=indexed),))
 
 
 def _columns(rows: list[list[str]], command: str) -> list[str]:
@@ -318,13 +314,3 @@ def _version(text: str | None) -> str | Missing:
 
 def _count(text: str | None, indices: set[int]) -> int | Missing:
     return int(text) if text and text.isdecimal() and len(text) < 5 else count_by_index(indices)
-
-
-QUERY_CSV = TextReader(
-    NAME,
-    _begins,
-    _ROW.match,
-    lambda block: Part(smi=(_parse(block.lines, block.command, block.whole_end),)),
-    after=_QUERY.search,
-    restarts=_begins,
-)

@@ -11,7 +11,7 @@ from gpudoctor.facts.captures import MOST_GPUS, SourceError, clipped
 from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump, is_selected, smi_dump, unlicensed
 from gpudoctor.facts.captures.nvidia_smi.query_gpu import GpuDump
 from gpudoctor.facts.captures.nvidia_smi.values import normal_name
-from gpudoctor.facts.captures.reader import Block, Part, TextReader
+from gpudoctor.facts.captures.reader import Block, Part, text_reader
 from gpudoctor.facts.nvml.codes import cost_of, errors_in_dump
 
 # The labels of `nvidia-smi -q`. They distinguish a part of a dump from prose, and give the level of a line if the
@@ -113,9 +113,9 @@ def _goes_on(line: str) -> bool:
 
 
 def parse_smi_text(text: str, *, whole_end: bool = True, selected: bool = False) -> tuple[SmiDump, ...]:
-    """Read the dump, and one more for each time that GPUs without a line that names them are shown again.
+    """Read the dump. Raise SourceError if it contains nothing about a GPU.
 
-    Raise SourceError if it contains nothing about a GPU.
+    GPUs without a line that names them may be shown again: each further time is one more dump.
     A line is "label : value" or a section's label; each level is indented by four spaces. A part of a dump without a
     line that names its GPU belongs to a GPU without a bus id; whenever a section begins again, or a value is another
     than before, to the next one. A value in it that occurs in one section only is of that section, wherever it stands.
@@ -126,56 +126,15 @@ def parse_smi_text(text: str, *, whole_end: bool = True, selected: bool = False)
     lines = text.splitlines()
     if not whole_end:
         lines = _without_cut_line(lines)
-    flat = _is_flat(lines)
-    top: dict[str, str] = {}
-    gpus: list[GpuDump] = []
-    outside: list[str] = []
-    path: list[tuple[int, str]] = []  # open sections with their indent
-    base = 0  # indent of the line that names the GPU
-    for number, raw in enumerate(lines, 1):
-        line = raw.expandtabs(4).rstrip()
-        if not line:
-            continue
-        indent = len(line) - len(line.lstrip(" "))
-        header = _GPU.match(line)
-        if header is not None:
-            _more(gpus, GpuDump(header.group(1)))
-            path, base = [], indent
-            continue
-        label, value = _split(line.strip())
-        name = normal_name(label)
-        if not gpus and name in HEAD_LABELS and value is not None:
-            top[name] = value
-            continue
-        named = bool(gpus) and gpus[-1].bus_id != ""
-        if named and indent <= base and not flat:
-            outside.append(line)
-            path = []
-            continue
-        if flat:
-            indent = _flat_indent(name, value, path)
-        while path and path[-1][0] >= indent:
-            path.pop()
-        if not path and not named:
-            if not _begins_part(name):
-                outside.append(line)
-                continue
-            if not gpus or _again(gpus[-1], name):
-                _more(gpus, GpuDump(""))
-        if len(path) >= _DEEPEST:
-            raise SourceError(f"line {number}: nested deeper than {_DEEPEST} levels")
-        path.append((indent, name))
-        where = [*PARENTS.get(path[0][1], ()), *(step for _, step in path)]
-        if not named and value is not None and _misplaced(name, where[0]):
-            where = [*PARENTS[name], name]
-        if not named and value is not None and gpus[-1].values.get("/".join(where), value) != value:
-            _more(gpus, GpuDump(""))
-        _keep(gpus[-1], where, value)
+    read = _Sections(flat=_is_flat(lines))
+    for number, line in enumerate(lines, 1):
+        read.add(line.expandtabs(4).rstrip(), number)
+    top, gpus = read.top, read.gpus
     if not gpus and "attached_gpus" not in top and "driver_version" not in top:
         raise SourceError("holds no GPU: a line like 'GPU 00000000:18:00.0' is missing")
     first, *again = _samples(gpus)
     cut = bool(gpus) and _cut(gpus)
-    dump = smi_dump(top, first, "\n".join(outside), cut=cut and gpus[-1] is first[-1], selected=selected)
+    dump = smi_dump(top, first, "\n".join(read.outside), cut=cut and gpus[-1] is first[-1], selected=selected)
     more = (smi_dump({}, each, cut=cut and gpus[-1] is each[-1]) for each in again)
     at = dump.collected_at
     return (dump, *(replace(each, collected_at=at, ended=False, sample=n) for n, each in enumerate(more, 1)))
@@ -196,10 +155,70 @@ def _samples(gpus: list[GpuDump]) -> list[list[GpuDump]]:
     return samples
 
 
-def _more(gpus: list[GpuDump], gpu: GpuDump) -> None:
-    if len(gpus) >= MOST_GPUS:
-        raise SourceError(f"more than {MOST_GPUS} GPUs: not the dump of one machine")
-    gpus.append(gpu)
+class _Sections:
+    """The values of a dump by their sections; `flat`: its indentation is lost. Lines `outside` belong to none."""
+
+    def __init__(self, *, flat: bool) -> None:
+        self.top: dict[str, str] = {}
+        self.gpus: list[GpuDump] = []
+        self.outside: list[str] = []
+        self._flat = flat
+        self._path: list[tuple[int, str]] = []  # open sections with their indent
+        self._base = 0  # indent of the line that names the GPU
+
+    def add(self, line: str, number: int) -> None:
+        """Raise SourceError for a line that is nested too deeply, or for more GPUs than a machine has."""
+        indent = len(line) - len(line.lstrip(" "))
+        if header := _GPU.match(line):
+            self._open_gpu(header.group(1))
+            self._path, self._base = [], indent
+            return
+        label, value = _split(line.strip())
+        name = normal_name(label)
+        if not self.gpus and name in HEAD_LABELS and value is not None:
+            self.top[name] = value
+        elif line:
+            indent = _flat_indent(name, value, self._path) if self._flat else indent
+            if self._is_of_gpu(line, indent, name):
+                if len(self._path) >= _DEEPEST:
+                    raise SourceError(f"line {number}: nested deeper than {_DEEPEST} levels")
+                self._path.append((indent, name))
+                self._keep(name, value)
+
+    def _open_gpu(self, bus_id: str) -> None:
+        if len(self.gpus) >= MOST_GPUS:
+            raise SourceError(f"more than {MOST_GPUS} GPUs: not the dump of one machine")
+        self.gpus.append(GpuDump(bus_id))
+
+    @property
+    def _named(self) -> bool:
+        """Whether a line has named the GPU that is read."""
+        return bool(self.gpus) and self.gpus[-1].bus_id != ""
+
+    def _is_of_gpu(self, line: str, indent: int, name: str) -> bool:
+        """Whether the line is about the GPU that is read, or a next one, which is opened; closes sections above it."""
+        if self._named and indent <= self._base and not self._flat:
+            self.outside.append(line)
+            self._path = []
+            return False
+        while self._path and self._path[-1][0] >= indent:
+            self._path.pop()
+        if not self._path and not self._named:
+            if not _begins_part(name):
+                self.outside.append(line)
+                return False
+            if not self.gpus or _again(self.gpus[-1], name):
+                self._open_gpu("")
+        return True
+
+    def _keep(self, name: str, value: str | None) -> None:
+        where = [*PARENTS.get(self._path[0][1], ()), *(step for _, step in self._path)]
+        if not self._named and value is not None:
+            if _misplaced(name, where[0]):
+                where = [*PARENTS[name], name]
+            if self.gpus[-1].values.get("/".join(where), value) != value:
+                self._open_gpu("")
+        _keep(self.gpus[-1], where, value)
 
 
 def _split(line: str) -> tuple[str, str | None]:
@@ -280,9 +299,7 @@ def _cut(gpus: list[GpuDump]) -> bool:
     return not values or (bool(before) and len(values) < min(before))
 
 
-def _read(block: Block) -> Part:
+@text_reader("nvidia-smi -q", _begins, _goes_on, restarts=_BANNER.match)
+def read_query_text(block: Block) -> Part:
     dumps = parse_smi_text(block.text, whole_end=block.whole_end, selected=is_selected(block.command))
     return Part(smi=dumps, reported=unlicensed(block.text))
-
-
-QUERY_TEXT = TextReader("nvidia-smi -q", _begins, _goes_on, _read, restarts=_BANNER.match)

@@ -11,7 +11,7 @@ from gpudoctor.facts.captures import MOST_GPUS, SourceError, clipped
 from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump, is_selected, smi_dump, unlicensed
 from gpudoctor.facts.captures.nvidia_smi.query_gpu import GpuDump
 from gpudoctor.facts.captures.nvidia_smi.values import normal_name
-from gpudoctor.facts.captures.reader import Block, Part, TextReader
+from gpudoctor.facts.captures.reader import Block, Part, text_reader
 from gpudoctor.lazy import lazy_imports
 
 with lazy_imports():
@@ -139,16 +139,13 @@ class _Sections:
         return None
 
 
-def _read(block: Block) -> Part:
-    dump = parse_smi_xml(block.text, selected=is_selected(block.command))
-    return Part(smi=(dump,), reported=unlicensed(block.text))
-
-
-QUERY_XML = TextReader(
+@text_reader(
     "nvidia-smi -q -x",
     _BEGIN.match,
     _BEGIN.match,
-    _read,
     restarts=_ROOT_BEGIN.match,
     until=lambda line: f"</{_ROOT}>" in line,
 )
+def read_query_xml(block: Block) -> Part:
+    dump = parse_smi_xml(block.text, selected=is_selected(block.command))
+    return Part(smi=(dump,), reported=unlicensed(block.text))

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from gpudoctor.facts.captures import BUS_ID, MOST_GPUS, SourceError, clipped
 from gpudoctor.facts.captures.nvidia_smi.query_dump import ANSWERED, CUT, SmiDump, marked_as_cut, time_in
 from gpudoctor.facts.captures.nvidia_smi.query_gpu import GpuDump, gpu_from
-from gpudoctor.facts.captures.reader import Part, TextReader
+from gpudoctor.facts.captures.reader import Block, Part, text_reader
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import NOT_READ, Missing
 from gpudoctor.facts.model.node import short_bus_id
@@ -37,7 +37,7 @@ _MIG_MODE = re.compile(r"\s*\|\s*\|\s*\|\s*(N/A|Disabled\*?|Enabled\*?|ERR!)\s*\
 _MIG = re.compile(r"\s*\|\s*(\d{1,4})\s+(\d{1,3})\s+(\d{1,3})\s+(\d{1,3})\s*\|\s*(\S+)\s*/\s*(\S+)\s*\|")
 _PROCESS = re.compile(
     r"\s*\|\s*(?P<gpu>\d{1,4})(?:\s+(?:\d{1,3}|N/A)\s+(?:\d{1,3}|N/A))?\s+(?P<pid>\d{1,10})\s+(?P<type>C\+G|M\+C|[CGM])\s+"
-    r"(?P<name>\S.{0,120}?)\s+(?P<memory>\d{1,9}MiB|N/A)\s*\|?\s*$"
+    r"(?P<name>\S.{0,120}?)\s+(?P<memory>\d{1,9}Mi?B|N/A)\s*\|?\s*$"
 )
 _LINE = re.compile(r"\s*[|+][-=+|\s]*|\s*\|")
 # the head of another tool's table, whose rows may look alike
@@ -50,17 +50,24 @@ _PROCESSES = re.compile(r"\s*\|\s*Processes:")
 _MIG_DEVICES = re.compile(r"\s*\|\s*MIG devices:")
 _PERSISTENCE = {"On": "Enabled", "Off": "Disabled"}
 _COMPUTE = {"E. Process": "Exclusive_Process", "E. Thread": "Exclusive_Thread", "Default": "Default"}
-_UNIT = re.compile(r"(\d+(?:\.\d+)?)(MiB|C|W|%)$")
+_UNIT = re.compile(r"(\d+(?:\.\d+)?)(Mi?B|C|W|%)$")
 
 
-def _parse(text: str, whole_end: bool) -> tuple[SmiDump, ...]:
+# also a table without its head; the date before a table begins another one: `nvidia-smi -l` prints many
+@text_reader(
+    NAME,
+    lambda line: any(form.match(line) for form in (_HEAD, _DATE, _GPU, _PROCESSES, _MIG_DEVICES)),
+    lambda line: _LINE.match(line) is not None and OTHER_TABLE.match(line) is None,
+    restarts=_DATE.match,
+)
+def read_table(block: Block) -> Part:
     """The tables in their order, without those that contain neither a GPU nor the driver's version.
 
     Raise SourceError for two rows of one GPU. If the text is cut off, what is missing from a GPU's rows is Missing
-    (failed), and so are the processes if their list has no end. `whole_end`: False if the last line had no line end.
+    (failed), and so are the processes if their list has no end.
     """
     tables: list[_Table] = []
-    for line in text.splitlines():
+    for line in block.text.splitlines():
         date, head = _DATE.match(line), _HEAD.match(line)
         if date or (head and (not tables or tables[-1].has_head)) or not tables:
             tables.append(_Table())
@@ -69,9 +76,9 @@ def _parse(text: str, whole_end: bool) -> tuple[SmiDump, ...]:
             table.date = date[1]
         else:
             table.add(line)
-    if tables and not whole_end and not text.rstrip().endswith(("|", "+")):
+    if tables and not block.whole_end and not block.text.rstrip().endswith(("|", "+")):
         tables[-1].cut_in_line()
-    return tuple(dump for table in tables if (dump := table.dump()) is not None)
+    return Part(smi=tuple(dump for table in tables if (dump := table.dump()) is not None))
 
 
 class _Table:
@@ -221,13 +228,3 @@ def _spaced(cell: str) -> str:
     """A number and its unit as in -q: "87C" as "87 C"."""
     found = _UNIT.match(cell)
     return f"{found[1]} {found[2]}" if found else cell
-
-
-# also a table without its head; the date before a table begins another one: `nvidia-smi -l` prints many
-TABLE = TextReader(
-    NAME,
-    lambda line: any(form.match(line) for form in (_HEAD, _DATE, _GPU, _PROCESSES, _MIG_DEVICES)),
-    lambda line: _LINE.match(line) is not None and OTHER_TABLE.match(line) is None,
-    lambda block: Part(smi=_parse(block.text, block.whole_end)),
-    restarts=_DATE.match,
-)

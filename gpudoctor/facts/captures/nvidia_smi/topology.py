@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from gpudoctor.facts.captures import ABSENT, SourceError
 from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump
-from gpudoctor.facts.captures.reader import Block, Part, TextReader
+from gpudoctor.facts.captures.reader import Block, Part, text_reader
 from gpudoctor.facts.model.gpu import Gpu, GpuPair, P2pStatus, PathKind
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Driver, Node
@@ -174,7 +174,8 @@ def _gpu(index: int, cells: dict[str, str]) -> Gpu:
     return Gpu(index, f"unknown-{index}", cpu_affinity=affinity, numa_node=node)
 
 
-def _read(block: Block) -> Part:
+@text_reader("nvidia-smi topo", _begins, lambda line: _ROW.match(line) or _LEGEND.match(line), restarts=_begins)
+def read_topology(block: Block) -> Part:
     text = block.text
     if "Status Ok" not in text and not _P2P_CELL.search(text):
         topology = parse_topology(text)
@@ -192,8 +193,3 @@ def _read(block: Block) -> Part:
 
 def _shown(gpus: tuple[Gpu, ...]) -> SmiDump:
     return SmiDump(gpus, Driver(), name="nvidia-smi topo", indexed=True, ended=False, beside=True)
-
-
-TOPOLOGY = TextReader(
-    "nvidia-smi topo", _begins, lambda line: _ROW.match(line) or _LEGEND.match(line), _read, restarts=_begins
-)
