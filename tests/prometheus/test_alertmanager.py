@@ -58,9 +58,8 @@ def test_a_bad_node_pages_somebody_and_a_healthy_one_nobody(tmp_path: Path) -> N
         running_node_exporter(folders["healthy"], tmp_path / "healthy.log") as healthy,
     ):
         hooks = [{"url": url, "send_resolved": False}]
-        timing = {"group_by": ["alertname"], "group_wait": "0s", "group_interval": "1s"}
-        routes = [{"receiver": "page", "matchers": ['severity="critical"']}]
-        route = {"receiver": "mail", **timing, "routes": routes}
+        critical = {"receiver": "page", "matchers": ['severity="critical"']}
+        route = {"receiver": "mail", "group_wait": "0s", "group_interval": "1s", "routes": [critical]}
         receivers = [{"name": name, "webhook_configs": hooks} for name in ("mail", "page")]
         with running_alertmanager(tmp_path, {"route": route, "receivers": receivers}) as port:
             jobs = [{"job_name": "node", "static_configs": [target(bad, "bad", "a"), target(healthy, "healthy", "a")]}]
