@@ -160,16 +160,23 @@ def test_workers_of_a_loader_lack_cpus_too_so_that_little_more_waiting_for_them_
     queued = (0, 20.0, 0, 0, 0, 0, 0)
     slow = tuple(usual + q for usual, q in zip(more(DATA, 8.0), queued, strict=True))
     even = tuple(map(sum, zip(USUAL_MS, queued, strict=True)))
-    ranks = (rank(0, wall=even, queued=queued, cpu=USUAL_MS), rank(1, wall=slow, queued=queued, cpu=USUAL_MS))
-    assert [found.status.value for found in problems(watched(*ranks)) if found.subject.rank == 1] == ["unknown"]
+    for workers, status in ((2, "unknown"), (0, "warn")):  # without workers it is the rank itself that waits
+        both = [
+            rank(n, wall=wall, queued=queued, cpu=USUAL_MS, loader_workers=workers)
+            for n, wall in enumerate((even, slow))
+        ]
+        found = problems(watched(*both))
+        assert [each.status.value for each in found if each.subject.rank == 1] == [status]
 
 
 def test_loaders_on_a_machine_where_a_rank_hardly_ever_has_a_cpu_are_not_judged() -> None:
     queued = (0, 150.0, 0, 0, 0, 0, 0)
     wall = tuple(usual + q for usual, q in zip(more(DATA, 10.0), queued, strict=True))
-    (found,) = problems(watched(rank(0, wall=wall, queued=queued, cpu=USUAL_MS)))
+    (found,) = problems(watched(rank(0, wall=wall, queued=queued, cpu=USUAL_MS, loader_workers=2)))
     assert (found.id, found.status.value) == ("run.data", "unknown")
     assert "too busy" in (found.reason or "")
+    (found,) = problems(watched(rank(0, wall=wall, queued=queued, cpu=USUAL_MS)))  # its own time, not that of workers
+    assert (found.id, found.status.value) == ("run.data", "warn")
 
 
 def test_too_few_steps_are_not_compared() -> None:

@@ -197,10 +197,10 @@ def _chance(found: SlowRank, pair: _Pair, beside: Deviation, queued: float, is_f
     """By what so much more time may have come without the rank; empty if by nothing."""
     crowded = f"the ranks had no CPU for {queued:.0%} of the time in which they needed one"
     is_crowded = queued >= _CROWDED_SHARE
-    if found.cause == "data":
-        waits = pair.excess(lambda step: step.cpu_ms[DATA]) < 0.5 * (found.own_ms - found.usual_ms)
-        return crowded if is_crowded and waits and found.ratio < _CROWDED_LOADER_RATIO else ""
-    if found.cause not in ("compute", "host") or _is_confirmed(beside) or found.ratio >= _CROWDED_RATIO:
+    if found.cause == "data" and pair.excess(lambda step: step.cpu_ms[DATA]) < 0.5 * (found.own_ms - found.usual_ms):
+        waits_for_workers = found.rank.loader_workers > 0 and found.ratio < _CROWDED_LOADER_RATIO
+        return crowded if is_crowded and waits_for_workers else ""
+    if found.cause not in ("compute", "data", "host") or _is_confirmed(beside) or found.ratio >= _CROWDED_RATIO:
         return ""
     alike = "it takes longer in all phases alike, as on a core that something else slows down"
     return crowded if is_crowded else alike if is_free and found.rank.gpu is None else ""
