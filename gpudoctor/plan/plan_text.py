@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+from collections.abc import Iterable, Iterator
 from textwrap import wrap
 
 from gpudoctor.lazy import lazy_pattern
@@ -80,7 +81,8 @@ def _strategies(plan: Plan, width: int) -> Iterator[str]:
         for mark, name, amount, free, fit, text in rows:
             yield from hanging(f"{mark} ", name, width)
             amounts = "" if amount == "-" else f"{amount} {gib}, {f'{free} free, ' if free else ''}"
-            yield from hanging("    ", f"{amounts}{_LONE.get(fit, fit)}: {text}", width)
+            batch = "batch " if fit in ("fits", "tight") else ""  # the heading says so of a wide table
+            yield from hanging("    ", f"{amounts}{_LONE.get(fit, fit)}: {batch}{text}", width)
         return
     yield f"  {'strategy':<{title}}  {gib:>7}  {'free':>4}  fits   batch x accumulation"
     for mark, name, amount, free, fit, text in rows:
@@ -199,13 +201,25 @@ def _launch(plan: Plan, width: int) -> Iterator[str]:
     if plan.recommended and plan.recommended.pipeline * plan.recommended.tensor > 1:
         yield from row_of("add", "data, tokenizer, learning rate and steps, for pretrain_gpt.py", width)
     else:
-        yield from rows_of("train.py", launch.code, width)
+        yield from _code(launch.code, width)
     yield ""
     if launch.script is None:
         yield f"$ {launch.command}"
         return
     yield f"$ {launch.command}     with this plan.sbatch:"
     yield from (f"    {line}" for line in launch.script.splitlines())
+
+
+def _code(rows: Iterable[str], width: int) -> Iterator[str]:
+    """What train.py does: words are wrapped; a statement is on a line of its own, to be copied."""
+    for number, text in enumerate(rows):
+        label = "train.py" if number == 0 else ""
+        try:
+            ast.parse(text)
+        except SyntaxError:
+            yield from row_of(label, text, width)
+        else:
+            yield from row_of(label, text, max(width, len(text) * 2))
 
 
 def _formulas(plan: Plan, width: int) -> Iterator[str]:

@@ -168,7 +168,7 @@ def telemetry_lines(measurements: Measurements) -> list[str]:
     if not sampled:
         return []
     shown = next((telemetry for telemetry in sampled if telemetry.during == "train"), sampled[-1])
-    lines = [f"  GPUs during {shown.during}, {sample_count(shown)} samples in {shown.duration_s:.1f} s (medians):"]
+    lines = [f"  GPUs during {shown.during}, {sample_count(shown)} readings in {shown.duration_s:.1f} s (medians):"]
     lines += aligned(telemetry_table(shown), "  ")
     if shown.ended is not None:
         lines.append(f"    not sampled to the end: {shown.ended}")

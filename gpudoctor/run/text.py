@@ -86,7 +86,8 @@ def _table(report: RunReport) -> Iterator[str]:
         yield "  ".join(cell.rjust(wide) for cell, wide in zip(row, widths, strict=True))
     if len(ranks) > _MOST_RANKS:
         yield f"... and {len(ranks) - _MOST_RANKS} more ranks (--format json)"
-    yield "compute: forward, backward, optimizer and what is between; wait: in collectives, for the other ranks"
+    yield "compute: forward, backward, optimizer and what is between; wait: in collectives, for the other ranks;"
+    yield "data: fetching a batch; host: the rest of the loop, on the CPU"
 
 
 def _row(rank: RankReport) -> tuple[str, ...]:

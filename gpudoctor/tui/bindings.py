@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from rich.cells import cell_len
 from textual.app import App, ComposeResult, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.dom import DOMNode
@@ -80,19 +81,40 @@ def palette_commands(app: Doctor) -> Iterable[SystemCommand]:
 
 
 class KeyLine(Footer):
-    """The footer, which is built again only if a key has changed: textual builds it anew whenever the focus moves."""
+    """The footer with the keys that fit whole; `?` shows all of them.
+
+    It is built again only if a key or its width has changed: textual builds it anew whenever the focus moves.
+    """
 
     _built: list[tuple[Binding, bool, str]] | None = None
+    _width = 0
 
     def compose(self) -> ComposeResult:
-        for key in super().compose():
+        room = self._width = self.app.size.width
+        keys = list(super().compose())
+        # the last blank may be cut, the way to all keys not
+        room += 1 - sum(_columns(key) for key in keys if isinstance(key, FooterKey) and key.action == "help")
+        for key in keys:
             self._built = _shown_keys(self.screen)
-            if not (isinstance(key, FooterKey) and _refused(self.app, key.action)):
-                yield key
+            if isinstance(key, FooterKey):
+                if _refused(self.app, key.action):
+                    continue
+                room -= 0 if key.action == "help" else _columns(key)
+                if room < 0 and key.action != "help":
+                    continue
+            yield key
+
+    def on_resize(self) -> None:
+        if self._built is not None and self.app.size.width != self._width:
+            super().bindings_changed(self.screen)
 
     def bindings_changed(self, screen: Screen[Any]) -> None:
         if screen is not self.screen or _shown_keys(screen) != self._built:
             super().bindings_changed(screen)
+
+
+def _columns(key: FooterKey) -> int:
+    return cell_len(f"{key.key_display} {key.description} ")
 
 
 def _shown_keys(screen: Screen[Any]) -> list[tuple[Binding, bool, str]]:

@@ -38,8 +38,10 @@ def test_the_text_is_what_a_person_approved(
     assert outcome.code == 0
     assert outcome.err == ""
     assert_golden(outcome.out, GOLDEN / f"{name}.txt")
-    body = outcome.out.split("\n$ ")[0]
-    assert max(len(line) for line in body.splitlines()) <= columns
+    # statements and commands are to be copied, and stay whole
+    body = outcome.out.split("\n$ ")[0].splitlines()
+    assert max(len(line) for line in body if "fully_shard(" not in line) <= columns
+    assert all(line.endswith(")") for line in body if "fully_shard(" in line)
 
 
 @pytest.mark.parametrize("columns", [40, 60, 80])

@@ -159,7 +159,7 @@ def test_figures_stand_in_charts_and_in_tables() -> None:
     assert "WRONG in round 4 (until 90 s): all_reduce wrong on rank 1" in text
     assert "and 6 more" in text
     assert "compute, error, rank 1, gemm: something went wrong" in text
-    assert "During train: medians of 20 samples" in text
+    assert "During train: medians of 20 readings" in text
 
 
 @pytest.mark.parametrize("alone", [True, False], ids=["no other probe ran", "beside other probes"])

@@ -102,7 +102,17 @@ def test_on_a_machine_with_more_to_run_than_cores_a_core_on_which_all_is_slower_
     (found,) = problems(watched(starved(0, USUAL_MS, 200.0), starved(1, slower, 200.0)))
     assert (found.id, found.status.value, found.subject.rank) == ("run.balance", "unknown", 1)
     assert "had no CPU for 89%" in (found.reason or "")
-    assert only(watched(starved(0, USUAL_MS, 8.0), starved(1, slower, 8.0)))[:2] == ("run.balance", 1)
+    (found,) = problems(watched(rank(0), rank(1, wall=slower)))
+    assert (found.status.value, found.subject.rank) == ("unknown", 1)
+    assert "in all phases alike" in (found.reason or "")
+
+
+def test_a_rank_that_is_slower_in_all_phases_is_named_if_it_is_bound_to_its_core_or_slower_by_half() -> None:
+    slower = tuple(1.2 * usual for usual in USUAL_MS)
+    assert only(watched(rank(0, cpus=(0,)), rank(1, cpus=(1,), wall=slower)))[:2] == ("run.balance", 1)
+    assert only(watched(rank(0, gpu=0), rank(1, gpu=1, wall=slower)))[:2] == ("run.balance", 1)
+    slower = tuple(1.6 * usual for usual in USUAL_MS)
+    assert only(watched(rank(0), rank(1, wall=slower)))[:2] == ("run.balance", 1)
 
 
 @pytest.mark.parametrize("phase", [FORWARD, BACKWARD])

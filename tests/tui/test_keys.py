@@ -169,6 +169,21 @@ def test_before_any_judgement_no_gpu_is_called_ok_and_the_help_is_made_of_the_bi
     shown(doctor(first_level=None), body, size=(120, 70))
 
 
+@pytest.mark.parametrize("columns", [40, 80])
+def test_the_last_line_holds_whole_keys_and_always_the_way_to_all_of_them(columns: int) -> None:
+    async def body(app: Doctor, pilot: Pilot[Any]) -> None:
+        await pilot.press("2")
+        await until(pilot, lambda: turned_to(app, "checks") and any(key.description == "Check" for key in keys_of(app)))
+        assert sum(key.region.width for key in app.query(FooterKey)) <= columns + 1
+        assert "? Help" in screen_text(app).rstrip("\n").splitlines()[-1]
+        # more room, more keys
+        before = len(keys_of(app))
+        await pilot.resize_terminal(160, 40)
+        await until(pilot, lambda: len(keys_of(app)) > before)
+
+    shown(doctor(first_level=None), body, size=(columns, 24))
+
+
 def test_c_cancels_what_runs_and_is_offered_only_then() -> None:
     async def body(app: Doctor, pilot: Pilot[Any]) -> None:
         await until(pilot, lambda: app.state.running is not None)

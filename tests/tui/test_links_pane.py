@@ -207,7 +207,7 @@ def test_nvlinks_host_copies_numa_and_adapters_stand_beside_it() -> None:
     [slow] = [line for line in text.splitlines() if "GPU 7 " in line and "20.0" in line]
     assert "FAIL" in slow
     assert "node 0  GPU 0-3, node 1  GPU 4-7" in text
-    assert "near GPU 4-7 (node 1): mlx5_4:1" in text
+    assert "near GPU 4-7 (NUMA node 1): mlx5_4:1" in text
 
 
 def sixteen() -> Node:

@@ -25,8 +25,8 @@ from gpudoctor.checks.core.finding import (
 from gpudoctor.checks.core.peer_gaps import lacking_values
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.runner import NO_GPU
-from gpudoctor.checks.core.sight import denied
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
+from gpudoctor.checks.core.visibility import denied
 from gpudoctor.checks.gpu.recovery_actions import RECOVERY_ACTIONS, RecoveryAction
 from gpudoctor.facts.model.gpu import CallError, Gpu
 from gpudoctor.facts.model.missing import NOT_READ, Missing, known

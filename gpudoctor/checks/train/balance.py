@@ -117,7 +117,7 @@ def _uneven(case: Case, training: Training, deviation: Deviation) -> Finding:
     evidence = (
         Evidence("compute", f"{rank.compute_ms:.2f} ms, again {rank.compute_again_ms:.2f} ms"),
         Evidence("came last", f"{rank.last_in_share:.0%} of the steps, {rank.lateness_ms:.2f} ms after the first"),
-        Evidence("host", f"enqueueing {rank.host_ms:.2f} ms, fetching a batch {rank.data_ms:.2f} ms"),
+        Evidence("host time", f"enqueueing {rank.host_ms:.2f} ms, fetching a batch {rank.data_ms:.2f} ms"),
         *_swap(training, rank),
     )
     text = f"computes {deviation.ratio:.2f} x as long as the others ({rank.compute_ms:.1f} ms a step)"

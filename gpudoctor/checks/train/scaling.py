@@ -76,7 +76,7 @@ def scaling(case: Case, training: Training) -> Iterator[Finding]:
         yield unread(NODE, "the step on one rank alone", training.solo_step_ms)
         return
     step_ms = known(training.steady_step_ms)
-    if step_ms is None:  # reports of older versions contain only the measured steps
+    if step_ms is None:  # only the steps with their parts timed
         step_ms = median(r.step_ms for r in training.ranks) or 0.0
     if step_ms <= 0:
         yield unknown(NODE, "scaling: the steps took no time, so nothing was measured")

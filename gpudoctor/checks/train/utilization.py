@@ -25,7 +25,7 @@ Watched = tuple[Gpu, GpuUnderLoad]
 _APART_PCT = Limit(
     20, "points", "from the others' median; NVML's figure itself jumps by 10 (ours)", name="apart_pct", status="warn"
 )
-_LEAST_SAMPLES = Limit(5, "samples", "NVML's figure is a mean over up to 1 s: fewer say nothing", name="least_samples")
+_LEAST_SAMPLES = Limit(5, "readings", "NVML's figure is a mean over up to 1 s: fewer say nothing", name="least_samples")
 _SPREAD_SHARE = Limit(
     0.02, "of the median", "equal work allocates equally; 2 % for fragmentation", name="spread_share", status="warn"
 )
@@ -87,7 +87,7 @@ def _gap(case: Case, gpu: Gpu, load: GpuUnderLoad) -> Finding | None:
     if _BUSY not in load.readings:
         return not_read(of_gpu(gpu), "utilisation under load", Missing("not sampled while it ran"))
     if load.samples < case.limit(_LEAST_SAMPLES, gpu):
-        return skip(of_gpu(gpu), f"the train was too short to watch: {load.samples} samples")
+        return skip(of_gpu(gpu), f"the train was too short to watch: {load.samples} readings")
     return None
 
 

@@ -190,7 +190,7 @@ def _not_compared(fleet: Fleet) -> Iterator[str]:
     for kind, why_not in few.items():
         yield f"{kind}: figures are not compared: {why_not}"
     if not fleet.figures:
-        yield "no figures of GPUs to compare: these reports are of level quick, or of CPU ranks"
+        yield "no figures of GPUs to compare: no report has any that were measured under load"
 
 
 def _not_read(fleet: Fleet, most: int) -> Iterator[RenderableType]:

@@ -166,7 +166,7 @@ def _storage(measured: Measurements) -> Iterator[Part]:
 def _telemetry(telemetry: Telemetry) -> Part:
     samples = sample_count(telemetry)
     ended = "" if telemetry.ended is None else f"; not sampled to the end: {telemetry.ended}"
-    caption = f"During {telemetry.during}: medians of {samples} samples in {telemetry.duration_s:.1f} s{ended}"
+    caption = f"During {telemetry.during}: medians of {samples} readings in {telemetry.duration_s:.1f} s{ended}"
     return _drawn(telemetry_table(telemetry), caption)
 
 

@@ -38,7 +38,7 @@ def evidence_of(watched: Watched, slow: SlowRank) -> tuple[Evidence, ...]:
     places = [place for place in slow.rank.places if place.phase == phase]
     if slow.cause != "cpu" and places:
         samples = sum(place.count for place in places)
-        where = f"{places[0].text} ({places[0].count} of {samples} samples of its {phase})"
+        where = f"{places[0].text} ({places[0].count} of {samples} looks at its {phase})"
         found.append(Evidence("code", where))
     return tuple(found)
 
@@ -64,7 +64,8 @@ def balance(watched: Watched) -> Iterator[Finding]:
             text = f"too uneven to judge: {part}, but {deviation.why}"
             yield unknown(subject_of(watched, rank), text)
     if not slow and not found.unsure:
-        text = f"{len(ranks)} ranks: each within {max(1.0, found.largest_ratio):.2f} x of the others' own time"
+        most = max(1.0, found.largest_ratio)
+        text = f"{len(ranks)} ranks, compared over the same steps: none takes longer than {most:.2f} x the others"
         if not found.slow:
             yield ok(NODE, Found(text, round(found.largest_ratio, 3), "ratio"), expected_ratio())
 

@@ -38,7 +38,8 @@ def progress(watched: Watched) -> Iterator[Finding]:
         yield skip(NODE, watched.not_observed or "no rank was seen")
     else:
         steps = {rank.finished for rank in watched.ranks}
-        yield ok(NODE, f"{len(watched.ranks)} rank(s) made {ranges(sorted(steps))} steps")
+        who = f"{len(watched.ranks)} rank{'s' if len(watched.ranks) > 1 else ''}"
+        yield ok(NODE, f"{who} made {ranges(sorted(steps))} steps")
 
 
 def missing_ranks(ranks: tuple[StoppedRank, ...]) -> tuple[StoppedRank, ...]:

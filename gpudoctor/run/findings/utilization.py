@@ -26,7 +26,7 @@ def utilization(watched: Watched) -> Iterator[Finding]:
         yield skip(NODE, "no rank computes on a GPU" if not used else "the driver gave no utilisation")
         return
     low, high = min(busy.values()), max(busy.values())
-    found = Found(f"GPUs {low:.0f} to {high:.0f} % busy (median of the samples)", low, "%")
+    found = Found(f"GPUs {low:.0f} to {high:.0f} % busy (median of the readings)", low, "%")
     expected = Expected(f"at least {_LEAST.value:g} %", ">=", _LEAST.value, "%", _LEAST.source)
     if low < _LEAST.value or high - low > _SPREAD.value:
         yield warn(NODE, found, expected, likely="see which part of the step is not compute: data, host or waiting")

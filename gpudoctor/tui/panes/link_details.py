@@ -286,7 +286,7 @@ def _rdma(node: Node) -> Iterator[str]:
     for port in ports:
         where = known(port.numa_node)
         near = [gpu.index for gpu in node.gpus if where is not None and known(gpu.numa_node) == where]
-        text = f"near GPU {ranges(sorted(near))} (node {where})" if near else "near no GPU, as far as is known"
+        text = f"near GPU {ranges(sorted(near))} (NUMA node {where})" if near else "near no GPU, as far as is known"
         rate = known(port.rate_gbit_s)
         reported = (known(port.state) or "-") + (f" {rate:g} Gbit/s" if rate is not None else "")
         by_node.setdefault(text, {}).setdefault(reported, []).append(f"{port.device}:{port.port}")

@@ -132,7 +132,7 @@ def test_gpus_whose_driver_tells_no_utilisation_are_skipped() -> None:
     silent = [load(i, readings={}, unread=none) for i in range(4)]
     assert set(statuses(judge(UTILIZATION, FOUR, measured(*silent)))) == {Status.SKIP}
     short = judge(UTILIZATION, FOUR, measured(*(load(i, samples=4) for i in range(4))))
-    assert (short.status, "too short to watch: 4 samples" in words(short)) == (Status.SKIP, True)
+    assert (short.status, "too short to watch: 4 readings" in words(short)) == (Status.SKIP, True)
 
 
 # what telemetry adds to checks of facts
@@ -207,7 +207,7 @@ def test_the_table_has_a_line_a_gpu_and_fits_80_columns() -> None:
     )
     held = load(6, event_share={"hw-power-brake": 0.917, "sw-power-cap": 0.5, "idle": 1.0})
     lines = telemetry_lines(measured(*(load(i) for i in range(6)), held, worst))
-    assert lines[0] == "  GPUs during train, 40 samples in 8.4 s (medians):"
+    assert lines[0] == "  GPUs during train, 40 readings in 8.4 s (medians):"
     assert len(lines) == 10
     assert max(len(line) for line in lines) <= 80
     assert lines[2].split("  ")[-1] == "none"
@@ -235,7 +235,7 @@ def test_the_table_has_a_line_a_gpu_and_fits_80_columns() -> None:
 def test_the_table_says_what_is_not_known() -> None:
     blind = GpuUnderLoad(0, None, 1, unread={"event_reasons": Missing("x")})
     lines = telemetry_lines(measured(blind, load(1), ended="the sampler died by SIGKILL"))
-    assert lines[0].startswith("  GPUs during train, 1 to 40 samples")
+    assert lines[0].startswith("  GPUs during train, 1 to 40 readings")
     assert lines[2].split() == ["0", *"-" * 8]
     assert lines[-1] == "    not sampled to the end: the sampler died by SIGKILL"
     assert telemetry_lines(Measurements()) == []

@@ -106,6 +106,7 @@ _BROKEN_ROW = Missing("its row could not be read", "failed")
 # --query-remapped-rows prints some flags as 0 or 1
 _NUMBERED_FLAGS = ("remapped_rows.pending", "remapped_rows.failure")
 _YES_NO = {"0": "No", "1": "Yes"}
+_COUNTED = ("ecc_errors/", "retired_pages/", "remapped_rows/correctable", "remapped_rows/uncorrectable")
 
 
 def _begins(line: str) -> bool:
@@ -124,7 +125,10 @@ def _is_field(name: str) -> bool:
 
 
 class _Rows:
-    """The rows of a table read so far: one GPU each, and of a GPU with several rows (-l) the last one."""
+    """The rows of a table read so far: one GPU each, and of a GPU with several rows (-l) the last one.
+
+    Of its counters the highest one: they do not decrease.
+    """
 
     def __init__(self, columns: list[str]) -> None:
         self.columns = columns
@@ -136,7 +140,7 @@ class _Rows:
         self._last: str | None = None
 
     def add(self, row: list[str], *, ends_with_line: bool = True) -> None:
-        """Raise SourceError if these are more GPUs than a machine has."""
+        """Raise SourceError if these are more GPUs than a machine has, or two that have one index."""
         cells = [clipped(cell.strip()) for cell in row]
         values = _values(self.columns, cells)
         counted = f"a row of {len(cells)} cells under {len(self.columns)} columns"
@@ -154,7 +158,14 @@ class _Rows:
         bus_id = short_bus_id(bus_id) if re.fullmatch(BUS_ID, bus_id) else ""
         order = self._indices.get(identity, len(self._dumps))
         self._indices[identity] = int(index) if index.isdecimal() and len(index) < 5 else order
-        self._dumps[identity] = GpuDump(bus_id, _paths(values), lists_mig=False)
+        paths = _paths(values)
+        if (before := self._dumps.get(identity)) is not None:
+            if bus_id and before.bus_id and bus_id != before.bus_id:
+                raise SourceError(
+                    f"GPU {identity} is {before.bus_id} in one row and {bus_id} in another: keep those of one machine"
+                )
+            paths |= _higher_counters(before.values, paths)
+        self._dumps[identity] = GpuDump(bus_id, paths, lists_mig=False)
         self._last = identity
         self._unread.discard(identity)
         if len(cells) != len(self.columns) and len(values) < len(self.columns):
@@ -175,6 +186,17 @@ class _Rows:
             gpus[self._last] = marked_as_cut(gpus[self._last], whole)
             self.notes.append("the last line has no end: its last cell was not read")
         return tuple(sorted(gpus.values(), key=lambda gpu: gpu.bus_id))
+
+
+def _higher_counters(before: dict[str, str], now: dict[str, str]) -> dict[str, str]:
+    return {
+        path: text
+        for path, text in before.items()
+        if path.startswith(_COUNTED)
+        and text.isdecimal()
+        and now.get(path, "").isdecimal()
+        and int(text) > int(now[path])
+    }
 
 
 @text_reader(NAME, _begins, _ROW.match, after=_QUERY.pattern, restarts=_begins)
