@@ -125,11 +125,15 @@ def form_of(text: str, level: str | None = None) -> Reading | None:
         found = first
     if form == "exception" and "Warning: " in text[:80]:
         return None
-    if form not in ("death", "event") and (level in ("W", "WARNING") or _WARNS.search(text)):
+    if form not in ("death", "event") and _warns(text, level):
         severity = "warning"
     if loud and form == "sentence":
         form = "level"
     return Reading(form, severity, found["message"].strip() or text.strip(), found.groupdict().get("program"))
+
+
+def _warns(text: str, level: str | None) -> bool:
+    return level in ("W", "WARNING") or _WARNS.search(text) is not None
 
 
 def _first_that_tells(text: str) -> re.Match[str] | None:

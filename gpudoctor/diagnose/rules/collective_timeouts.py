@@ -27,6 +27,12 @@ class Waiting(msgspec.Struct):
     completed: int | None = None
     events: list[Event] = []
 
+    def is_behind(self, latest: int, done: int) -> bool:
+        """Whether it never enqueued the latest collective, or waits in one that others have completed."""
+        if self.enqueued is not None and self.enqueued < latest:
+            return True
+        return self.seq is not None and self.seq <= done and self.seq < latest
+
 
 Groups = dict[Group, dict[int, Waiting]]  # by process group and rank
 
@@ -119,12 +125,7 @@ def _behind(groups: Groups) -> list[Hypothesis]:
             continue
         latest = max((w.seq for w in members.values() if w.seq is not None), default=0)
         done = max((w.completed for w in members.values() if w.completed is not None), default=0)
-        behind = [
-            w
-            for w in members.values()
-            if (w.enqueued is not None and w.enqueued < latest)
-            or (w.seq is not None and w.seq <= done and w.seq < latest)
-        ]
+        behind = [w for w in members.values() if w.is_behind(latest, done)]
         if behind and len(behind) < len(members):
             ranks = tuple(sorted(w.rank for w in behind))
             events = [w.events[0] for w in behind] + [w.events[0] for w in members.values() if w not in behind][:2]
