@@ -200,7 +200,7 @@ def _hits(source: LogSource, file: LogFile, unread: list[Unread]) -> Iterator[Hi
 
 
 def _is_cut(text: bytes) -> bool:
-    """Whether the last line has no end. A bar that is drawn again and again has none, and begins at a carriage return."""
+    """Whether the last line has no end. A bar that is drawn again and again has none either."""
     last = text.rpartition(b"\n")[2]
     return bool(last.strip()) and b"\r" not in last
 

@@ -60,8 +60,8 @@ def deviations(training: Training, group: Sequence[TrainRank], limits: Threshold
 
     On GPUs a ratio counts only if the excess is beyond noise (the smallest excess that counts, and 3 x its own MAD),
     the rank came last in most steps, a second block confirms it, and the clocks of the ranks were comparable.
-    Source: a simulation of 20,000 healthy trainings, of which at 1.10 at most 1 in 10,000 was called slow. CPU ranks are
-    compared turn by turn on the same cores instead (`_by_turns`).
+    Source: a simulation of 20,000 healthy trainings, of which at 1.10 at most 1 in 10,000 was called slow. CPU ranks
+    are compared turn by turn on the same cores instead (`_by_turns`).
     """
     deviation = _by_turns if training.device == "cpu" else _by_blocks
     return tuple(deviation(training, rank, [r for r in group if r is not rank], limits) for rank in group)
