@@ -82,9 +82,7 @@ def gather(sources: Iterable[LogSource]) -> GatheredLogs:
 def _read(source: LogSource, number: int, found: GatheredLogs) -> None:
     head = head_of(source)
     file = found.files[number]
-    if looks_like_dump(head, source.name) and (
-        looks_binary(head) or head[:1] == b"\x80" or rank_in_name(source.name) is not None
-    ):
+    if looks_like_dump(head) and (looks_binary(head) or head[:1] == b"\x80" or rank_in_name(source.name) is not None):
         file.text = False
         found.dumps.append(_in_child(lambda: read_dump(read_whole(source), source.name, number), Dump))
         return
