@@ -25,6 +25,7 @@ PACKAGES = {
     **dict.fromkeys(("prometheus", "promtool"), "prometheus"),
     **{name: name for name in ("bash", "chromium", "fio", "fish", "git", "make", "mount", "prometheus-node-exporter")},
     **{name: name for name in ("shellcheck", "slurmctld", "slurmd", "zsh")},
+    "alertmanager": "prometheus-alertmanager",
     "cc": "gcc",
     "dpkg-deb": "dpkg",
     "fusermount3": "fuse3",
@@ -37,6 +38,7 @@ PACKAGES = {
 }
 _BARE = {"bash", "cc", "git", "make"}  # what `make test` itself asks of a machine
 _NAMES = {
+    "alertmanager": ("prometheus-alertmanager", "alertmanager"),
     "cc": ("cc", "gcc", "clang"),
     "chromium": (os.environ.get("GPUDOCTOR_CHROMIUM", ""), "chromium", "chromium-browser", "google-chrome"),
     "fusermount3": ("fusermount3", "fusermount"),

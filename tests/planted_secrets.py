@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 # secret -> a text that contains it. Redaction must recognise it by its shape or place: nothing else marks it
 SECRETS = {
     "amelie@lab.example.org": "asked {} for it",
@@ -80,3 +83,22 @@ SECRETS = {
     "MT2012X01234": "SN: {}",
     "4e2a9c81d0e4": "docker-{} died",
 }
+
+# what the type of a leaf allows no free text in
+FIXED = frozenset(
+    (
+        *("schema", "kind", "iommu", "virtualization", "state", "remote_kind"),
+        *("compute_mode", "storage_class", "p2p_read", "p2p_write"),
+    )
+)
+
+
+def planted(value: Any, plant: Callable[[str, str], str], key: str = "", but: str = "") -> Any:
+    """The same facts as JSON values, with `plant(key, text)` in every leaf that holds text, except below `but`."""
+    if isinstance(value, dict):
+        return (
+            value if but and key == but else {name: planted(inner, plant, name, but) for name, inner in value.items()}
+        )
+    if isinstance(value, list):
+        return [planted(inner, plant, key, but) for inner in value]
+    return plant(key, value) if isinstance(value, str) and key not in FIXED else value

@@ -135,8 +135,8 @@ def _strike(
     except ProcessLookupError:
         stopped = process.pid
     process.send_signal(signal.SIGTERM)
-    if stopped == process.pid:  # a stopped process gets no other signal before it goes on
-        process.send_signal(signal.SIGCONT)
+    # a stopped process gets no other signal before it goes on, and `run` stops with its command: as timeout(1) does
+    process.send_signal(signal.SIGCONT)
 
 
 def _wrong_code(command: Command, code: int, number: signal.Signals | None) -> list[str]:

@@ -99,13 +99,7 @@ def _doubt(job: Job, gathered: GatheredLogs) -> str:
     if not gathered.files:
         return "no file to read"
     if not gathered.knows_a_line():
-        if not any(file.lines for file in gathered.files) and not gathered.unread:
-            return f"{'it is' if len(gathered.files) == 1 else 'they are'} empty: nothing was written there"
-        lines = sum(file.lines for file in gathered.files if file.text and not file.like_a_job)
-        return (
-            f"{f'none of {lines} lines' if lines else 'no line'} is known as output of a training, its launcher or a "
-            "kernel: no log of a job; give the job's own output and the logs of its ranks"
-        )
+        return _nothing_known(gathered)
     if gathered.unread:
         names = ", ".join(each.file for each in gathered.unread[:3]) + (", ..." if len(gathered.unread) > 3 else "")
         return f"nothing in what could be read says that something failed; not read: {names}"
@@ -121,6 +115,17 @@ def _doubt(job: Job, gathered: GatheredLogs) -> str:
             "what came after that line is not known"
         )
     return ""
+
+
+def _nothing_known(gathered: GatheredLogs) -> str:
+    """Why no line is of a job: all files are empty, or something else."""
+    if not any(file.lines for file in gathered.files) and not gathered.unread:
+        return f"{'it is' if len(gathered.files) == 1 else 'they are'} empty: nothing was written there"
+    lines = sum(file.lines for file in gathered.files if file.text and not file.like_a_job)
+    return (
+        f"{f'none of {lines} lines' if lines else 'no line'} is known as output of a training, its launcher or a "
+        "kernel: no log of a job; give the job's own output and the logs of its ranks"
+    )
 
 
 def _nothing_reason(job: Job, gathered: GatheredLogs) -> str:

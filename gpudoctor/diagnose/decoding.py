@@ -108,11 +108,11 @@ def raw_blocks(source: LogSource) -> Iterator[bytes]:
     try:
         if source.path is None:
             stream: IO[bytes] = sys.stdin.buffer
-            yield from _blocks_of(stream, source.name)
+            yield from _blocks_of(stream)
             return
         with source.path.open("rb") as file:
             unpacked = 0
-            for block in _blocks_of(file, source.name):
+            for block in _blocks_of(file):
                 yield block
                 unpacked += len(block)
                 if unpacked > max(_MOST_UNPACKED_BYTES, 100 * source.bytes) and unpacked > source.bytes:
@@ -124,7 +124,7 @@ def raw_blocks(source: LogSource) -> Iterator[bytes]:
         raise UnreadableError(text.partition("\n")[0]) from None
 
 
-def _blocks_of(stream: IO[bytes], name: str) -> Iterator[bytes]:
+def _blocks_of(stream: IO[bytes]) -> Iterator[bytes]:
     head = stream.read(BLOCK_BYTES)
     if head.startswith(_GZIP):
         yield from _gunzipped(head, stream)

@@ -79,7 +79,7 @@ class _Plain(pickle.Unpickler):
         raise DumpError("holds a reference to outside, which no flight recorder writes: not read")
 
 
-def looks_like_dump(head: bytes, name: str) -> bool:
+def looks_like_dump(head: bytes) -> bool:
     """Whether a file begins like a dump: a pickle of protocol 2 or newer, or its JSON."""
     if head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
         return True

@@ -32,6 +32,7 @@ _TIMES = re.compile(
     r"\d{4}-\d\d-\d\d|\b\d\d?:\d\d(?::\d\d)?(?:[.,]\d+)?"
     r"|\b\d+(?:\.\d+)? ?(?:ms|s|secs?|seconds?|min|minutes?|h|hours?)\b"
 )
+_BEGINS_ANEW = ("Exception raised", "frame #", "terminate called", "Traceback", "  File", "srun:", "slurmstepd")
 _MOST_ALIKE_AT_THE_END = 3
 _MOST_WRITERS = 100_000
 
@@ -43,17 +44,6 @@ _RETURNED: dict[str, tuple[str, Role]] = {
 }
 
 
-class _Held(msgspec.Struct):
-    """A line that a terminal may have wrapped; `decisive` is the number of the piece with the words that matter."""
-
-    origin: Origin
-    label: str
-    text: str
-    first: int
-    last: int
-    decisive: int
-
-
 class _Line(msgspec.Struct):
     """A line without its prefixes, and as it was."""
 
@@ -61,6 +51,14 @@ class _Line(msgspec.Struct):
     origin: Origin
     text: str
     raw: str
+
+
+class _Held(msgspec.Struct):
+    """A line that a terminal may have wrapped; its number becomes that of the piece with the words that matter."""
+
+    line: _Line
+    first: int
+    last: int
 
 
 class LogReader:
@@ -117,62 +115,54 @@ class LogReader:
             raw = f"{raw[: _MOST_TEXT // 2]} ... {raw[-_MOST_TEXT // 2 :]}"
         read = with_short_numbers(raw)
         origin, text = stripped(read, self.labels)
-        if held := self._held:
-            plain = origin.rank is None and origin.source is None and origin.local_rank is None
-            whole = held.text.rstrip().endswith(".")
-            if (
-                plain
-                and not whole
-                and number == held.last + 1
-                and number < held.first + _MOST_WRAPPED
-                and _goes_on(text)
-            ):
-                if DECIDES.search(text) and not DECIDES.search(held.text):
-                    held.decisive = number
-                held.text += text if len(held.text) >= 50 else f" {text}"
-                held.last = number
+        line = _Line(number, origin, text, raw)
+        if self._held is not None:
+            if _goes_on(self._held, line):
                 return
             yield from self._flush()
         if origin.source and "ProcessGroupNCCL" in origin.source and CONTINUES.search(text):
-            self._held = _Held(origin, read.removesuffix(text), text, number, number, number)
+            line.raw = read.removesuffix(text) + text
+            self._held = _Held(line, number, number)
             return
         if not self._begun and text.strip():
             self._begun = True
             if number <= 2 and (inside := _INSIDE.match(text)):
                 what = "begins_failing" if inside["begin"] else "begins_inside"
-                yield self._placed(Event(role="fact", what=what), number, origin, raw)
-        yield from self._whole(number, origin, text, raw)
+                yield self._placed(Event(role="fact", what=what), line)
+        yield from self._whole(line)
 
     def _flush(self) -> Iterator[Event]:
         if self._held is not None:
             held, self._held = self._held, None
-            yield from self._whole(held.decisive, held.origin, held.text, held.label + held.text)
+            yield from self._whole(held.line)
 
-    def _whole(self, number: int, origin: Origin, text: str, raw: str) -> Iterator[Event]:
+    def _whole(self, line: _Line) -> Iterator[Event]:
+        origin = line.origin
         if (origin.rank is not None or origin.local_rank is not None or origin.task is not None) and (
             origin.stream not in self._seen and len(self._seen) < _MOST_WRITERS
         ):
             self._seen.add(origin.stream)
-            yield self._placed(Event(role="fact", what="seen"), number, origin, raw)
-        moved = False
-        for event in self._events(_Line(number, origin, text, raw)):
+            yield self._placed(Event(role="fact", what="seen"), line)
+        moved, text = False, line.text
+        for event in self._events(line):
             moved = moved or event.role in ("progress", "done", "exit", "ending") or event.what == "work"
-            yield self._placed(event, number, origin, raw)
-        self._note_repeated(number, origin, text, raw, moved=moved)
+            yield self._placed(event, line)
+        self._note_repeated(line, text, moved=moved)
 
-    def _note_repeated(self, number: int, origin: Origin, text: str, raw: str, *, moved: bool) -> None:
-        """Count how often the same line, its times aside, came at the end: a job that stands still does that."""
+    def _note_repeated(self, line: _Line, text: str, *, moved: bool) -> None:
+        """Count how often the same text, its times aside, came at the end: a job that stands still does that."""
         kind = _TIMES.sub("0", text[:400])
         if moved or not text.strip():
             self._kind, self._repeats = ("", 0) if moved else (self._kind, self._repeats)
         elif kind != self._kind:
             self._kind, self._repeats = kind, 1
-            self._repeated = self._placed(Event(role="fact", what="repeated"), number, origin, raw)
+            self._repeated = self._placed(Event(role="fact", what="repeated"), line)
         else:
             self._repeats += 1
 
-    def _placed(self, event: Event, number: int, origin: Origin, raw: str) -> Event:
-        event.file, event.line, event.text = self._file, number, event.text or raw.strip()
+    def _placed(self, event: Event, line: _Line) -> Event:
+        event.file, event.line, event.text = self._file, line.number, event.text or line.raw.strip()
+        origin = line.origin
         if origin.level in ("W", "I", "V") and event.role in ("cause", "echo", "victim"):
             event.detail["warning"] = 1
             if event.role == "cause":  # a process that warns goes on
@@ -255,17 +245,10 @@ class LogReader:
             yield Event(role="fact", what="seen")
         message = text[head.end() :]
         if init := facts.INIT.search(message):
-            yield Event(
-                role="fact",
-                what="comm",
-                detail={
-                    "comm_rank": int(init["rank"]),
-                    "world": int(init["world"]),
-                    "dev": int(init["dev"]),
-                    "bus": facts.bus_id(init["bus"]),
-                    "complete": int("COMPLETE" in message),
-                },
-            )
+            detail: dict[str, str | int] = {"comm_rank": int(init["rank"]), "world": int(init["world"])}
+            complete = int("COMPLETE" in message)
+            detail |= {"dev": int(init["dev"]), "bus": facts.bus_id(init["bus"]), "complete": complete}
+            yield Event(role="fact", what="comm", detail=detail)
             return
         if channel := facts.CHANNEL.search(message):
             rank = channel["dst"] if channel["way"] == "[receive]" else channel["src"]
@@ -296,9 +279,7 @@ class LogReader:
         if probed := facts.PROBED.search(text):  # the driver's report on it goes on in the next lines
             self._probed = line.number, probed["gpu"]
         reported = parse_message(read_line(line.raw).message)
-        if (
-            reported is None and origin.rank is None and origin.local_rank is None
-        ):  # a rank does not print kernel messages
+        if reported is None and origin.rank is None and origin.local_rank is None:  # no rank prints kernel messages
             reported = parse_message(read_line(text).message)
         if reported is None:
             return None
@@ -323,9 +304,8 @@ def _nccl_warning(text: str, message: str) -> Iterator[Event]:
             event.host = event.gpu = ""
         yield event
     elif not is_harmless(text):
-        yield Event(
-            role="said", what=kind_of(message), detail={"form": "level", "severity": "error", "message": message}
-        )
+        detail: dict[str, str | int] = {"form": "level", "severity": "error", "message": message}
+        yield Event(role="said", what=kind_of(message), detail=detail)
 
 
 def _error_handler(line: _Line) -> list[Event] | None:
@@ -356,7 +336,7 @@ def _plain(line: _Line) -> list[Event]:
     if event is None:
         reported = list(read_facts(text))
         if not reported or reported[0].role == "progress":  # "AssertionError: size mismatch at step 3"
-            return list(_statement(line.number, line.origin, text, line.raw, reported)) or reported
+            return list(_statement(line, reported)) or reported
         return reported
     if oom := facts.SRUN_OOM.search(text):
         return [
@@ -371,17 +351,27 @@ def _plain(line: _Line) -> list[Event]:
     return [with_place(event, text)]
 
 
-def _statement(number: int, origin: Origin, text: str, raw: str, reported: list[Event]) -> Iterator[Event]:
+def _statement(line: _Line, reported: list[Event]) -> Iterator[Event]:
     """What the line says by its form, if no table knows it; each kernel log has such words: what matters is known."""
-    if OF_A_KERNEL.search(raw) or is_harmless(raw):
+    if OF_A_KERNEL.search(line.raw) or is_harmless(line.raw):
         return
-    found = statement_of(number, origin, text)
+    found = statement_of(line.number, line.origin, line.text)
     if found is None or (reported and found.form != "exception"):
         return
     detail: dict[str, str | int] = {"form": found.form, "severity": found.severity, "message": found.message}
     yield Event(role="said", what=found.kind, detail=detail)
 
 
-def _goes_on(text: str) -> bool:
-    starts = ("Exception raised", "frame #", "terminate called", "Traceback", "  File", "srun:", "slurmstepd")
-    return bool(text) and "NCCL " not in text[:200] and not text.startswith(starts)
+def _goes_on(held: _Held, line: _Line) -> bool:
+    """Whether a line is the next piece of the one that is held; it is added to that."""
+    text, origin, number = line.text, line.origin, line.number
+    labelled = origin.rank is not None or origin.source is not None or origin.local_rank is not None
+    if labelled or number != held.last + 1 or number >= held.first + _MOST_WRAPPED:
+        return False
+    if held.line.text.rstrip().endswith(".") or not text or "NCCL " in text[:200] or text.startswith(_BEGINS_ANEW):
+        return False
+    if DECIDES.search(text) and not DECIDES.search(held.line.text):
+        held.line.number = number
+    more = text if len(held.line.text) >= 50 else f" {text}"
+    held.line.text, held.line.raw, held.last = held.line.text + more, held.line.raw + more, number
+    return True

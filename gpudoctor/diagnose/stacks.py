@@ -138,11 +138,8 @@ def read_ras(lines: list[str], file: int) -> list[Event]:
             if line.strip().startswith(word) or re.match(rf"#\d+-\d+ .*{word}", line):
                 section = word
         if job := _JOB.match(line):
-            events.append(
-                Event(
-                    role="fact", what="world", file=file, line=number, text=line.strip(), detail={"world": int(job[1])}
-                )
-            )
+            world: dict[str, str | int] = {"world": int(job[1])}
+            events.append(Event(role="fact", what="world", file=file, line=number, text=line.strip(), detail=world))
         elif behind := _BEHIND.search(line):
             counts.append(_event("operations", behind, file, number, line))
             counts[-1].detail["operation"] = int(behind["operation"])

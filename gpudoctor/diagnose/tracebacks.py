@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from gpudoctor.diagnose.events import Event, clipped
+from gpudoctor.diagnose.events import Event, Role, clipped
 from gpudoctor.diagnose.patterns.catalogue import error_event
 from gpudoctor.statements.catalogue import RUNTIME
 from gpudoctor.statements.classes import kind_of
@@ -48,6 +48,9 @@ _ELSEWHERE = re.compile(
 )
 _GUILTY = re.compile(r"CheckpointException ranks:dict_keys\(\[([\d, ]+)\]\)")
 _LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python3|lib64/python3|<frozen|/opt/conda/lib|/torch/")
+_OF_A_DEAD_LOADER = (
+    *("ConnectionResetError", "EOFError", "ConnectionRefusedError", "FileNotFoundError", "BrokenPipeError"),
+)
 _LOADER = {"_try_get_data", "_get_data", "rebuild_storage_fd", "rebuild_storage_filename", "get_connection"}
 # of torch.distributed, and the backward pass, in which DDP and FSDP reduce gradients
 _COLLECTIVES = {
@@ -94,7 +97,6 @@ class _Open(msgspec.Struct):
     functions: set[str] = set()
     frames: int = 0
     chained: bool = False
-    reraised: bool = False
     ignored: bool = False
     raised: int = 0
     raised_text: str = ""
@@ -152,7 +154,7 @@ class Tracebacks:
         trace = self._open.get(stream)
         if frame := _FRAME.match(text):
             if trace is None:
-                trace = self._open[stream] = self._taken_over(number) or _Open(number, text, functions=set())
+                trace = self._open[stream] = self._taken_over(number) or _Open(number, text)
             self._frame(trace, frame)
             return True, None
         if text.startswith(_CHAINED):
@@ -160,7 +162,7 @@ class Tracebacks:
             return True, None
         if trace is None and (_CUT.match(text) or (labelled and _UNCAUGHT.match(text))):
             # the head is missing: no frame was seen, only the line right before the exception, or the exception itself
-            trace = self._open[stream] = _Open(number, text, functions=set())
+            trace = self._open[stream] = _Open(number, text)
         if trace is None:
             return False, None
         if not text.strip() or text[0] in " \t|+^~" or trace.frames > _MOST_FRAMES:
@@ -171,7 +173,7 @@ class Tracebacks:
         if found is None:  # without prefixes, lines of another writer may come in between
             return False, None
         del self._open[stream]
-        event = self._event(stream, trace, found, text)
+        event = self._event(stream, trace, text)
         self._unfinished = ((stream, level), number, event) if text.rstrip().endswith(":") else None
         return True, event
 
@@ -190,11 +192,8 @@ class Tracebacks:
         if len(self._open) >= _MOST_OPEN:
             self._open.clear()
         rank = int(begin["rank"]) if begin["rank"] else None
-        reraised = "Original Traceback" in text
-        self._open[stream] = _Open(
-            number, text, rank, chained=stream in self._chain, reraised=reraised, functions=set()
-        )
-        self._open[stream].ignored = stream in self._ignored
+        chained, ignored = stream in self._chain, stream in self._ignored
+        self._open[stream] = _Open(number, text, rank, chained=chained, ignored=ignored)
         self._logged = (number, stream, writer) if begin.start() else None
         self._chain.discard(stream)
         self._ignored.discard(stream)
@@ -222,7 +221,7 @@ class Tracebacks:
         if frame["file"] and not _LIBRARY.search(frame["file"]):
             trace.user_frame = f"{frame['file']}:{frame['line']}"
 
-    def _event(self, stream: object, trace: _Open, found: re.Match[str], text: str) -> Event:
+    def _event(self, stream: object, trace: _Open, text: str) -> Event:
         event = exception_event(text, trace.functions)
         if trace.rank is not None:
             event.rank = trace.rank
@@ -258,13 +257,7 @@ def exception_event(text: str, functions: set[str] = frozenset()) -> Event:  # t
     name = (found["type"] if found else text).rpartition(".")[2]
     message = (found["message"] or "") if found else ""
     detail: dict[str, str | int] = {"type": name, "message": clipped(message)}
-    if functions & _LOADER and name in (
-        "ConnectionResetError",
-        "EOFError",
-        "ConnectionRefusedError",
-        "FileNotFoundError",
-        "BrokenPipeError",
-    ):
+    if functions & _LOADER and name in _OF_A_DEAD_LOADER:
         return Event(role="cause", what="loader_worker_killed", strength=2, detail=detail)
     if known := error_event(text):
         known.detail.update(detail)
@@ -288,10 +281,8 @@ def exception_event(text: str, functions: set[str] = frozenset()) -> Event:  # t
     kind = kind_of(text)
     # what others did, the way to them, or what runs below: no fault of the program
     if kind in ("network", "peer", "wait", "death") or _BELOW.search(message):
-        echo = kind in ("peer", "wait", "death")
-        return Event(
-            role="echo" if echo else "cause", what="failed_saying", strength=2, names_rank=False, detail=detail
-        )
+        role: Role = "echo" if kind in ("peer", "wait", "death") else "cause"
+        return Event(role=role, what="failed_saying", strength=2, names_rank=False, detail=detail)
     return Event(role="cause", what="user_exception", strength=3, detail=detail)
 
 

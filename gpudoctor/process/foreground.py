@@ -17,13 +17,14 @@ from contextlib import suppress
 from time import sleep
 from typing import NoReturn
 
-from gpudoctor.process.ending import leave, process_state, send_signal
+from gpudoctor.process.ending import ENDING_SIGNALS, leave, process_state, send_signal
 from gpudoctor.process.forked import ForkedProcess
 
 _PASSED_ON = (
     *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP),
     *(signal.SIGUSR1, signal.SIGUSR2),
 )
+_ENDING = (*ENDING_SIGNALS, signal.SIGQUIT)
 _AWAITED = (*_PASSED_ON, signal.SIGCHLD, signal.SIGCONT)
 _FROM_KERNEL = 0x80  # si_code of a signal that the terminal sent
 _WITNESS_S = 0.15  # until a group's signal has reached all its processes
@@ -56,6 +57,7 @@ class ForegroundCommand:
         self._witness = _Witness(end_with_us)
         self.signals: list[int] = []
         self.returncode: int | None = None
+        self._is_to_end = False
         mask = self._mask - {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
         try:
             self.pid = _spawn(argv, env, mask, self._witness)
@@ -68,13 +70,17 @@ class ForegroundCommand:
     def step(self, limit_s: float) -> int | None:
         """Wait for at most so long, and do what signals require; the exit status, -n for signal n, once it has ended.
 
-        If the command stops, this process stops with it, so that a shell sees what it would see without us.
+        If the command stops, this process stops with it, so that a shell sees what it would see without us. A stopped
+        command gets no signal before it goes on: one that is to end goes on, as under timeout(1).
         """
         info = signal.sigtimedwait(_AWAITED, limit_s)
         if info is not None and info.si_signo in _PASSED_ON:
             self.signals.append(info.si_signo)
             if not _reaches_group(info) and not self._witness.saw(info.si_signo):
                 send_signal(self.pid, info.si_signo)
+            self._is_to_end = info.si_signo in _ENDING
+            if self._is_to_end and process_state(self.pid) == "T":
+                send_signal(self.pid, signal.SIGCONT)
         self._follow()
         return self.returncode
 
@@ -100,7 +106,10 @@ class ForegroundCommand:
             pid, status = os.waitpid(self.pid, flags)
             if pid == 0:
                 return
-            if os.WIFSTOPPED(status):
+            if os.WIFSTOPPED(status) and self._is_to_end:
+                self._is_to_end = False
+                send_signal(self.pid, signal.SIGCONT)
+            elif os.WIFSTOPPED(status):
                 _stop_as(os.WSTOPSIG(status))
                 sleep(_GROUP_S)
                 if process_state(self.pid) == "T":  # the SIGCONT was sent to us alone

@@ -15,9 +15,9 @@ from gpudoctor.checks.core.finding import Status
 from gpudoctor.checks.core.registry import Check, Level, matches, registry
 from gpudoctor.checks.core.runner import CheckResult, run_checks
 from gpudoctor.checks.core.scope import scope_of, shown_count
-from gpudoctor.checks.core.sight import unseen
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.core.suppressions import Suppression, apply_suppressions
+from gpudoctor.checks.core.visibility import hidden_gpus
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import known
@@ -239,14 +239,14 @@ def _common_reason(results: Iterable[CheckResult]) -> str | None:
 
 
 def _scope_note(case: Case) -> tuple[str, ...]:
-    away = unseen(case.node)
-    why = f"{away.outside} out of scope: {away.why}"
+    hidden = hidden_gpus(case.node)
+    why = f"{hidden.outside} out of scope: {hidden.why}"
     if case.scope is not None and len(case.scope) < len(case.node.gpus):
         which = ", ".join(str(index) for index in case.scope)
-        also = f"; {why}" if away.outside else ""
+        also = f"; {why}" if hidden.outside else ""
         return (f"judged GPU {which} of {len(case.node.gpus)}: {case.scope_reason}{also}",)
-    total = shown_count(case.node) + away.outside + len(away.gone)
-    return (f"{len(case.node.gpus)} of {total} GPUs judged, {why}",) if away.outside else ()
+    total = shown_count(case.node) + hidden.outside + len(hidden.missing)
+    return (f"{len(case.node.gpus)} of {total} GPUs judged, {why}",) if hidden.outside else ()
 
 
 def _host(node: Node) -> HostSummary:

@@ -19,6 +19,7 @@ from gpudoctor.run.watched import RunStall, Watched, WatchedRank
 
 SCHEMA = "gpudoctor.run/1"
 _MOST_POINTS = 60
+_OF_A_HANG = ("rank_hung", "stalled")
 
 
 class PhaseMs(msgspec.Struct, frozen=True):
@@ -136,7 +137,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     def news_of_logs(self) -> Diagnosis | None:
         """The diagnosis, if it has a cause that no finding tells: a hang is told by where its ranks stand."""
         cause = self.diagnosis.cause if self.diagnosis is not None else None
-        told = cause is None or (cause.what == "rank_hung" and bool(self.stalls))
+        told = cause is None or (cause.what in _OF_A_HANG and bool(self.stalls))
         return None if told else self.diagnosis
 
 

@@ -39,6 +39,7 @@ class WatchedRank(msgspec.Struct, frozen=True, kw_only=True):
     cpus: tuple[int, ...] = ()
     cpu_neighbour: str | None = None
     loader: bool = False
+    loader_workers: int = 0
     observer_off: str | None = None
 
 

@@ -262,7 +262,8 @@ class RunWatch:
             finished=record.now.steps, steps=tuple(steps[warm:]), warm_up=tuple(steps[:warm]), ending=ending,
             ended_s=seen.ended_s, error=words.get("error"), places=record.places(), bad_loss=record.bad_loss,
             bad_gradient=record.bad_gradient, cpu_wait_ms=wait_ms, cpus=seen.cpus, cpu_neighbour=neighbour,
-            loader=bool(words.get("loader")), observer_off=words.get("observer_off") or None,
+            loader=bool(words.get("loader")), loader_workers=int(words.get("loader_workers") or 0),
+            observer_off=words.get("observer_off") or None,
         )  # fmt: skip
 
 

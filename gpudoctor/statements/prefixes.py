@@ -59,7 +59,7 @@ _PATTERNS: tuple[tuple[str, str, re.Pattern[str]], ...] = tuple(
          r"(?:\[[^\]]{1,80}|[\w./-]{1,80}:\d+)\] ?"),
         ("[", "", rf"\[(?P<date>\d{{4}}-\d\d-\d\d)[ T](?P<clock>{_TIME})(?: (?P<tp>(?:DP\d+ )?TP(?P<tprank>\d+)))?\] ?"),
         (_DIGITS, "", rf"(?P<date>\d{{4}}[-/]\d\d[-/]\d\d)[ T_](?P<clock>{_TIME})(?:Z|[+-]\d\d:?\d\d)?,? ?"),
-        ("s", "", r"std(?:out|err) [FP] "),
+        ("s", "", r"std(?:out|err)(?: [FP]|:) "),
         ("[" + _CAPITALS, "", rf"(?:\[?(?:[A-Z][a-z]{{2}} )?(?P<month>[A-Z][a-z]{{2}}) +(?P<day>\d{{1,2}}) (?P<clock>{_TIME})"
          r"(?: \d{4})?(?:\]? |(?=\[\d{1,6}\]<std)))"
          r"(?:(?P<host>(?!kernel)[\w.-]{1,253}) (?:(?=kernel|slurm|srun)|(?P<program>[\w./-]{1,64})(?:\[(?P<program_pid>\d{1,10})\])?: ))?"),

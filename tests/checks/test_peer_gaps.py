@@ -13,7 +13,7 @@ from gpudoctor.checks.core.peer_gaps import _LEAVES
 from gpudoctor.checks.core.source_conflicts import conflicts_marked
 from gpudoctor.facts.captures.source import load_source
 from gpudoctor.facts.model.gpu import Gpu
-from gpudoctor.facts.model.missing import NOT_READ, Fact, Missing, MissingKind, known
+from gpudoctor.facts.model.missing import NOT_READ, Fact, Missing, known
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.simulated.load import node_names, put
 from gpudoctor.report.judge import judge
@@ -87,10 +87,9 @@ def test_a_value_that_one_gpu_could_not_read_and_its_peers_show_is_no_pass(leaf:
     assert judge(with_last(packaged("hgx-h100-8"), last)).exit_code == 3
 
 
-@pytest.mark.parametrize("kind", ["not_asked", "absent"])  # facts of earlier days have no kind of their own for it
-def test_what_gpudoctor_did_not_ask_one_gpu_is_no_gap(kind: MissingKind) -> None:
+def test_what_gpudoctor_did_not_ask_one_gpu_is_no_gap() -> None:
     node = packaged("hgx-h100-8")
-    busy = put(node.gpus[-1], "inforom_corrupted", Missing("not asked while a process uses the GPU", kind))
+    busy = put(node.gpus[-1], "inforom_corrupted", Missing("not asked while a process uses the GPU", "not_asked"))
     assert judge(with_last(node, busy)).exit_code == 0
     silent = put(node.gpus[-1], "inforom_corrupted", Missing("not in this text", "absent"))
     assert judge(with_last(node, silent)).exit_code == 3

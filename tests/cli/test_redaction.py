@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -33,7 +32,7 @@ from gpudoctor.facts.simulated.load import load_node, put
 from gpudoctor.report.judge import judge
 from tests.cli.conftest import Gpudoctor
 from tests.facts.kernel_words import LOST, STAMPS, parse_kernel_lines
-from tests.planted_secrets import SECRETS
+from tests.planted_secrets import SECRETS, planted
 
 # variable -> value: no name hints at a secret, and still no value may be shown
 VARIABLES = {
@@ -76,30 +75,6 @@ SHOWN = {
     "SM_HOSTS": '["algo-1","algo-2-abcde"]',
     "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
 }
-# what the type of a leaf allows no free text in
-_FIXED = {
-    "schema",
-    "kind",
-    "iommu",
-    "virtualization",
-    "state",
-    "remote_kind",
-    "compute_mode",
-    "storage_class",
-    "p2p_read",
-    "p2p_write",
-}
-
-
-def planted(value: Any, text: str, key: str = "") -> Any:
-    """The same facts as JSON values, with the text in every leaf that holds text, or why there is none."""
-    if isinstance(value, dict):
-        if key == "variables":
-            return value
-        return {name: planted(inner, text, "reason" if name == "missing" else name) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [planted(inner, text, key) for inner in value]
-    return f"{value} {text}" if isinstance(value, str) and key not in _FIXED else value
 
 
 def node_with(text: str) -> Node:
@@ -111,7 +86,7 @@ def node_with(text: str) -> Node:
     node = put(node, "pairs", Missing("not told"))
     node = put(node, "kernel_log.events", (KernelEvent("xid", "NVRM: something", 63, gpu.bus_id),))
     node = put(node, "source", msgspec.structs.replace(node.source, kind="live", name="live", notes=("a note",)))
-    raw = planted(json.loads(to_json(node)), text)
+    raw = planted(json.loads(to_json(node)), lambda _, value: f"{value} {text}", but="variables")
     return from_json(json.dumps(raw))
 
 

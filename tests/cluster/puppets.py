@@ -38,7 +38,7 @@ from gpudoctor.cluster.check.messages import (
     Welcome,
     hello_of,
 )
-from gpudoctor.cluster.check.report import ClusterReport, ClusterRun, ClusterRunPlan
+from gpudoctor.cluster.check.model import ClusterReport, ClusterRun, ClusterRunPlan
 from gpudoctor.facts.captures.source import load_source
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing

@@ -14,7 +14,7 @@ from gpudoctor.cli.commands.cluster_check import request_of
 from gpudoctor.cli.parsing import parsed
 from gpudoctor.cluster.check import launcher_commands
 from gpudoctor.cluster.check.launcher_commands import chosen_launcher, launch_with
-from gpudoctor.cluster.check.report import ClusterCheckRequest
+from gpudoctor.cluster.check.model import ClusterCheckRequest
 from gpudoctor.errors import UserError
 from gpudoctor.process.command import Completed
 from tests.conftest import ROOT

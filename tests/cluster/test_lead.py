@@ -11,7 +11,7 @@ from gpudoctor.cli.commands.cluster_check import request_of, write_report
 from gpudoctor.cli.parsing import parsed
 from gpudoctor.cluster.check.coordinator import Coordinator, file_name
 from gpudoctor.cluster.check.hub import Hub
-from gpudoctor.cluster.check.report import ClusterOutput
+from gpudoctor.cluster.check.model import ClusterOutput
 from gpudoctor.errors import UserError
 from tests.cluster.puppets import TOKEN, job, simulated_json
 

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from gpudoctor.checks.core.finding import Status
-from gpudoctor.cluster.check.report import ClusterReport
+from gpudoctor.cluster.check.model import ClusterReport
 from tests.needs import needs
 
 # the cluster runs in a separate process: it starts 26, with warnings that pytest makes errors here

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from gpudoctor.checks.core.finding import Status
-from gpudoctor.cluster.check.report import ClusterReport
+from gpudoctor.cluster.check.model import ClusterReport
 from tests.cluster.hosts import Hosts
 from tests.cluster.slurm import HOOKS, Slurm, SlurmError
 from tests.needs import fixture_needs, missing

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from gpudoctor.checks.core.finding import Finding, Status
-from gpudoctor.cluster.check.report import ClusterReport
+from gpudoctor.cluster.check.model import ClusterReport
 from gpudoctor.report.model import Report
 from tests.cluster.hosts import LOGIN, Hosts
 from tests.needs import needs

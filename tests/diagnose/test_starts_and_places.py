@@ -124,6 +124,12 @@ def test_the_host_is_the_one_of_the_line_and_no_rank_is_borrowed(
             "mpirun noticed that process rank 1 with PID xxx on node n7 exited on signal 9 (Killed).\n",
             ("killed_sigkill", 1, "n7"),
         ),
+        # a test of accelerate's prints what its command wrote
+        (
+            "stderr: Root Cause (first observed failure):\nstderr: [0]:\nstderr:   host      : n7\n"
+            "stderr:   rank      : 1 (local_rank: 1)\nstderr:   exitcode  : 1 (pid: 77)\n",
+            ("launcher_table_only", None, "n7"),
+        ),
         # with its rules alone it looks like a page with headings
         (
             f"ChildFailedError:\n{'=' * 30}\nt.py FAILED\n{'-' * 30}\nFailures:\n  <NO_OTHER_FAILURES>\n{'-' * 30}\n"

@@ -209,6 +209,26 @@ def test_rows_repeated_every_second_are_of_the_same_gpus() -> None:
     assert [(gpu.index, gpu.thermal.gpu_c) for gpu in node.gpus] == [(0, 30), (1, 31)]
 
 
+_ERRORS = "index, pci.bus_id, pcie.link.width.current, ecc.errors.uncorrected.volatile.total\n"
+
+
+def test_of_rows_of_one_gpu_the_last_one_counts_and_of_its_counters_the_highest() -> None:
+    node = read(f"{_ERRORS}0, 00000000:1B:00.0, 16, 5\n0, 00000000:1B:00.0, 8, 0\n")
+    assert [(gpu.pcie.width, gpu.ecc.uncorrected_volatile) for gpu in node.gpus] == [(8, 5)]
+
+
+def test_of_two_tables_of_one_text_the_later_one_counts() -> None:
+    tables = [f"{_ERRORS}0, 00000000:1B:00.0, {width}, 0\n" for width in (16, 8)]
+    for first, second in (tables, tables[::-1]):
+        (gpu,) = read(f"$ nvidia-smi\n{first}$ nvidia-smi\n{second}").gpus
+        assert f", {gpu.pcie.width}, " in second
+
+
+def test_two_gpus_under_one_index_are_not_of_one_machine() -> None:
+    with pytest.raises(SourceError, match=r"GPU 0 is 0000:1b:00\.0 in one row and 0000:2b:00\.0 in another"):
+        read(f"{_ERRORS}0, 00000000:1B:00.0, 16, 0\n0, 00000000:2B:00.0, 16, 0\n")
+
+
 @pytest.mark.parametrize(
     ("command", "header", "row", "mib"),
     [

@@ -136,6 +136,31 @@ def ignored_by(command: list[str]) -> int:
     return int(text.split()[1], 16) & ~(0b11 << 31)
 
 
+@pytest.mark.parametrize("stops_first", [True, False])
+def test_a_stopped_command_that_is_told_to_end_goes_on_to_end(stops_first: bool) -> None:
+    process = subprocess.Popen(
+        [*RUN, "sh", "-c", f"{'kill -STOP $$;' * stops_first} echo; exec sleep 60"],
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    if stops_first:
+        assert os.WIFSTOPPED(os.waitpid(process.pid, os.WUNTRACED)[1])
+        os.kill(process.pid, signal.SIGTERM)
+        os.kill(process.pid, signal.SIGCONT)
+    else:
+        process.stdout.readline()
+        (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text(encoding="ascii").split()[-1:]
+        # its end is passed on before the stop is seen
+        os.kill(process.pid, signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
+        os.kill(int(child), signal.SIGSTOP)
+        os.kill(process.pid, signal.SIGTERM)
+        os.kill(process.pid, signal.SIGCONT)
+    assert process.wait(60) == -signal.SIGTERM
+    process.stdout.close()
+
+
 def test_a_command_that_stops_stops_its_caller_as_without() -> None:
     process = subprocess.Popen([*RUN, "sh", "-c", "kill -STOP $$; exit 5"], start_new_session=True)
     _, status = os.waitpid(process.pid, os.WUNTRACED)

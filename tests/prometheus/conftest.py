@@ -46,6 +46,14 @@ def write_metrics(file: Path, *options: str) -> str:
     return done.stderr
 
 
+def rules_without_delay(folder: Path) -> Path:
+    """Our rules, as a file in the folder: a test cannot wait a quarter of an hour."""
+    rules = (CONTRIB / "gpudoctor.rules.yml").read_text(encoding="utf-8")
+    path = folder / "rules.yml"
+    path.write_text(rules.replace("for: 15m", "for: 0s").replace("interval: 5m", "interval: 1s"))
+    return path
+
+
 @pytest.fixture(scope="package")
 @fixture_needs("prometheus", "prometheus-node-exporter")
 def site(faulty: Agent, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
@@ -57,9 +65,6 @@ def site(faulty: Agent, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Si
     folder = tmp_path_factory.mktemp("site")
     textfiles = folder / "textfiles"
     textfiles.mkdir()
-    rules = (CONTRIB / "gpudoctor.rules.yml").read_text(encoding="utf-8")
-    # a test cannot wait a quarter of an hour
-    (folder / "rules.yml").write_text(rules.replace("for: 15m", "for: 0s").replace("interval: 5m", "interval: 1s"))
     with running_node_exporter(textfiles, folder / "node_exporter.log") as port:
         written = write_metrics(textfiles / "gpudoctor.prom", "--node", "rtx4090-4", "--fault", "pcie-width-x4@2")
         settings, passed = HookSettings(textfile=textfiles), HookVerdict("pass", "")
@@ -69,16 +74,16 @@ def site(faulty: Agent, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Si
         assert hooks.write_metrics(settings, "health", failed, "cap", out_of_service=False) is None
         config = {
             "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
-            "rule_files": [str(folder / "rules.yml")],
+            "rule_files": [str(rules_without_delay(folder))],
             "scrape_configs": [
                 {
                     "job_name": "gpudoctor",
                     "static_configs": [
-                        _target(faulty.port, "node7", "a"),
-                        _target(1, "node9", "a"),  # no listener there
+                        target(faulty.port, "node7", "a"),
+                        target(1, "node9", "a"),  # no listener there
                     ],
                 },
-                {"job_name": "node", "static_configs": [_target(port, "node8", "b")]},
+                {"job_name": "node", "static_configs": [target(port, "node8", "b")]},
             ],
         }
         with running_prometheus(folder, config) as prometheus:
@@ -86,5 +91,5 @@ def site(faulty: Agent, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Si
             yield Site(prometheus, faulty, textfiles, written)
 
 
-def _target(port: int, instance: str, cluster: str) -> dict[str, object]:
+def target(port: int, instance: str, cluster: str) -> dict[str, object]:
     return {"targets": [f"127.0.0.1:{port}"], "labels": {"instance": instance, "cluster": cluster}}

@@ -1,4 +1,4 @@
-"""Real programs of Prometheus on loopback: Prometheus itself, node_exporter, promtool."""
+"""Real programs of Prometheus on loopback: Prometheus itself, Alertmanager, node_exporter, promtool."""
 
 from __future__ import annotations
 
@@ -103,6 +103,23 @@ def running_prometheus(folder: Path, config: dict[str, Any]) -> Iterator[Prometh
         running = Prometheus(port)
         wait_for(running.ready, process)
         yield running
+
+
+@contextmanager
+def running_alertmanager(folder: Path, config: dict[str, Any]) -> Iterator[int]:
+    """The port of an Alertmanager with that configuration, once it answers."""
+    port = free_port()
+    (folder / "alertmanager.yml").write_text(json.dumps(config))
+    command = [
+        str(find("alertmanager")),
+        f"--config.file={folder / 'alertmanager.yml'}",
+        f"--storage.path={folder / 'alerts'}",
+        f"--web.listen-address=127.0.0.1:{port}",
+        "--cluster.listen-address=",  # it has no peers
+    ]
+    with _running(command, folder / "alertmanager.log") as process:
+        wait_for(lambda: answers(f"http://127.0.0.1:{port}/-/ready"), process)
+        yield port
 
 
 @contextmanager

@@ -102,7 +102,17 @@ def test_on_a_machine_with_more_to_run_than_cores_a_core_on_which_all_is_slower_
     (found,) = problems(watched(starved(0, USUAL_MS, 200.0), starved(1, slower, 200.0)))
     assert (found.id, found.status.value, found.subject.rank) == ("run.balance", "unknown", 1)
     assert "had no CPU for 89%" in (found.reason or "")
-    assert only(watched(starved(0, USUAL_MS, 8.0), starved(1, slower, 8.0)))[:2] == ("run.balance", 1)
+    (found,) = problems(watched(rank(0), rank(1, wall=slower)))
+    assert (found.status.value, found.subject.rank) == ("unknown", 1)
+    assert "in all phases alike" in (found.reason or "")
+
+
+def test_a_rank_that_is_slower_in_all_phases_is_named_if_it_is_bound_to_its_core_or_slower_by_half() -> None:
+    slower = tuple(1.2 * usual for usual in USUAL_MS)
+    assert only(watched(rank(0, cpus=(0,)), rank(1, cpus=(1,), wall=slower)))[:2] == ("run.balance", 1)
+    assert only(watched(rank(0, gpu=0), rank(1, gpu=1, wall=slower)))[:2] == ("run.balance", 1)
+    slower = tuple(1.6 * usual for usual in USUAL_MS)
+    assert only(watched(rank(0), rank(1, wall=slower)))[:2] == ("run.balance", 1)
 
 
 @pytest.mark.parametrize("phase", [FORWARD, BACKWARD])
@@ -150,16 +160,23 @@ def test_workers_of_a_loader_lack_cpus_too_so_that_little_more_waiting_for_them_
     queued = (0, 20.0, 0, 0, 0, 0, 0)
     slow = tuple(usual + q for usual, q in zip(more(DATA, 8.0), queued, strict=True))
     even = tuple(map(sum, zip(USUAL_MS, queued, strict=True)))
-    ranks = (rank(0, wall=even, queued=queued, cpu=USUAL_MS), rank(1, wall=slow, queued=queued, cpu=USUAL_MS))
-    assert [found.status.value for found in problems(watched(*ranks)) if found.subject.rank == 1] == ["unknown"]
+    for workers, status in ((2, "unknown"), (0, "warn")):  # without workers it is the rank itself that waits
+        both = [
+            rank(n, wall=wall, queued=queued, cpu=USUAL_MS, loader_workers=workers)
+            for n, wall in enumerate((even, slow))
+        ]
+        found = problems(watched(*both))
+        assert [each.status.value for each in found if each.subject.rank == 1] == [status]
 
 
 def test_loaders_on_a_machine_where_a_rank_hardly_ever_has_a_cpu_are_not_judged() -> None:
     queued = (0, 150.0, 0, 0, 0, 0, 0)
     wall = tuple(usual + q for usual, q in zip(more(DATA, 10.0), queued, strict=True))
-    (found,) = problems(watched(rank(0, wall=wall, queued=queued, cpu=USUAL_MS)))
+    (found,) = problems(watched(rank(0, wall=wall, queued=queued, cpu=USUAL_MS, loader_workers=2)))
     assert (found.id, found.status.value) == ("run.data", "unknown")
     assert "too busy" in (found.reason or "")
+    (found,) = problems(watched(rank(0, wall=wall, queued=queued, cpu=USUAL_MS)))  # its own time, not that of workers
+    assert (found.id, found.status.value) == ("run.data", "warn")
 
 
 def test_too_few_steps_are_not_compared() -> None:

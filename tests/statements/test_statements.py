@@ -55,6 +55,7 @@ def only(line: str) -> Statement:
         # of several sentences one tells of a failure
         ("A GPU of n7 is not working as it should. Could someone please look at it?", "sentence", "cause"),
         ("Only 3/4 GPUs came up", "sentence", "cause"),
+        ("nvidia-smi says that the infoROM is corrupted", "sentence", "cause"),
         (
             "hook: exit status 1, stdout: , stderr: nvidia-container-cli: initialization error: no driver",
             "exit",

@@ -21,36 +21,19 @@ from gpudoctor.tui.app import Doctor
 from gpudoctor.tui.labels import held
 from gpudoctor.tui.panes.pane import TABS
 from gpudoctor.tui.widgets.lines import PrintableText
+from tests.planted_secrets import planted
 from tests.tui.doctor_app import HandChecker, doctor, node_of, opening_of, put, tick_of, until
 
 CLIPBOARD = "\x1b]52;c;cHduZWQ=\x07"
 HOSTILE = (CLIPBOARD, "\x9b2J", "\x1b[?1049l", "a\rb\tc", "\u202egnp.exe", "\x00\x08", "\u2028", "\ud7ff\x7f")
-# what the type of a leaf allows no free text in
-_FIXED = {
-    "schema",
-    "kind",
-    "iommu",
-    "virtualization",
-    "state",
-    "remote_kind",
-    "compute_mode",
-    "storage_class",
-    "p2p_read",
-}
-_FIXED |= {"p2p_write", "bus_id", "uuid"}
-
-
-def planted(value: Any, text: str, key: str = "") -> Any:
-    if isinstance(value, dict):
-        return {name: planted(inner, text, name) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [planted(inner, text, key) for inner in value]
-    fixed = key in _FIXED or (key == "path" and value in get_args(PathKind))
-    return f"{text}{value}" if isinstance(value, str) and not fixed else value
 
 
 def hostile_node(text: str) -> Node:
-    return from_json(json.dumps(planted(json.loads(to_json(node_of("hgx-h100-8", "pcie-width-x8@5"))), text)))
+    def hostile(key: str, value: str) -> str:
+        fixed = key in ("bus_id", "uuid") or (key == "path" and value in get_args(PathKind))
+        return value if fixed else f"{text}{value}"
+
+    return from_json(json.dumps(planted(json.loads(to_json(node_of("hgx-h100-8", "pcie-width-x8@5"))), hostile)))
 
 
 def hostile_tick(node: Node, text: str, *, silent: bool = False) -> Tick:

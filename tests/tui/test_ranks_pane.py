@@ -26,7 +26,7 @@ from gpudoctor.run.step_series import TimedStep
 from gpudoctor.tui.panes.ranks import RanksPane
 from gpudoctor.tui.state import Running
 from tests.checks.measured import measured
-from tests.checks.train.test_training import rank, slow
+from tests.checks.train.test_training import rank, slow, trained
 from tests.tui.pane_app import PaneApp, shown, state_of, text_of
 
 MIB = 2**20
@@ -35,21 +35,9 @@ SLOW_5 = tuple(slow(5, 1.5, wait_ms=0.3) if number == 5 else rank(number, wait_m
 
 
 def training(ranks: tuple[TrainRank, ...], **facts: Any) -> Training:
-    defaults: dict[str, Any] = {
-        "device": "cuda",
-        "world_size": len(ranks),
-        "steps": 15,
-        "batch_per_rank": 8,
-        "parameters": 59_000_000,
-        "gradient_bytes": 236_000_000,
-        "clock_invariant_ok": True,
-        "contribution_ok": True,
-        "gradient_error": 3e-7,
-        "solo_step_ms": 24.0,
-        "samples_per_s": 2064.0,
-        "steady_step_ms": 31.0,
-    }
-    return Training(ranks=ranks, **{**defaults, **facts})
+    made = trained(*ranks, **{"samples_per_s": 2064.0, "steady_step_ms": 31.0, **facts}).training
+    assert made is not None
+    return made
 
 
 def collective(op: str, size_bytes: int, busbw: float, **facts: Any) -> Collective:

@@ -33,6 +33,40 @@ _FAIL_LOSS = Limit(0.10, "of the speed", f"{_RULE}; on one GPU, not on all", nam
 _LEAST_S = Limit(90, "s", "first half minute and last minute may not be the same one", name="least_s")
 
 
+@check(
+    "burn.drift",
+    title="Sustained load does not make the GPUs slower",
+    level="burn",
+    needs_gpu=False,
+    limits=(_WARN_LOSS, _FAIL_LOSS, _LEAST_S),
+)
+def drift(case: Case) -> Iterator[Finding]:
+    """Compare the last minute with the first half minute, for each rank and figure."""
+    burn = case.measurements.burn
+    if burn is None:
+        yield absent(case, "burn", "drift under load")
+        return
+    yield from ended_early(case, "drift under load")
+    who = ranks_in_words(case, case.measurements.launch.world_size if case.measurements.launch else 0)
+    rounds = f"{burn.rounds} round{'s' if burn.rounds != 1 else ''} in {length_in_words(burn.duration_s)}"
+    drifts = [_drift(case, series, burn.series) for series in burn.series]
+    most = max(drifts, key=lambda d: d.loss, default=None)
+    if not on_gpus(case):
+        changed = f"; most changed: {_of_rank(most)}{most.words}" if most else ""
+        yield skip(NODE, f"{who}: {rounds}{changed}, not judged")
+        return
+    too_little = _too_little(case, burn, rounds)
+    if too_little is not None:
+        yield too_little
+        return
+    slower = [d for d in drifts if d.loss >= case.limit(_WARN_LOSS, _gpu(case, d.series))]
+    yield from _judged(case, [d for d in slower if d.steady])
+    yield from _noisy(case, [d for d in slower if not d.steady])
+    if most and not slower and not case.measurements.problems:
+        text = f"{who}, {rounds}: most changed is {_of_rank(most)}{most.words}"
+        yield ok(NODE, Found(text, round(most.loss, 3), "share"), _expected(case, _WARN_LOSS))
+
+
 class SpeedChange(msgspec.Struct, frozen=True):
     """How one figure changed, as a share of its speed (0.1: a tenth was lost).
 
@@ -68,40 +102,6 @@ def length_in_words(seconds: float) -> str:
     ('42 s', '10.0 min')
     """
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
-
-
-@check(
-    "burn.drift",
-    title="Sustained load does not make the GPUs slower",
-    level="burn",
-    needs_gpu=False,
-    limits=(_WARN_LOSS, _FAIL_LOSS, _LEAST_S),
-)
-def drift(case: Case) -> Iterator[Finding]:
-    """Compare the last minute with the first half minute, for each rank and figure."""
-    burn = case.measurements.burn
-    if burn is None:
-        yield absent(case, "burn", "drift under load")
-        return
-    yield from ended_early(case, "drift under load")
-    who = ranks_in_words(case, case.measurements.launch.world_size if case.measurements.launch else 0)
-    rounds = f"{burn.rounds} round{'s' if burn.rounds != 1 else ''} in {length_in_words(burn.duration_s)}"
-    drifts = [_drift(case, series, burn.series) for series in burn.series]
-    most = max(drifts, key=lambda d: d.loss, default=None)
-    if not on_gpus(case):
-        changed = f"; most changed: {_of_rank(most)}{most.words}" if most else ""
-        yield skip(NODE, f"{who}: {rounds}{changed}, not judged")
-        return
-    too_little = _too_little(case, burn, rounds)
-    if too_little is not None:
-        yield too_little
-        return
-    slower = [d for d in drifts if d.loss >= case.limit(_WARN_LOSS, _gpu(case, d.series))]
-    yield from _judged(case, [d for d in slower if d.steady])
-    yield from _noisy(case, [d for d in slower if not d.steady])
-    if most and not slower and not case.measurements.problems:
-        text = f"{who}, {rounds}: most changed is {_of_rank(most)}{most.words}"
-        yield ok(NODE, Found(text, round(most.loss, 3), "share"), _expected(case, _WARN_LOSS))
 
 
 def _noisy(case: Case, drifts: Sequence[SpeedChange]) -> Iterator[Finding]:

@@ -20,19 +20,6 @@ CORRECT = "collective.correct"
 _SHOWN = 8  # of many wrong results
 
 
-class _Wrong(msgspec.Struct, frozen=True):
-    """One measurement with wrong results: the ranks that got them, and those whose part is missing."""
-
-    what: str
-    size_bytes: int
-    wrong_ranks: tuple[int, ...]
-    missing_ranks: tuple[int, ...] = ()
-
-    @property
-    def text(self) -> str:
-        return f"{self.what} {short_size(self.size_bytes)}"
-
-
 @check(
     CORRECT,
     title="Sums over all ranks are exactly right",
@@ -75,6 +62,19 @@ def correct(case: Case) -> Iterator[Finding]:
     ops = ", ".join(dict.fromkeys(c.op for c in done))
     span = short_size(sizes[0]) if len(sizes) == 1 else f"{short_size(sizes[0])} to {short_size(sizes[-1])}"
     yield ok(NODE, f"{ops} of {span} exactly right on {who}", Expected("0 wrong elements", "==", 0))
+
+
+class _Wrong(msgspec.Struct, frozen=True):
+    """One measurement with wrong results: the ranks that got them, and those whose part is missing."""
+
+    what: str
+    size_bytes: int
+    wrong_ranks: tuple[int, ...]
+    missing_ranks: tuple[int, ...] = ()
+
+    @property
+    def text(self) -> str:
+        return f"{self.what} {short_size(self.size_bytes)}"
 
 
 def rank_count(case: Case) -> int:

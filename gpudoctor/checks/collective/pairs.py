@@ -42,28 +42,6 @@ _FAIL_SHARE = Limit(
 )
 
 
-class _Pair(msgspec.Struct, frozen=True):
-    """A measured pair and its connection.
-
-    `direct`: certainly not through the host. `usual_gb_s`: what the others of its kind reach; 0: not computed.
-    """
-
-    measured: PairBandwidth
-    joined: Joined
-    direct: bool
-    usual_gb_s: float = 0.0
-
-    @property
-    def gb_s(self) -> float:
-        return self.measured.busbw_gb_s
-
-    @property
-    def noisy(self) -> bool:
-        """Whether its excess time over the others is within its own scatter."""
-        usual_us = self.measured.size_bytes / self.usual_gb_s / 1e3
-        return self.measured.time_us - usual_us < _NOISE_DEVIATIONS * self.measured.time_us_mad
-
-
 @check(
     "collective.pairs",
     title="Every two GPUs exchange data as fast as the other pairs of their kind",
@@ -92,6 +70,28 @@ def pairs(case: Case) -> Iterator[Finding]:
     right = [pair for pair in found if not pair.measured.wrong_ranks]  # collective.correct reports the others
     for kind in dict.fromkeys(pair.joined.alike for pair in right):
         yield from _alike(case, [pair for pair in right if pair.joined.alike == kind])
+
+
+class _Pair(msgspec.Struct, frozen=True):
+    """A measured pair and its connection.
+
+    `direct`: certainly not through the host. `usual_gb_s`: what the others of its kind reach; 0: not computed.
+    """
+
+    measured: PairBandwidth
+    joined: Joined
+    direct: bool
+    usual_gb_s: float = 0.0
+
+    @property
+    def gb_s(self) -> float:
+        return self.measured.busbw_gb_s
+
+    @property
+    def noisy(self) -> bool:
+        """Whether its excess time over the others is within its own scatter."""
+        usual_us = self.measured.size_bytes / self.usual_gb_s / 1e3
+        return self.measured.time_us - usual_us < _NOISE_DEVIATIONS * self.measured.time_us_mad
 
 
 def _joined(case: Case, measured: Sequence[PairBandwidth]) -> list[_Pair]:

@@ -63,6 +63,34 @@ _LEAST_SIZE = 4096
 _CAPPED_SHARE = 0.5  # of the time: below, the clock was not the power limit's choice
 
 
+@check(
+    "compute.gemm",
+    title="Every GPU multiplies matrices as fast as its siblings",
+    impact="slow-gpu",
+    level="full",
+    needs_gpu=False,
+    limits=(_GEMM_PEER_WARN, _GEMM_PEER_FAIL, _ACHIEVED_WARN_SHARE, _ACHIEVED_FAIL_SHARE, _GEMM_PEAK_WARN),
+    explains=("train.balance", "burn.drift"),
+)
+def gemm(case: Case) -> Iterator[Finding]:
+    """Judge the first type measured (bf16, or fp16 before Ampere) by the siblings and by the model's known rates."""
+    done = [each for each in case.measurements.compute if each.gemms]
+    yield from compute_gaps(case, "matrix products", done)
+    if done and not on_gpus(case):
+        yield skip(NODE, f"{ranks_in_words(case, len(done))}: {_gemm_text(done[0])}, not judged")
+        return
+    figures = {each.rank: each.gemms[0].tflops for each in done}
+    for group in by_model(case, figures):
+        alike = {rank: figures[rank] for rank in group}
+        for rank in group:
+            own = next(each for each in done if each.rank == rank)
+            siblings = _sibling_bar(against_others(rank, alike), figures[rank], _GEMM_PEER_WARN, _GEMM_PEER_FAIL)
+            bars, noise = (*siblings, *_known_rates(case, own)), 3 * own.gemms[0].tflops_mad
+            evidence = tuple(Evidence(g.dtype, f"{g.tflops:.4g} TFLOP/s (MAD {g.tflops_mad:.2g})") for g in own.gemms)
+            rate = MeasuredRate(rank, figures[rank], _gemm_text(own), bars, evidence, noise)
+            yield judged_rate(case, rate, group, "TFLOP/s")
+
+
 class MeasuredRate(msgspec.Struct, frozen=True):
     """One rank's figure: the value to judge, its text, its yardsticks, and its `noise` in the unit of `value`."""
 
@@ -104,34 +132,6 @@ def judged_rate(case: Case, rate: MeasuredRate, group: Sequence[int], unit: str)
         likely="; ".join(causes) or "no reading explains it: the GPU itself is slow",
         advice=_LOOK,
     )
-
-
-@check(
-    "compute.gemm",
-    title="Every GPU multiplies matrices as fast as its siblings",
-    impact="slow-gpu",
-    level="full",
-    needs_gpu=False,
-    limits=(_GEMM_PEER_WARN, _GEMM_PEER_FAIL, _ACHIEVED_WARN_SHARE, _ACHIEVED_FAIL_SHARE, _GEMM_PEAK_WARN),
-    explains=("train.balance", "burn.drift"),
-)
-def gemm(case: Case) -> Iterator[Finding]:
-    """Judge the first type measured (bf16, or fp16 before Ampere) by the siblings and by the model's known rates."""
-    done = [each for each in case.measurements.compute if each.gemms]
-    yield from compute_gaps(case, "matrix products", done)
-    if done and not on_gpus(case):
-        yield skip(NODE, f"{ranks_in_words(case, len(done))}: {_gemm_text(done[0])}, not judged")
-        return
-    figures = {each.rank: each.gemms[0].tflops for each in done}
-    for group in by_model(case, figures):
-        alike = {rank: figures[rank] for rank in group}
-        for rank in group:
-            own = next(each for each in done if each.rank == rank)
-            siblings = _sibling_bar(against_others(rank, alike), figures[rank], _GEMM_PEER_WARN, _GEMM_PEER_FAIL)
-            bars, noise = (*siblings, *_known_rates(case, own)), 3 * own.gemms[0].tflops_mad
-            evidence = tuple(Evidence(g.dtype, f"{g.tflops:.4g} TFLOP/s (MAD {g.tflops_mad:.2g})") for g in own.gemms)
-            rate = MeasuredRate(rank, figures[rank], _gemm_text(own), bars, evidence, noise)
-            yield judged_rate(case, rate, group, "TFLOP/s")
 
 
 def _gemm_text(own: ComputeRank) -> str:

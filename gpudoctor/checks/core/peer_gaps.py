@@ -24,8 +24,7 @@ _KIND = attrgetter(
 )
 _PORT_KIND = attrgetter("driver", "adapter", "link_layer", "virtual_function")
 _NO_GPU: Kind = ("",) * len(_KIND(Gpu(0, "")))
-# how the reason begins: an impossible number in a file; what was not asked, in facts older than the kind `not_asked`
-_IMPOSSIBLE, _NOT_ASKED = "not understood", "not asked"
+_IMPOSSIBLE = "not understood"  # how the reason begins for a number in a file that cannot be
 _ANY_GPU: Kind = (None,) * len(_NO_GPU)
 _READINGS = ("memory_total_mib", "memory_used_mib", "thermal.", "power.", "clocks.", "utilization.")
 # texts mention these only if they are so
@@ -153,8 +152,7 @@ def _lacking(fact: Fact) -> list[str]:
 def _is_gap(name: str, value: object) -> bool:
     if isinstance(value, Missing):
         # what a driver failed to read has checks of its own
-        unanswered = value.kind in ("absent", "unsupported") and not value.reason.startswith(_NOT_ASKED)
-        return unanswered or value.reason.startswith(_IMPOSSIBLE)
+        return value.kind in ("absent", "unsupported") or value.reason.startswith(_IMPOSSIBLE)
     return value == () and name in _OF_THE_BOARD
 
 

@@ -49,18 +49,18 @@ def pci_gpus(node: Node) -> tuple[PciDevice, ...] | Missing:
     return tuple(d for d in devices if d.pci_class.lower().removeprefix("0x")[:4] in ("0300", "0302"))
 
 
-def confined(node: Node) -> str | None:
+def why_confined(node: Node) -> str | None:
     """Text for what keeps GPUs of the machine from this process (device files, a Slurm job); None if nothing does."""
-    gave, shown = slurm_gave(node), shown_count(node)
+    slurm, shown = slurm_allocation(node), shown_count(node)
     if known(node.driver.denied_gpus):
-        of_job = f"; {gave.words}" if gave and gave.count == shown else ""
+        of_job = f"; {slurm.variable}" if slurm and slurm.count == shown else ""
         return f"their device files may not be opened here (device cgroup or file mode{of_job})"
     # if all device files may be opened, nothing is confined, whatever the job was given
-    if gave is None or gave.count != shown or known(node.driver.denied_gpus) is not None:
+    if slurm is None or slurm.count != shown or known(node.driver.denied_gpus) is not None:
         return None
     on_bus = known(pci_gpus(node))
     whole = on_bus is not None and len(on_bus) <= shown
-    return None if whole else f"the job was given {gave.count} GPUs by {gave.words}"
+    return None if whole else f"the job was given {slurm.count} GPUs by {slurm.variable}"
 
 
 def shown_count(node: Node) -> int:
@@ -69,14 +69,14 @@ def shown_count(node: Node) -> int:
     return len(node.gpus) if count is None else count
 
 
-class Gave(msgspec.Struct, frozen=True):
+class SlurmAllocation(msgspec.Struct, frozen=True):
     """The number of GPUs Slurm gave this process on this node, and the variable that contains it."""
 
     count: int
-    words: str
+    variable: str
 
 
-def slurm_gave(node: Node) -> Gave | None:
+def slurm_allocation(node: Node) -> SlurmAllocation | None:
     """The smallest number of GPUs in Slurm's variables that is at least what the driver shows.
 
     A task may be confined to fewer GPUs than its step, and a step to fewer than its job. None if Slurm's variables
@@ -97,7 +97,7 @@ def slurm_gave(node: Node) -> Gave | None:
     if not given or not any(name.startswith("SLURM") for _, name in counts):
         return None
     count, name = min(given, key=lambda item: item[0])
-    return Gave(count, f"{name}={node.environment.get(name)}")
+    return SlurmAllocation(count, f"{name}={node.environment.get(name)}")
 
 
 def indices(text: str | None) -> set[int] | None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from gpudoctor.checks.core.sight import hidden
+from gpudoctor.checks.core.visibility import why_hidden
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
@@ -33,7 +33,7 @@ def conflicts_marked(node: Node) -> Node:
     driver, pci = node.driver, node.pci
     devices = {device.bus_id for device in known(pci.nvidia_devices) or ()}
     # a container may show only a part of /sys and /proc
-    answers = known(driver.init_code) == 0 and hidden(node) is None
+    answers = known(driver.init_code) == 0 and why_hidden(node) is None
     if driver.module_loaded is False and answers:
         text = "the kernel module is not loaded, by the list of modules, but the driver answers"
         driver = replace(driver, module_loaded=Missing(text, "failed"), init_code=Missing(text, "failed"))

@@ -24,18 +24,18 @@ from gpudoctor.checks.core.finding import (
     warn,
 )
 from gpudoctor.checks.core.registry import check
-from gpudoctor.checks.core.scope import confined, pci_gpus, shown_count, slurm_gave
-from gpudoctor.checks.core.sight import (
+from gpudoctor.checks.core.scope import pci_gpus, shown_count, slurm_allocation, why_confined
+from gpudoctor.checks.core.subject import NODE, Subject
+from gpudoctor.checks.core.visibility import (
     REFUSED,
-    Unseen,
+    HiddenGpus,
     bus_gpus,
     drained_gpus,
     excluded_gpus,
-    narrowed,
+    hidden_gpus,
     refused_handles,
-    unseen,
+    why_narrowed,
 )
-from gpudoctor.checks.core.subject import NODE, Subject
 from gpudoctor.checks.driver.loaded import INIT_OK
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
@@ -47,10 +47,6 @@ _BOARDS = (4, 8)
 _OTHER_BOARDS = ("Pascal", "Volta")
 _SEE_BUS = Advice("See what is on the bus.", "lspci -d 10de:")
 _GONE_FROM_BUS: list[Advice | str] = [_SEE_BUS, "Power-cycle the node; still gone: hardware case."]
-
-
-def _shown_by_driver(shown: int) -> Evidence:
-    return Evidence("number of GPUs, driver", str(shown))
 
 
 @check(
@@ -72,8 +68,8 @@ def count(case: Case) -> Iterator[Finding]:
     if shown is None:
         yield from _without_number(case)
         return
-    away, limited = unseen(case.node), narrowed(case.node)
-    problems = (*_gone(case, shown, away), *_failed_to_start(case, away, limited), *_expected(case, shown, limited))
+    hidden, limited = hidden_gpus(case.node), why_narrowed(case.node)
+    problems = (*_gone(case, shown, hidden), *_failed_to_start(case, hidden, limited), *_expected(case, shown, limited))
     # a GPU that an operator took from use is no reason for another one to be missing
     problems = (*_taken_from_use(case), *(problems or _empty_sockets(case, limited)))
     yield from problems
@@ -82,6 +78,10 @@ def count(case: Case) -> Iterator[Finding]:
         yield unknown(NODE, f"the driver counts {shown} GPUs, and only {len(case.node.gpus)} of them told anything")
     elif not problems:
         yield _as_shown(case, shown, limited)
+
+
+def _shown_by_driver(shown: int) -> Evidence:
+    return Evidence("number of GPUs, driver", str(shown))
 
 
 def _number_shown(case: Case) -> int | None:
@@ -102,12 +102,12 @@ def _without_number(case: Case) -> Iterator[Finding]:
         yield unread(NODE, "the driver's number of GPUs", missing if isinstance(missing, Missing) else Missing("?"))
 
 
-def _failed_to_start(case: Case, away: Unseen, limited: str | None) -> Iterator[Finding]:
+def _failed_to_start(case: Case, hidden: HiddenGpus, limited: str | None) -> Iterator[Finding]:
     """GPUs that did not start, by the kernel log, unless the driver shows a part of them only."""
     node = case.node
     part = node.driver.init_code == INIT_OK and isinstance(node.driver.device_count, Missing) and bool(node.gpus)
     if not part and not limited:
-        missing = {device.bus_id for device in away.gone}
+        missing = {device.bus_id for device in hidden.missing}
         yield from (finding for finding in failed_starts(case) if finding.subject.bus_id not in missing)
 
 
@@ -158,31 +158,33 @@ def _taken_from_use(case: Case) -> Iterator[Finding]:
         )
 
 
-def _gone(case: Case, shown: int, away: Unseen) -> Iterator[Finding]:
-    total = shown + away.outside + len(away.gone)
-    if away.lacking != len(away.gone):
-        gave = slurm_gave(case.node)
-        given = shown + away.lacking
-        whose = "that Slurm gave this job" if gave else "that this process may see"
+def _gone(case: Case, shown: int, hidden: HiddenGpus) -> Iterator[Finding]:
+    total = shown + hidden.outside + len(hidden.missing)
+    if hidden.lacking != len(hidden.missing):
+        slurm = slurm_allocation(case.node)
+        given = shown + hidden.lacking
+        whose = "that Slurm gave this job" if slurm else "that this process may see"
         yield fail(
             NODE,
             Found(f"the driver shows {shown} of the {given} GPUs {whose}", shown, "GPUs"),
-            Expected(f"{given} GPUs", "==", given, "GPUs", gave.words if gave else "PCI bus"),
+            Expected(f"{given} GPUs", "==", given, "GPUs", slurm.variable if slurm else "PCI bus"),
             _shown_by_driver(shown),
-            Evidence("GPUs on the PCI bus that may be it", ", ".join(device.bus_id for device in away.gone) or "none"),
+            Evidence(
+                "GPUs on the PCI bus that may be it", ", ".join(device.bus_id for device in hidden.missing) or "none"
+            ),
             likely="a GPU fell off the bus or did not start with the driver",
             advice=["On the node, outside of the job, run gpudoctor check gpu.count: it names the GPU."],
         )
         return
     models = [str(known(g.pci_device_id) or "").lower() for g in case.node.gpus]
-    for device in away.gone:
+    for device in hidden.missing:
         model = (known(device.device_id) or "").lower().removeprefix("0x")
         # an unbound GPU of a model that no other GPU here has may just be too old for this driver
         foreign = known(device.driver) is None and bool(models) and not any(model in m for m in models)
         yield (warn if foreign and model else fail)(
             Subject(kind="gpu", bus_id=device.bus_id),
             Found(f"on the PCI bus, but not shown by the driver ({shown} of {total} GPUs)", shown, "GPUs"),
-            Expected(f"{total - away.outside} GPUs", "==", total - away.outside, "GPUs", "PCI bus"),
+            Expected(f"{total - hidden.outside} GPUs", "==", total - hidden.outside, "GPUs", "PCI bus"),
             _shown_by_driver(shown),
             Evidence(f"PCI function {device.bus_id}", f"driver {known(device.driver) or 'none bound'}"),
             likely="a model that this driver does not support"
@@ -259,7 +261,7 @@ def _empty_sockets(case: Case, limited: str | None) -> Iterator[Finding]:
 def _written_down_for_here(case: Case) -> bool:
     """Whether this is a container with all GPUs, and a configuration with their number."""
     visible = case.node.environment.get("NVIDIA_VISIBLE_DEVICES")
-    refused = refused_handles(case.node) > 0 or confined(case.node) is not None
+    refused = refused_handles(case.node) > 0 or why_confined(case.node) is not None
     return case.expect.gpus is not None and visible in (None, "", "all") and not refused
 
 

@@ -10,8 +10,8 @@ from gpudoctor.checks.core.explains import SPEEDS
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, unread, warn
 from gpudoctor.checks.core.gpu_use import BUSY_PCT, UNSEEN_MIB, readings_of, use_of_gpu
 from gpudoctor.checks.core.registry import check
-from gpudoctor.checks.core.sight import REFUSED, hidden, refused_handles
 from gpudoctor.checks.core.subject import of_gpu
+from gpudoctor.checks.core.visibility import REFUSED, refused_handles, why_hidden
 from gpudoctor.facts.model.gpu import Gpu, GpuProcess
 from gpudoctor.facts.model.missing import Missing, known
 
@@ -123,7 +123,7 @@ def _name(process: GpuProcess) -> str:
 
 def _unseen(case: Case, gpu: Gpu) -> str | None:
     """Why an empty process list proves nothing here; None if it does."""
-    if reason := hidden(case.node) or (REFUSED if refused_handles(case.node) else None):
+    if reason := why_hidden(case.node) or (REFUSED if refused_handles(case.node) else None):
         return reason
     if known(gpu.settings.mig_enabled):
         return "MIG: processes belong to instances"

@@ -25,8 +25,8 @@ from gpudoctor.checks.core.finding import (
 from gpudoctor.checks.core.peer_gaps import lacking_values
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.runner import NO_GPU
-from gpudoctor.checks.core.sight import denied
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
+from gpudoctor.checks.core.visibility import denied
 from gpudoctor.checks.gpu.recovery_actions import RECOVERY_ACTIONS, RecoveryAction
 from gpudoctor.facts.model.gpu import CallError, Gpu
 from gpudoctor.facts.model.missing import NOT_READ, Missing, known
@@ -45,17 +45,6 @@ _ERR_ADVICE = (
     Advice("Ask it again: an error that stays has a name there.", "nvidia-smi -q"),
     "It stays: drain the node and reset the GPU, or reboot; open a hardware case if it comes back.",
 )
-
-
-def reset_advice(gpu: Gpu) -> list[Advice]:
-    """Steps to drain and reset the GPU, and what to do if that does not help."""
-    return [
-        Advice(
-            "Drain the node, end the processes on the GPU, and reset it.", f"nvidia-smi --gpu-reset -i {gpu.smi_id}"
-        ),
-        Advice("On an NVSwitch node reset all GPUs together, or reboot.", "reboot"),
-        Advice("It comes back: open a hardware case with the report.", "nvidia-bug-report.sh"),
-    ]
 
 
 @check(
@@ -85,6 +74,17 @@ def lost(case: Case) -> Iterator[Finding]:
         yield _off_bus(of_gpu(gpu)) if off else _alive(case, gpu)
     for bus_id in sorted(silent - {gpu.bus_id for gpu in case.node.gpus}):
         yield _off_bus(Subject(kind="gpu", bus_id=bus_id))
+
+
+def reset_advice(gpu: Gpu) -> list[Advice]:
+    """Steps to drain and reset the GPU, and what to do if that does not help."""
+    return [
+        Advice(
+            "Drain the node, end the processes on the GPU, and reset it.", f"nvidia-smi --gpu-reset -i {gpu.smi_id}"
+        ),
+        Advice("On an NVSwitch node reset all GPUs together, or reboot.", "reboot"),
+        Advice("It comes back: open a hardware case with the report.", "nvidia-bug-report.sh"),
+    ]
 
 
 def _without_handle(case: Case) -> Iterator[Finding]:

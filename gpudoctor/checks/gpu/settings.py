@@ -11,8 +11,8 @@ from gpudoctor.checks.core.each_gpu import first_unread, in_virtual_machine, tru
 from gpudoctor.checks.core.explains import VIEWS, Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, unread, warn
 from gpudoctor.checks.core.registry import check
-from gpudoctor.checks.core.sight import hidden, refused_handles
 from gpudoctor.checks.core.subject import NODE, of_gpu
+from gpudoctor.checks.core.visibility import refused_handles, why_hidden
 from gpudoctor.checks.gpu.in_use import unified_memory
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
@@ -131,7 +131,7 @@ def _persistence(case: Case, gpu: Gpu) -> Iterator[Finding]:
     Not in guests, which cannot see or set it, nor with a desktop, which keeps the driver loaded, nor on a laptop,
     which powers its GPU off between uses on purpose.
     """
-    narrow = hidden(case.node) is not None or refused_handles(case.node) > 0
+    narrow = why_hidden(case.node) is not None or refused_handles(case.node) > 0
     guest = narrow or in_virtual_machine(case.node, [gpu])
     awake = known(gpu.settings.display_active) is True or unified_memory(case, gpu)
     laptop = "laptop gpu" in (known(gpu.name) or "").lower()

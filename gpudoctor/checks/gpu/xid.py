@@ -12,8 +12,8 @@ from gpudoctor.checks.core.each_gpu import shown_by_driver
 from gpudoctor.checks.core.explains import Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, Status, ok, skip, unknown, unread
 from gpudoctor.checks.core.registry import check
-from gpudoctor.checks.core.sight import NotShown, not_shown
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
+from gpudoctor.checks.core.visibility import HiddenGpu, state_of_hidden
 from gpudoctor.checks.gpu.recovery_actions import RESETS
 from gpudoctor.checks.gpu.xid_judged import ClassifiedEvent, judge_events, start_failed
 from gpudoctor.facts.model.missing import Missing, known
@@ -147,14 +147,16 @@ def _elsewhere(
             continue
         subject = Subject(kind="gpu", bus_id=bus) if bus else NODE
         finding = _finding(subject, judged, notes)
-        away = not_shown(case.node, bus) if bus else NotShown("gone")
+        hidden = state_of_hidden(case.node, bus) if bus else HiddenGpu("missing")
         if bus and case.scope is not None:
-            away = NotShown("outside", away.why or case.scope_reason)
+            hidden = HiddenGpu("outside", hidden.why or case.scope_reason)
         codes = ", ".join(sorted({_name(item) for item in judged}))
-        if away.kind == "outside":
-            yield skip(subject, f"{codes} on a GPU outside what is judged here" + (f": {away.why}" if away.why else ""))
-        elif away.kind == "open" and finding.status is not Status.PASS:
-            yield unknown(subject, f"{codes} on a GPU that may be this job's own: {away.why}", *finding.evidence)
+        if hidden.kind == "outside":
+            yield skip(
+                subject, f"{codes} on a GPU outside what is judged here" + (f": {hidden.why}" if hidden.why else "")
+            )
+        elif hidden.kind == "open" and finding.status is not Status.PASS:
+            yield unknown(subject, f"{codes} on a GPU that may be this job's own: {hidden.why}", *finding.evidence)
         else:
             yield finding
 

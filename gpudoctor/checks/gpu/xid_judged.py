@@ -110,7 +110,6 @@ def judge_events(events: Iterable[KernelEvent], gpu: Gpu | None, starts: bool = 
     settled_before = max(
         (i for i, e in enumerate(events) if e.code == RECOVERY_CHANGED and _target(e) == 0), default=-1
     )
-    fit_now = gpu is not None and not untrusted(gpu) and known(gpu.recovery_action) == "none"
     refusals = [event for event in events if (reported := _meaning(event)) is not None and reported.other_driver]
     judged = []
     for position, event in enumerate(events):
@@ -119,13 +118,22 @@ def judge_events(events: Iterable[KernelEvent], gpu: Gpu | None, starts: bool = 
         refused = event.kind != "off-bus" and start_failed(event) and any(follows(event, one) for one in refusals)
         if item is None or (refused and item.likely is None):
             continue
-        settled = position < settled_before
-        if (item.bucket == "reset" and (settled or fit_now)) or (item.bucket == "hardware" and settled):
-            since = "the GPU asks for no reset, but a link is down" if _link_down(item, gpu) else "settled since"
-            item = msgspec.structs.replace(item, bucket="watch", words=f"{item.words} ({since})")
-        judged.append(item)
+        judged.append(_settled(item, gpu) if _is_settled(item, gpu, position < settled_before) else item)
     # among equally bad ones, those that a bad link cannot explain come first: core/causes.py looks at the first
     return sorted(judged, key=lambda item: (BUCKETS.index(item.bucket), item.event.code in LINK_CODES))
+
+
+def _is_settled(item: ClassifiedEvent, gpu: Gpu | None, all_settled: bool) -> bool:
+    """Whether nothing is left to do: by a later Xid 154, or for resettable errors by the GPU itself."""
+    if item.bucket not in ("reset", "hardware"):
+        return False
+    is_fit = gpu is not None and not untrusted(gpu) and known(gpu.recovery_action) == "none"
+    return all_settled or (item.bucket == "reset" and is_fit)
+
+
+def _settled(item: ClassifiedEvent, gpu: Gpu | None) -> ClassifiedEvent:
+    since = "the GPU asks for no reset, but a link is down" if _link_down(item, gpu) else "settled since"
+    return msgspec.structs.replace(item, bucket="watch", words=f"{item.words} ({since})")
 
 
 def _link_down(item: ClassifiedEvent, gpu: Gpu | None) -> bool:

@@ -50,14 +50,6 @@ _CLASS_FAIL_SHARE = Limit(
 )
 
 
-class _Slow(NamedTuple):
-    """A pair below a limit, the yardstick with that limit, and the status."""
-
-    pair: Joined
-    bar: Yardstick
-    kind: Literal["warn", "fail"]
-
-
 @check(
     "link.peer",
     title="Every GPU reaches every other fast, and every byte arrives right",
@@ -88,6 +80,14 @@ def peer(case: Case) -> Iterator[Finding]:
     for pair in closed:
         yield _closed(pair)
     yield from _speeds(case, [pair for pair in pairs if pair not in closed and pair not in bad])
+
+
+class _Slow(NamedTuple):
+    """A pair below a limit, the yardstick with that limit, and the status."""
+
+    pair: Joined
+    bar: Yardstick
+    kind: Literal["warn", "fail"]
 
 
 def _ranks(links: Sequence[PeerLink]) -> int:

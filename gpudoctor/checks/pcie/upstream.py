@@ -31,26 +31,6 @@ from gpudoctor.facts.model.links import GT_S, generation_of
 from gpudoctor.facts.model.missing import Missing, known
 
 
-class Hop(msgspec.Struct, frozen=True):
-    """A link above the GPU: its two ends, its state, and what both ends could do."""
-
-    child: PcieHop
-    parent: PcieHop
-    width: int | None
-    width_possible: int | None
-    speed_gt_s: float | None
-    speed_possible_gt_s: float | None
-
-    @property
-    def narrow(self) -> bool:
-        return self.width is not None and self.width_possible is not None and self.width < self.width_possible
-
-    @property
-    def slow(self) -> bool:
-        now, possible = self.speed_gt_s, self.speed_possible_gt_s
-        return now is not None and possible is not None and now < possible
-
-
 @check(
     "pcie.upstream",
     title="Every link above the GPUs, up to the root, is at full width and speed",
@@ -86,6 +66,26 @@ def upstream(case: Case) -> Iterator[Finding]:
         yield _bad_hop(case, hop, behind, rest)
     for gpu in rest:
         yield _clean(gpu)
+
+
+class Hop(msgspec.Struct, frozen=True):
+    """A link above the GPU: its two ends, its state, and what both ends could do."""
+
+    child: PcieHop
+    parent: PcieHop
+    width: int | None
+    width_possible: int | None
+    speed_gt_s: float | None
+    speed_possible_gt_s: float | None
+
+    @property
+    def narrow(self) -> bool:
+        return self.width is not None and self.width_possible is not None and self.width < self.width_possible
+
+    @property
+    def slow(self) -> bool:
+        now, possible = self.speed_gt_s, self.speed_possible_gt_s
+        return now is not None and possible is not None and now < possible
 
 
 def links_above(gpu: Gpu) -> list[Hop]:

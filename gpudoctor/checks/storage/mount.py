@@ -69,6 +69,19 @@ _WARN_INODES = Limit(
 _NOT_CHOSEN = {"working directory", DATA}
 
 
+@check("storage.mount", title="What training reads and writes is mounted, and answers", impact="costs", needs_gpu=False)
+def mounted(case: Case) -> Iterator[Finding]:
+    """Fail for a mount that returns errors or was shut down by the kernel; warn of unusual or slow ones."""
+    mounts = case.node.storage.mounts
+    if isinstance(mounts, Missing):
+        yield unread(NODE, "mounted file systems", mounts)
+        return
+    for mount in mounts:
+        findings = [*_of_mount(mount), *_of_paths(mount), *_of_devices(mount)]
+        text = f"{mount.fs_type}, {class_words(mount)}, used as {used_for(mount)}"
+        yield from findings or [ok(subject_of(mount), Found(text), None, mount_evidence(mount))]
+
+
 def subject_of(mount: StorageMount) -> Subject:
     return of_path(mount.point)
 
@@ -96,19 +109,6 @@ def class_words(mount: StorageMount) -> str:
 
 def bytes_text(size_bytes: float) -> str:
     return gib_text(size_bytes) if size_bytes >= GIB else mib_text(round(size_bytes / MIB) * MIB)
-
-
-@check("storage.mount", title="What training reads and writes is mounted, and answers", impact="costs", needs_gpu=False)
-def mounted(case: Case) -> Iterator[Finding]:
-    """Fail for a mount that returns errors or was shut down by the kernel; warn of unusual or slow ones."""
-    mounts = case.node.storage.mounts
-    if isinstance(mounts, Missing):
-        yield unread(NODE, "mounted file systems", mounts)
-        return
-    for mount in mounts:
-        findings = [*_of_mount(mount), *_of_paths(mount), *_of_devices(mount)]
-        text = f"{mount.fs_type}, {class_words(mount)}, used as {used_for(mount)}"
-        yield from findings or [ok(subject_of(mount), Found(text), None, mount_evidence(mount))]
 
 
 def _of_mount(mount: StorageMount) -> Iterator[Finding]:

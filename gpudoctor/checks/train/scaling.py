@@ -28,36 +28,6 @@ _DEFAULT_BUCKET_MB = 25
 _GAIN = Limit(0.05, "of the step", "gpudoctor's own choice: less is not worth a setting", name="gain")
 
 
-class EfficiencyFactors(msgspec.Struct, frozen=True):
-    """The factors of the efficiency; their product is the efficiency, exactly.
-
-    `concurrency`: a rank's mean compute time alone, divided by that while all compute (shared power, memory, cores);
-    `balance`: mean divided by maximum of the ranks' compute times; `communication`: the rest, which is what
-    exchanging gradients adds to a step.
-    """
-
-    concurrency: float
-    balance: float
-    communication: float
-
-
-def efficiency_factors(training: Training, efficiency: float) -> EfficiencyFactors | None:
-    """The factors of this efficiency; None if the ranks' solo times are not known.
-
-    With C the compute time and T the step time, alone or with all: T_alone / T_all =
-    [mean C_alone / mean C_all] x [mean C_all / max C_all] x [(max C_all / T_all) / (mean C_alone / T_alone)].
-    The first two factors are those of the POP efficiency model.
-    """
-    solo_ms = [ms for r in training.ranks if (ms := known(r.solo_compute_ms))]
-    together_ms = [r.compute_ms for r in training.ranks]
-    if len(solo_ms) < len(training.ranks) or min(together_ms, default=0.0) <= 0:
-        return None
-    mean_ms = sum(together_ms) / len(together_ms)
-    concurrency = sum(solo_ms) / len(solo_ms) / mean_ms
-    balance = mean_ms / max(together_ms)
-    return EfficiencyFactors(concurrency, balance, efficiency / (concurrency * balance))
-
-
 @check(
     "train.scaling",
     title="All GPUs together are worth nearly their number",
@@ -76,7 +46,7 @@ def scaling(case: Case, training: Training) -> Iterator[Finding]:
         yield unread(NODE, "the step on one rank alone", training.solo_step_ms)
         return
     step_ms = known(training.steady_step_ms)
-    if step_ms is None:  # reports of older versions contain only the measured steps
+    if step_ms is None:  # only the steps with their parts timed
         step_ms = median(r.step_ms for r in training.ranks) or 0.0
     if step_ms <= 0:
         yield unknown(NODE, "scaling: the steps took no time, so nothing was measured")
@@ -109,6 +79,36 @@ def scaling(case: Case, training: Training) -> Iterator[Finding]:
         yield ok(NODE, found, expected, *evidence)
         return
     yield warn(NODE, found, expected, *evidence, likely=_likely(factors), advice=_ADVICE)
+
+
+class EfficiencyFactors(msgspec.Struct, frozen=True):
+    """The factors of the efficiency; their product is the efficiency, exactly.
+
+    `concurrency`: a rank's mean compute time alone, divided by that while all compute (shared power, memory, cores);
+    `balance`: mean divided by maximum of the ranks' compute times; `communication`: the rest, which is what
+    exchanging gradients adds to a step.
+    """
+
+    concurrency: float
+    balance: float
+    communication: float
+
+
+def efficiency_factors(training: Training, efficiency: float) -> EfficiencyFactors | None:
+    """The factors of this efficiency; None if the ranks' solo times are not known.
+
+    With C the compute time and T the step time, alone or with all: T_alone / T_all =
+    [mean C_alone / mean C_all] x [mean C_all / max C_all] x [(max C_all / T_all) / (mean C_alone / T_alone)].
+    The first two factors are those of the POP efficiency model.
+    """
+    solo_ms = [ms for r in training.ranks if (ms := known(r.solo_compute_ms))]
+    together_ms = [r.compute_ms for r in training.ranks]
+    if len(solo_ms) < len(training.ranks) or min(together_ms, default=0.0) <= 0:
+        return None
+    mean_ms = sum(together_ms) / len(together_ms)
+    concurrency = sum(solo_ms) / len(solo_ms) / mean_ms
+    balance = mean_ms / max(together_ms)
+    return EfficiencyFactors(concurrency, balance, efficiency / (concurrency * balance))
 
 
 def _likely(factors: EfficiencyFactors | None) -> str:

@@ -27,7 +27,7 @@ from gpudoctor.text.json_text import json_line
 from gpudoctor.text.output import is_terminal, printable
 
 with lazy_imports():
-    from gpudoctor.cluster.check import coordinator, launch_members, launcher_commands, report
+    from gpudoctor.cluster.check import coordinator, launch_members, launcher_commands, model
 
     # every rank imports this file, but only one of them renders a report
     from gpudoctor.cluster.check import text as cluster_text
@@ -132,15 +132,15 @@ def run_rank(args: argparse.Namespace) -> int:
     return launch_members.run_rank(request_of(args), _output(args))
 
 
-def _output(args: argparse.Namespace) -> report.ClusterOutput:
-    return report.ClusterOutput(lambda made: write_report(made, args), lambda text: _show(text, args))
+def _output(args: argparse.Namespace) -> model.ClusterOutput:
+    return model.ClusterOutput(lambda made: write_report(made, args), lambda text: _show(text, args))
 
 
-def request_of(args: argparse.Namespace) -> report.ClusterCheckRequest:
+def request_of(args: argparse.Namespace) -> model.ClusterCheckRequest:
     """The request from the options of check or rank; options of the other command keep their defaults."""
     return request_from(
         args,
-        report.ClusterCheckRequest,
+        model.ClusterCheckRequest,
         faults=args.fault,
         deadline_s=args.deadline,
         at_least_gbit_s=args.at_least,
@@ -148,7 +148,7 @@ def request_of(args: argparse.Namespace) -> report.ClusterCheckRequest:
     )
 
 
-def write_report(made: report.ClusterReport, args: argparse.Namespace) -> int:
+def write_report(made: model.ClusterReport, args: argparse.Namespace) -> int:
     """Write the report to the file that `-o` names, else to stdout; return its exit code.
 
     An error is on stderr already; in text format it is written nowhere else.
@@ -156,7 +156,7 @@ def write_report(made: report.ClusterReport, args: argparse.Namespace) -> int:
     if made.error is not None and args.format != "json":
         return made.exit_code
 
-    def rendered(made: report.ClusterReport, to_file: bool) -> str:
+    def rendered(made: model.ClusterReport, to_file: bool) -> str:
         if args.format == "json":
             return json_line(made)
         color = output_color(args.color, to_file=to_file)

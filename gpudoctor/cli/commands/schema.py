@@ -18,7 +18,7 @@ with lazy_imports():
 _TYPES = {
     "facts": ("gpudoctor.facts.model.node", "Node"),
     "config": ("gpudoctor.api.config", "Config"),
-    "cluster": ("gpudoctor.cluster.check.report", "ClusterReport"),
+    "cluster": ("gpudoctor.cluster.check.model", "ClusterReport"),
     "fleet": ("gpudoctor.cluster.fleet.model", "Fleet"),
     "comparison": ("gpudoctor.cluster.baseline.compare", "Comparison"),
     "plan": ("gpudoctor.plan.model", "Plan"),

@@ -11,7 +11,7 @@ import msgspec
 
 from gpudoctor.cluster.check import messages
 from gpudoctor.cluster.check.hub import Hub, MemberSilence, names_of_missing
-from gpudoctor.cluster.check.report import Backend, ClusterRunPlan
+from gpudoctor.cluster.check.model import Backend, ClusterRunPlan
 from gpudoctor.cluster.outliers import slow_pairs
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.network import Reach

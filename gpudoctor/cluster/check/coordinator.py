@@ -18,7 +18,7 @@ from gpudoctor.cluster.check.hub import Hub
 from gpudoctor.cluster.check.inter_node_findings import SLOW_SHARE
 from gpudoctor.cluster.check.judge import judge_cluster
 from gpudoctor.cluster.check.messages import DEFAULT_SILENCE_S
-from gpudoctor.cluster.check.report import (
+from gpudoctor.cluster.check.model import (
     SCHEMA,
     ClusterCheckRequest,
     ClusterOutput,

@@ -19,7 +19,7 @@ from gpudoctor.checks.core.finding import (
 )
 from gpudoctor.checks.core.subject import NODE, Subject
 from gpudoctor.cluster.check.cluster_run import ClusterSession, Group
-from gpudoctor.cluster.check.report import Backend, node_subject
+from gpudoctor.cluster.check.model import Backend, node_subject
 from gpudoctor.cluster.outliers import name_outliers, slow_pairs, usual_rate
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.collective.merge import Pair

@@ -11,8 +11,7 @@ from gpudoctor.checks.core.finding import Advice, Evidence, Finding, Found, fail
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.cluster.check.cluster_run import ClusterSession, Group, NodeProgress
 from gpudoctor.cluster.check.inter_node_findings import all_reduce_findings, pair_findings
-from gpudoctor.cluster.check.network_findings import network_findings
-from gpudoctor.cluster.check.report import (
+from gpudoctor.cluster.check.model import (
     SCHEMA,
     ClusterReport,
     ClusterRun,
@@ -24,6 +23,7 @@ from gpudoctor.cluster.check.report import (
     node_subject,
     verdict_of,
 )
+from gpudoctor.cluster.check.network_findings import network_findings
 from gpudoctor.facts.model.missing import known
 from gpudoctor.process.exit_codes import FAILED, OK, UNKNOWN
 from gpudoctor.report.judge import REASON_LENGTH, FailOn

@@ -21,6 +21,7 @@ from gpudoctor.cluster.check.hub import Hub
 from gpudoctor.cluster.check.launcher_commands import MemberLaunch, chosen_launcher, in_engine, launch_with
 from gpudoctor.cluster.check.member import HubGoneError, Member
 from gpudoctor.cluster.check.messages import new_secret
+from gpudoctor.cluster.check.model import ClusterCheckRequest, ClusterOutput
 from gpudoctor.cluster.check.placement import (
     TOKEN_VARIABLE,
     JobPlacement,
@@ -30,7 +31,6 @@ from gpudoctor.cluster.check.placement import (
     token_for,
     token_pipe,
 )
-from gpudoctor.cluster.check.report import ClusterCheckRequest, ClusterOutput
 from gpudoctor.errors import UserError
 from gpudoctor.facts.system.environment import node_name
 from gpudoctor.facts.system.network import own_addresses

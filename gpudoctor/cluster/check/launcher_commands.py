@@ -11,8 +11,8 @@ from shutil import which
 
 import msgspec
 
+from gpudoctor.cluster.check.model import ClusterCheckRequest, Launcher
 from gpudoctor.cluster.check.placement import TOKEN_VARIABLE, job_placement
-from gpudoctor.cluster.check.report import ClusterCheckRequest, Launcher
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.sysfs import run_command

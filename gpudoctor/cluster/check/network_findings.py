@@ -19,7 +19,7 @@ from gpudoctor.checks.core.finding import (
 )
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.cluster.check.cluster_run import NodeProgress
-from gpudoctor.cluster.check.report import Backend, node_subject
+from gpudoctor.cluster.check.model import Backend, node_subject
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.system.network import Reach
 from gpudoctor.http.address import is_loopback

@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from gpudoctor.cluster.check.messages import new_secret
-from gpudoctor.cluster.check.report import ClusterCheckRequest
+from gpudoctor.cluster.check.model import ClusterCheckRequest
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.sagemaker import sagemaker_hosts
 from gpudoctor.http.address import TOKEN_BYTES_MAX, checked_token, is_loopback, read_token

@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from gpudoctor.checks.core.finding import PROBLEMS, Finding, Status
-from gpudoctor.cluster.check.report import ClusterReport, InterNodeResult, Judged, NodeResult
+from gpudoctor.cluster.check.model import ClusterReport, InterNodeResult, Judged, NodeResult
 from gpudoctor.report.text import STYLES, TextRows, laid_out, plain, status_word
 from gpudoctor.report.wording import block_rows
 from gpudoctor.text.units import mib_text, rate_text

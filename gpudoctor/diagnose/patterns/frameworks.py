@@ -53,7 +53,7 @@ TORCH = rows(
     ("rendezvous_unreachable", "hostname", r"hostname.{0,200}(?:Name or service not known|Temporary failure in name resolution)"
      r"|The IPv[46] network addresses of \([^)]*\) cannot be retrieved.{0,60}hostname", "echo", 2, False),
     ("rendezvous_timeout", "rendezvoustimeouterror", r"RendezvousTimeoutError", "cause", 3, False),
-    ("rendezvous_timeout", "clients joined", r"waiting for clients\. (?P<joined>\d+)/(?P<world>\d+) clients joined", "cause", 3, False),
+    ("rendezvous_timeout", " joined", r"waiting for (?:clients|workers)\. (?P<joined>\d+)/(?P<world>\d+) \w+ joined", "cause", 3, False),
     ("port_in_use", "address already in use", r"[Aa]ddress already in use", "cause", 3, False),
     ("port_in_use", "eaddrinuse", r"EADDRINUSE", "cause", 3, False),
     ("barrier_failed", "monitoredbarrier", r"(?P<ranks>Rank[s ]*[\d, ]+)(?:failed to pass|in) monitoredBarrier|Ranks? (?P<more>[\d, ]+) failed to pass monitoredBarrier", "cause", 3, False),

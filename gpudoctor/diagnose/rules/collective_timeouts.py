@@ -27,6 +27,12 @@ class Waiting(msgspec.Struct):
     completed: int | None = None
     events: list[Event] = []
 
+    def is_behind(self, latest: int, done: int) -> bool:
+        """Whether it never enqueued the latest collective, or waits in one that others have completed."""
+        if self.enqueued is not None and self.enqueued < latest:
+            return True
+        return self.seq is not None and self.seq <= done and self.seq < latest
+
 
 Groups = dict[Group, dict[int, Waiting]]  # by process group and rank
 
@@ -119,12 +125,7 @@ def _behind(groups: Groups) -> list[Hypothesis]:
             continue
         latest = max((w.seq for w in members.values() if w.seq is not None), default=0)
         done = max((w.completed for w in members.values() if w.completed is not None), default=0)
-        behind = [
-            w
-            for w in members.values()
-            if (w.enqueued is not None and w.enqueued < latest)
-            or (w.seq is not None and w.seq <= done and w.seq < latest)
-        ]
+        behind = [w for w in members.values() if w.is_behind(latest, done)]
         if behind and len(behind) < len(members):
             ranks = tuple(sorted(w.rank for w in behind))
             events = [w.events[0] for w in behind] + [w.events[0] for w in members.values() if w not in behind][:2]
@@ -134,7 +135,7 @@ def _behind(groups: Groups) -> list[Hypothesis]:
 
 
 def _same_everywhere(job: Job, attempt: int, groups: Groups) -> list[Hypothesis]:
-    waiting = [w for members in groups.values() for w in members.values() if w.seq is not None]
+    waiting = _numbered(groups)
     if not waiting:
         return []
     reporting = {w.rank for w in waiting}
@@ -142,8 +143,7 @@ def _same_everywhere(job: Job, attempt: int, groups: Groups) -> list[Hypothesis]
     first = waiting[0]
     silent, size = _silent(job, attempt, waiting, reporting)
     unsaid = _below_the_highest(job, attempt, groups, reporting) if silent is None else silent
-    if len(unsaid) == 1 and unsaid <= job.ranks_heard():
-        silent = unsaid
+    only = unsaid if len(unsaid) == 1 and (silent is not None or unsaid <= job.ranks_heard()) else set()
     if _never_met(job, attempt, waiting):
         text = (
             "the very first collective never ended: these GPUs have never exchanged anything, or a rank that "
@@ -152,19 +152,28 @@ def _same_everywhere(job: Job, attempt: int, groups: Groups) -> list[Hypothesis]
         return [at_events("first_collective_hang", text, events)]
     one_call = _is_one_call(groups, waiting)
     one_place = one_call and len({w.seq for w in waiting}) == 1 and len(groups.keys() - {None}) <= 1
-    if one_place and silent and len(silent) == 1 and len(reporting) >= 2:
-        text = f"all other ranks wait in number {first.seq}; {named(silent)} says nothing"
-        return [Hypothesis("rank_hung", text, events[:4], ranks=tuple(silent))]
+    if one_place and only and len(reporting) >= 2:
+        text = f"all other ranks wait in number {first.seq}; {named(only)} says nothing"
+        return [Hypothesis("rank_hung", text, events[:4], ranks=tuple(only))]
     share = len(reporting) / size if size else 1.0
     if not one_place or len(reporting) < 2 or share < _OVERHEARD:
         return [_undecided(groups, events, reporting, one_call=one_call)]
+    return [_all_in_one_place(first, events, unsaid)]
+
+
+def _numbered(groups: Groups) -> list[Waiting]:
+    """The ranks of all groups that said in which number they wait."""
+    return [w for members in groups.values() for w in members.values() if w.seq is not None]
+
+
+def _all_in_one_place(first: Waiting, events: list[Event], unsaid: set[int]) -> Hypothesis:
     place = f"{first.op.lower()} {first.seq}".lstrip()
     rest = f"; nothing is heard of {named(unsaid)}" if unsaid else ""
     text = (
         f"all ranks heard of wait in the same {place}: none of them is behind{rest}. A rank that is "
         "not in these logs never came, or the transfer itself stands still"
     )
-    return [Hypothesis("timeout_all_same_seq", text, events[:4], confidence="possible")]
+    return Hypothesis("timeout_all_same_seq", text, events[:4], confidence="possible")
 
 
 def _below_the_highest(job: Job, attempt: int, groups: Groups, reporting: set[int]) -> set[int]:

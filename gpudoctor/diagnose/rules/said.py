@@ -25,8 +25,7 @@ def failed_saying(job: Job, attempt: int) -> list[Hypothesis]:
     """The first statement of a cause of its own that nothing outlived, quoted whole."""
     said = statements(job, attempt)
     own = _of_kinds(said, _OWN_KINDS)
-    cut_off = [e for e in said if e.what == "wrapper" and e.word("message") is None]
-    reports = _fatal(job, own) or [e for cut in cut_off for e in _just_before(cut, own)]
+    reports = _fatal(job, own) or _before_a_cut(said, own)
     died = _fatal(job, [e for e in said if e.what == "death"])
     if died and all((e.file, e.line) > (died[0].file, died[0].line) for e in reports):
         return [_death_of_another(died)]  # what the others said then follows from it
@@ -58,6 +57,12 @@ def _fatal(job: Job, said: list[Event]) -> list[Event]:
     return [e for e in said if _is_loud(e) and _ended_it(job, e)]
 
 
+def _before_a_cut(said: list[Event], own: list[Event]) -> list[Event]:
+    """What stands right before a traceback whose exception is cut off."""
+    cut_off = [e for e in said if e.what == "wrapper" and e.word("message") is None]
+    return [e for cut in cut_off for e in _just_before(cut, own)]
+
+
 def _first_of_one_clock(reports: list[Event]) -> Event:
     """The first in the text, or the earliest of its host, whose times are of one clock."""
     first = min(reports, key=lambda e: (e.file, e.line))
@@ -77,7 +82,7 @@ def with_reason(job: Job, attempt: int, death: Hypothesis) -> Hypothesis:
     end = next((e for e in death.events if e.role == "exit"), None)
     if end is None:
         return death
-    own = [e for e in statements(job, attempt) if e.what in _OWN_KINDS and _is_loud(e) and _same_process(job, e, end)]
+    own = [e for e in statements(job, attempt) if e.what in _OWN_KINDS and _is_loud(e) and _same_process(e, end)]
     if own:
         death.text += f"; before that it said: {_message(own[0])}"
         death.events = [*death.events[:3], own[0]]
@@ -154,7 +159,7 @@ def _just_before(first: Event, events: list[Event]) -> list[Event]:
     return sorted((e for e in near if (e.rank, e.pid) == (first.rank, first.pid)), key=lambda e: e.line)
 
 
-def _same_process(job: Job, event: Event, end: Event) -> bool:
+def _same_process(event: Event, end: Event) -> bool:
     if event.file != end.file or event.line >= end.line:
         return False
     if end.rank is not None:

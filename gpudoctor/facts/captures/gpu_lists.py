@@ -26,6 +26,23 @@ _INIT_OK = 0
 _Named = tuple[str, SmiDump]  # the file, and a dump in it
 
 
+class _Reading(msgspec.Struct, frozen=True):
+    """Where readings are from: the kind of text, its file, its time, and which sample of the file it is."""
+
+    kind: str
+    file: str
+    at: str | None
+    sample: int
+
+    def is_before(self, other: _Reading) -> bool:
+        """Whether the other readings are of the same kind, and later: by their time, else further down in one file."""
+        if self.kind != other.kind or (self.at is None) != (other.at is None):
+            return False
+        if self.at is not None and other.at is not None and self.at != other.at:
+            return self.at < other.at
+        return self.file == other.file and self.sample < other.sample
+
+
 class _Place(msgspec.Struct):
     """One GPU, of a dump or of the joined list: the identifiers found so far, and its facts."""
 
@@ -35,16 +52,7 @@ class _Place(msgspec.Struct):
     uuid: str | None
     named: bool  # a dump contains its index
     files: list[str]
-    # of the dump whose readings count: its kind, time, and which sample of its text it is
-    name: str
-    at: str | None
-    sample: int
-
-    def is_before(self, other: _Place) -> bool:
-        """Whether both are readings of one kind, and the other ones are the later ones."""
-        if self.name != other.name or (self.at is None) != (other.at is None):
-            return False
-        return (self.at or "", self.sample) < (other.at or "", other.sample)
+    reading: _Reading  # the one that counts if two differ
 
 
 def joined_dumps(dumps: Iterable[_Named], notes: list[str]) -> SmiDump:
@@ -123,8 +131,8 @@ def _shown(dump: SmiDump, file: str) -> list[_Place]:
         if uuids[uuid] > 1 or not (uuid or "").lower().removeprefix("gpu-").strip("0-x*"):
             uuid = None
         bus_id = gpu.bus_id if _has_address(gpu) else None
-        at = known(dump.collected_at)
-        shown.append(_Place(gpu, gpu.index, bus_id, uuid, dump.indexed, [file], dump.name, at, dump.sample))
+        reading = _Reading(dump.name, file, known(dump.collected_at), dump.sample)
+        shown.append(_Place(gpu, gpu.index, bus_id, uuid, dump.indexed, [file], reading))
     return shown
 
 
@@ -169,9 +177,8 @@ def _joins(places: list[_Place], shown: _Place, dump: SmiDump) -> bool:
     if place is None:
         return False
     _check_same_gpu(place, shown)
-    if place.is_before(shown):
-        place.gpu = merged(_bare(shown.gpu), _bare(place.gpu), [])
-        place.at, place.sample = shown.at, shown.sample
+    if place.reading.is_before(shown.reading):
+        place.gpu, place.reading = merged(_bare(shown.gpu), _bare(place.gpu), []), shown.reading
     else:
         place.gpu = merged(_bare(place.gpu), _bare(shown.gpu), [])
     place.bus_id, place.uuid = place.bus_id or shown.bus_id, place.uuid or shown.uuid

@@ -90,6 +90,7 @@ class Dumps:
             self._errors.append((f"{reader.name} in line {block.first_line}", error))
             return
         self._read += 1
+        part.smi = tuple(replace(dump, sample=block.first_line + dump.sample) for dump in part.smi)
         self._settle(reader, block, part)
         self.notes.extend(f"{self._file}: {note}" for note in part.notes)
         self._reported.extend(part.reported)

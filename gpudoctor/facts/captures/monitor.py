@@ -18,20 +18,30 @@ from gpudoctor.facts.model.reported import Reported
 
 # -o DT puts date and time before the index; --format csv puts commas between the cells
 _WHEN = r"(?:(?:\d{8}[,\s]+)?\d\d:\d\d:\d\d[,\s]+)?"
-# column -> path of the same value in nvidia-smi -q
-_PATHS = {
-    "pwr": "power_readings/power_draw",
-    "gtemp": "temperature/gpu_current_temp",
-    "temp": "temperature/gpu_current_temp",
-    "mtemp": "temperature/memory_current_temp",
-    "sm": "utilization/gpu",
-    "mem": "utilization/memory",
-    "mclk": "clocks/memory",
-    "pclk": "clocks/graphics",
-    "fb": "fb_memory_usage/used",
-    "sbecc": "ecc_errors/aggregate/single_bit/total",
-    "dbecc": "ecc_errors/aggregate/double_bit/total",
-}
+# path of a reading in nvidia-smi -q, and what it is called: columns of dmon, DCGM's short name, field of dcgm-exporter
+_READINGS: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
+    ("power_readings/power_draw", ("pwr",), "POWER", "POWER_USAGE"),
+    ("temperature/gpu_current_temp", ("gtemp", "temp"), "TMPTR", "GPU_TEMP"),
+    ("temperature/memory_current_temp", ("mtemp",), "MMTMP", "MEMORY_TEMP"),
+    ("utilization/gpu", ("sm",), "GPUTL", "GPU_UTIL"),
+    ("utilization/memory", ("mem",), "MCUTL", "MEM_COPY_UTIL"),
+    ("clocks/memory", ("mclk",), "MMCLK", "MEM_CLOCK"),
+    ("clocks/graphics", ("pclk",), "SMCLK", ""),
+    ("clocks/sm", (), "", "SM_CLOCK"),
+    ("fb_memory_usage/used", ("fb",), "FBUSD", "FB_USED"),
+    ("fb_memory_usage/free", (), "", "FB_FREE"),
+    ("ecc_errors/aggregate/single_bit/total", ("sbecc",), "", "ECC_SBE_AGG_TOTAL"),
+    ("ecc_errors/aggregate/double_bit/total", ("dbecc",), "", "ECC_DBE_AGG_TOTAL"),
+    ("ecc_errors/volatile/single_bit/total", (), "", "ECC_SBE_VOL_TOTAL"),
+    ("ecc_errors/volatile/double_bit/total", (), "", "ECC_DBE_VOL_TOTAL"),
+    ("remapped_rows/correctable_error", (), "", "CORRECTABLE_REMAPPED_ROWS"),
+    ("remapped_rows/uncorrectable_error", (), "", "UNCORRECTABLE_REMAPPED_ROWS"),
+    ("remapped_rows/remapping_failure_occurred", (), "", "ROW_REMAP_FAILURE"),
+    ("pci/replays_since_reset", (), "", "PCIE_REPLAY_COUNTER"),
+)
+_PATHS = {column: path for path, columns, _, _ in _READINGS for column in columns}
+_ENTITY_PATHS = {name: path for path, _, name, _ in _READINGS if name}
+_SERIES_PATHS = {f"DCGM_FI_DEV_{field}": path for path, _, _, field in _READINGS if field}
 _COLUMNS = f"{'|'.join(_PATHS)}|enc|dec|jpg|ofa|pviol|tviol|bar1|ccpm|pci|rxpci|txpci|pid"
 _NUMBER = re.compile(r"\d{1,9}(?:\.\d{1,9})?")
 _BEGIN = re.compile(
@@ -53,41 +63,10 @@ _APPS_COLUMN = r"(?:timestamp|gpu_\w{2,10}|pid|process_name|name|used_gpu_memory
 _APPS = re.compile(rf"(?=.*\bpid\b)(?=.*_){_APPS_COLUMN}(?:, ?{_APPS_COLUMN}){{1,8}}\s*$")
 _APPS_QUERY = r"--query-(?:compute-)?apps[= ][\"']?([a-z_,]{3,200})"
 _ENTITY_ROW = re.compile(r"\s*GPU (\d{1,4})((?:\s+(?:-?[\d.]{1,20}|N/A)){1,40})\s*$")
-# short names of DCGM's fields -> paths in nvidia-smi -q
-_ENTITY_PATHS = {
-    "TMPTR": "temperature/gpu_current_temp",
-    "MMTMP": "temperature/memory_current_temp",
-    "POWER": "power_readings/power_draw",
-    "GPUTL": "utilization/gpu",
-    "MCUTL": "utilization/memory",
-    "SMCLK": "clocks/graphics",
-    "MMCLK": "clocks/memory",
-    "FBUSD": "fb_memory_usage/used",
-}
 _SERIES = re.compile(
     r"(DCGM_FI_[A-Z0-9_]{3,80})\{(.{1,4000})\} (-?\d{1,20}(?:\.\d{1,20})?(?:e[+-]?\d{1,2})?)(?: \d{1,16})?\s*$"
 )
 _LABEL = re.compile(r'(\w{1,60})="((?:[^"\\]|\\.){0,300})"')
-# field of DCGM -> path of the same value in nvidia-smi -q
-_SERIES_PATHS = {
-    "DCGM_FI_DEV_GPU_TEMP": "temperature/gpu_current_temp",
-    "DCGM_FI_DEV_MEMORY_TEMP": "temperature/memory_current_temp",
-    "DCGM_FI_DEV_POWER_USAGE": "power_readings/power_draw",
-    "DCGM_FI_DEV_GPU_UTIL": "utilization/gpu",
-    "DCGM_FI_DEV_MEM_COPY_UTIL": "utilization/memory",
-    "DCGM_FI_DEV_SM_CLOCK": "clocks/sm",
-    "DCGM_FI_DEV_MEM_CLOCK": "clocks/memory",
-    "DCGM_FI_DEV_FB_USED": "fb_memory_usage/used",
-    "DCGM_FI_DEV_FB_FREE": "fb_memory_usage/free",
-    "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL": "ecc_errors/volatile/single_bit/total",
-    "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL": "ecc_errors/volatile/double_bit/total",
-    "DCGM_FI_DEV_ECC_SBE_AGG_TOTAL": "ecc_errors/aggregate/single_bit/total",
-    "DCGM_FI_DEV_ECC_DBE_AGG_TOTAL": "ecc_errors/aggregate/double_bit/total",
-    "DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS": "remapped_rows/correctable_error",
-    "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS": "remapped_rows/uncorrectable_error",
-    "DCGM_FI_DEV_ROW_REMAP_FAILURE": "remapped_rows/remapping_failure_occurred",
-    "DCGM_FI_DEV_PCIE_REPLAY_COUNTER": "pci/replays_since_reset",
-}
 _FLAGS = ("DCGM_FI_DEV_ROW_REMAP_FAILURE",)
 _SEVERAL = "the metrics of several nodes in one text: show those of the node that is judged"
 _EXACT = 1e15

@@ -57,7 +57,7 @@ def data(watched: Watched) -> Iterator[Finding]:
         yield ok(NODE, found, expected_share())
     elif not share.is_costly:
         yield skip(NODE, too_short_for_share(found.text))
-    elif lacked >= _TOO_BUSY_SHARE:
+    elif lacked >= _TOO_BUSY_SHARE and any(rank.loader_workers for rank in ranks):
         why = f"the ranks had no CPU for {lacked:.0%} of the time in which they needed one"
         yield unknown(NODE, f"the machine is too busy to judge: {text}, but {why}")
     else:

@@ -88,7 +88,8 @@ def compared(watched: Watched) -> RankComparison:
 
     What counts first is the time in which a rank had a CPU or needed none: on a busy machine the rest is chance. What
     else the machine does still makes the same work take longer, on one core more than on another, but in all phases
-    alike: so the rest of a rank's step is the yardstick for each of its phases (`_most_beside_the_rest`).
+    alike: so the rest of a rank's step is the yardstick for each of its phases (`_most_beside_the_rest`), and little
+    more in all phases names no rank that may use the CPUs of the others.
 
     A rank that lacks a CPU much more than the others is named for that alone, if it may not use the same CPUs as they:
     which of equal processes the kernel lets wait is chance too.
@@ -105,19 +106,18 @@ def compared(watched: Watched) -> RankComparison:
     largest = 0.0
     for rank in ranks:
         pair = _Pair(rank.rank, each[rank.rank], [each[other.rank] for other in ranks if other is not rank])
-        starved = any(other.cpus != rank.cpus for other in ranks) and _is_starved(pair)
+        is_free = all(other.cpus == rank.cpus for other in ranks)  # to use the same CPUs as the others
         own, wall = pair.deviation(lambda step: step.undisturbed_ms(*OWN)), pair.deviation(lambda step: step.own_ms)
         compute = pair.deviation(lambda step: step.undisturbed_ms(*COMPUTE))
         largest = max(largest, own.ratio)
         beside = _most_beside_the_rest(pair)
         confirmed = [deviation for deviation in (own, compute, beside) if _is_confirmed(deviation)]
-        if starved and _is_confirmed(wall) and wall.ratio >= _LEAST_STARVED_RATIO:
+        if not is_free and _is_starved(pair) and _is_confirmed(wall) and wall.ratio >= _LEAST_STARVED_RATIO:
             own_ms, usual_ms = pair.both(lambda step: step.own_ms)
             slow.append(SlowRank(rank, wall.ratio, "cpu", own_ms, usual_ms, "own", pair.middle))
         elif confirmed and own.ratio >= _LEAST_OWN_RATIO:
             found = _named(rank, max(deviation.ratio for deviation in confirmed), pair)
-            if queued >= _CROWDED_SHARE and _may_be_chance(found, pair, beside):
-                why = f"the ranks had no CPU for {queued:.0%} of the time in which they needed one"
+            if why := _chance(found, pair, beside, queued, is_free):
                 unsure.append(msgspec.structs.replace(own, ratio=found.ratio, verdict="noisy", why=why))
             else:
                 slow.append(found)
@@ -193,12 +193,17 @@ def _most_beside_the_rest(pair: _Pair) -> Deviation:
     return max(found, key=lambda each: (_is_confirmed(each), each.ratio), default=none)
 
 
-def _may_be_chance(found: SlowRank, pair: _Pair, beside: Deviation) -> bool:
-    """Whether so much more time may come from what else is ready to run on the machine."""
-    if found.cause in ("compute", "host"):
-        return found.ratio < _CROWDED_RATIO and not _is_confirmed(beside)
-    waits = pair.excess(lambda step: step.cpu_ms[DATA]) < 0.5 * (found.own_ms - found.usual_ms)
-    return found.cause == "data" and waits and found.ratio < _CROWDED_LOADER_RATIO
+def _chance(found: SlowRank, pair: _Pair, beside: Deviation, queued: float, is_free: bool) -> str:
+    """By what so much more time may have come without the rank; empty if by nothing."""
+    crowded = f"the ranks had no CPU for {queued:.0%} of the time in which they needed one"
+    is_crowded = queued >= _CROWDED_SHARE
+    if found.cause == "data" and pair.excess(lambda step: step.cpu_ms[DATA]) < 0.5 * (found.own_ms - found.usual_ms):
+        waits_for_workers = found.rank.loader_workers > 0 and found.ratio < _CROWDED_LOADER_RATIO
+        return crowded if is_crowded and waits_for_workers else ""
+    if found.cause not in ("compute", "data", "host") or _is_confirmed(beside) or found.ratio >= _CROWDED_RATIO:
+        return ""
+    alike = "it takes longer in all phases alike, as on a core that something else slows down"
+    return crowded if is_crowded else alike if is_free and found.rank.gpu is None else ""
 
 
 def _deviation(rank: int, own_ms: Sequence[float], usual_ms: Sequence[float]) -> Deviation:

@@ -116,6 +116,7 @@ class RankProcess:
             "places": [[names[p], f, n, w, c] for (p, f, n, w), c in list(self._sampler.places.items())],
             "modules": [m for m in ("deepspeed", "lightning", "pytorch_lightning", "accelerate") if m in sys.modules],
             "loader": self._hooks.loader_seen,
+            "loader_workers": self._hooks.loader_workers,
         }
         try:
             with open(f"{self._path}.json.new", "w", encoding="utf-8", errors="backslashreplace") as file:  # noqa: PTH123

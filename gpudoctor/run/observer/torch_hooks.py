@@ -34,6 +34,7 @@ class TorchHooks:
         self._module_call: Any = None
         self._roots: set[type] = set()
         self.loader_seen = False
+        self.loader_workers = 0
         self._distributed: Any = None
 
     def install(self) -> None:
@@ -72,6 +73,7 @@ class TorchHooks:
     def _wrap(self, owner: Any, name: str, phase: int) -> None:
         def entered(args: Any, kwargs: Any) -> int:
             self.loader_seen = True
+            self.loader_workers = getattr(args[0], "_num_workers", self.loader_workers)
             return self._phases.begin(phase)
 
         setattr(owner, name, self._around(getattr(owner, name), phase, entered))

@@ -34,12 +34,6 @@ def visible(count: int = 8, **variables: str) -> CheckResult:
     return judge(VISIBLE, Node(gpus=gpus(count), environment=env(**variables)))
 
 
-@pytest.mark.parametrize("check", [VISIBLE, NCCL, TORCH])
-def test_an_empty_node_passes_nothing(check: str) -> None:
-    assert judge(check, Node()).status is Status.SKIP
-    assert judge(check, Node(gpus=(gpu(0),))).status is Status.SKIP
-
-
 def test_an_environment_that_could_not_be_read_is_unknown() -> None:
     broken = Environment(variables=Missing("cannot read", "failed"))
     for check in (VISIBLE, NCCL):

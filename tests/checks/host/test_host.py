@@ -23,12 +23,6 @@ def host(check: str, count: int = 4, node: dict[str, Any] | None = None, **facts
     return judge(check, Node(gpus=cards, host=Host(**facts), **(node or {})))
 
 
-@pytest.mark.parametrize("check", [RAM, CPU, SHM, LIMITS])
-def test_an_empty_node_passes_nothing(check: str) -> None:
-    assert judge(check, Node()).status is Status.SKIP
-    assert judge(check, Node(gpus=gpus(2))).status is Status.SKIP
-
-
 @pytest.mark.parametrize(
     ("check", "fact"), [(RAM, "ram_mib"), (CPU, "cpus_usable"), (SHM, "shm_mib"), (LIMITS, "open_files")]
 )

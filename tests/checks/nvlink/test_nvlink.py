@@ -102,11 +102,6 @@ def test_where_there_is_no_nvlink_nothing_is_wrong(check: str, node: str) -> Non
 
 
 @pytest.mark.parametrize("check", [LINKS, TOPOLOGY, ERRORS, FABRIC])
-def test_an_empty_node_passes_nothing(check: str) -> None:
-    assert judged(check, Node()).status is Status.SKIP
-
-
-@pytest.mark.parametrize("check", [LINKS, TOPOLOGY, ERRORS, FABRIC])
 def test_a_lost_gpu_is_unknown(check: str) -> None:
     result = judged(check, lost(simulated("hgx-h100-8"), 3))
     assert of_gpu(result, 3).status is Status.UNKNOWN

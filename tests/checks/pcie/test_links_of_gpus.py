@@ -167,11 +167,6 @@ def test_a_lost_gpu_is_unknown_and_the_others_are_judged(check: str) -> None:
     assert any(f.status is Status.PASS for f in result.findings)
 
 
-@pytest.mark.parametrize("check", CHECKS)
-def test_an_empty_node_passes_nothing(check: str) -> None:
-    assert judged(check, Node()).status is Status.SKIP
-
-
 def test_an_idle_link_is_skipped_and_a_full_one_passes() -> None:
     result = judged(SPEED, simulated("rtx4090-4"))
     assert result.status is Status.SKIP

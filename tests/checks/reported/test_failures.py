@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from gpudoctor.checks.core.finding import Finding, Status
 from gpudoctor.facts.captures import SourceError
@@ -208,6 +210,52 @@ def test_a_taint_says_no_more_than_the_condition_that_it_follows(taint: str, con
 def test_a_node_that_slurm_does_not_hear_from_is_unknown(state: str) -> None:
     record = f"NodeName=n1 Arch=x86_64 Gres=gpu:8\n   State={state} Weight=1\n   Reason=Not responding [slurm@now]\n"
     assert [finding.status for finding in said(record)] == [Status.UNKNOWN]
+
+
+_NODE = """\
+status:
+  allocatable:
+    nvidia.com/gpu: "8"
+  capacity:
+    nvidia.com/gpu: "8"
+  conditions:
+  - lastHeartbeatTime: "2026-10-02T10:11:12Z"
+    message: all is well, or not
+    reason: {reason}
+    status: {status}
+    type: {kind}
+  - lastHeartbeatTime: "2026-10-02T10:11:12Z"
+    reason: KubeletHasSufficientPID
+    status: "False"
+    type: PIDPressure
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "reason", "expected"),
+    [
+        ("Ready", '"True"', "KubeletReady", []),
+        ("Ready", '"False"', "KubeletNotReady", [Status.WARN]),
+        ("Ready", "Unknown", "NodeStatusUnknown", [Status.UNKNOWN]),
+        ("GpuProblem", '"True"', "Xid79", [Status.FAIL]),
+    ],
+)
+def test_conditions_of_a_node_are_read_in_yaml_and_json(
+    kind: str, status: str, reason: str, expected: list[Status]
+) -> None:
+    text = _NODE.format(kind=kind, status=status, reason=reason)
+    json_text = json.dumps({"kind": "Node", **yaml.safe_load(text)}, indent=4)
+    for whole in (text, f"{json_text}\n"):
+        assert [finding.status for finding in said(whole) if finding.status is not Status.PASS] == expected
+
+
+def test_a_list_of_nodes_tells_which_ones_get_no_pods() -> None:
+    head = "NAME   STATUS                     ROLES    AGE   VERSION\nn1     Ready   <none>   55d   v1.29.1\n"
+    (silent,) = said(f"{head}n2     NotReady   <none>   55d   v1.29.1\n")
+    assert (silent.status, "n2 is NotReady" in text_of(silent)) == (Status.UNKNOWN, True)
+    (cordoned,) = said(f"{CLEAN}\n{head}n3     Ready,SchedulingDisabled   <none>   55d   v1.29.1\n")
+    assert (cordoned.status, "n3 is Ready,SchedulingDisabled" in text_of(cordoned)) == (Status.WARN, True)
+    assert said(f"{CLEAN}\n{head}") == []
 
 
 def test_tolerations_of_pods_are_no_taints_of_the_node() -> None:

@@ -50,32 +50,29 @@ class LoadError(msgspec.Struct, frozen=True):
     source: str
 
 
-def _row(cause: LoadFailureCause, source: str, pattern: str) -> LoadError:
-    return LoadError(re.compile(pattern), cause, source)
-
-
 # Messages of tools that failed to load or build the module, or to give GPUs to a container
-LOAD_ERRORS: tuple[LoadError, ...] = (
-    _row("signature-rejected", "kmod, EKEYREJECTED", _KMOD + "(?:Key was rejected|Required key not available)"),
-    _row("other-kernel", "kmod, ENOEXEC", _KMOD + "(?:Exec format error|Unknown symbol|Invalid module format)"),
-    _row("build-failed", "kmod, ENOENT", r"modprobe: FATAL: Module nvidia\S{0,20} not found"),
-    _row("build-failed", "kmod, modinfo", r"modinfo: ERROR: Module nvidia\S{0,20} not found"),
-    _row("refused", "kmod, ENODEV", _KMOD + "No such device"),
-    _row("other-driver", "kmod, EBUSY", _KMOD + "Device or resource busy"),
-    _row("build-failed", "dkms", r"Error! (?:Your kernel headers for kernel|Bad return status for module build)"),
-    _row("build-failed", "dkms", r"Error! (?:Could not locate dkms\.conf|The dkms\.conf|Module nvidia)"),
-    _row("build-failed", "nvidia-installer",
+_LOAD_ERRORS: tuple[tuple[LoadFailureCause, str, str], ...] = (
+    ("signature-rejected", "kmod, EKEYREJECTED", _KMOD + "(?:Key was rejected|Required key not available)"),
+    ("other-kernel", "kmod, ENOEXEC", _KMOD + "(?:Exec format error|Unknown symbol|Invalid module format)"),
+    ("build-failed", "kmod, ENOENT", r"modprobe: FATAL: Module nvidia\S{0,20} not found"),
+    ("build-failed", "kmod, modinfo", r"modinfo: ERROR: Module nvidia\S{0,20} not found"),
+    ("refused", "kmod, ENODEV", _KMOD + "No such device"),
+    ("other-driver", "kmod, EBUSY", _KMOD + "Device or resource busy"),
+    ("build-failed", "dkms", r"Error! (?:Your kernel headers for kernel|Bad return status for module build)"),
+    ("build-failed", "dkms", r"Error! (?:Could not locate dkms\.conf|The dkms\.conf|Module nvidia)"),
+    ("build-failed", "nvidia-installer",
         "ERROR: (?:Unable to find the kernel source tree|The kernel module failed to build)"),
-    _row("signature-rejected", "nvidia-installer",
+    ("signature-rejected", "nvidia-installer",
         "ERROR: The kernel module failed to load.{0,200}(?:Secure Boot|signed)"),
-    _row("other-driver", "nvidia-installer", "ERROR: .{0,80}Nouveau kernel driver is currently in use"),
-    _row("no-container-runtime", "dockerd",
+    ("other-driver", "nvidia-installer", "ERROR: .{0,80}Nouveau kernel driver is currently in use"),
+    ("no-container-runtime", "dockerd",
         r".{0,160}could not select device driver \"\S{0,20}\" with capabilities: \[\[.{0,60}gpu"),
-    _row("no-container-runtime", "dockerd",
+    ("no-container-runtime", "dockerd",
         r".{0,160}[Uu]nknown (?:or invalid )?runtime (?:name|specified):? \"?nvidia"),
-    _row("no-container-runtime", "containerd", r".{0,300}no runtime for \"nvidia\" is configured"),
-    _row("no-container-runtime", "dockerd, podman", r".{0,300}unresolvable CDI devices nvidia\.com/gpu"),
+    ("no-container-runtime", "containerd", r".{0,300}no runtime for \"nvidia\" is configured"),
+    ("no-container-runtime", "dockerd, podman", r".{0,300}unresolvable CDI devices nvidia\.com/gpu"),
 )  # fmt: skip
+LOAD_ERRORS = tuple(LoadError(re.compile(pattern), cause, source) for cause, source, pattern in _LOAD_ERRORS)
 
 
 @text_reader("lsmod", r"Module\s+Size\s+Used by|(?:nvidia\w*|nouveau)\s+\d{3,10}\s+\d{1,5}(?:\s|$)", _LSMOD.match)

@@ -22,13 +22,17 @@ _REASON = re.compile(r"\bReason=(.{1,300}?)(?:\s*\[[^\]\s]{1,80}@[^\]]{1,40}\])?
 _AWAY = re.compile(r"(?:down|fail|err|drain|drng|inval|not_responding|no_respond|unk)[a-z_]*[*$@+~#!%-]{0,2}|[a-z]+\*")
 _OF_GPU = re.compile(r"gpu|gres|xid|nvidia", re.IGNORECASE)
 # its scheduler no longer hears from it
-_SILENT = re.compile(r"unreachable|\bUnknown\b|not_respond|no_respond|\bunk|\*")
+_SILENT = re.compile(r"unreachable|\bUnknown\b|^NotReady|not_respond|no_respond|\bunk|\*")
 _CONDITION = re.compile(r"\s+([A-Z]\w{2,60})\s+(True|False|Unknown)\s+(.*)")
 # "KernelReady"; most others are problems: "MemoryPressure", "NetworkUnavailable", "GpuNotReady"
 _CONDITION_OF_HEALTH = re.compile(r"(?<!Not)(?:Ready|Healthy|Available)$")
-_SECTION = re.compile(r'\s*"?(allocatable|capacity)"?:\s*(?:\{\s*)?$', re.IGNORECASE)
+_SECTION = re.compile(r'\s*"?(allocatable|capacity|conditions)"?:\s*(?:[{\[]\s*)?$', re.IGNORECASE)
+# a key of a condition in YAML or JSON
+_KEY = re.compile(r'\s*(?:- )?"?(type|status|reason)"?: *"?([\w./-]{1,253})"?,?\s*$')
 # of the taints that Kubernetes itself sets, those of a node that runs no pod
 _TAINT = re.compile(r"(?:Taints:)?\s+node\.kubernetes\.io/(unreachable|not-ready|out-of-service|network-unavailable)\b")
+_NODES = r"NAME\s+STATUS\s+ROLES\s+AGE\b"
+_NODE_ROW = re.compile(r"(?:node/)?([\w.-]{1,253})\s+((?:NotReady|Ready|Unknown)(?:,\w{2,40})*)\s+\S")
 _QUANTITY = re.compile(r'\s*"?nvidia\.com/gpu"?: *"?(\d{1,4})"?')
 _SINFO = re.compile(r"(?:PARTITION\s.*\bSTATE\b|NODELIST\s.*\bSTATE\b|REASON\s.*\bNODELIST\b)")
 _STATES = (
@@ -144,6 +148,7 @@ def read_kubectl(block: Block) -> Part:
     counts: dict[str, list[int]] = {"capacity": [], "allocatable": []}
     bad: list[Reported] = []
     taints: list[Reported] = []
+    keys: dict[str, str] = {}  # of the condition that is being read
     for line in block.lines:
         if found := _SECTION.match(line):
             section = found[1].lower()
@@ -155,13 +160,30 @@ def read_kubectl(block: Block) -> Part:
         elif section in counts and (gpus := _QUANTITY.match(line)):
             counts[section].append(int(gpus[1]))
         elif section == "conditions" and (condition := _CONDITION.match(line)):
-            kind, status, rest = condition.groups()
-            if status != ("True" if _CONDITION_OF_HEALTH.search(kind) else "False"):
-                bad.append(_out_of_service("kubectl", name, f"{kind} {status}", " ".join(rest.split())[-120:]))
+            bad += _condition(name, *condition.groups())
+        elif section == "conditions" and (key := _KEY.match(line)):
+            keys[key[1]] = key[2]
+            if "type" in keys and "status" in keys:
+                bad += _condition(name, keys["type"], keys["status"], keys.get("reason", ""))
+                keys = {}
         # every pod tolerates such taints: its description, which may follow, lists them as Tolerations
         if section == "taints" and (taint := _TAINT.match(line)):
             taints.append(_out_of_service("kubectl", name, taint[1], "its taint keeps pods away"))
     return _verdict("kubectl", counts["capacity"], counts["allocatable"], bad or taints)
+
+
+def _condition(name: str, kind: str, status: str, rest: str) -> list[Reported]:
+    if status == ("True" if _CONDITION_OF_HEALTH.search(kind) else "False"):
+        return []
+    return [_out_of_service("kubectl", name, f"{kind} {status}", " ".join(rest.split())[-120:])]
+
+
+@text_reader("kubectl get nodes", _NODES, _NODE_ROW.pattern, after=r"kubectl get (?:no|nodes?)\b(?!.* -o)")
+def read_nodes(block: Block) -> Part:
+    """`kubectl get nodes`: those that get no pods. NotReady may be a node that is silent: the list does not say."""
+    rows = [row for line in block.lines if (row := _NODE_ROW.match(line)) and row[2] != "Ready"]
+    away = [_out_of_service("kubectl", name, status, "") for name, status in (row.groups() for row in rows)]
+    return Part(reported=tuple(away[:_MOST_NODES])) if away else Part(notes=("kubectl: all nodes are ready",))
 
 
 @text_reader(
@@ -208,6 +230,7 @@ SCHEDULER_READERS: tuple[TextReader, ...] = (
     text_reader(
         "kubectl get node",
         r'\s*"?(?:allocatable|capacity)"?:\s*(?:\{\s*)?$',
-        r'\s*"?[\w./-]{1,100}"?: *"?[\w.]{1,40}"?,?\s*$|\s*\},?\s*$',
+        r'\s*(?:- )?"?[\w./-]{1,100}"?:(?: *"?[\w./:-]{1,253}"?,?| *[{\[])?\s*$|\s*[{\[]?[}\]]?,?\s*$',
     )(read_kubectl.read),
+    read_nodes,
 )

@@ -30,41 +30,34 @@ _ROW = re.compile(
     r"(?=[^,]{0,2000},)(?:[\w.]|\[(?:N/A|Not |Unknown|Insufficient|GPU |Requested))[\w \[\]/.:%!+\-()*\"',]{0,2000}$"
 )
 # field -> path of the same value in nvidia-smi -q; source: `nvidia-smi --help-query-gpu`, drivers 390 to 610
+_SAME = (
+    *("uuid", "serial", "vbios_version", "pci.device_id", "persistence_mode", "addressing_mode", "display_active"),
+    *("compute_mode", "driver_model.current", "utilization.gpu", "utilization.memory", "retired_pages.pending"),
+    *("remapped_rows.pending", "fabric.state", "fabric.status", "gpu_recovery_action"),
+)
 _PATHS = {
+    **{name: name.replace(".", "/") for name in _SAME},
     "name": "product_name",
     "gpu_name": "product_name",
-    "uuid": "uuid",
     "gpu_uuid": "uuid",
-    "serial": "serial",
     "gpu_serial": "serial",
-    "vbios_version": "vbios_version",
-    "pci.device_id": "pci/device_id",
     "pci.sub_device_id": "pci/sub_system_id",
-    "persistence_mode": "persistence_mode",
-    "addressing_mode": "addressing_mode",
-    "display_active": "display_active",
-    "compute_mode": "compute_mode",
     "fan.speed": "fan_speed",
     "pstate": "performance_state",
-    "driver_model.current": "driver_model/current",
     "mig.mode.current": "mig_mode/current",
     "mig.mode.pending": "mig_mode/pending",
     "memory.total": "fb_memory_usage/total",
     "memory.reserved": "fb_memory_usage/reserved",
     "memory.used": "fb_memory_usage/used",
     "memory.free": "fb_memory_usage/free",
-    "utilization.gpu": "utilization/gpu",
-    "utilization.memory": "utilization/memory",
     "ecc.mode.current": "ecc_mode/current",
     "ecc.mode.pending": "ecc_mode/pending",
     "retired_pages.single_bit_ecc.count": "retired_pages/single_bit_ecc",
     "retired_pages.sbe": "retired_pages/single_bit_ecc",
     "retired_pages.double_bit.count": "retired_pages/double_bit_ecc",
     "retired_pages.dbe": "retired_pages/double_bit_ecc",
-    "retired_pages.pending": "retired_pages/pending",
     "remapped_rows.correctable": "remapped_rows/correctable_error",
     "remapped_rows.uncorrectable": "remapped_rows/uncorrectable_error",
-    "remapped_rows.pending": "remapped_rows/pending",
     "remapped_rows.failure": "remapped_rows/remapping_failure_occurred",
     "temperature.gpu": "temperature/gpu_current_temp",
     "temperature.gpu.tlimit": "temperature/gpu_t_limit_temp",
@@ -84,9 +77,6 @@ _PATHS = {
     "pcie.link.gen.hostmax": "pci/gpu_link_info/pcie_generation/host_max",
     "pcie.link.width.current": "pci/gpu_link_info/link_width/current",
     "pcie.link.width.max": "pci/gpu_link_info/link_width/max",
-    "fabric.state": "fabric/state",
-    "fabric.status": "fabric/status",
-    "gpu_recovery_action": "gpu_recovery_action",
     "reset_status.reset_required": "gpu_reset_status/reset_required",
     "reset_status.drain_and_reset_recommended": "gpu_reset_status/drain_and_reset_recommended",
 }
@@ -108,7 +98,6 @@ _ECC_NAMES = {
     "uncorrected": {"total": "double_bit/total", "sram": "sram_uncorrectable", "dram": "dram_uncorrectable"},
 }
 _REASON = re.compile(r"clocks_(?:throttle|event)_reasons\.(\w+)$")
-_REASON_NAMES = {"gpu_idle": "idle"}
 _NO_REASONS = ("supported", "active")
 _OTHER = frozenset(
     {"timestamp", "driver_version", "count", "index", "pci.bus_id", "gpu_bus_id", "pci.bus", "pci.device", "pci.domain"}
@@ -117,13 +106,7 @@ _BROKEN_ROW = Missing("its row could not be read", "failed")
 # --query-remapped-rows prints some flags as 0 or 1
 _NUMBERED_FLAGS = ("remapped_rows.pending", "remapped_rows.failure")
 _YES_NO = {"0": "No", "1": "Yes"}
-_REASON_PATHS = {
-    "application_clocks": "applications_clocks_setting",
-    "sw_thermal": "sw_thermal_slowdown",
-    "hw_thermal": "hw_thermal_slowdown",
-    "hw_power_brake": "hw_power_brake_slowdown",
-    "display_clocks": "display_clocks_setting",
-}
+_COUNTED = ("ecc_errors/", "retired_pages/", "remapped_rows/correctable", "remapped_rows/uncorrectable")
 
 
 def _begins(line: str) -> bool:
@@ -142,7 +125,10 @@ def _is_field(name: str) -> bool:
 
 
 class _Rows:
-    """The rows of a table read so far: one GPU each, and of a GPU with several rows (-l) the last one."""
+    """The rows of a table read so far: one GPU each, and of a GPU with several rows (-l) the last one.
+
+    Of its counters the highest one: they do not decrease.
+    """
 
     def __init__(self, columns: list[str]) -> None:
         self.columns = columns
@@ -154,7 +140,7 @@ class _Rows:
         self._last: str | None = None
 
     def add(self, row: list[str], *, ends_with_line: bool = True) -> None:
-        """Raise SourceError if these are more GPUs than a machine has."""
+        """Raise SourceError if these are more GPUs than a machine has, or two that have one index."""
         cells = [clipped(cell.strip()) for cell in row]
         values = _values(self.columns, cells)
         counted = f"a row of {len(cells)} cells under {len(self.columns)} columns"
@@ -172,7 +158,14 @@ class _Rows:
         bus_id = short_bus_id(bus_id) if re.fullmatch(BUS_ID, bus_id) else ""
         order = self._indices.get(identity, len(self._dumps))
         self._indices[identity] = int(index) if index.isdecimal() and len(index) < 5 else order
-        self._dumps[identity] = GpuDump(bus_id, _paths(values), lists_mig=False)
+        paths = _paths(values)
+        if (before := self._dumps.get(identity)) is not None:
+            if bus_id and before.bus_id and bus_id != before.bus_id:
+                raise SourceError(
+                    f"GPU {identity} is {before.bus_id} in one row and {bus_id} in another: keep those of one machine"
+                )
+            paths |= _higher_counters(before.values, paths)
+        self._dumps[identity] = GpuDump(bus_id, paths, lists_mig=False)
         self._last = identity
         self._unread.discard(identity)
         if len(cells) != len(self.columns) and len(values) < len(self.columns):
@@ -193,6 +186,17 @@ class _Rows:
             gpus[self._last] = marked_as_cut(gpus[self._last], whole)
             self.notes.append("the last line has no end: its last cell was not read")
         return tuple(sorted(gpus.values(), key=lambda gpu: gpu.bus_id))
+
+
+def _higher_counters(before: dict[str, str], now: dict[str, str]) -> dict[str, str]:
+    return {
+        path: text
+        for path, text in before.items()
+        if path.startswith(_COUNTED)
+        and text.isdecimal()
+        and now.get(path, "").isdecimal()
+        and int(text) > int(now[path])
+    }
 
 
 @text_reader(NAME, _begins, _ROW.match, after=_QUERY.pattern, restarts=_begins)
@@ -257,7 +261,7 @@ def _paths(values: dict[str, str]) -> dict[str, str]:
             if path is not None and (ecc[3] == "total" or not total or ecc[3] == "sram"):
                 made[f"ecc_errors/{ecc[2]}/{path}"] = text
         elif (reason := _REASON.match(name)) and reason[1] not in _NO_REASONS:
-            made[f"clocks_event_reasons/{_REASON_NAMES.get(reason[1], reason[1])}"] = text
+            made[f"clocks_event_reasons/{reason[1]}"] = text
         elif reason and reason[1] == "active":
             made.update(_reasons(text))
     _total_without_sram(made)
@@ -280,9 +284,8 @@ def _reasons(text: str) -> dict[str, str]:
     if refused is not None or not re.fullmatch(r"0x[0-9A-Fa-f]{1,16}", text):
         return {at + "idle": text}
     bits = int(text, 16)
-    parts = {name.replace("-", "_"): bits & bit for bit, name in EVENT_REASONS.items()}
     unknown = bits & ~sum(EVENT_REASONS)
-    made = {at + _REASON_PATHS.get(word, word): "Active" if on else "Not Active" for word, on in parts.items()}
+    made = {at + name: "Active" if bits & bit else "Not Active" for bit, name in EVENT_REASONS.items()}
     return made | ({at + hex(unknown): "Active"} if unknown else {})
 
 

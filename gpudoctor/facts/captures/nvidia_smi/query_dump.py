@@ -65,7 +65,7 @@ class SmiDump(msgspec.Struct):
     sign that GPUs are missing from it. `name` is the form of the output ("nvidia-smi -q"). `notes` are shown in the
     report. `unnumbered`: GPUs whose bus id is in an error message and whose index is nowhere. `beside`: not a list of
     GPUs by nvidia-smi itself; beside one, it can only add facts to the GPUs of that list. `unlisted`: in words, GPUs
-    that such a text shows and the list lacks. `sample`: how many times the text has shown these GPUs before.
+    that such a text shows and the list lacks. `sample`: a higher one stands further down in its file.
     """
 
     gpus: tuple[Gpu, ...] = ()

@@ -114,9 +114,8 @@ def _pcie(v: Values) -> PcieLink:
 
 
 def _fabric(v: Values) -> Fabric:
-    state = _lower(v.text("fabric/state"))
     return Fabric(
-        state=state if isinstance(state, Missing) else state.replace(" ", "-"),
+        state=_lower(v.text("fabric/state"), " "),
         status=_lower(v.said(_FABRIC_STATUS)),
         clique_id=v.whole("fabric/cliqueid", "fabric/clique_id"),
         cluster_uuid=v.text("fabric/clusteruuid", "fabric/cluster_uuid"),
@@ -129,23 +128,18 @@ def _fabric(v: Values) -> Fabric:
 
 
 def _settings(v: Values, dump: GpuDump) -> Settings:
-    compute = _lower(v.text("compute_mode"))
-    if not isinstance(compute, Missing):
-        compute = compute.replace("_", "-")
-    mode = _lower(v.text("gpu_virtualization_mode/virtualization_mode"))
     mig = v.flag("mig_mode/current_mig", "mig_mode/current")
     instances = tuple(_mig_instance(Values(device)) for device in dump.mig_devices)
-    addressing = v.text("addressing_mode")
     return Settings(
         persistence=v.flag("persistence_mode"),
-        compute_mode=_one_of(compute, _COMPUTE_MODES),
+        compute_mode=_one_of(_lower(v.text("compute_mode"), "_"), _COMPUTE_MODES),
         mig_enabled=mig,
         mig_pending=v.flag("mig_mode/pending_mig", "mig_mode/pending"),
         mig_instances=mig if isinstance(mig, Missing) else instances if instances or dump.lists_mig else ABSENT,
         display_attached=v.flag("display_attached", "display_mode"),
         display_active=v.flag("display_active"),
-        addressing_mode=addressing if isinstance(addressing, Missing) else addressing.lower(),
-        virtualization=_one_of(mode, _VIRTUALIZATION),
+        addressing_mode=_lower(v.text("addressing_mode")),
+        virtualization=_one_of(_lower(v.text("gpu_virtualization_mode/virtualization_mode")), _VIRTUALIZATION),
     )
 
 
@@ -210,5 +204,6 @@ def _pci_id(text: str | Missing) -> str | Missing:
     return text if isinstance(text, Missing) else "0x" + text.lower().removeprefix("0x")
 
 
-def _lower(text: str | Missing) -> str | Missing:
-    return text if isinstance(text, Missing) else text.lower()
+def _lower(text: str | Missing, blank: str = "-") -> str | Missing:
+    """In lower case, with a hyphen for each `blank`."""
+    return text if isinstance(text, Missing) else text.lower().replace(blank, "-")

@@ -7,14 +7,10 @@ from gpudoctor.facts.captures.nvidia_smi.values import Values
 from gpudoctor.facts.model.gpu import Clocks, Ecc, MemoryRepair, Power, Thermal, ThrottleTimes
 from gpudoctor.facts.model.missing import Missing
 
-# names of the reasons in the dumps, XML (without its prefix) and text -> names in the facts
+# names of the reasons in the dumps, XML (without its prefix) and text -> names in the facts, if not only hyphens differ
 _REASONS = {
     "gpu_idle": "idle",
-    "idle": "idle",
     "applications_clocks_setting": "application-clocks",
-    "sw_power_cap": "sw-power-cap",
-    "hw_slowdown": "hw-slowdown",
-    "sync_boost": "sync-boost",
     "sw_thermal_slowdown": "sw-thermal",
     "hw_thermal_slowdown": "hw-thermal",
     "hw_power_brake_slowdown": "hw-power-brake",

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from gpudoctor.checks.core.scope import confined, pci_gpus, shown_count, slurm_gave
+from gpudoctor.checks.core.scope import pci_gpus, shown_count, slurm_allocation, why_confined
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node, PciDevice
 
@@ -15,16 +15,16 @@ _FOR_GUESTS = ("vfio", "pci-stub", "pciback")
 REFUSED = "the driver denies this process some GPUs (device cgroup or permissions)"
 
 
-def narrowed(node: Node) -> str | None:
+def why_narrowed(node: Node) -> str | None:
     """Why this process may see fewer GPUs than the node has, as text; None if it sees all.
 
     Reasons are a container, NVIDIA_VISIBLE_DEVICES with a list, or a job confined to its GPUs: fewer GPUs are then
     the scope, not a fault. A denied handle excuses only its own GPU: see `refused_handles`.
     """
-    return hidden(node) or confined(node)
+    return why_hidden(node) or why_confined(node)
 
 
-def hidden(node: Node) -> str | None:
+def why_hidden(node: Node) -> str | None:
     """Why GPUs may be hidden without any trace of which (a container or a list), as text; None if they are not."""
     engine = known(node.host.container)
     if engine or known(node.host.virtualization) == "container":
@@ -46,17 +46,17 @@ def denied(handle_error: str) -> bool:
     return any(sign in text for sign in ("permission", "operating system", "(4)", "(17)", "code 4", "code 17"))
 
 
-class Unseen(msgspec.Struct, frozen=True):
+class HiddenGpus(msgspec.Struct, frozen=True):
     """GPUs on the bus that the driver does not show.
 
-    `outside`: how many of them this process is not meant to see, and `why` as text. `gone`: those that are faulty.
-    `lacking`: how many GPUs are missing; less than `gone` if only Slurm's number shows that some are missing and
+    `outside`: how many of them this process is not meant to see, and `why` as text. `missing`: those that are faulty.
+    `lacking`: how many GPUs are missing; less than `missing` if only Slurm's number shows that some are missing and
     not which; more if one is not even on the bus.
     """
 
     outside: int = 0
     why: str | None = None
-    gone: tuple[PciDevice, ...] = ()
+    missing: tuple[PciDevice, ...] = ()
     lacking: int = 0
 
 
@@ -88,66 +88,68 @@ def _hidden_of(node: Node, bus_ids: tuple[str, ...] | Missing) -> tuple[str, ...
     return tuple(bus_id for bus_id in known(bus_ids) or () if bus_id not in shown)
 
 
-def unseen(node: Node) -> Unseen:
+def hidden_gpus(node: Node) -> HiddenGpus:
     """Classify the GPUs that are on the bus but not shown by the driver."""
     gpus, shown = known(bus_gpus(node)) or (), shown_count(node)
     bus_ids = {gpu.bus_id for gpu in node.gpus}
     missing = tuple(device for device in gpus if device.bus_id not in bus_ids)
     more = len(gpus) - shown
     if not missing or more <= 0:
-        return Unseen()
-    if why := hidden(node):
-        return Unseen(more, why)
+        return HiddenGpus()
+    if why := why_hidden(node):
+        return HiddenGpus(more, why)
     # without permission there is no handle, so the GPU is outside; the driver may or may not count it
     refused = max(0, min(more, len(node.gpus) + refused_handles(node) - shown))
     if refused == more:
-        return Unseen(more, REFUSED)
-    why, denied, gave = confined(node), known(node.driver.denied_gpus), slurm_gave(node)
-    if why and gave and gave.count == shown:
-        return Unseen(more, why)
+        return HiddenGpus(more, REFUSED)
+    why, denied, slurm = why_confined(node), known(node.driver.denied_gpus), slurm_allocation(node)
+    if why and slurm and slurm.count == shown:
+        return HiddenGpus(more, why)
     if denied:
         ended = tuple(device for device in missing if device.bus_id not in denied)
         # GPUs that are counted but have no handle are judged by gpu.lost
         ended = ended if len(ended) > shown - len(node.gpus) else ()
-        lacking = max(len(ended), gave.count - shown if gave else 0)
-        return Unseen(len(missing) - len(ended) if ended else more, why, ended, lacking)
-    lacking = gave.count - shown if gave and denied is None else more - refused
-    return Unseen(refused, REFUSED if refused else None, missing, min(lacking, len(missing)))
+        lacking = max(len(ended), slurm.count - shown if slurm else 0)
+        return HiddenGpus(len(missing) - len(ended) if ended else more, why, ended, lacking)
+    lacking = slurm.count - shown if slurm and denied is None else more - refused
+    return HiddenGpus(refused, REFUSED if refused else None, missing, min(lacking, len(missing)))
 
 
-class NotShown(msgspec.Struct, frozen=True):
-    """The state of a GPU that the driver does not show: `outside` the scope, `gone`, or `open` (it may be either).
+class HiddenGpu(msgspec.Struct, frozen=True):
+    """The state of a GPU that the driver does not show: `outside` the scope, `missing`, or `open` (it may be either).
 
     `why` is the reason why it is outside, or why the state is open.
     """
 
-    kind: Literal["outside", "gone", "open"]
+    kind: Literal["outside", "missing", "open"]
     why: str | None = None
 
 
-def not_shown(node: Node, bus_id: str) -> NotShown:
+def state_of_hidden(node: Node, bus_id: str) -> HiddenGpu:
     """The state of the GPU with this bus id, which must not be in `node.gpus`."""
-    if why := hidden(node):
-        return NotShown("outside", why)
+    if why := why_hidden(node):
+        return HiddenGpu("outside", why)
     if bus_id in drained_gpus(node):
-        return NotShown("outside", "an operator drained it")
+        return HiddenGpu("outside", "an operator drained it")
     if bus_id in excluded_gpus(node):
-        return NotShown("outside", "the driver's options exclude it")
+        return HiddenGpu("outside", "the driver's options exclude it")
     if bus_id in (known(node.driver.denied_gpus) or ()):
-        return NotShown("outside", "its device file may not be opened here")
-    away = unseen(node)
-    if any(device.bus_id == bus_id for device in away.gone):
-        if len(away.gone) <= away.lacking:
-            return NotShown("gone")
-        return NotShown("open", f"{len(away.gone)} GPUs are not shown here, and {away.lacking} of them should be")
-    gave, shown = slurm_gave(node), shown_count(node)
-    if gave and gave.count > shown and not known(node.driver.denied_gpus):
-        return NotShown("open", f"Slurm gave this job {gave.count} GPUs, and the driver shows {shown}")
-    if why := confined(node):
-        return NotShown("outside", why)
-    if refused_handles(node) and not away.gone:
-        return NotShown("outside", REFUSED)
-    return NotShown("gone")
+        return HiddenGpu("outside", "its device file may not be opened here")
+    hidden = hidden_gpus(node)
+    if any(device.bus_id == bus_id for device in hidden.missing):
+        if len(hidden.missing) <= hidden.lacking:
+            return HiddenGpu("missing")
+        return HiddenGpu(
+            "open", f"{len(hidden.missing)} GPUs are not shown here, and {hidden.lacking} of them should be"
+        )
+    slurm, shown = slurm_allocation(node), shown_count(node)
+    if slurm and slurm.count > shown and not known(node.driver.denied_gpus):
+        return HiddenGpu("open", f"Slurm gave this job {slurm.count} GPUs, and the driver shows {shown}")
+    if why := why_confined(node):
+        return HiddenGpu("outside", why)
+    if refused_handles(node) and not hidden.missing:
+        return HiddenGpu("outside", REFUSED)
+    return HiddenGpu("missing")
 
 
 def _handed_on(device: PciDevice) -> bool:
