@@ -26,6 +26,6 @@ def words_of(method: str, shape: ModelShape) -> str:
     weights, adapters = shape.parameters * _FROZEN_BYTES[method], shape.parameters * _ADAPTERS * _ADAPTER_BYTES
     return (
         f"{NOT_PLANNED[method]}. For {shape.name}: {gib_text(weights)} of frozen weights and at most "
-        f"{gib_text(adapters)} for adapters of 1 %, over all GPUs that share them; the activations come on top, on "
-        "each GPU"
+        f"{gib_text(adapters)} for adapters of 1 %, over all GPUs that share them; "
+        "the activations come on top, on each GPU"
     )
