@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
-from gpudoctor.checks.core.causes import Fault, headline
+from gpudoctor.checks.core.causes import Fault, headline, lacks_a_fact
 from gpudoctor.checks.core.finding import (
     PROBLEMS,
     WORST_FIRST,
@@ -18,7 +18,7 @@ from gpudoctor.checks.core.finding import (
     joint_evidence,
 )
 from gpudoctor.checks.core.runner import CheckResult
-from gpudoctor.checks.core.subject import Subject, grouped_label
+from gpudoctor.checks.core.subject import NODE, Subject, grouped_label
 from gpudoctor.checks.driver.loaded import NO_GPU_NODE
 from gpudoctor.checks.driver.responsive import WAKING
 from gpudoctor.facts.captures import ABSENT
@@ -148,6 +148,18 @@ def problem_groups(report: Report) -> Iterator[tuple[CheckResult, list[Finding]]
                 groups.setdefault(_problem(finding), []).append(finding)
             for findings in groups.values():
                 yield result, findings
+
+
+def lacking_rows(report: Report) -> list[tuple[str, str]]:
+    """The checks whose facts are not all in a facts file, and which facts those are."""
+    rows = []
+    for result in report.checks:
+        gaps = [f for f in result.findings if lacks_a_fact(f)]
+        texts = dict.fromkeys((f.reason or "").rpartition(": ")[0] for f in gaps)
+        whose = "" if NODE in (subjects := [f.subject for f in gaps]) else f" ({grouped_label(subjects)})"
+        if gaps:
+            rows.append((result.id, ", ".join(texts) + whose))
+    return rows
 
 
 def _problem(finding: Finding) -> object:
