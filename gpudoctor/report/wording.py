@@ -50,7 +50,7 @@ def domain_words(results: list[CheckResult], status: Status) -> str:
     looked = [r for r in results if r.status is not Status.SKIP]
     skipped = len(results) - len(looked)
     if status is Status.SKIP:
-        reasons = list(dict.fromkeys(_reason(r) for r in results))
+        reasons = _different(_reason(r) for r in results)
         others = len(reasons) - 1
         more = f" (and {others} more reason{'s' * (others > 1)})" if others else ""
         return f"{check_count(len(results))}: {reasons[0]}{more}"
@@ -61,6 +61,13 @@ def domain_words(results: list[CheckResult], status: Status) -> str:
         return f"{check_count(len(looked))}{tail}" + (f"   {summary}" if summary else "")
     ok = len(looked) - len(bad)
     return f"{ok} of {len(looked)} ok{tail}   {'; '.join(_by_subject(bad))}"
+
+
+def _different(reasons: Iterable[str]) -> list[str]:
+    """The reasons, each once; why several things are not there ("GEMM: no load here") is said without these things."""
+    different = list(dict.fromkeys(reasons))
+    whys = [reason.partition(": ")[2] or reason for reason in different]
+    return list(dict.fromkeys(whys if len(set(whys)) < len(whys) else different))
 
 
 def _by_subject(bad: list[CheckResult]) -> list[str]:
