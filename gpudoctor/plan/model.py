@@ -27,7 +27,8 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The options of `gpudoctor plan`, with their meaning; `model` is a size or the path of a config.json.
 
     `precision` None: what the GPUs support. `ram`: GiB of a node's RAM that are free, instead of what was read.
-    `tensor` and `pipeline` None: chosen. `verify` runs a few steps of the plan; `backend`, `ranks` and `force` select the devices. Raises UserError if these are given without `verify`.
+    `tensor` and `pipeline` None: chosen. `verify` runs a few steps of the plan; `backend`, `ranks` and `force` select
+    the devices. Raises UserError if these are given without `verify`.
     """
 
     model: str
