@@ -82,7 +82,8 @@ def gather(sources: Iterable[LogSource]) -> GatheredLogs:
 def _read(source: LogSource, number: int, found: GatheredLogs) -> None:
     head = head_of(source)
     file = found.files[number]
-    if looks_like_dump(head) and (looks_binary(head) or head[:1] == b"\x80" or rank_in_name(source.name) is not None):
+    binary = looks_binary(head) or head[:1] == b"\x80"
+    if looks_like_dump(head) and (binary or rank_in_name(source.name) is not None):
         file.text = False
         found.dumps.append(_in_child(lambda: read_dump(read_whole(source), source.name, number), Dump))
         return
@@ -198,7 +199,7 @@ def _hits(source: LogSource, file: LogFile, unread: list[Unread]) -> Iterator[Hi
 
 
 def _is_cut(text: bytes) -> bool:
-    """Whether the last line has no end. A bar that is drawn again and again has none either."""
+    """Whether the last line has no end. A bar, drawn again and again, has none, and begins at a carriage return."""
     last = text.rpartition(b"\n")[2]
     return bool(last.strip()) and b"\r" not in last
 
