@@ -193,23 +193,41 @@ def test_a_value_that_a_person_calls_unreadable_is_unknown() -> None:
     ("taint", "condition", "status"),
     [
         ("node.kubernetes.io/unreachable:NoExecute", "Ready  Unknown  x  NodeStatusUnknown  silent", Status.UNKNOWN),
-        ("node.kubernetes.io/not-ready:NoSchedule", "Ready  False  x  KubeletNotReady  no network", Status.WARN),
+        ("node.kubernetes.io/not-ready:NoSchedule", "Ready  False  x  KubeletNotReady  no network", Status.UNKNOWN),
         ("node.kubernetes.io/not-ready:NoSchedule", "Ready  False  x  KubeletNotReady  no nvidia runtime", Status.FAIL),
+        ("node.kubernetes.io/not-ready:NoSchedule", "Ready  False  x  y  container runtime is down", Status.FAIL),
+        ("node.kubernetes.io/network-unavailable:x", "NetworkUnavailable  True  x  NoRoute  z", Status.UNKNOWN),
     ],
 )
 def test_a_taint_says_no_more_than_the_condition_that_it_follows(taint: str, condition: str, status: Status) -> None:
     head = f"# kubectl describe node vpc11\nName:    vpc11\nTaints:             {taint}\n"
     (finding,) = said(f"{head}Conditions:\n  {condition}\n")
-    assert (finding.status, "vpc11 is Ready" in text_of(finding)) == (status, True)
+    assert (finding.status, f"vpc11 is {condition.split()[0]}" in text_of(finding)) == (status, True)
     (alone,) = said(head)
-    assert alone.status is (Status.WARN if status is Status.FAIL else status)
+    assert alone.status is Status.UNKNOWN
     assert "vpc11 is" in text_of(alone)
+    # that a person cordoned it too, or that it is short of memory, hides neither
+    for more in ("Unschedulable:      true\n", "Conditions:\n  MemoryPressure  True  x  KubeletShort  y\n"):
+        assert [each.status for each in said(head + more)] == [Status.UNKNOWN, Status.WARN]
 
 
-@pytest.mark.parametrize("state", ["DOWN*", "IDLE*", "DOWN+NOT_RESPONDING", "UNKNOWN*"])
-def test_a_node_that_slurm_does_not_hear_from_is_unknown(state: str) -> None:
-    record = f"NodeName=n1 Arch=x86_64 Gres=gpu:8\n   State={state} Weight=1\n   Reason=Not responding [slurm@now]\n"
-    assert [finding.status for finding in said(record)] == [Status.UNKNOWN]
+@pytest.mark.parametrize(
+    ("state", "status"),
+    [
+        *((state, Status.UNKNOWN) for state in ("DOWN*", "IDLE*", "DOWN+NOT_RESPONDING", "UNKNOWN*", "DRAIN*")),
+        *((state, Status.UNKNOWN) for state in ("DOWN", "DOWN+DRAIN", "FAIL", "INVAL")),
+        *((state, Status.WARN) for state in ("IDLE+DRAIN", "DRAINING", "MIXED+DRAIN")),
+    ],
+)
+def test_a_node_that_slurm_does_not_hear_from_or_calls_down_is_unknown(state: str, status: Status) -> None:
+    record = f"NodeName=n1 Arch=x86_64 Gres=gpu:8\n   State={state} Weight=1\n   Reason=as told [slurm@now]\n"
+    assert [finding.status for finding in said(record)] == [status]
+
+
+def test_slurms_reason_that_a_node_does_not_respond_is_unknown_without_its_state() -> None:
+    head = "REASON               USER      TIMESTAMP           NODELIST\n"
+    rows = [f"{reason:<20} slurm     2026-10-02T10:11:12 n1\n" for reason in ("Not responding", "new disk")]
+    assert [[each.status for each in said(head + row)] for row in rows] == [[Status.UNKNOWN], [Status.WARN]]
 
 
 _NODE = """\
@@ -235,7 +253,7 @@ status:
     ("kind", "status", "reason", "expected"),
     [
         ("Ready", '"True"', "KubeletReady", []),
-        ("Ready", '"False"', "KubeletNotReady", [Status.WARN]),
+        ("Ready", '"False"', "KubeletNotReady", [Status.UNKNOWN]),
         ("Ready", "Unknown", "NodeStatusUnknown", [Status.UNKNOWN]),
         ("GpuProblem", '"True"', "Xid79", [Status.FAIL]),
     ],
