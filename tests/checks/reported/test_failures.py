@@ -90,6 +90,15 @@ def test_the_report_on_one_sentence_is_short() -> None:
         # a clock that this device does not have, a call that its driver does not
         ("ERROR: GPU[0] \t\t: fclk clock is unsupported\n", Status.UNKNOWN),
         ("ERROR: 2 GPU[0]: ras: RSMI_STATUS_NOT_SUPPORTED: not of this environment\n", Status.UNKNOWN),
+        ("ERROR: GPU 0: query failed: not implemented\n", Status.UNKNOWN),
+        ("ERROR: GPU 0: failed to set the power limit (not implemented)\n", Status.UNKNOWN),
+        # a verdict of failure stands before it
+        ("GPU 3 failed: uncorrectable ECC error; recovery is unsupported\n", Status.FAIL),
+        ("ERROR: GPU 0000:3b:00.0: NVLink error, link is unsupported state\n", Status.FAIL),
+        ("[ERROR] GPU 2 hung, P2P not implemented\n", Status.FAIL),
+        ("[ERROR] GPU 2 hung. Power: NVML_ERROR_NOT_SUPPORTED\n", Status.FAIL),
+        ("[ERROR] GPU 2 hung, cannot read its power\n", Status.FAIL),
+        ("GPU 5: FAIL (feature not implemented)\n", Status.FAIL),
         (
             "docker: Error response from daemon: hook 1: exit status 1, stdout: , stderr: nvidia-container-cli: "
             "initialization error\n",
