@@ -190,6 +190,34 @@ def test_an_indented_line_is_no_news_only_below_a_frame(head: str) -> None:
     assert said(f"{CLEAN}\n{frame}{frame.replace('7', '8')}") == []
 
 
+@pytest.mark.parametrize(
+    ("text", "statuses"),
+    [
+        *((text, [Status.FAIL]) for text in ("only 7/8 GPUs visible", "n1: Only 7 of 8 GPUs are detected.")),
+        *(
+            (text, [Status.FAIL])
+            for text in (
+                "ERROR: only 1/8 GPUs seen",
+                "only 1/18 GPUs visible",
+                "Only 8/8 GPUs visible, but GPU 3 is missing",
+            )
+        ),
+        # of a node, or of what a process is given
+        *((text, [Status.UNKNOWN]) for text in ("only 7/8 GPUs", "n1 has only 7 of 8 GPUs")),
+        *(
+            (text, [Status.UNKNOWN])
+            for text in ("Only 4 of 8 GPUs are visible to it", "In the pod only 4/8 GPUs visible")
+        ),
+        *((text, [Status.WARN]) for text in ("Only 2 of 8 GPUs are busy", "We use only 4 of 8 GPUs for this")),
+        *((text, []) for text in ("only 8/8 GPUs visible", "only 8 of 8 GPUs visible", "only 18/18 GPUs visible")),
+    ],
+)
+def test_fewer_gpus_than_there_are_is_a_failure_unless_it_may_be_of_a_process(
+    text: str, statuses: list[Status]
+) -> None:
+    assert [finding.status for finding in said(f"{CLEAN}\n{text}\n")] == statuses
+
+
 def test_a_value_that_a_person_calls_unreadable_is_unknown() -> None:
     (finding,) = said("On our node the power of the GPU reads ERR!.\n")
     assert (finding.status, "reads ERR!" in (finding.reason or "")) == (Status.UNKNOWN, True)
