@@ -50,7 +50,7 @@ _NOT_READ = lazy_pattern(
     r"(?i)\b(?:unable|failed|could not|cannot|can't|error) (?:to )?(?:get|read|query|retriev\w+)\b"
     r"|NOT_SUPPORTED|\bnot (?:been )?implemented\b|\bis unsupported\b"
 )
-# the clauses before the one that says so, in which something else may have failed; what was tried is no failure of a device
+# the clauses before the one that says so, in which something else may have failed; what was only tried has not
 _CLAUSES_BEFORE = lazy_pattern(r"(?s)(.*)(?:[;,(]|\. )")
 _TRIED = lazy_pattern(r"(?i)\b(?:(?:failed|unable) to|cannot|can't|could not|couldn't) \w+")
 # in a form that only programs write
@@ -114,7 +114,7 @@ def _finding(case: Case, reported: Reported) -> Finding:
 
 
 def _is_not_read(reported: Reported) -> bool:
-    """Whether a value could not be read or does not exist, or reads ERR! in a sentence, without other bad news before."""
+    """Whether a value could not be read or does not exist, or reads ERR! in a sentence, without other bad news."""
     if found := _NOT_READ.search(reported.text):
         before = _CLAUSES_BEFORE.match(reported.text[: found.start()])
         return before is None or form_of(_TRIED.sub("", before[1])) is None
