@@ -15,9 +15,11 @@ from rich.table import Table
 from rich.text import Text
 from rich.theme import Theme
 
+from gpudoctor.checks.core.causes import lacks_a_fact
 from gpudoctor.checks.core.finding import PROBLEMS, Finding, Status, worst
 from gpudoctor.checks.core.registry import LEVELS
 from gpudoctor.checks.core.subject import NODE, grouped_label
+from gpudoctor.facts.captures import NOT_IN_FILE
 from gpudoctor.report.model import Report, alarms, is_above, node_words, profile_words, suppressed_in
 from gpudoctor.report.text_figures import figure_lines
 from gpudoctor.report.wording import (
@@ -31,6 +33,7 @@ from gpudoctor.report.wording import (
     domain_words,
     is_no_gpu_node,
     label_of,
+    lacking_rows,
     problem_groups,
     verdict_word,
     verdict_words,
@@ -48,6 +51,7 @@ STYLES = {
 PARTLY_STYLE = "bold cyan"  # as loud as a verdict, and not the green of a PASS
 _THEME = Theme({"markdown.code": "cyan"})  # rich's own has a black background
 # what the command to run next takes over from this one
+_MOST_LACKING = 3  # checks of which each says in a block of its own that the facts file lacks something
 _MOST_EXPLAINED = 3  # checks that the last lines name
 _KEPT_OPTIONS = (
     *("--node", "--fault", "--gpu", "--profile", "--config", "--level", "--backend", "--ranks", "--inject", "--data"),
@@ -171,9 +175,21 @@ def _findings(report: Report) -> Iterator[RenderableType]:
 
 def _problems(report: Report) -> Iterator[RenderableType]:
     explained = Explained(report)
+    lacking = lacking_rows(report)
+    joint = len(lacking) > _MOST_LACKING
     for result, findings in problem_groups(report):
+        if joint and lacks_a_fact(findings[0]):
+            continue
         yield Text("")
         yield from _block(result.id, findings, explained.by(result.id, findings))
+    if joint:
+        yield Text("")
+        yield Text.assemble(
+            status_word(Status.UNKNOWN),
+            "  ",
+            plain(f"{NOT_IN_FILE.reason}: what {check_count(len(lacking))} judge", "bold"),
+        )
+        yield from labelled_rows(lacking)
 
 
 def _block(check_id: str, findings: list[Finding], explains: list[str]) -> Iterator[RenderableType]:
@@ -265,6 +281,9 @@ def _tail(report: Report) -> Iterator[RenderableType]:
     if more := also_paste(report):
         yield plain(more)
     checks = list(dict.fromkeys(fault.check for fault in report.faults))[:_MOST_EXPLAINED] or _worst_check(report)
+    if not checks and lacking_rows(report):
+        yield plain("Next:")
+        yield UnwrappedLine("  gpudoctor schema facts")
     if checks:
         yield plain("Next:")
         yield from (UnwrappedLine(f"  gpudoctor explain {check}") for check in checks)
@@ -273,7 +292,9 @@ def _tail(report: Report) -> Iterator[RenderableType]:
 
 
 def _worst_check(report: Report) -> list[str]:
-    return [r.id for status in PROBLEMS for r in report.checks if r.status is status][:1]
+    """The first check with a problem that no other explains, and that a fact more in the file would not end."""
+    bad = ((r.id, f) for status in PROBLEMS for r in report.checks for f in r.findings if f.status is status)
+    return [check for check, f in bad if f.explained_by is None and not lacks_a_fact(f)][:1]
 
 
 def _same_run(argv: tuple[str, ...]) -> str:
