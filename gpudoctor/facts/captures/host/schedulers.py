@@ -24,8 +24,8 @@ _AWAY = re.compile(r"(?:down|fail|err|drain|drng|inval|not_responding|no_respond
 _BROKEN = re.compile(r"gpu|\bgres|xid|nvidia|\bruntime is down", re.IGNORECASE)
 # its scheduler no longer hears from it, or says that it is not ready; nobody has drained or cordoned it
 _NOT_READY = re.compile(
-    r"unreachable|\bUnknown\b|\bReady False"
-    r"|^(?:NotReady|not-ready|out-of-service|network-unavailable|NetworkUnavailable)|not_respond|no_respond|\*|\b(?:unk|fail|err|inval|down(?! or drained))"
+    r"unreachable|\bUnknown\b|\bReady False|^(?:NotReady|not-ready|out-of-service)|^(?:network-un|NetworkUn)available"
+    r"|not_respond|no_respond|\*|\b(?:unk|fail|err|inval|down(?! or drained))"
 )
 _NO_ANSWER = re.compile(r"not responding", re.IGNORECASE)
 _CONDITION = re.compile(r"\s+([A-Z]\w{2,60})\s+(True|False|Unknown)\s+(.*)")
