@@ -98,7 +98,8 @@ def also_paste(report: Report) -> str:
     for place, command in _COMMANDS.items():
         results = [result for result in asked if place in (result.id, result.domain)]
         skipped = bool(results) and all(result.status is Status.SKIP for result in results)
-        if skipped and any(_reason(result).endswith(ABSENT.reason) for result in results):
+        named_only = place == "gpu" and bool(results) and not report.gpus and report.host.driver is None  # by a log
+        if named_only or (skipped and any(_reason(result).endswith(ABSENT.reason) for result in results)):
             parts.append(f"{place}: {command}")
     if not parts:
         return ""
