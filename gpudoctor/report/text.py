@@ -18,6 +18,7 @@ from gpudoctor.checks.core.causes import lacks_a_fact
 from gpudoctor.checks.core.finding import Finding, Status, worst
 from gpudoctor.checks.core.registry import LEVELS
 from gpudoctor.checks.core.subject import NODE, grouped_label
+from gpudoctor.checks.reported.failures import NO_STATEMENT
 from gpudoctor.facts.captures import NOT_IN_FILE
 from gpudoctor.report.model import Report, alarms, is_above, node_words, profile_words, suppressed_in
 from gpudoctor.report.text_figures import figure_lines
@@ -121,8 +122,9 @@ def _head(report: Report) -> Iterator[Text]:
     against = (
         f"{against[:1].upper()}{against[1:]}. " if report.profile.name == "none" else f"Judged against {against}. "
     )
-    checks = f"{len(report.checks)} check{'s' * (len(report.checks) != 1)}"
-    yield plain(f"{against if report.gpus else ''}{checks}, level {report.run.level}.")
+    checks = f"{len(report.checks)} check{'s' * (len(report.checks) != 1)}, level {report.run.level}."
+    # the verdict on a part of a node counts what of it could be judged
+    yield plain(f"{against if report.gpus else ''}{'' if report.evaluated.partly else checks}".rstrip())
     for note in report.run.notes:
         yield plain(f"Note: {note}")
 
@@ -143,6 +145,10 @@ def _domains(report: Report, verbose: bool) -> RenderableType:
             lacking.append(domain)
             continue
         if status is Status.SKIP and report.evaluated.partly:
+            if domain == "reported":  # what nobody says is not lacking
+                if reasons := [f.reason for r in results for f in r.findings if f.reason not in (None, NO_STATEMENT)]:
+                    table.add_row(status_word(status), plain(domain), plain("; ".join(reasons)))
+                continue
             # what has to be measured is in no text
             lacking += [domain] if any(result.level == LEVELS[0] for result in results) else []
             continue

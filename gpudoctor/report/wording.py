@@ -112,7 +112,8 @@ def also_paste(report: Report) -> str:
     for place, command in _COMMANDS.items():
         results = [result for result in asked if place in (result.id, result.domain)]
         skipped = bool(results) and all(result.status is Status.SKIP for result in results)
-        if skipped and any(_reason(result).endswith(ABSENT.reason) for result in results):
+        named_only = place == "gpu" and bool(results) and not report.gpus and report.host.driver is None  # by a log
+        if named_only or (skipped and any(_reason(result).endswith(ABSENT.reason) for result in results)):
             parts.append(f"{place}: {command}")
     if not parts:
         return ""
@@ -330,9 +331,8 @@ def expected_words(expected: Expected) -> str:
 def explained_next(report: Report) -> list[str]:
     """The checks whose pages help next: those of the first faults, else the worst check that did not pass."""
     faults = list(dict.fromkeys(fault.check for fault in report.faults))[:_MOST_EXPLAINED]
-    # no page helps if another check explains it, or if a fact more in the file would end it
-    bad = ((r.id, f) for status in PROBLEMS for r in report.checks for f in r.findings if f.status is status)
-    return faults or [check for check, f in bad if f.explained_by is None and not lacks_a_fact(f)][:1]
+    # no page helps if a fact more in the file would end it
+    return faults or [result.id for result, found in problem_groups(report) if not all(map(lacks_a_fact, found))][:1]
 
 
 def same_run(argv: tuple[str, ...]) -> str:

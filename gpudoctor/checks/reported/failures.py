@@ -16,6 +16,7 @@ from gpudoctor.statements.catalogue import bucket_of_xid
 from gpudoctor.statements.forms import form_of
 from gpudoctor.statements.xids import xid
 
+NO_STATEMENT = "no statement of a failure in this text"
 _MOST = 12
 # whose word about a failed start, a missing device or a failed service is about the node
 _NODE_WORDS = (
@@ -82,7 +83,7 @@ def failures(case: Case) -> Iterator[Finding]:
     if len(reported) > _MOST:
         yield unknown(NODE, f"{len(reported) - _MOST} more statements like these, in other words")
     if not reported:
-        yield skip(NODE, "no statement of a failure in this text")
+        yield skip(NODE, NO_STATEMENT)
 
 
 def _finding(case: Case, reported: Reported) -> Finding:
@@ -96,7 +97,8 @@ def _finding(case: Case, reported: Reported) -> Finding:
         own = reported.said_by == OWN
         return unknown(subject, f"could not be read, and may hold a failure: {reported.text}" if own else reported.text)
     if reported.xid is not None and bucket_of_xid(reported.xid) in ("application", "info"):
-        return skip(subject, f"Xid {reported.xid} is of a program, or tells of nothing: {reported.text}")
+        words = f"Xid {reported.xid} ({xid(reported.xid).words})"
+        return skip(subject, f"{words} is of a program, or tells of nothing: {reported.text}")
     if reported.label is None and reported.loudness == "error" and _is_not_read(reported):
         return unknown(subject, reported.text, evidence, advice=_advice(case, reported))
     if _MAY_MISS.search(reported.text) and not _is_of_node(reported):

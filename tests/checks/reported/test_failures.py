@@ -347,14 +347,68 @@ def test_columns_that_no_reader_reads_are_no_pass() -> None:
 @pytest.mark.parametrize(
     "text",
     [
+        "GPU 3 has not responded since it had fallen off the bus",
+        "GPU 3 is not visible",
+        "GPU 3 has fallen off the bus, what now?",
+        "Why has GPU 3 fallen off the bus?",
+        "Has GPU 5 fallen off the bus? GPU 3 fell off the bus.",
+        "GPU 5 had fallen off the bus and was swapped. GPU 3 has fallen off the bus.",
+        "GPU 3 fell off the bus and must be replaced",
+        "GPU 3 fell off the bus and its cable was swapped",
+        "GPU 3 was swapped and has fallen off the bus",
+        "GPU 3 fell off the bus, was replaced, and fell off again",
+        "GPU 3 has not fallen off the bus but is unreachable",
+        "We found that GPU 3 had fallen off the bus",
+        "dmesg says GPU 3 has fallen off the bus",
+        "nvidia-smi does not answer: GPU 3 has fallen off the bus",
+    ],
+)
+def test_what_is_told_as_so_now_is_a_fault_whatever_stands_beside_it(text: str) -> None:
+    (finding,) = said(f"{text}\n")
+    assert (finding.status, finding.subject.gpu) == (Status.FAIL, 3)
+
+
+def test_the_past_perfect_alone_leaves_open_whether_it_is_over() -> None:
+    (finding,) = said("GPU 3 had fallen off the bus on Monday.\n")
+    assert (finding.status, "told as past" in (finding.reason or "")) == (Status.UNKNOWN, True)
+
+
+def test_an_xid_of_a_program_is_named_where_nothing_else_is() -> None:
+    report = judge(read("Xid 31 on node 7\n"))
+    text = " ".join(render_text(report, width=100, color=False).split())
+    assert report.verdict == "unknown"
+    assert "Xid 31 (GPU memory page fault) is of a program" in text
+    assert "Not in this text: driver" in text
+
+
+def test_an_xid_that_a_person_has_from_dmesg_is_no_command() -> None:
+    (finding,) = said("dmesg shows Xid 79\n")
+    assert finding.status is Status.FAIL
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
         "We didn't see Xid 79 this week on GPU 3.\n",
+        "GPU 3 has NOT fallen off the bus\n",
+        "GPU 3 hasn't fallen off the bus\n",
+        "I don't think GPU 3 has fallen off the bus\n",
+        "Has GPU 3 fallen off the bus?\n",
+        "has GPU 3 fallen off the bus\n",
+        "GPU 3 has fallen off the bus on our node?\n",
+        "isn't GPU 3 lost\n",
+        "all 8 GPUs ok. GPU 3 had fallen off the bus on Monday and was swapped.\n",
+        "GPU 3 fell off the bus on Monday and we replaced it.\n",
         "What would I do if GPU 3 has fallen off the bus?\n",
         "INFO: 0 errors on GPU 3, no failures\n",
         "The tool prints this error message:\n",
         (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8"),
         (Path(__file__).parents[3] / "docs/diagnose.md").read_text(encoding="utf-8"),
     ],
-    ids=["denied", "asked", "none", "introduced", "README", "docs"],
+    ids=[
+        *("denied", "not", "n't", "not thought", "asked by order", "asked without a mark", "asked by mark", "isn't"),
+        *("over", "mended", "asked", "none", "introduced", "README", "docs"),
+    ],
 )
 def test_what_only_writes_about_errors_is_no_report_of_one(text: str) -> None:
     with pytest.raises(SourceError, match="says nothing of a node"):
