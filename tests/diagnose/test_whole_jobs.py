@@ -481,16 +481,36 @@ def watchdog(rank: int, group: str = "") -> str:
     )
 
 
-@pytest.mark.parametrize("group", ["", "PG ID 0 PG GUID 0(default_pg) "])
-def test_a_rank_below_the_highest_that_says_nothing_of_the_wait_is_named(tmp_path: Path, group: str) -> None:
+OF_ALL = "PG ID 0 PG GUID 0(default_pg) "
+
+
+@pytest.mark.parametrize(("group", "expected"), [("", ("timeout_all_same_seq", None)), (OF_ALL, ("rank_hung", 2))])
+def test_a_rank_below_the_highest_that_says_nothing_of_the_wait_is_named(
+    tmp_path: Path, group: str, expected: tuple[str, int | None]
+) -> None:
+    """Without the name of its group it may be in another one: it is named, not blamed."""
     waits = "".join(watchdog(rank, group) for rank in (0, 1, 3))
     steps = "".join(f"[rank{rank}]: step 500 loss 3.2\n" for rank in range(4))
-    assert said(answer_to(steps + waits, tmp_path)) == ("rank_hung", 2)
-    # never heard of: it is named, not blamed
-    answer = answer_to(waits, tmp_path)
-    assert said(answer) == ("timeout_all_same_seq", None)
+    answer = answer_to(steps + waits, tmp_path)
+    assert said(answer) == expected
+    # never heard of, or at its end
+    for before in ("", f"{steps}[rank2]: training finished\n"):
+        answer = answer_to(before + waits, tmp_path)
+        assert said(answer) == ("timeout_all_same_seq", None)
+        assert answer.cause is not None
+        assert "nothing of the wait is heard of rank 2." in answer.cause.text
+
+
+@pytest.mark.parametrize("size", ["", "world_size 4"])
+@pytest.mark.parametrize("group", ["", OF_ALL])
+def test_a_wait_without_a_rank_may_be_of_the_rank_that_is_missing(tmp_path: Path, group: str, size: str) -> None:
+    waits = "".join(watchdog(rank, group) for rank in (0, 1, 3))
+    nameless = watchdog(2, group).removeprefix("[rank2]:").replace("Rank 2", "") if group else ""
+    nameless = nameless or watchdog(2).removeprefix("[rank2]:").replace("[Rank 2] ", "")
+    steps = "".join(f"[rank{rank}]: step 500 {size}\n" for rank in range(4))
+    answer = answer_to(steps + waits + nameless, tmp_path)
     assert answer.cause is not None
-    assert "nothing is heard of rank 2." in answer.cause.text
+    assert (answer.cause.rank, "rank 2" in answer.cause.text) == (None, False)
 
 
 def test_a_rank_need_not_be_in_a_group_of_others(tmp_path: Path) -> None:
