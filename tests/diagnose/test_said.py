@@ -173,7 +173,9 @@ def test_a_job_in_its_epoch_0_moves(line: str, tmp_path: Path) -> None:
     assert (answer.verdict, answer.cause) == ("nothing", None)
 
 
-@pytest.mark.parametrize("line", ["epoch 0 of 10", "epoch 0/10", "Epoch: [0] [0/1251]", "step 0 on 8 GPUs", "epoch=0, max_steps=9"])
+@pytest.mark.parametrize(
+    "line", ["epoch 0 of 10", "epoch 0/10", "Epoch: [0] [0/1251]", "step 0 on 8 GPUs", "epoch=0, max_steps=9"]
+)
 def test_a_total_or_a_size_behind_a_0_is_no_step(line: str, tmp_path: Path) -> None:
     assert answer_to(f"torchrun: world size 2\nINFO starting at {line}\n", tmp_path).verdict == "unknown"
 

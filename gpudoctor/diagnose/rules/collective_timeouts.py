@@ -190,7 +190,7 @@ def _below_the_highest(job: Job, attempt: int, groups: Groups, reporting: set[in
 
 
 def _may_hang(job: Job, attempt: int, groups: Groups, unsaid: set[int]) -> bool:
-    """Whether these ranks came, are in the group that waits, which only its name tells, and did not report their end."""
+    """Whether these ranks came, are in the group that waits, as only its name tells, and did not report their end."""
     ended = {e.rank for e in job.of("done", attempt=attempt)}
     return None not in groups and unsaid <= job.ranks_heard() - ended
 
