@@ -151,6 +151,12 @@ def test_a_code_that_is_of_no_process_is_the_programs_own(raised: str, tmp_path:
     assert (answer.verdict, answer.cause and answer.cause.what) == ("cause", "user_exception")
 
 
+def test_a_level_inside_a_word_is_none(tmp_path: Path) -> None:
+    steps = "".join(f"step {step} loss 1.2\n" for step in range(30))
+    assert said(answer_to(f"{steps}module:ERR:3\n", tmp_path)) == ("healthy", None)
+    assert said(answer_to(f"{steps}loader.c:88:ERROR: the shard is empty\n", tmp_path)) == ("failed_saying", None)
+
+
 def test_step_0_is_no_proof_that_a_job_moved(tmp_path: Path) -> None:
     start = "INFO Loading checkpoint shards: 100%|█████| 4/4 [01:19<00:00,  5.69s/it]\nINFO starting from step 0\nINFO starting the loop\n"
     assert answer_to(start, tmp_path).verdict == "unknown"
