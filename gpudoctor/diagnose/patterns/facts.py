@@ -117,6 +117,7 @@ KERNEL = re.compile(r"NVRM: |AER: |PCIe Bus Error|oom-kill:|Killed process|segfa
 _OF_A_JOB = re.compile(
     r"NCCL (?:INFO|WARN|version)|torch[./]distributed|torchelastic|ChildFailedError|ProcessGroup(?:NCCL|Gloo)|\[c10d\]|OMP_NUM_THREADS environment"
     r"|\[(?:rank|default)\d+\]:|\[\d+,\d+\]<std(?:out|err)>|\[(?:INFO|WARNING|ERROR)\] \[\w+\.py:\d+:\w+\]|(?i:deepspeed)[\w.]*[:\]]"
+    r"|\b(?:mpirun|mpiexec|prterun) (?:noticed|detected|has exited)\b|MPI_ABORT was invoked on rank \d"
     r"|\b(?:srun|sbatch|salloc|slurmstepd[\w.-]*|mpirun|prterun|torchrun): |\bJobId=\d|(?i:\bworld[ _]size\b)|submitit (?:INFO|WARNING|ERROR)|\((?:raylet|\w+ pid=\d+|\w+ rank=\d+ pid=\d+)"
     r"|tensorflow/(?:core|compiler|stream_executor)/|(?:external/)?xla/\S+:\d+\]|jaxlib\.|(?:GPU|TPU) available: (?:True|False)|LOCAL_RANK: \d+ - CUDA_VISIBLE"
     r"|\*{5} Running training|\bNum (?:examples|Epochs) = \d|(?i:\b(?:accuracy|samples/s\w*|tokens/s\w*)\b[\"']?\s?[:=]\s?\d)|(?i:\b(?:step|iter(?:ation)?|epoch)\W{0,3}\d+\b.{0,80}\b(?:lr|ppl|perplexity)\W{0,3}\d)|\[batch=\d+/\d+\]|# Avg bus bandwidth|# +(?:nThread|Using devices|Rank +\d)"
