@@ -250,7 +250,7 @@ def _what_was_done(verdict: HookVerdict, withheld: Withheld | None) -> str:
     """The reason, for an answer that lets Slurm go on: behind a failure, why, and what has become of the node."""
     if verdict.verdict != "fail":
         return verdict.why
-    return f"{'drained' if withheld is None else f'not drained, {_WHY_NOT[withheld]}'}: {verdict.why}"
+    return f"{'out of service' if withheld is None else f'not drained, {_WHY_NOT[withheld]}'}: {verdict.why}"
 
 
 def log_line(node: str, settings: HookSettings, message: str) -> None:
