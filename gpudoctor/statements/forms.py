@@ -41,7 +41,7 @@ _TEXTS: tuple[_Row, ...] = (
     ("level", "error", r"(?:time=\S{1,60} )?level=\"?(?:error|fatal|panic|critical)\"? (?:.{0,200}?\bmsg=)?(?P<message>.*)"),
     ("level", "fatal", r"\W{0,4}(?:FATAL|Fatal|fatal|CRITICAL|PANIC|EMERG)(?:\]| ?:| error:| -|\)| \[|$) ?(?P<message>.*)"),
     ("level", "error", rf"\W{{0,4}}(?:\[?(?:{_LEVELS}|Error|error|ERROR!|Failure)\b[\]:!|)]{{1,3}}|(?:{_LEVELS}) (?:[-|] |(?=\[|\d\d|\S+\.\w+:\d+))) ?(?P<message>.*)"),
-    ("level", "error", rf".{{0,160}}?(?:[ \[(|<:](?:{_LEVELS})(?:[\]):|>]| -| \[| \|)|- (?:{_LEVELS}) - ) ?(?P<message>.*)"),
+    ("level", "error", rf".{{0,160}}?(?:(?:[ \[(|<]|(?<!\w):|:(?=[A-Z]+:? ))(?:{_LEVELS})(?:[\]):|>]| -| \[| \|)|- (?:{_LEVELS}) - ) ?(?P<message>.*)"),
     ("program", "error", r"(?P<message>(?:\S{0,80} )?Error response from daemon: .*)"),
     ("program", "error",
      rf"(?P<message>(?P<program>[\w./+-]{{1,80}}|\w[\w ./+-]{{0,79}}(?=: error: ))(?:\[\d{{1,10}}\])?: (?:(?:line )?\d{{1,7}}: )?(?:(?i:(?:{_COMPLAINTS})\b).*|[^:]{{1,200}}: (?i:(?:{_COMPLAINTS})\b).*|.{{0,300}}(?:{ERRNO}).*))"),
