@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import zip_longest
+from shlex import quote
 
 from msgspec.structs import replace
 
@@ -37,6 +39,11 @@ _COMMANDS = {
 }
 _MOST_COMMANDS = 3
 _MOST_LINES = 20  # of what a block of several subjects says of each
+_MOST_EXPLAINED = 3  # checks that the last lines name
+_KEPT_OPTIONS = (
+    *("--node", "--fault", "--gpu", "--profile", "--config", "--level", "--backend", "--ranks", "--inject", "--data"),
+    *("--need",),
+)
 PARTLY = "PARTLY JUDGED"
 Part = str | tuple[Evidence, ...] | tuple[Advice, ...] | tuple[str, ...]
 
@@ -318,3 +325,22 @@ def expected_words(expected: Expected) -> str:
     if not source or all(word in text.lower() for word in source.lower().split()):
         return text
     return f"{text} ({source})"
+
+
+def explained_next(report: Report) -> list[str]:
+    """The checks whose pages help next: those of the first faults, else the worst check that did not pass."""
+    faults = list(dict.fromkeys(fault.check for fault in report.faults))[:_MOST_EXPLAINED]
+    # no page helps if another check explains it, or if a fact more in the file would end it
+    bad = ((r.id, f) for status in PROBLEMS for r in report.checks for f in r.findings if f.status is status)
+    return faults or [check for check, f in bad if f.explained_by is None and not lacks_a_fact(f)][:1]
+
+
+def same_run(argv: tuple[str, ...]) -> str:
+    """The options of this run that select the node and its load, quoted for a shell, for the command to run next."""
+    retained = []
+    for word, value in zip_longest(argv, argv[1:], fillvalue=""):
+        if word in _KEPT_OPTIONS:
+            retained.append(f"{word} {quote(value)}")
+        elif word.partition("=")[0] in _KEPT_OPTIONS:
+            retained.append(quote(word))
+    return "".join(f" {option}" for option in retained)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from xml.etree import ElementTree
 
 import jsonschema
@@ -255,3 +257,17 @@ def test_the_reason_is_cut_between_words(gpudoctor: Gpudoctor) -> None:
 def test_every_key_of_the_report_is_described(gpudoctor: Gpudoctor) -> None:
     schema = json.loads(gpudoctor("schema", "report").out)
     assert all(each.get("description") for each in schema["$defs"]["Report"]["properties"].values())
+
+
+@pytest.mark.parametrize("form", ["text", "html", "prometheus", "nagios", "junit"])
+def test_a_gpu_whose_bus_id_no_text_names_has_none_in_any_format(
+    form: str, gpudoctor: Gpudoctor, tmp_path: Path
+) -> None:
+    section = "    Product Name : NVIDIA H100\n    GPU UUID : {}\n    Temperature\n        GPU Current Temp : 40 C\n"
+    (tmp_path / "dump").write_text("".join(map(section.format, ("GPU-1", "GPU-2"))))
+    shown = gpudoctor("check", "--node", str(tmp_path / "dump"), "--format", form)
+    assert (re.findall(r"unknown-\d", shown.out), shown.out.count("\n") > 0) == ([], True)
+    if form == "text":
+        assert "the dump is cut off inside GPU 1\n" in shown.out
+    if form == "prometheus":
+        assert shown.out.count('pci_bus_id=""') == 2

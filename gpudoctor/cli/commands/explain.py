@@ -135,7 +135,7 @@ def _page_of_xid(name: str) -> str | None:
 
 def _page_of_method(name: str) -> str | None:
     text = not_planned.NOT_PLANNED.get(name.lower())
-    return f"# {name.lower()}\n\n{text}.\n" if text else None
+    return f"# {name.lower()}\n\n{text}.\nFor your GPUs: gpudoctor plan 7b --{name.lower()}\n" if text else None
 
 
 def _page_of_line(name: str) -> str | None:
