@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -37,7 +38,8 @@ def test_each_check_says_itself_what_the_file_lacks(own_node: Path, gpudoctor: G
     own_node.write_text(own_node.read_text().replace(", slowdown_c: 95", ""))
     outcome = gpudoctor("check", "--level", "quick", "--node", str(own_node))
     assert outcome.code == 3, outcome.out
-    assert "explains" not in outcome.out
+    checks = json.loads(gpudoctor("check", "--json", "--node", str(own_node)).out)["checks"]
+    assert {finding["explained_by"] for check in checks for finding in check["findings"]} == {None}
     missing = dict(line.split(maxsplit=1) for line in outcome.out.splitlines() if line.startswith("  gpu."))
     assert missing["gpu.temperature"] == "temperature limits (GPU 0-1)"
     assert missing["gpu.xid"] == "kernel log"
