@@ -20,6 +20,7 @@ from gpudoctor.run.watched import RunStall, Watched, WatchedRank
 
 SCHEMA = "gpudoctor.run/1"
 _MOST_POINTS = 60
+_DIED = "process_died_unknown"  # of a rank in a hang: that it gave up waiting, or was ended
 
 
 class PhaseMs(msgspec.Struct, frozen=True):
@@ -158,7 +159,8 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     def news_of_logs(self) -> Diagnosis | None:
         """The diagnosis, if it has a cause that no finding tells: a hang is told by where its ranks stand."""
         cause = self.diagnosis.cause if self.diagnosis is not None else None
-        told = cause is None or (cause.what in HANGS and bool(self.stalls))
+        stood = any(not stall.resumed for stall in self.stalls)
+        told = cause is None or (cause.what in HANGS and bool(self.stalls)) or (cause.what == _DIED and stood)
         return None if told else self.diagnosis
 
 
