@@ -26,7 +26,7 @@ from gpudoctor.process.ending import signal_name
 from gpudoctor.process.foreground import CannotStartError, ForegroundCommand
 from gpudoctor.report.model import Tool
 from gpudoctor.run import report
-from gpudoctor.run.findings.progress import of_stall
+from gpudoctor.run.findings.progress import of_stall, stood_to_the_end
 from gpudoctor.run.run_folder import NoFolderError, RunFolder, is_of_step, reports_for_node
 from gpudoctor.run.settings import failure_settings, observer_settings
 from gpudoctor.run.watched import RunStall, Watched
@@ -99,6 +99,8 @@ def run(request: RunRequest, *, ignored: Sequence[int] = (), say: Say) -> Report
         watched = msgspec.structs.replace(watched, case=_case(node, watched, telemetry))
         notes += _not_seen(request, folder, watch, watched)
         answer = _diagnosis(folder, watch, watched)
+        cause = answer.cause if answer is not None else None
+        watched = stood_to_the_end(msgspec.structs.replace(watched, cause_in_logs=cause))
         kept = _kept(folder, request, watched)
         made = _report(request, watched, precheck, settings, answer, tuple(notes), kept, began)
         return ReportedRun(made, started.returncode or 0)

@@ -11,6 +11,7 @@ import msgspec
 
 _STATE = re.compile(r"\) (\S) ")
 _PROC = Path("/proc")
+_EXITING = 0x4  # PF_EXITING: its sockets may be closed before it is a zombie
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
@@ -22,12 +23,12 @@ class ThreadTimes(msgspec.Struct, frozen=True):
 
 
 def lives(pid: int, started: int) -> bool:
-    """Whether the process that started at this tick still lives; a zombie does not."""
+    """Whether the process that started at this tick still lives; one that exits or is a zombie does not."""
     text = _read(Path(f"{_PROC}/{pid}/stat"))
     if text is None:
         return False
     rest = text.rpartition(")")[2].split()
-    return int(rest[19]) == started and rest[0] not in ("Z", "X")
+    return int(rest[19]) == started and rest[0] not in ("Z", "X") and not int(rest[6]) & _EXITING
 
 
 def thread_times(pid: int, thread: int) -> ThreadTimes | None:

@@ -12,6 +12,7 @@ from gpudoctor.checks.core.finding import PROBLEMS, Advice, Evidence, Expected, 
 from gpudoctor.checks.core.subject import Subject
 from gpudoctor.diagnose.diagnosis import Diagnosis
 from gpudoctor.report.model import Tool
+from gpudoctor.run.findings.ends import HANGS
 from gpudoctor.run.findings.run_check import findings_of, run_checks
 from gpudoctor.run.observer.layout import PHASES
 from gpudoctor.run.step_series import COMPUTE, mean_step, turns
@@ -19,7 +20,7 @@ from gpudoctor.run.watched import RunStall, Watched, WatchedRank
 
 SCHEMA = "gpudoctor.run/1"
 _MOST_POINTS = 60
-_OF_A_HANG = ("rank_hung", "stalled")
+_DIED = "process_died_unknown"  # of a rank in a hang: that it gave up waiting, or was ended
 
 
 class PhaseMs(msgspec.Struct, frozen=True):
@@ -158,7 +159,8 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     def news_of_logs(self) -> Diagnosis | None:
         """The diagnosis, if it has a cause that no finding tells: a hang is told by where its ranks stand."""
         cause = self.diagnosis.cause if self.diagnosis is not None else None
-        told = cause is None or (cause.what in _OF_A_HANG and bool(self.stalls))
+        stood = any(not stall.resumed for stall in self.stalls)
+        told = cause is None or (cause.what in HANGS and bool(self.stalls)) or (cause.what == _DIED and stood)
         return None if told else self.diagnosis
 
 

@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from gpudoctor.checks.core.case import Case
+from gpudoctor.diagnose.diagnosis import Cause
 from gpudoctor.facts.model.node import Node
 from gpudoctor.run.record_reader import SampledLine
 from gpudoctor.run.step_series import TimedStep
@@ -19,8 +20,8 @@ class WatchedRank(msgspec.Struct, frozen=True, kw_only=True):
     """One rank. `steps` are those that all ranks have, after warm-up; `finished` counts all of its own.
 
     `cpu_wait_ms`: how long its training thread was ready in each step without getting a CPU. `ended_s` is in seconds
-    after the start; an abrupt end is noticed a little later. `bad_loss` and `bad_gradient` are the first steps with a
-    value that is not finite.
+    after the start; an abrupt end is noticed a little later, and `lived_s` is when it was last seen alive. `bad_loss`
+    and `bad_gradient` are the first steps with a value that is not finite.
     """
 
     rank: int
@@ -31,6 +32,7 @@ class WatchedRank(msgspec.Struct, frozen=True, kw_only=True):
     warm_up: tuple[TimedStep, ...] = ()
     ending: Ending = "runs"
     ended_s: float | None = None
+    lived_s: float | None = None
     error: str | None = None
     places: tuple[SampledLine, ...] = ()
     bad_loss: int | None = None
@@ -75,7 +77,10 @@ class RunStall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Watched(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole run. `case` has facts and telemetry of the node. `signal` ended the command; `sent` came to us."""
+    """The whole run. `case` has facts and telemetry of the node. `signal` ended the command; `sent` came to us.
+
+    `cause_in_logs` is what the kept logs say happened first.
+    """
 
     ranks: tuple[WatchedRank, ...] = ()
     exit_code: int = 0
@@ -86,4 +91,5 @@ class Watched(msgspec.Struct, frozen=True, kw_only=True):
     oom_kills: int = 0
     world_size: int | None = None
     not_observed: str | None = None
+    cause_in_logs: Cause | None = None
     case: Case = Case(Node())

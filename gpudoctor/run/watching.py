@@ -46,6 +46,7 @@ class _Seen(msgspec.Struct):
     first_step: int = 0
     last_step: int = 0
     ended_s: float | None = None
+    lived_s: float | None = None
     cpus: tuple[int, ...] = ()
     events: Path | None = None
     neighbours: dict[str, int] = {}
@@ -175,6 +176,8 @@ class RunWatch:
             elif not rank_process.lives(seen.record.pid, seen.record.started):
                 how, at_ns = seen.record.ended  # it may have ended in between
                 seen.ended_s = (at_ns / 1e9 if how else now_s) - self._began_s
+            else:
+                seen.lived_s = now_s - self._began_s
 
     def _read_kernel(self, seen: _Seen) -> None:
         record = seen.record
@@ -204,9 +207,10 @@ class RunWatch:
         if self._stall is not None:
             if still_s < self._stall.after_s:
                 stood_s = max(self._stall.stood_s, self._stall.after_s)
-                self.stalls.append(msgspec.structs.replace(self._stall, resumed=True, stood_s=stood_s))
+                resumed = not self._stall.ended_by_us
+                self.stalls.append(msgspec.structs.replace(self._stall, resumed=resumed, stood_s=stood_s))
                 self._stood_ns[-1] = (self._stood_ns[-1][0], newest_ns)
-                self._say("the run goes on")
+                self._say("a rank moves again")
                 self._stall = None
             else:
                 self._stall = msgspec.structs.replace(self._stall, stood_s=still_s)
@@ -260,10 +264,10 @@ class RunWatch:
         return WatchedRank(
             rank=rank if rank >= 0 else number, pid=record.pid, gpu=gpu if on_gpu else None,
             finished=record.now.steps, steps=tuple(steps[warm:]), warm_up=tuple(steps[:warm]), ending=ending,
-            ended_s=seen.ended_s, error=words.get("error"), places=record.places(), bad_loss=record.bad_loss,
-            bad_gradient=record.bad_gradient, cpu_wait_ms=wait_ms, cpus=seen.cpus, cpu_neighbour=neighbour,
-            loader=bool(words.get("loader")), loader_workers=int(words.get("loader_workers") or 0),
-            observer_off=words.get("observer_off") or None,
+            ended_s=seen.ended_s, lived_s=seen.lived_s, error=words.get("error"), places=record.places(),
+            bad_loss=record.bad_loss, bad_gradient=record.bad_gradient, cpu_wait_ms=wait_ms, cpus=seen.cpus,
+            cpu_neighbour=neighbour, loader=bool(words.get("loader")),
+            loader_workers=int(words.get("loader_workers") or 0), observer_off=words.get("observer_off") or None,
         )  # fmt: skip
 
 

@@ -8,7 +8,9 @@ from math import inf
 import msgspec
 import pytest
 
+from gpudoctor.diagnose.diagnosis import Cause
 from gpudoctor.report.model import Tool
+from gpudoctor.run.findings.progress import stood_to_the_end
 from gpudoctor.run.observer.layout import BACKWARD, DATA, FORWARD, HOST, PHASES
 from gpudoctor.run.record_reader import SampledLine
 from gpudoctor.run.report import FlatFinding, RunReport, as_finding, judged, rank_report, throughput
@@ -283,6 +285,68 @@ def test_the_first_to_end_is_named_and_not_who_lost_it(ending: str, error: str |
     assert words in (finding.found.text if finding.found else "")
 
 
+TIMED_OUT = "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 20000ms for recv operation"
+HUNG = Cause("rank_hung", 1, None, None, "likely", "the others timed out waiting")
+
+
+def timed_out(number: int, ended_s: float = 37.92) -> WatchedRank:
+    return rank(number, ending="exception", error=TIMED_OUT, ended_s=ended_s)
+
+
+@pytest.mark.parametrize("ending", ["abrupt", "normal"])  # by the launcher's signal, which a rank may handle
+def test_who_still_ran_when_another_rank_gave_up_waiting_is_not_the_first_to_end(ending: str) -> None:
+    left = rank(1, ending=ending, ended_s=42.04, lived_s=41.9)
+    (finding,) = problems(watched(timed_out(0), left, exit_code=1))
+    assert (finding.id, finding.subject.rank, finding.status.value) == ("run.progress", 1, "fail")
+    assert "rank 0 waited for it, after step 120, and gave up: it raised" in (
+        finding.found.text if finding.found else ""
+    )
+    assert finding.likely == "it hung or fell far behind; it still ran when rank 0 ended"
+    assert ("4.1 s after rank 0" in finding.evidence[1].value) == (ending == "abrupt")
+
+
+def test_of_several_that_still_ran_the_one_that_the_logs_name_was_waited_for() -> None:
+    left = [rank(n, ending="abrupt", ended_s=42.0, lived_s=41.9) for n in (1, 2)]
+    run = watched(timed_out(0), *left, exit_code=1)
+    (finding,) = problems(run)
+    assert (finding.subject.rank, "which one is not known" in (finding.likely or "")) == (None, True)
+    (finding,) = problems(msgspec.structs.replace(run, cause_in_logs=HUNG))
+    assert finding.subject.rank == 1
+
+
+def test_a_rank_that_its_watchdog_ended_waited_for_the_one_that_the_logs_name() -> None:
+    ranks = [rank(n, ending="abrupt", ended_s=at_s, lived_s=at_s - 0.2) for n, at_s in enumerate((600.0, 605.0))]
+    run = watched(*ranks, exit_code=1)
+    assert only_flat(run).subject.rank == 0
+    assert only_flat(msgspec.structs.replace(run, cause_in_logs=HUNG)).subject.rank == 1
+
+
+def test_who_was_killed_long_after_another_had_lost_a_peer_is_not_the_first_to_end() -> None:
+    lost = rank(0, ending="exception", error=LOST, ended_s=5.1)  # a rank of another node
+    (finding,) = problems(watched(lost, rank(1, ending="abrupt", ended_s=9.0, lived_s=8.8), exit_code=1))
+    assert (finding.subject.rank, "first to end" in (finding.likely or "")) == (0, True)
+
+
+def test_who_ended_in_the_same_look_as_a_rank_gave_up_was_waited_for_since_a_dead_peer_is_lost_at_once() -> None:
+    (finding,) = problems(watched(timed_out(0), rank(1, ending="abrupt", ended_s=38.0, lived_s=37.8), exit_code=1))
+    assert (finding.subject.rank, finding.likely) == (1, "it hung or fell far behind")
+
+
+def test_an_error_that_only_speaks_of_a_timeout_is_the_rank_s_own() -> None:
+    own = rank(1, ending="exception", error="ReadTimeout: HTTPSConnectionPool: Read timed out", ended_s=5.0)
+    (finding,) = problems(watched(rank(0, ending="abrupt", ended_s=9.0, lived_s=8.8), own, exit_code=1))
+    assert (finding.subject.rank, "raised ReadTimeout" in (finding.found.text if finding.found else "")) == (1, True)
+
+
+def test_the_first_to_end_does_not_contradict_what_the_logs_say() -> None:
+    run = watched(
+        rank(0, ending="abrupt", ended_s=5.0), rank(1, ending="abrupt", ended_s=9.0, lived_s=8.8), exit_code=1
+    )
+    assert "follows from that" in (only_flat(run).likely or "")
+    cause = msgspec.structs.replace(HUNG, what="gpu_xid")
+    assert "its logs name rank 1" in (only_flat(msgspec.structs.replace(run, cause_in_logs=cause)).likely or "")
+
+
 def test_a_rank_that_leaves_the_loop_early_is_a_warning_if_the_run_ends_well() -> None:
     found = problems(watched(rank(0), rank(1, finished=60), rank(2)))
     assert [(f.id, f.subject.rank, f.status.value) for f in found] == [("run.progress", 1, "warn")]
@@ -331,6 +395,39 @@ def test_the_time_of_a_stall_is_no_part_of_a_step() -> None:
 def test_a_stall_that_resolved_itself_is_a_warning() -> None:
     stall = RunStall(after_s=10, stood_s=12, ranks=(WAITS, STANDS), resumed=True)
     assert [f.status.value for f in problems(watched(rank(0), rank(1), stalls=(stall,)))] == ["warn"]
+
+
+@pytest.mark.parametrize("stood_after", [False, True])  # until the launcher had ended the rest
+def test_a_stall_after_which_a_rank_only_gave_up_waiting_did_not_resolve_itself(stood_after: bool) -> None:
+    stall = RunStall(after_s=8, stood_s=18, ranks=(WAITS, STANDS), resumed=True)
+    after = RunStall(after_s=8, stood_s=9, ranks=(StoppedRank(rank=0, finished=20, gone=True), STANDS))
+    gave_up = msgspec.structs.replace(timed_out(0), finished=20)
+    left = rank(1, finished=20, ending="abrupt", ended_s=52.04, lived_s=51.9)
+    run = stood_to_the_end(watched(gave_up, left, stalls=(stall, after)[: 1 + stood_after], exit_code=1))
+    (finding,) = problems(run)
+    text = finding.found.text if finding.found else ""
+    assert (finding.subject.rank, finding.status.value, run.stalls[-1].resumed) == (1, "fail", False)
+    assert "train.py:29 in forward: x = wait_for_ever()" in text
+    assert "; then rank 0 raised RuntimeError" in text
+    assert "went on" not in text
+
+
+@pytest.mark.parametrize("more_steps", [0, 4])
+def test_a_stall_that_resolved_itself_before_a_rank_failed_did_so(more_steps: int) -> None:
+    stall = RunStall(after_s=8, stood_s=18, ranks=(WAITS, STANDS), resumed=True)
+    first = timed_out(0) if more_steps else rank(0, ending="exception", error="ValueError: boom", ended_s=5.0)
+    ranks = [first, rank(1, ending="abrupt", ended_s=42.04, lived_s=41.9)]
+    ranks = [msgspec.structs.replace(each, finished=20 + more_steps) for each in ranks]
+    found = problems(stood_to_the_end(watched(*ranks, stalls=(stall,), exit_code=1)))
+    assert [each.status.value for each in found] == ["warn", "fail"]
+    assert "then it went on" in (found[0].found.text if found[0].found else "")
+
+
+@pytest.mark.parametrize(("first", "told"), [(0, [1]), (1, [1, 1])])
+def test_how_a_rank_ended_that_waited_in_a_stall_follows_from_it(first: int, told: list[int]) -> None:
+    stall = RunStall(after_s=8, stood_s=18, ranks=(WAITS, STANDS))
+    ends = [rank(n, ending="abrupt", ended_s=5.0 + 4 * (n != first), lived_s=4.8 + 4 * (n != first)) for n in range(2)]
+    assert [each.subject.rank for each in problems(watched(*ends, stalls=(stall,), exit_code=1))] == told
 
 
 def test_a_rank_that_is_gone_or_in_another_collective_is_the_missing_one() -> None:

@@ -45,3 +45,17 @@ def test_only_a_process_with_a_handler_is_sent_the_signal(tmp_path: Path, monkey
     (tmp_path / "7" / "status").write_text(f"Name:\tpython\nSigIgn:\t{0:016x}\nSigCgt:\t{caught:016x}\n")
     assert [rank_process.handles(7, n) for n in (signal.SIGRTMAX - 5, signal.SIGRTMAX - 4)] == [True, False]
     assert not rank_process.handles(8, signal.SIGUSR1)
+
+
+@pytest.mark.parametrize(
+    ("state", "flags", "lives"), [("R", 0x400100, True), ("D", 0x400104, False), ("Z", 0x44, False)]
+)
+def test_a_process_that_exits_lives_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, flags: int, lives: bool
+) -> None:
+    # its sockets may be closed long before the driver has let go of it, so that others end first
+    monkeypatch.setattr(rank_process, "_PROC", tmp_path)
+    (tmp_path / "7").mkdir()
+    fields = [state, "1", "7", "7", "0", "-1", str(flags), *["0"] * 12, "4711", *["0"] * 30]
+    (tmp_path / "7" / "stat").write_text(f"7 (python) {' '.join(fields)}\n")
+    assert rank_process.lives(7, 4711) == lives

@@ -171,6 +171,21 @@ def test_the_rank_that_hangs_is_named_with_its_line_of_code(tmp_path: Path) -> N
 
 
 @pytest.mark.wide
+@pytest.mark.parametrize(("options", "words"), [((), "gave up"), (("--hang-after", "3"), "time.sleep(10_000)")])
+def test_a_hang_that_ends_by_the_collectives_own_timeout_names_the_rank_that_hung(
+    tmp_path: Path, options: tuple[str, ...], words: str
+) -> None:
+    content, _ = report_of(tmp_path, *TORCHRUN, str(EXAMPLE), "--hang", "1", "--timeout", "8", options=options)
+    (found,) = (finding for finding in content["findings"] if finding["status"] == "fail")
+    assert (found["id"], found["subject"]["rank"]) == ("run.progress", 1)
+    assert words in found["found"]["text"]
+    assert "Timed out waiting 8000ms" in found["found"]["text"]
+    assert [stall["resumed"] for stall in content["stalls"]] == [False] * (len(options) // 2)
+    news = msgspec.convert(content, RunReport).news_of_logs
+    assert news is None or (news.cause and (news.cause.what, news.cause.rank)) == ("rank_hung", 1)
+
+
+@pytest.mark.wide
 def test_the_rank_that_dies_is_named_with_its_error(tmp_path: Path) -> None:
     content, done = report_of(tmp_path, *TORCHRUN, str(EXAMPLE), "--die", "1")
     assert done.returncode == content["exit_code"] == 1

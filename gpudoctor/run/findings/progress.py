@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
+
+import msgspec
 
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, warn
 from gpudoctor.checks.core.subject import NODE, Subject
 from gpudoctor.process.ending import ending_words
 from gpudoctor.run.findings.balance import subject_of
+from gpudoctor.run.findings.ends import ended_later, first_to_end, gave_up_on
 from gpudoctor.run.findings.run_check import run_check
-from gpudoctor.run.watched import RunStall, StoppedRank, Watched, WatchedRank
+from gpudoctor.run.watched import Ending, RunStall, StoppedRank, Watched, WatchedRank
 from gpudoctor.text.units import ranges
 
 _EXPECTED = Expected("all ranks go on to the end")
 _MOST_ERROR = 160
 _MOST_NAMED = 16
-# what gloo, NCCL and the store say of a peer that has gone
-_LOST_PEER = re.compile(
-    r"[Cc]onnection (closed|reset|refused|was)|Broken pipe|remote process exited|Timed out|[Tt]imeout"
+_HANG_AFTER = Advice(
+    "To see where it stands: run it with --hang-after below the timeout of its collectives, and each rank is asked."
 )
 
 
@@ -26,8 +27,7 @@ _LOST_PEER = re.compile(
 def progress(watched: Watched) -> Iterator[Finding]:
     """Name the rank that stopped, left or died first."""
     found = list(_of_stalls(watched))
-    if not any(stall.ended_by_us for stall in watched.stalls):  # else how they ended follows from that
-        found += _of_ends(watched)
+    found += _of_ends(watched)
     if found:
         yield from found
         return
@@ -60,7 +60,7 @@ def _of_stalls(watched: Watched) -> Iterator[Finding]:
     for stall in watched.stalls:
         named = missing_ranks(stall.ranks)
         judge = warn if stall.resumed else fail
-        then = "; then it went on" if stall.resumed else ""
+        then = "; then it went on" if stall.resumed else _gave_up_after(watched, stall)
         advice = (Advice("Look at the line of code where the named rank stands."),)
         if not named or len(named) == len(stall.ranks) > 1:
             text = f"no rank made progress for {stall.stood_s:.0f} s{then}"
@@ -108,57 +108,125 @@ def stand_words(rank: StoppedRank) -> str:
     return f"is in {where}{code} ({rank.phase}){kernel}"
 
 
+def stood_to_the_end(watched: Watched) -> Watched:
+    """The run with the stall as its last, and not resumed, after which a rank moved only to give up waiting."""
+    if not _failed(watched) or any(stall.ended_by_us for stall in watched.stalls):
+        return watched
+    for place, stall in enumerate(watched.stalls):
+        before = {rank.rank: rank.finished for rank in stall.ranks}
+        went_on = any(rank.finished > before.get(rank.rank, rank.finished) for rank in watched.ranks)
+        if stall.resumed and not went_on and _only_waited(watched, stall, ("exception",)):
+            last = msgspec.structs.replace(stall, resumed=False)
+            return msgspec.structs.replace(watched, stalls=(*watched.stalls[:place], last))
+    return watched
+
+
+def _only_waited(watched: Watched, stall: RunStall, ends: Sequence[Ending] = ("exception", "abrupt")) -> bool:
+    """Whether the first rank to end was none of those for which the others waited: it gave up waiting, or was ended."""
+    first = first_to_end(_that_ran(watched))
+    missing = {rank.rank for rank in missing_ranks(stall.ranks)}
+    if first is None or first.rank in missing or first.ending not in ends:
+        return False
+    return gave_up_on(watched, first) is not None or (first.ending == "abrupt" and bool(missing))
+
+
+def _gave_up_after(watched: Watched, stall: RunStall) -> str:
+    first = first_to_end(_that_ran(watched))
+    is_last = stall is watched.stalls[-1] and not stall.ended_by_us and _failed(watched)
+    return f"; then rank {first.rank} {_how(first)}" if is_last and first and _only_waited(watched, stall) else ""
+
+
+def _failed(watched: Watched) -> bool:
+    return watched.exit_code != 0 and not watched.sent
+
+
+def _that_ran(watched: Watched) -> list[WatchedRank]:
+    return [rank for rank in watched.ranks if rank.finished or rank.ending != "runs"]
+
+
 def _of_ends(watched: Watched) -> Iterator[Finding]:
-    """The rank that ended first, if the command failed or it made fewer steps than others."""
-    ranks = [rank for rank in watched.ranks if rank.finished or rank.ending != "runs"]
-    failed = watched.exit_code != 0 and not watched.sent
-    most = max((rank.finished for rank in ranks), default=0)
-    first = first_to_end(ranks) if failed else _left_early(ranks, most)
-    if first is None or watched.oom_kills:
+    """The rank that ended first, if the command failed or it made fewer steps than others.
+
+    Not if that follows from a stall, which is told by itself.
+    """
+    ranks = _that_ran(watched)
+    first = first_to_end(ranks) if _failed(watched) else _left_early(ranks)
+    stood = [stall for stall in watched.stalls if not stall.resumed]
+    follows = any(stall.ended_by_us for stall in watched.stalls) or any(_only_waited(watched, stall) for stall in stood)
+    if first is None or watched.oom_kills or follows:
         return
-    others = [rank for rank in ranks if rank is not first]
-    how = {
-        "exception": f"raised {_short(first.error)}",
+    evidence = [Evidence(f"rank {rank.rank}", _end_words(rank, first)) for rank in ranks[:_MOST_NAMED]]
+    judge = fail if _failed(watched) else warn
+    same = all(rank.ending == "exception" and _short(rank.error) == _short(first.error) for rank in ranks)
+    if len(ranks) > 1 and same:
+        yield judge(NODE, f"all ranks {_how(first)}, {_when(first)}", _EXPECTED, *evidence)
+    elif _failed(watched) and (missing := gave_up_on(watched, first)) is not None:
+        yield from _waited_for(watched, first, missing, evidence)
+    else:
+        yield _first(watched, first, [rank for rank in ranks if rank is not first], evidence)
+
+
+def _waited_for(
+    watched: Watched, first: WatchedRank, missing: Sequence[WatchedRank], evidence: Sequence[Evidence]
+) -> Iterator[Finding]:
+    """The ranks that did not come, or that it is not known which."""
+    gave_up = f"rank {first.rank} waited for %s, {_when(first)}, and gave up: it {_how(first)}"
+    for rank in missing[:_MOST_NAMED]:
+        still = f"; it still ran when rank {first.rank} ended" if ended_later(rank, first) else ""
+        yield fail(
+            subject_of(watched, rank),
+            Found(f"made {rank.finished} steps; {gave_up % 'it'}", rank.finished, "steps"),
+            _EXPECTED,
+            *evidence,
+            likely=f"it hung or fell far behind{still}",
+            advice=(_HANG_AFTER,),
+        )
+    if not missing:
+        likely = "a rank hung or fell far behind; which one is not known"
+        yield fail(NODE, gave_up % "others", _EXPECTED, *evidence, likely=likely, advice=(_HANG_AFTER,))
+
+
+def _first(
+    watched: Watched, first: WatchedRank, others: Sequence[WatchedRank], evidence: Sequence[Evidence]
+) -> Finding:
+    """The rank that ended first, or left before the others."""
+    failed, cause = _failed(watched), watched.cause_in_logs
+    steps = ranges(sorted({rank.finished for rank in others}))
+    made = f"; the others had made {steps} steps" if others else ""
+    blamed = cause.rank if cause is not None else None
+    likely = None
+    if others and failed and blamed not in (None, first.rank):
+        likely = f"it was the first to end; but its logs name rank {blamed}, as told below"
+    elif others and any(ended_later(first, rank) for rank in others):
+        likely = "what the others report is that they lost it, or another rank"
+    elif others:
+        likely = "it was the first to end; what the others report follows from that"
+    return (fail if failed else warn)(
+        subject_of(watched, first),
+        Found(f"{_how(first)}, {_when(first)}{made}", first.finished, "steps"),
+        _EXPECTED,
+        *evidence,
+        likely=likely,
+        advice=(Advice("Read the last lines of this rank's output."),) if failed else (),
+    )
+
+
+def _how(rank: WatchedRank) -> str:
+    """How it ended, as the end of a sentence."""
+    return {
+        "exception": f"raised {_short(rank.error)}",
         "normal": "left by itself, without an error",
         "abrupt": "ended without Python's own end: killed by a signal, or by os._exit",
         "runs": "",
-    }[first.ending]
-    step = f"after step {first.finished}" if first.finished else "before its first step"
-    made = f"; the others had made {ranges(sorted({rank.finished for rank in others}))} steps" if others else ""
-    evidence = [Evidence(f"rank {rank.rank}", _end_words(rank)) for rank in ranks[:16]]
-    judge = fail if failed else warn
-    if others and all(rank.ending == "exception" and _short(rank.error) == _short(first.error) for rank in ranks):
-        yield judge(NODE, f"all ranks {how}, {step}", _EXPECTED, *evidence)
-        return
-    advice = Advice("Look at its own output first; what its logs say follows, if they say it.")
-    yield judge(
-        subject_of(watched, first),
-        Found(f"{how}, {step}{made}", first.finished, "steps"),
-        _EXPECTED,
-        *evidence,
-        likely="it was the first to end; what the others report follows from that" if others else None,
-        advice=(advice,) if failed else (),
-    )
+    }[rank.ending]
 
 
-def first_to_end(ranks: Sequence[WatchedRank]) -> WatchedRank | None:
-    """The rank whose end came before those of the others, and is not one that only lost its connection to a peer.
-
-    An abrupt end is noticed a little later than it happens, the others are exact.
-    """
-    ended = [rank for rank in ranks if rank.ended_s is not None]
-    causes = [rank for rank in ended if not _lost_a_peer(rank)] or ended
-    raised = [rank for rank in causes if rank.ending != "abrupt"]
-    abrupt = min(
-        (rank for rank in causes if rank.ending == "abrupt"), key=lambda rank: rank.ended_s or 0.0, default=None
-    )
-    first = min(raised, key=lambda rank: rank.ended_s or 0.0, default=None)
-    if first is None or abrupt is None:
-        return first or abrupt
-    return abrupt if (abrupt.ended_s or 0.0) < (first.ended_s or 0.0) else first
+def _when(rank: WatchedRank) -> str:
+    return f"after step {rank.finished}" if rank.finished else "before its first step"
 
 
-def _left_early(ranks: Sequence[WatchedRank], most: int) -> WatchedRank | None:
+def _left_early(ranks: Sequence[WatchedRank]) -> WatchedRank | None:
+    most = max((rank.finished for rank in ranks), default=0)
     fewest = min(ranks, key=lambda rank: rank.finished, default=None)
     if (
         fewest is None
@@ -169,16 +237,12 @@ def _left_early(ranks: Sequence[WatchedRank], most: int) -> WatchedRank | None:
     return fewest
 
 
-def _lost_a_peer(rank: WatchedRank) -> bool:
-    return rank.ending == "exception" and _LOST_PEER.search(rank.error or "") is not None
-
-
 def _short(error: str | None) -> str:
     text = (error or "an exception").split(". ")[0].splitlines()[0]
     return text if len(text) <= _MOST_ERROR else text[: _MOST_ERROR - 3] + "..."
 
 
-def _end_words(rank: WatchedRank) -> str:
+def _end_words(rank: WatchedRank, first: WatchedRank) -> str:
     at = "still ran" if rank.ended_s is None else f"ended at {rank.ended_s:.2f} s"
     how = {
         "exception": f": {_short(rank.error)}",
@@ -186,7 +250,9 @@ def _end_words(rank: WatchedRank) -> str:
         "abrupt": " without Python's own end",
         "runs": "",
     }
-    return f"{rank.finished} steps, {at}{how[rank.ending]}"
+    later_s = (rank.ended_s or 0.0) - (first.ended_s or 0.0)
+    later = f", {later_s:.1f} s after rank {first.rank}" if rank.ending == "abrupt" and ended_later(rank, first) else ""
+    return f"{rank.finished} steps, {at}{how[rank.ending]}{later}"
 
 
 def _subject(watched: Watched, rank: int) -> Subject:
