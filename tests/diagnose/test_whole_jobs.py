@@ -569,3 +569,11 @@ def test_a_long_job_stood_still_by_its_own_steps_not_by_those_that_are_not_kept(
     answer = answer_to(steps + limit_at("2026-04-12T14:07:12"), tmp_path)
     assert answer.cause is not None
     assert "last step was logged 3 h 8 min before that: it stood still" in answer.cause.text
+
+
+def test_a_job_whose_other_ranks_print_no_times_may_have_moved(tmp_path: Path) -> None:
+    (tmp_path / "rank0.log").write_text(steps_from("2026-04-12", 6) + limit_at("2026-04-12T08:22:10"))
+    (tmp_path / "rank1.log").write_text("".join(f"step {n} lr 0.001\n" for n in range(99)))
+    cause = answer_of(tmp_path).cause
+    assert cause is not None
+    assert "stood still" not in cause.text
