@@ -14,9 +14,12 @@ from rich.table import Table
 from rich.text import Text
 from rich.theme import Theme
 
+from gpudoctor.checks.core.causes import lacks_a_fact
 from gpudoctor.checks.core.finding import Finding, Status, worst
 from gpudoctor.checks.core.registry import LEVELS
 from gpudoctor.checks.core.subject import NODE, grouped_label
+from gpudoctor.checks.reported.failures import NO_STATEMENT
+from gpudoctor.facts.captures import NOT_IN_FILE
 from gpudoctor.report.model import Report, alarms, is_above, node_words, profile_words, suppressed_in
 from gpudoctor.report.text_figures import figure_lines
 from gpudoctor.report.wording import (
@@ -31,6 +34,7 @@ from gpudoctor.report.wording import (
     explained_next,
     is_no_gpu_node,
     label_of,
+    lacking_rows,
     problem_groups,
     same_run,
     verdict_word,
@@ -49,6 +53,7 @@ STYLES = {
 PARTLY_STYLE = "bold cyan"  # as loud as a verdict, and not the green of a PASS
 _THEME = Theme({"markdown.code": "cyan"})  # rich's own has a black background
 # what the command to run next takes over from this one
+_MOST_LACKING = 3  # checks of which each says in a block of its own that the facts file lacks something
 _GAP = 2  # of `TextRows` and `FoldedRow`
 _MOST_LABEL = 28  # of a finding
 # if less width is left for the last cell, it goes on lines below the row
@@ -117,8 +122,9 @@ def _head(report: Report) -> Iterator[Text]:
     against = (
         f"{against[:1].upper()}{against[1:]}. " if report.profile.name == "none" else f"Judged against {against}. "
     )
-    checks = f"{len(report.checks)} check{'s' * (len(report.checks) != 1)}"
-    yield plain(f"{against if report.gpus else ''}{checks}, level {report.run.level}.")
+    checks = f"{len(report.checks)} check{'s' * (len(report.checks) != 1)}, level {report.run.level}."
+    # the verdict on a part of a node counts what of it could be judged
+    yield plain(f"{against if report.gpus else ''}{'' if report.evaluated.partly else checks}".rstrip())
     for note in report.run.notes:
         yield plain(f"Note: {note}")
 
@@ -139,6 +145,10 @@ def _domains(report: Report, verbose: bool) -> RenderableType:
             lacking.append(domain)
             continue
         if status is Status.SKIP and report.evaluated.partly:
+            if domain == "reported":  # what nobody says is not lacking
+                if reasons := [f.reason for r in results for f in r.findings if f.reason not in (None, NO_STATEMENT)]:
+                    table.add_row(status_word(status), plain(domain), plain("; ".join(reasons)))
+                continue
             # what has to be measured is in no text
             lacking += [domain] if any(result.level == LEVELS[0] for result in results) else []
             continue
@@ -167,9 +177,21 @@ def _findings(report: Report) -> Iterator[RenderableType]:
 
 def _problems(report: Report) -> Iterator[RenderableType]:
     explained = Explained(report)
+    lacking = lacking_rows(report)
+    joint = len(lacking) > _MOST_LACKING
     for result, findings in problem_groups(report):
+        if joint and lacks_a_fact(findings[0]):
+            continue
         yield Text("")
         yield from _block(result.id, findings, explained.by(result.id, findings))
+    if joint:
+        yield Text("")
+        yield Text.assemble(
+            status_word(Status.UNKNOWN),
+            "  ",
+            plain(f"{NOT_IN_FILE.reason}: what {check_count(len(lacking))} judge", "bold"),
+        )
+        yield from labelled_rows(lacking)
 
 
 def _block(check_id: str, findings: list[Finding], explains: list[str]) -> Iterator[RenderableType]:
@@ -261,6 +283,9 @@ def _tail(report: Report) -> Iterator[RenderableType]:
     if more := also_paste(report):
         yield plain(more)
     checks = explained_next(report)
+    if not checks and lacking_rows(report):
+        yield plain("Next:")
+        yield UnwrappedLine("  gpudoctor schema facts")
     if checks:
         yield plain("Next:")
         yield from (UnwrappedLine(f"  gpudoctor explain {check}") for check in checks)

@@ -8,6 +8,7 @@ from gpudoctor.statements.classes import kind_of
 from gpudoctor.statements.forms import Reading, form_of, is_no_news
 from gpudoctor.statements.model import Statement
 from gpudoctor.statements.prefixes import Origin
+from gpudoctor.statements.told import told
 
 MOST_TEXT = 4096
 
@@ -23,8 +24,10 @@ def statement_of(number: int, origin: Origin, text: str) -> Statement | None:
     if text.startswith("kernel: "):
         program, text = "kernel", text[8:]
     level = origin.level or origin.level_word
-    reading = form_of(text, level)
-    known = find_label(text)
+    reading, known = form_of(text, level), find_label(text)
+    if (reading.form == "sentence" if reading else known is not None) and (rest := told(text)) != text:
+        text = rest
+        reading, known = form_of(text, level), find_label(text)
     if reading is None and known is not None and not is_no_news(text[: known[1]], level):
         reading = Reading("sentence", "error", text.strip()[:MOST_TEXT])
     if reading is None:

@@ -66,7 +66,7 @@ class Dumps:
         for place, error in self._errors:
             self.could_not_read(f"{file}, {place}: not read: {error}")
         statements = () if quiet else transcript.statements.found
-        if not self._read and all(each.loudness == "unread" for each in statements):
+        if not self._read and transcript.statements.only_about_errors:
             statements = (table,) if (table := transcript.statements.table) and not quiet else ()
         self._reported.extend(statements)
         if self._read and transcript.passed.count and not quiet:

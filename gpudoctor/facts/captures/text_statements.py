@@ -15,6 +15,7 @@ from gpudoctor.statements.catalogue import known_error, xid_code
 from gpudoctor.statements.model import About, Statement
 from gpudoctor.statements.prefixes import Origin, stripped, unmarked, with_short_numbers
 from gpudoctor.statements.reader import MOST_TEXT, statement_of
+from gpudoctor.statements.told import is_past
 
 MOST_STATEMENTS = 200
 _MOST_FORMS, _LONGEST_FORM = 10_000, 1000
@@ -126,15 +127,27 @@ class TextStatements:
         return bool(self._kept)
 
     @property
+    def only_about_errors(self) -> bool:
+        """Whether nothing was said of a node: at most a page says something of errors."""
+        return not (self._of_the_node or (self._well_lines and self._of_a_node))
+
+    @property
+    def _statements(self) -> tuple[Reported, ...]:
+        return (*self._kept.values(), *(self._verdicts.values() if self._of_a_node else ()))
+
+    @property
+    def _of_the_node(self) -> list[Reported]:
+        return [
+            each
+            for each in self._statements
+            if not ((self._is_a_page and _is_prose(each)) or (self._tables and _PAGE_ROW.match(each.text)))
+        ]
+
+    @property
     def found(self) -> tuple[Reported, ...]:
         """What was said about the node, each once, in the order of the text."""
-        statements = (*self._kept.values(), *(self._verdicts.values() if self._of_a_node else ()))
-        about_errors = [
-            each
-            for each in statements
-            if (self._is_a_page and _is_prose(each)) or (self._tables and _PAGE_ROW.match(each.text))
-        ]
-        retained = [each for each in statements if each not in about_errors]
+        retained = self._of_the_node
+        about_errors = [each for each in self._statements if each not in retained]
         retained += [
             replace(each, loudness="unread", text=f"a page that writes about errors says: {each.text}")
             for each in about_errors
@@ -217,10 +230,11 @@ def _reported(statement: Statement, file: str) -> Reported:
     named, known, code = statement.about, known_error(statement.message), xid_code(statement.message)
     gpu, bus_id = _gpu_of(named)
     port = f" port {named.port}" if named.port is not None else ""
+    past = statement.form == "sentence" and is_past(statement.message)
     return Reported(
-        text=clipped(statement.message),
+        text=("told as past, and not whether it is over: " if past else "") + clipped(statement.message),
         said_by=clipped(statement.program or ""),
-        loudness=statement.severity,
+        loudness="unread" if past else statement.severity,
         kind=statement.kind,
         form=statement.form,
         label=statement.label,

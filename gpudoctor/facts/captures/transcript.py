@@ -46,7 +46,12 @@ _PROMPT = re.compile(
     r"(?: (?P<command>.{0,2000})|(?P<close>[a-z./][^ ].{0,2000})?)$"
 )
 _ROOT = re.compile(rf"(?:#|\+{{1,3}}|>|PS>) ?(?P<command>{_PROGRAMS}\b.{{0,2000}})$")
-_BARE = re.compile(rf"(?P<command>(?:sudo +)?{_PROGRAMS}(?: +[-|/\w.*'\"=,:$~]+){{0,40}} *)$")
+# "dmesg shows Xid 79", "nvidia-smi does not work": somebody tells of it
+_TOLD = (
+    r"(?! +(?:says|said|shows|showed|reports|reported|tells|sees|lists|gives|prints|hangs|hung|fails|failed|does|did"
+    r"|is|was|has|had)\b)"
+)
+_BARE = re.compile(rf"(?P<command>(?:sudo +)?{_PROGRAMS}{_TOLD}(?: +[-|/\w.*'\"=,:$~]+){{0,40}} *)$")
 _FENCE = re.compile(
     r"[ \t]{0,8}(?:`{3,}|~{3,})[\w +.-]{0,40}$|[ \t]{0,8}</?(?:details|summary|pre|code|br)\b.{0,200}>$"
 )
