@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 
 import pytest
 
@@ -72,6 +73,16 @@ def test_a_healthy_node_asks_slurm_nothing_when_a_job_starts_or_ends(node: Node,
     node.trial(*faults)
     assert [node.run(hook).go_on for hook in _JOB_HOOKS] == [True, True]
     assert node.calls() == []
+
+
+def test_a_warn_says_of_what_and_a_pass_counts_the_level_that_was_asked(node: Node) -> None:
+    node.trial("driver-stall@3")
+    assert " WARN driver.responsive GPU 3 (0000:4b:00.0): nvmlDeviceGet" in node.run("prolog").why
+    node.trial("persistence-off", "driver-stall@3")
+    assert node.run("prolog").why.endswith(" (+1 more)")
+    node.trial()
+    why = node.run("prolog").why
+    assert re.fullmatch(r"SIMULATED PASS (\d+) of (\d+) checks of level quick(, \d+ not judged)?", why), why
 
 
 def test_only_our_own_drain_is_taken_back_and_only_after_healthy_checks_in_a_row(
