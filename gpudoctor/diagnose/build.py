@@ -132,9 +132,11 @@ def _nothing_reason(job: Job, gathered: GatheredLogs) -> str:
     """What was found instead of a failure; that no end is seen, as a job that hangs has moved before."""
     strange = [file for file in gathered.files if file.text and not file.like_a_job]
     text = "nothing in it says that something failed"
-    steps = [event.number("step") for event in job.events if event.role == "progress"]
+    steps = [event for event in job.events if event.role == "progress" and event.number("step") is not None]
     if steps and not job.finished:
-        text += f"; its last step is {steps[-1]}, no end is seen: if it stands still, diagnose --follow tells"
+        unit = steps[-1].word("unit") or "step"  # an epoch may come without a step
+        last = f"its last {unit} is {steps[-1].number('step')}"
+        text += f"; {last}, no end is seen: if it stands still, diagnose --follow tells"
     return f"{text}; {len(strange)} of {len(gathered.files)} not recognised as logs" if strange else text
 
 

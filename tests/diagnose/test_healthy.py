@@ -342,3 +342,12 @@ def test_a_log_that_is_cut_in_mid_line_is_unknown_unless_it_shows_an_end(tmp_pat
     assert answer_to(f"{steps}training finished", tmp_path).verdict == "nothing"
     # a bar has no line end while the job runs
     assert answer_to(f"{steps}\r 41/100 [00:10<00:12]\r 42/100 [00:10<00:12]", tmp_path).verdict == "nothing"
+
+
+def test_an_epoch_is_no_step_and_the_summary_of_a_trainer_is_an_end(tmp_path: Path) -> None:
+    step = "{'loss': 2.01, 'grad_norm': 1.1, 'learning_rate': 2e-05, 'epoch': 1.0}\n"
+    end = "{'train_runtime': 312.4, 'train_steps_per_second': 2.0, 'train_loss': 2.1, 'epoch': 1.0}\n"
+    unfinished, finished = answer_to(step, tmp_path), answer_to(step + end, tmp_path)
+    assert "its last epoch is 1, no end is seen" in unfinished.reason
+    assert "no end is seen" not in finished.reason
+    assert (unfinished.verdict, finished.verdict) == ("nothing", "nothing")

@@ -73,16 +73,16 @@ PROBED = re.compile(r"NVRM: The NVIDIA GPU (?P<gpu>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{
 DEVICE_NODE = re.compile(r"Device: (?P<gpu>\d+), node: (?P<host>[\w.-]+)")
 GPU = re.compile(r"\bGPU (?P<gpu>\d{1,3})\b|\bdevice=?(?:cuda:)?(?P<device>\d{1,3})\b")
 _PROGRESS = re.compile(
-    r"(?i)(?:^|[\s\[|{,\"'(])(?<!\bjob )(?:global_?step|step|iter(?:ation)?|epoch|batch|it)s?[\"']?[ :=#\[(]{0,6}(\d{1,10})\b"
+    r"(?i)(?:^|[\s\[|{,\"'(])(?<!\bjob )(?P<unit>global_?step|step|iter(?:ation)?|epoch|batch|it)s?[\"']?[ :=#\[(]{0,6}(?P<number>\d{1,10})\b"
 )
 _WORDS_OF_A_START = ("initializing d", "registered", "barrier", "rendezvous", "init torch", "_backend=")
-_WORDS_OF_AN_END = ("done", "0 ok", "finish", "complet", "succe", "reached", "exit")
+_WORDS_OF_AN_END = ("done", "0 ok", "finish", "complet", "succe", "reached", "exit", "train_runtime")
 _RESUMED = re.compile(
     r"(?i)\b(?:resum(?:ed?|ing)|restor(?:ed?|ing)|load(?:ed|ing))\b.{0,60}\bcheckpoint|\bresum(?:ed|ing)\b.{0,40}\bfrom\b"
 )
 _DONE = re.compile(
     r"(?i)^\W*(?:done|finished|completed?)\b|^\W*success(?:ful(?:ly)?)?\W*$|\b(?:train(?:ing)?|job|run|fit|epochs?)\b.{0,40}\b(?:finished|completed?|done|succeeded)\b"
-    r"|max_(?:steps|epochs)\S* reached|srun exit code 0\b|exit(?:ed with)? (?:code|status) 0\b|state=COMPLETED|# Out of bounds values : 0 OK"
+    r"|\btrain_runtime[\"']?\s{0,4}[:=]|max_(?:steps|epochs)\S* reached|srun exit code 0\b|exit(?:ed with)? (?:code|status) 0\b|state=COMPLETED|# Out of bounds values : 0 OK"
 )
 # any script's last line
 _ONE_WORD = re.compile(r"(?i)^\W*(?:done|finished|completed?|success(?:ful(?:ly)?)?)\W*$")
@@ -196,8 +196,11 @@ def read_facts(text: str) -> Iterator[Event]:
         yield Event(role="fact", what="resumed")
     if any(word in lowered for word in _WORDS_OF_AN_END) and is_done(text):
         yield Event(role="done", what="done", detail={"one_word": 1} if _ONE_WORD.match(text) else {})
-    elif (step := _PROGRESS.search(text)) and (int(step[1]) or _WORK.search(text)):  # "starting at step 0" is no work
-        yield Event(role="progress", what="progress", detail={"step": int(step[1])})
+    elif (step := _PROGRESS.search(text)) and (int(step["number"]) or _WORK.search(text)):  # not "starting at step 0"
+        detail: dict[str, str | int] = {"step": int(step["number"])}
+        if step["unit"].lower() == "epoch":
+            detail["unit"] = "epoch"
+        yield Event(role="progress", what="progress", detail=detail)
     elif not resumed and _WORK.search(text):  # a bar of loading
         yield Event(role="fact", what="work")
 
