@@ -24,7 +24,8 @@ if [ -n "$ignored" ]; then
   printf 'gpudoctor: a hook takes no setting from its environment, only from /etc/default/gpudoctor: not read: %s\n' "$ignored" >&2
 fi
 
-# Log to stderr (which slurmd drops), to syslog, and to GPUDOCTOR_LOG; without the last two, to the state folder
+# Log to stderr (which slurmd drops), to syslog, and to GPUDOCTOR_LOG; without the last two, and if GPUDOCTOR_LOG
+# cannot be written, to the state folder
 say() {
   local file=${GPUDOCTOR_LOG:-}
   printf 'gpudoctor: %s: %s\n' "$node" "$1" >&2
@@ -33,9 +34,11 @@ say() {
   else
     file=${file:-$state/log}
   fi
-  if [ -n "$file" ] && [ ! -L "$file" ] && mkdir -p "${file%/*}"; then
-    printf '[%(%Y-%m-%dT%H:%M:%S)T] gpudoctor: %s: %s\n' -1 "$node" "$1" >>"$file"
-  fi
+  [ -z "$file" ] || append "$file" "$1" || append "$state/log" "$1" || true
+}
+
+append() {
+  [ ! -L "$1" ] && mkdir -p "${1%/*}" && printf '[%(%Y-%m-%dT%H:%M:%S)T] gpudoctor: %s: %s\n' -1 "$node" "$2" >>"$1"
 }
 
 path_of_gpudoctor() { if [ -x "$GPUDOCTOR" ]; then echo "$GPUDOCTOR"; else command -v gpudoctor; fi; }
@@ -79,7 +82,7 @@ run_hook() {
 # There is no verdict on the node: show it in the logs and the metric. GPUDOCTOR_ON_ERROR decides about the job;
 # GPUDOCTOR_ACTION=log lets every job start
 no_verdict() {
-  local folder=${GPUDOCTOR_TEXTFILE:-$state} file mark
+  local mark
   # a slurm.conf is shared with nodes that have no GPU
   if [ -z "${SLURM_JOB_GPUS:-}${GPUDOCTOR_TRIAL:-}" ] && ! compgen -G '/dev/nvidia[0-9]*' >/dev/null &&
     ! grep -qsx 0x10de /sys/bus/pci/devices/*/vendor; then return 0; fi
@@ -87,9 +90,16 @@ no_verdict() {
   # no prolog may trust an earlier verdict, and the count of healthy checks starts again
   rm -f -- "$state"/{verdict,undrain}.json
   mark="hook=\"$1\"${GPUDOCTOR_TRIAL:+,simulated=\"true\"}"
+  put_metric "${GPUDOCTOR_TEXTFILE:-$state}" "$1" "$mark" || put_metric "$state" "$1" "$mark" || true
+  [ "${GPUDOCTOR_ON_ERROR:-run}" != hold ] || [ "${GPUDOCTOR_ACTION:-drain}" = log ]
+}
+
+# put_metric FOLDER HOOK LABELS: fails if the file cannot be written
+put_metric() {
+  local folder=$1 hook=$2 mark=$3 file='' done=1
   # same HELP and TYPE as `gpudoctor slurm` writes: node_exporter drops one of two files that differ in them
   # a new file of an unknown name: nobody can have put a link there
-  mkdir -p "$folder" && file=$(mktemp "$folder/gpudoctor_slurm.XXXXXXXX") && chmod 644 "$file" && cat >"$file" <<EOF && mv -fT "$file" "$folder/gpudoctor_slurm_$1.prom"
+  mkdir -p "$folder" && file=$(mktemp "$folder/gpudoctor_slurm.XXXXXXXX") && chmod 644 "$file" && cat >"$file" <<EOF && mv -fT "$file" "$folder/gpudoctor_slurm_$hook.prom" && done=0
 # HELP gpudoctor_slurm_verdict What a Slurm hook found last: pass, warn, fail or unknown, which is 1.
 # TYPE gpudoctor_slurm_verdict gauge
 gpudoctor_slurm_verdict{$mark,verdict="unknown"} 1
@@ -97,6 +107,6 @@ gpudoctor_slurm_verdict{$mark,verdict="unknown"} 1
 # TYPE gpudoctor_slurm_timestamp_seconds gauge
 gpudoctor_slurm_timestamp_seconds{$mark} $(date +%s)
 EOF
-  rm -f -- "$file" # a full disk may have left a partial file
-  [ "${GPUDOCTOR_ON_ERROR:-run}" != hold ] || [ "${GPUDOCTOR_ACTION:-drain}" = log ]
+  [ -z "$file" ] || rm -f -- "$file" # a full disk may have left a partial file
+  return "$done"
 }

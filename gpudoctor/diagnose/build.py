@@ -108,12 +108,6 @@ def _doubt(job: Job, gathered: GatheredLogs) -> str:
             "nothing in it says that something failed, and nothing shows that the job moved or ended: one that never "
             "started, or hangs, looks the same"
         )
-    cut = [file.name for file in gathered.files if file.cut]
-    if cut and not job.finished and not (gathered.dumps or gathered.stacks):
-        return (
-            f"nothing in it says that something failed, but {cut[0]} is cut off in its last line, and no end is seen: "
-            "what came after that line is not known"
-        )
     return ""
 
 
@@ -129,14 +123,20 @@ def _nothing_known(gathered: GatheredLogs) -> str:
 
 
 def _nothing_reason(job: Job, gathered: GatheredLogs) -> str:
-    """What was found instead of a failure; that no end is seen, as a job that hangs has moved before."""
+    """What was found instead of a failure; that no end is seen, as a job that hangs has moved before.
+
+    A last line without an end proves no more than one with it: whoever buffers its output writes parts of lines.
+    """
     strange = [file for file in gathered.files if file.text and not file.like_a_job]
     text = "nothing in it says that something failed"
     steps = [event for event in job.events if event.role == "progress" and event.number("step") is not None]
     if steps and not job.finished:
-        unit = steps[-1].word("unit") or "step"  # an epoch may come without a step
-        last = f"its last {unit} is {steps[-1].number('step')}"
-        text += f"; {last}, no end is seen: if it stands still, diagnose --follow tells"
+        within = steps[-1].number("within")
+        # an epoch may come without a step
+        last = f"{'step' if within else steps[-1].word('unit') or 'step'} is {within or steps[-1].number('step')}"
+        text += f"; its last {last}, no end is seen: if it stands still, diagnose --follow tells"
+    if (cut := [file.name for file in gathered.files if file.cut]) and not job.finished:
+        text += f"; the last line of {cut[0]} has no end: it is still being written, or the text was cut off"
     return f"{text}; {len(strange)} of {len(gathered.files)} not recognised as logs" if strange else text
 
 

@@ -119,7 +119,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     """What happened first, where, and why. `others` are the hypotheses that remain.
 
     `unknown` without a cause: no line is known to come from a job (`recognised` is false), nothing shows that it
-    moved or ended, or a file could not be read, or is cut off in its last line before any end.
+    moved or ended, or a file could not be read.
     `error` is set if there is no answer (exit 2, or ended by a signal), and then nothing else says anything.
     `unexplained`: if nothing is found, last lines that mention an error in words that no reader recognises.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator
+from math import ceil
 from typing import Literal
 
 import msgspec
@@ -75,9 +76,13 @@ class Event(msgspec.Struct, kw_only=True):
 
 
 class EventLog:
-    """Events in order of file and line; of each kind and place only the first 64 and the last 3 are kept."""
+    """Events in order of file and line; of each kind and place only the first 64 and the last 3 are kept.
+
+    A step tells in `longest_step_s` how long the longest one up to it was, since those between are not kept.
+    """
 
     def __init__(self) -> None:
+        self._longest: dict[object, tuple[float, float]] = {}
         self._events: list[Event] = []
         self._counts: dict[object, int] = {}
         self._last: dict[object, deque[Event]] = {}
@@ -88,6 +93,12 @@ class EventLog:
         key = (event.role, event.what, event.file, event.rank, event.local_rank, event.pid, event.host)
         count = self._counts.get(key, 0) + 1
         self._counts[key] = count
+        if event.role == "progress" and event.time_s is not None and len(self._longest) < _MAX_EVENTS:
+            before_s, longest_s = self._longest.get(key, (event.time_s, 0.0))
+            longest_s = max(longest_s, abs(event.time_s - before_s))
+            self._longest[key] = event.time_s, longest_s
+            if longest_s:
+                event.detail["longest_step_s"] = ceil(longest_s)
         if count > _MAX_OF_A_KIND or len(self._events) >= _MAX_EVENTS:
             if event.role in ("progress", "done") or len(self._last) < _MAX_EVENTS:
                 self._last.setdefault(key, deque(maxlen=_LAST_OF_A_KIND)).append(event)

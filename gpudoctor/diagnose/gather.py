@@ -48,6 +48,7 @@ _OF_A_DOCUMENT = re.compile(
     r"^#{1,6} |^(?:=|-){4,}$|^\|.*\|$|^[*-] |^\d+\. |\]\([^)]{1,300}\)|`[^`]{1,80}`|\*\*[^*]{1,80}\*\*|</?\w{1,12}[ >/]"
 )
 _SHARE_OF_MARKS = 0.3
+_ESCAPE = re.compile(rb"\x1b\[[0-?]{0,40}[ -/]{0,4}[@-~]")
 _SIGNS_OF_A_JOB = 3  # steps, ranks, processes: ordinary prose may mention one by chance
 
 
@@ -82,7 +83,8 @@ def gather(sources: Iterable[LogSource]) -> GatheredLogs:
 def _read(source: LogSource, number: int, found: GatheredLogs) -> None:
     head = head_of(source)
     file = found.files[number]
-    if looks_like_dump(head) and (looks_binary(head) or head[:1] == b"\x80" or rank_in_name(source.name) is not None):
+    binary = looks_binary(head) or head[:1] == b"\x80"
+    if looks_like_dump(head) and (binary or rank_in_name(source.name) is not None):
         file.text = False
         found.dumps.append(_in_child(lambda: read_dump(read_whole(source), source.name, number), Dump))
         return
@@ -198,8 +200,11 @@ def _hits(source: LogSource, file: LogFile, unread: list[Unread]) -> Iterator[Hi
 
 
 def _is_cut(text: bytes) -> bool:
-    """Whether the last line has no end. A bar that is drawn again and again has none either."""
-    last = text.rpartition(b"\n")[2]
+    """Whether the last line has no end. A bar, drawn again and again, has none, and begins at a carriage return.
+
+    Escapes, and the zeros of space that was taken and never written, are no line.
+    """
+    last = _ESCAPE.sub(b"", text.rpartition(b"\n")[2].translate(None, b"\0"))
     return bool(last.strip()) and b"\r" not in last
 
 

@@ -44,7 +44,9 @@ _RERAISED = re.compile(r"Caught \w+ in (?:DataLoader worker process|replica|pin 
 _ELSEWHERE = re.compile(
     r"(?i)see (?:the )?(?:stack trace|root cause|error)|engine (?:core|process)\b.{0,60}(?:failed|died)"
     r"|WorkerProc initialization"
-    r"|(?:exited|returned|ended|finished) with (?:an? )?(?:non-?zero )?(?:exit )?(?:code|status)"
+    # only a process exits; "download finished with status 404" is the program's own
+    r"|(?:\bexited|\b(?:process|worker|child|command)\b.{0,60}\b(?:returned|ended|finished))"
+    r" with (?:an? )?(?:non-?zero )?(?:exit )?(?:code|status)"
 )
 _GUILTY = re.compile(r"CheckpointException ranks:dict_keys\(\[([\d, ]+)\]\)")
 _LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python3|lib64/python3|<frozen|/opt/conda/lib|/torch/")

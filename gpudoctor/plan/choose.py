@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 import msgspec
@@ -10,8 +11,9 @@ from gpudoctor.errors import UserError
 from gpudoctor.plan import MAX_BATCH
 from gpudoctor.plan.machine import Machine
 from gpudoctor.plan.memory import PlanJob, RankSplit
+from gpudoctor.plan.not_planned import lora_fits
 from gpudoctor.plan.strategies import Option, each_option, megatron, tensor_divides, tried
-from gpudoctor.text.units import gib_text
+from gpudoctor.text.units import GIB, gib_text
 
 MOST_NODES = 4096
 _SCARCE = 0.05  # of a GPU's memory
@@ -135,12 +137,23 @@ def _nothing_fits(options: tuple[Option, ...], machine: Machine, job: PlanJob) -
     need = gib_text(amount) if least.split.name == "ddp" else f"{gib_text(amount)} a GPU with {least.split.title}"
     if least.split.offload:
         need = f"{need}: {least.reason}"
-    return f"{job.shape.name} does not fit {gpus} in any way (least: {need}); {way_out(machine, job)}"
+    if _ram_wanted(machine, job):
+        how = f"(least: {need}); with states in host RAM it may: not tried, because the node's RAM is not known"
+    else:
+        how = f"in any way (least: {need})"
+    adapters = "; LoRA would fit, by a rule of thumb: --lora" if lora_fits(machine, job) else ""
+    return f"{job.shape.name} does not fit {gpus} {how}; {way_out(machine, job)}{adapters}"
 
 
 def way_out(machine: Machine, job: PlanJob) -> str:
-    """The nearest request that works if this one does not; with states in RAM only if nothing else works."""
-    nearest = list(_nearest(machine, job)) or [*_shorter(machine, job, offload=True)]
+    """The nearest request that works if this one does not; with states in RAM only if nothing else works.
+
+    RAM that is not known is one of the ways: so much of it would do.
+    """
+    nearest = list(_nearest(machine, job))
+    if gib := _ram_wanted(machine, job):
+        nearest.append(f"--ram {gib}, if a node has {gib} GiB of free RAM (slow)")
+    nearest = nearest or [*_shorter(machine, job, offload=True)]
     return f"the nearest that works: {'; or '.join(nearest)}" if nearest else "take a smaller model"
 
 
@@ -182,6 +195,16 @@ def _nodes_wanted(machine: Machine, job: PlanJob) -> int | None:
         else:
             lower = middle
     return upper
+
+
+def _ram_wanted(machine: Machine, job: PlanJob) -> int | None:
+    """The GiB of free RAM with which states in RAM fit; None if the node's RAM is known, or if no RAM would do."""
+    if machine.ram_bytes is not None:
+        return None
+    roomy = msgspec.structs.replace(machine, ram_bytes=math.inf)
+    fits = (o.memory for o in each_option(roomy, job, None) if o.split.offload and o.fit == "fits")
+    memory = next(fits, None)
+    return math.ceil(memory.host * machine.gpus_per_node / GIB) if memory is not None else None
 
 
 def _fits(machine: Machine, job: PlanJob, *, offload: bool = False) -> bool:

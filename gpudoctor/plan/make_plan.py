@@ -36,13 +36,14 @@ from gpudoctor.plan.strategies import Option
 from gpudoctor.plan.tensor_bytes import Precision, optimizer_bytes, state_bytes
 from gpudoctor.profiles.load import profile_for
 from gpudoctor.profiles.profile import Profile
-from gpudoctor.report.model import SourceSummary
+from gpudoctor.report.model import Report, SourceSummary
 from gpudoctor.text.output import printable
-from gpudoctor.text.units import gib_text
+from gpudoctor.text.units import GIB, gib_text
 
 with lazy_imports():
     from gpudoctor.plan import verification
 
+_SIZE_WITHIN = lazy_pattern(r"(?<![\w.])(\d{1,4}(?:\.\d{1,3})?[mb])(?![a-z0-9])")
 _RAISES = lazy_pattern(r"\s*\bRaises? \w+Error\b[^.]*\.")
 # every formula with its source, taken from the docstring of the function that computes it
 FORMULAS: tuple[tuple[str, Callable[..., object]], ...] = (
@@ -79,8 +80,23 @@ def planned(request: PlanRequest, shape: ModelShape, sourced: Sourced) -> Plan:
     return msgspec.structs.replace(made, trial=verification.verify_plan(taken.job, taken.split, devices))
 
 
-def make_plan(request: PlanRequest, shape: ModelShape, sourced: Sourced) -> tuple[Plan, Option]:
-    """The plan for a model on a node, and the option that it recommends. Raises UserError."""
+class Ground(msgspec.Struct, frozen=True):
+    """What a plan stands on: the GPUs that may be used as a machine, the job, and what was read and found on the way.
+
+    `report` is None of a node that nobody has read.
+    """
+
+    machine: Machine
+    job: PlanJob
+    measurements: Measurements | None
+    report: Report | None
+    scope: tuple[int, ...] | None
+    unfit: dict[int, str]
+    warnings: tuple[str, ...]
+
+
+def ground_of(request: PlanRequest, shape: ModelShape, sourced: Sourced) -> Ground:
+    """The machine and the job of a request. Raises UserError if no GPU can be planned on."""
     node = sourced.node
     measured = sourced.measurements if request.report is None else measurements_of(request.report, node)
     # measurements of CPU ranks do not apply to GPUs
@@ -96,7 +112,17 @@ def make_plan(request: PlanRequest, shape: ModelShape, sourced: Sourced) -> tupl
     precision, warnings = _precision(request.precision, gpus, profile_for(node))
     seq, seq_warnings = seq_of(request.seq, shape)
     machine = machine_of(node, gpus, request.nodes, precision, measurements)
+    if request.ram is not None:
+        machine = msgspec.structs.replace(machine, ram_bytes=float(request.ram * GIB))
+        warnings = (*warnings, f"--ram says {request.ram} GiB of free RAM a node, and that is believed")
     job = PlanJob(shape, precision, request.optimizer, seq)
+    return Ground(machine, job, measurements, report, scope, unfit, (*warnings, *seq_warnings))
+
+
+def make_plan(request: PlanRequest, shape: ModelShape, sourced: Sourced) -> tuple[Plan, Option]:
+    """The plan for a model on a node, and the option that it recommends. Raises UserError."""
+    node, ground = sourced.node, ground_of(request, shape, sourced)
+    machine, job, measurements = ground.machine, ground.job, ground.measurements
     if request.tensor is None and request.pipeline is None:
         choice = choose(machine, job, request.global_batch)
     else:
@@ -111,9 +137,9 @@ def make_plan(request: PlanRequest, shape: ModelShape, sourced: Sourced) -> tupl
         simulated=node.source.kind == "simulated",
         model=model_summary(shape),
         machine=machine_summary(machine),
-        precision=precision,
+        precision=job.precision,
         optimizer=request.optimizer,
-        seq=seq,
+        seq=job.seq,
         strategies=tuple(strategy(option) for option in choice.options),
         recommended=strategy(taken),
         why=choice.why,
@@ -124,18 +150,20 @@ def make_plan(request: PlanRequest, shape: ModelShape, sourced: Sourced) -> tupl
         communication=communication_summary(step, machine),
         wanted=expected,
         harmful=tuple(harmful_settings(machine, node)),
-        left_out=tuple((i, why) for i, why in sorted(unfit.items()) if scope is None or i in scope),
+        left_out=tuple(
+            (i, why) for i, why in sorted(ground.unfit.items()) if ground.scope is None or i in ground.scope
+        ),
         troubles=tuple(
-            _meant(t, node, machine, choice, step, measurements) for t in (troubles(report, unfit) if report else ())
+            _meant(t, node, machine, choice, step, measurements)
+            for t in (troubles(ground.report, ground.unfit) if ground.report else ())
         ),
         warnings=(
-            *warnings,
-            *seq_warnings,
+            *ground.warnings,
             *choice.warnings,
             *_warnings(request, machine, taken, step, measurements),
             *node.source.notes,
         ),
-        launch=launch_of(machine, taken.job, taken.split, batch, expected, bucket, len(gpus) == len(node.gpus)),
+        launch=launch_of(machine, taken.job, taken.split, batch, expected, bucket, len(machine.gpus) == len(node.gpus)),
         formulas=formulas() if request.explain else (),
     )
     return made, taken
@@ -148,6 +176,9 @@ def shape_of(model: str) -> ModelShape:
     if not model.strip():
         raise ModelError("MODEL_SIZE is empty: write 350m, 7b or 1.5b, or give the path of a config.json")
     digits = "".join(takewhile(lambda c: c in "0123456789.", model.replace(",", ".")))
+    size = _SIZE_WITHIN.search(model.lower())
+    if size and not digits and is_size(size[1]) and not os.path.lexists(model):
+        raise ModelError(f"{printable(model)[:60]}: no such file; did you mean {size[1]}? Or give a config.json")
     if digits and is_size(f"{digits}b") and not os.path.lexists(model):
         raise ModelError(
             f"{printable(model)[:60]} is no size: did you mean {digits}b? Sizes end in m or b; or give a file"

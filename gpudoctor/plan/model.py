@@ -26,13 +26,15 @@ from gpudoctor.text.units import GIB
 class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The options of `gpudoctor plan`, with their meaning; `model` is a size or the path of a config.json.
 
-    `precision` None: what the GPUs support. `tensor` and `pipeline` None: chosen. `verify` runs a few steps of the
-    plan; `backend`, `ranks` and `force` select the devices. Raises UserError if these are given without `verify`.
+    `precision` None: what the GPUs support. `ram`: GiB of a node's RAM that are free, instead of what was read.
+    `tensor` and `pipeline` None: chosen. `verify` runs a few steps of the plan; `backend`, `ranks` and `force` select
+    the devices. Raises UserError if these are given without `verify`.
     """
 
     model: str
     nodes: int = 1
     gpu: str | None = None
+    ram: int | None = None
     seq: int | None = None
     precision: Precision | None = None
     optimizer: Optimizer = "adamw"

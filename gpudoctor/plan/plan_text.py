@@ -115,11 +115,13 @@ def _recommended(plan: Plan, width: int) -> Iterator[str]:
     device = "GPU" if plan.machine is not None else "rank"
     yield from row_of("take", taken.title, width)
     yield from row_of("why", plan.why or "", width)
+    # in RAM with the other states if they are offloaded
+    later = "" if memory.gradients_gib >= 0.05 or memory.host_gib else " (before any gradient exists)"
     parts = [
         (memory.weights_gib, "weights"),
         (memory.gradients_gib, "gradients"),
         (memory.optimizer_gib, "optimizer"),
-        (memory.activations_gib, "activations and loss"),
+        (memory.activations_gib, f"activations and loss{later}"),
         (memory.gathered_gib, "gathered for a moment"),
         (memory.allocator_gib, "lost by the allocator"),
         (memory.framework_gib, "CUDA and NCCL"),

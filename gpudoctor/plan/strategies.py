@@ -83,7 +83,7 @@ def _at(
     if split.offload:
         ranks = machine.gpus_per_node
         if machine.ram_bytes is None:
-            return Option(split, job, "not here", None, "the node's RAM is not known")
+            return Option(split, job, "not here", None, "the node's RAM is not known: give --ram GIB")
         if memory.host * ranks > machine.ram_bytes:
             needed, free = gib_text(memory.host * ranks, 0), gib_number(machine.ram_bytes, 0)
             fit, reason = "no", f"{needed} of RAM a node are needed, {free} are free"

@@ -61,16 +61,25 @@ def _model_named(words: str, count: int) -> tuple[str, int | None]:
     found = [key for key, model in gpu_models().items() if given <= _words(key, model)]
     exact = [key for key in found if key == words.lower()]
     if len(found) != 1 and len(exact) != 1:
-        names = found or nearest_names(words.lower()[:100], packaged().models, 3, 0.4)
+        names = found or _most_alike(given, words.lower()[:100])
         which = "several have this name" if found else "no such GPU model"
         hint = f": --node {count}x{f', {count}x'.join(names[:6])}" if names else "; see docs/plan.md"
         raise UserError(f"--node {count}x{printable(words)[:60]}: {which}{hint}")
     return (exact or found)[0], min(sizes, default=None)
 
 
+def _most_alike(given: set[str], words: str) -> list[str]:
+    """Up to three models: those that share most words with the name; if none shares any, those of similar spelling."""
+    shared = {key: len(given & _words(key, model)) for key, model in gpu_models().items()}
+    most = max(shared.values())
+    alike = [key for key, count in shared.items() if count == most] if most else [*shared]
+    return nearest_names(words, alike, 3, 0.0 if most else 0.4)
+
+
 def _words(key: str, model: GpuModel) -> set[str]:
+    named = re.split(r"[^a-z0-9]+", model.name.lower())
     sizes = {text for gib in model.memory_gib for text in (f"{gib:g}gb", f"{gib:g}g", f"{gib:g}gib")}
-    return {*key.split("-"), *sizes}
+    return {*key.split("-"), *named, *sizes}
 
 
 def _node(name: str, key: str, count: int, gib: int | None) -> Node:

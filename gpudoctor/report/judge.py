@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from gpudoctor.checks.core.case import Case, Expect
-from gpudoctor.checks.core.causes import Fault, explain
+from gpudoctor.checks.core.causes import Fault, explain, headline
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.checks.core.registry import Check, Level, matches, registry
 from gpudoctor.checks.core.runner import CheckResult, run_checks
@@ -36,6 +36,7 @@ from gpudoctor.report.model import (
     Verdict,
     counts_of,
     evaluated_of,
+    is_above,
     suppressed_in,
     verdict_of,
 )
@@ -117,7 +118,7 @@ def judge(
         profile=ProfileSummary(profile.name, profile.matched_by),
         verdict=verdict,
         exit_code=code,
-        reason=reason_line(results, faults, verdict, lacking, evaluated=evaluated),
+        reason=reason_line(results, faults, verdict, lacking, evaluated=evaluated, level=question.level),
         counts=counts_of(results),
         checks=results,
         faults=faults,
@@ -182,19 +183,24 @@ def reason_line(
     lacking: tuple[CheckResult, ...] = (),
     *,
     evaluated: Evaluated | None = None,
+    level: Level | None = None,
 ) -> str:
     """One line that can be a drain reason in Slurm: no quotes or control characters, at most 100 characters.
 
-    `evaluated`: how much could be judged; if only a part, a pass of it is not a pass of the machine.
+    `evaluated`: how much could be judged; if only a part, a pass of it is not a pass of the machine. `level`: the one
+    that was asked for, whose checks a pass counts.
     """
     results = tuple(results)
     suppressed = suppressed_in(results)
-    more = f" (+{len(faults) - 1} more)" if len(faults) > 1 else ""
+    others = len(faults) - 1
+    if verdict == "warn" and not faults:
+        others = sum(1 for r in results if r.status is Status.WARN) - 1
+    more = f" (+{others} more)" if others > 0 else ""
     more += f", {suppressed} suppressed" if suppressed else ""
     text = (
         f"FAIL {faults[0].check} {faults[0].headline}"
         if faults
-        else _quiet_reason(results, verdict, lacking, evaluated)
+        else _quiet_reason(results, verdict, lacking, evaluated, level)
     )
     text = _cut(text, REASON_LENGTH - len(more)) + more
     return "".join(c for c in text if c.isprintable() and c not in "\"'`\\")
@@ -213,6 +219,7 @@ def _quiet_reason(
     verdict: Verdict,
     lacking: tuple[CheckResult, ...],
     evaluated: Evaluated | None,
+    level: Level | None,
 ) -> str:
     """The reason line of a run without a fault."""
     unknown = [r.id for r in results if r.status is Status.UNKNOWN]
@@ -224,11 +231,15 @@ def _quiet_reason(
         why = _common_reason(results) or ", ".join(unknown) or alone
         return f"UNKNOWN {why}"
     if verdict == "warn":
-        return f"WARN {', '.join(r.id for r in results if r.status is Status.WARN)}"
+        first = next(r for r in results if r.status is Status.WARN)
+        return f"WARN {first.id} {headline(next(f for f in first.findings if f.status is Status.WARN))}"
     if evaluated is not None and evaluated.partly:
         return f"PARTLY JUDGED, {evaluated.words}: nothing wrong in these"
     passed = sum(1 for r in results if r.status is Status.PASS)
-    return f"PASS {passed} of {len(results)} checks, {len(results) - passed} not judged"
+    asked = [r for r in results if level is None or not is_above(r, level)]
+    at_level = f" of level {level}" if level is not None else ""
+    rest = f", {len(asked) - passed} not judged" if passed < len(asked) else ""
+    return f"PASS {passed} of {len(asked)} checks{at_level}{rest}"
 
 
 def _common_reason(results: Iterable[CheckResult]) -> str | None:

@@ -13,6 +13,7 @@ from gpudoctor.checks.core.causes import Fault
 from gpudoctor.checks.core.finding import Finding, Status
 from gpudoctor.checks.core.registry import LEVELS, Level
 from gpudoctor.checks.core.runner import CheckResult
+from gpudoctor.facts.model.gpu import UNKNOWN_BUS
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.node import Node, SourceKind
 from gpudoctor.text.json_text import json_line
@@ -73,6 +74,11 @@ class GpuSummary(msgspec.Struct, frozen=True):
     name: str | None
     in_scope: bool
     vbios: str | None = None
+
+    @property
+    def bus_id_read(self) -> str | None:
+        """The bus id; None if the text that this GPU was read from does not name it."""
+        return None if self.bus_id.startswith(UNKNOWN_BUS) else self.bus_id
 
 
 class ProfileSummary(msgspec.Struct, frozen=True):

@@ -215,7 +215,8 @@ def _gpu_label(finding: Finding) -> str:
 
 def _gpus(report: Report) -> Iterator[Sample]:
     for gpu in report.gpus:
-        yield {"gpu": str(gpu.index), "uuid": gpu.uuid or "", "name": gpu.name or "", "pci_bus_id": gpu.bus_id}, 1
+        bus_id = gpu.bus_id_read or ""
+        yield {"gpu": str(gpu.index), "uuid": gpu.uuid or "", "name": gpu.name or "", "pci_bus_id": bus_id}, 1
 
 
 def _collectives(report: Report) -> Iterator[Sample]:

@@ -14,7 +14,7 @@ from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
 from gpudoctor.report.gpu_health import health_of, problems_of
 from gpudoctor.report.model import Report, alarms, node_words
-from gpudoctor.report.wording import verdict_words
+from gpudoctor.report.wording import explained_next, verdict_words
 from gpudoctor.text.output import printable
 from gpudoctor.text.units import MIB, gib_number, ranges
 
@@ -38,6 +38,8 @@ def status_text(report: Report, node: Node, *, width: int, color: bool) -> str:
         lines += wrap(line, width, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
     verdict = report.verdict.upper()
     lines.append(f"{_colored(verdict, verdict, color)}  {verdict_words(report)}")
+    if checks := explained_next(report):
+        lines.append(f"Next: gpudoctor explain {checks[0]}")
     return "".join(f"{line if color else printable(line)}\n" for line in lines)
 
 

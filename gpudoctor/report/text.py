@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from io import StringIO
-from itertools import groupby, zip_longest
-from shlex import quote
+from itertools import groupby
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
@@ -15,10 +14,12 @@ from rich.table import Table
 from rich.text import Text
 from rich.theme import Theme
 
+from gpudoctor.checks.core.causes import lacks_a_fact
 from gpudoctor.checks.core.finding import Finding, Status, worst
 from gpudoctor.checks.core.registry import LEVELS
 from gpudoctor.checks.core.subject import NODE, grouped_label
 from gpudoctor.checks.reported.failures import NO_STATEMENT
+from gpudoctor.facts.captures import NOT_IN_FILE
 from gpudoctor.report.model import Report, alarms, is_above, node_words, profile_words, suppressed_in
 from gpudoctor.report.text_figures import figure_lines
 from gpudoctor.report.wording import (
@@ -30,9 +31,12 @@ from gpudoctor.report.wording import (
     block_rows,
     check_count,
     domain_words,
+    explained_next,
     is_no_gpu_node,
     label_of,
+    lacking_rows,
     problem_groups,
+    same_run,
     verdict_word,
     verdict_words,
 )
@@ -49,11 +53,7 @@ STYLES = {
 PARTLY_STYLE = "bold cyan"  # as loud as a verdict, and not the green of a PASS
 _THEME = Theme({"markdown.code": "cyan"})  # rich's own has a black background
 # what the command to run next takes over from this one
-_MOST_EXPLAINED = 3  # checks that the last lines name
-_KEPT_OPTIONS = (
-    *("--node", "--fault", "--gpu", "--profile", "--config", "--level", "--backend", "--ranks", "--inject", "--data"),
-    *("--need",),
-)
+_MOST_LACKING = 3  # checks of which each says in a block of its own that the facts file lacks something
 _GAP = 2  # of `TextRows` and `FoldedRow`
 _MOST_LABEL = 28  # of a finding
 # if less width is left for the last cell, it goes on lines below the row
@@ -177,9 +177,21 @@ def _findings(report: Report) -> Iterator[RenderableType]:
 
 def _problems(report: Report) -> Iterator[RenderableType]:
     explained = Explained(report)
+    lacking = lacking_rows(report)
+    joint = len(lacking) > _MOST_LACKING
     for result, findings in problem_groups(report):
+        if joint and lacks_a_fact(findings[0]):
+            continue
         yield Text("")
         yield from _block(result.id, findings, explained.by(result.id, findings))
+    if joint:
+        yield Text("")
+        yield Text.assemble(
+            status_word(Status.UNKNOWN),
+            "  ",
+            plain(f"{NOT_IN_FILE.reason}: what {check_count(len(lacking))} judge", "bold"),
+        )
+        yield from labelled_rows(lacking)
 
 
 def _block(check_id: str, findings: list[Finding], explains: list[str]) -> Iterator[RenderableType]:
@@ -270,27 +282,15 @@ def _tail(report: Report) -> Iterator[RenderableType]:
     yield Text.assemble(word, plain(f"  {verdict_words(report)}{aside}"))
     if more := also_paste(report):
         yield plain(more)
-    checks = list(dict.fromkeys(fault.check for fault in report.faults))[:_MOST_EXPLAINED] or _worst_check(report)
+    checks = explained_next(report)
+    if not checks and lacking_rows(report):
+        yield plain("Next:")
+        yield UnwrappedLine("  gpudoctor schema facts")
     if checks:
         yield plain("Next:")
         yield from (UnwrappedLine(f"  gpudoctor explain {check}") for check in checks)
         domains = " ".join(dict.fromkeys(check.partition(".")[0] for check in checks))
-        yield UnwrappedLine(f"  gpudoctor check {domains} -v{_same_run(report.run.argv)}")
-
-
-def _worst_check(report: Report) -> list[str]:
-    return [result.id for result, _ in problem_groups(report)][:1]
-
-
-def _same_run(argv: tuple[str, ...]) -> str:
-    """The options of this run that select the node and its load, quoted for a shell, for the command to run next."""
-    retained = []
-    for word, value in zip_longest(argv, argv[1:], fillvalue=""):
-        if word in _KEPT_OPTIONS:
-            retained.append(f"{word} {quote(value)}")
-        elif word.partition("=")[0] in _KEPT_OPTIONS:
-            retained.append(quote(word))
-    return "".join(f" {option}" for option in retained)
+        yield UnwrappedLine(f"  gpudoctor check {domains} -v{same_run(report.run.argv)}")
 
 
 def verdict_style(report: Report) -> str:

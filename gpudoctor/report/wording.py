@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import zip_longest
+from shlex import quote
 
 from msgspec.structs import replace
 
-from gpudoctor.checks.core.causes import Fault, headline
+from gpudoctor.checks.core.causes import Fault, headline, lacks_a_fact
 from gpudoctor.checks.core.finding import (
     PROBLEMS,
     WORST_FIRST,
@@ -18,7 +20,7 @@ from gpudoctor.checks.core.finding import (
     joint_evidence,
 )
 from gpudoctor.checks.core.runner import CheckResult
-from gpudoctor.checks.core.subject import Subject, grouped_label
+from gpudoctor.checks.core.subject import NODE, Subject, grouped_label
 from gpudoctor.checks.driver.loaded import NO_GPU_NODE
 from gpudoctor.checks.driver.responsive import WAKING
 from gpudoctor.facts.captures import ABSENT
@@ -37,6 +39,11 @@ _COMMANDS = {
 }
 _MOST_COMMANDS = 3
 _MOST_LINES = 20  # of what a block of several subjects says of each
+_MOST_EXPLAINED = 3  # checks that the last lines name
+_KEPT_OPTIONS = (
+    *("--node", "--fault", "--gpu", "--profile", "--config", "--level", "--backend", "--ranks", "--inject", "--data"),
+    *("--need",),
+)
 PARTLY = "PARTLY JUDGED"
 Part = str | tuple[Evidence, ...] | tuple[Advice, ...] | tuple[str, ...]
 
@@ -50,7 +57,7 @@ def domain_words(results: list[CheckResult], status: Status) -> str:
     looked = [r for r in results if r.status is not Status.SKIP]
     skipped = len(results) - len(looked)
     if status is Status.SKIP:
-        reasons = list(dict.fromkeys(_reason(r) for r in results))
+        reasons = _different(_reason(r) for r in results)
         others = len(reasons) - 1
         more = f" (and {others} more reason{'s' * (others > 1)})" if others else ""
         return f"{check_count(len(results))}: {reasons[0]}{more}"
@@ -61,6 +68,13 @@ def domain_words(results: list[CheckResult], status: Status) -> str:
         return f"{check_count(len(looked))}{tail}" + (f"   {summary}" if summary else "")
     ok = len(looked) - len(bad)
     return f"{ok} of {len(looked)} ok{tail}   {'; '.join(_by_subject(bad))}"
+
+
+def _different(reasons: Iterable[str]) -> list[str]:
+    """The reasons, each once; why several things are not there ("GEMM: no load here") is said without these things."""
+    different = list(dict.fromkeys(reasons))
+    whys = [reason.partition(": ")[2] or reason for reason in different]
+    return list(dict.fromkeys(whys if len(set(whys)) < len(whys) else different))
 
 
 def _by_subject(bad: list[CheckResult]) -> list[str]:
@@ -149,6 +163,18 @@ def problem_groups(report: Report) -> Iterator[tuple[CheckResult, list[Finding]]
                 groups.setdefault(_problem(finding), []).append(finding)
             for findings in groups.values():
                 yield result, findings
+
+
+def lacking_rows(report: Report) -> list[tuple[str, str]]:
+    """The checks whose facts are not all in a facts file, and which facts those are."""
+    rows = []
+    for result in report.checks:
+        gaps = [f for f in result.findings if lacks_a_fact(f)]
+        texts = dict.fromkeys((f.reason or "").rpartition(": ")[0] for f in gaps)
+        whose = "" if NODE in (subjects := [f.subject for f in gaps]) else f" ({grouped_label(subjects)})"
+        if gaps:
+            rows.append((result.id, ", ".join(texts) + whose))
+    return rows
 
 
 def _problem(finding: Finding) -> object:
@@ -300,3 +326,21 @@ def expected_words(expected: Expected) -> str:
     if not source or all(word in text.lower() for word in source.lower().split()):
         return text
     return f"{text} ({source})"
+
+
+def explained_next(report: Report) -> list[str]:
+    """The checks whose pages help next: those of the first faults, else the worst check that did not pass."""
+    faults = list(dict.fromkeys(fault.check for fault in report.faults))[:_MOST_EXPLAINED]
+    # no page helps if a fact more in the file would end it
+    return faults or [result.id for result, found in problem_groups(report) if not all(map(lacks_a_fact, found))][:1]
+
+
+def same_run(argv: tuple[str, ...]) -> str:
+    """The options of this run that select the node and its load, quoted for a shell, for the command to run next."""
+    retained = []
+    for word, value in zip_longest(argv, argv[1:], fillvalue=""):
+        if word in _KEPT_OPTIONS:
+            retained.append(f"{word} {quote(value)}")
+        elif word.partition("=")[0] in _KEPT_OPTIONS:
+            retained.append(quote(word))
+    return "".join(f" {option}" for option in retained)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+
+import msgspec
 
 from gpudoctor.checks.core.finding import PROBLEMS
 from gpudoctor.diagnose import text as diagnosis_text
@@ -23,10 +25,11 @@ from gpudoctor.report.html.parts import (
     section,
 )
 from gpudoctor.report.html.render import render_page
-from gpudoctor.run.report import FlatFinding, PhaseMs, RankReport, RunReport, as_finding
+from gpudoctor.run.report import FlatFinding, PhaseMs, RankReport, RunReport, as_finding, shown_parts
 
-_PARTS = ("compute", "wait", "data", "host")
+_PARTS = ("compute", "wait", "data", "host", "no CPU")
 _MOST_BARS = 64
+_LEAST_NO_CPU_MS = 0.05
 
 
 def render_html(report: RunReport) -> str:
@@ -69,21 +72,24 @@ def _ranks(report: RunReport, problems: list[FlatFinding]) -> Iterator[Part]:
     if not ranks:
         return
     bad = {each.subject.rank: each.status.value for each in problems if each.subject.rank is not None}
-    bars = (Bar(f"rank {rank.rank}", _parts_ms(phases), bad.get(rank.rank)) for rank, phases in ranks[:_MOST_BARS])
-    yield Bars("where the step goes, ms", _PARTS, tuple(bars))
+    every = [(rank, _parts_ms(phases, rank.queued)) for rank, phases in ranks]
+    parts = _parts_of(ms for _, ms in every)
+    bars = tuple(Bar(f"rank {rank.rank}", ms[: len(parts)], bad.get(rank.rank)) for rank, ms in every[:_MOST_BARS])
+    yield Bars("where the step goes, ms", parts, bars)
     words = "compute: forward, backward, optimizer and between them; wait: for other ranks in collectives; "
-    yield Paragraph(f"{words}data: fetching a batch; host: after the optimizer until the next batch.", "legend")
+    last = "; no CPU: ready to run without one, no part of the others" if len(parts) == len(_PARTS) else ""
+    yield Paragraph(f"{words}data: fetching a batch; host: after the optimizer until the next batch{last}.", "legend")
     rows = tuple(
         (
             str(rank.rank),
             str(rank.steps),
             "-" if rank.step_ms is None else f"{rank.step_ms:.2f}",
-            *(f"{ms:.2f}" for ms in _parts_ms(phases)),
+            *(f"{part_ms:.2f}" for part_ms in ms[: len(parts)]),
             "-" if rank.memory_mib is None else f"{rank.memory_mib:.0f}",
         )
-        for rank, phases in ranks
+        for rank, ms in every
     )
-    yield Rows(("rank", "steps", "step ms", *(f"{part} ms" for part in _PARTS), "memory MiB"), rows)
+    yield Rows(("rank", "steps", "step ms", *(f"{part} ms" for part in parts), "memory MiB"), rows)
 
 
 def _rest(report: RunReport, others: tuple[tuple[Cell, ...], ...]) -> Iterator[Section]:
@@ -96,13 +102,21 @@ def _rest(report: RunReport, others: tuple[tuple[Cell, ...], ...]) -> Iterator[S
 def _over_time(rank: RankReport) -> Fold:
     """A bar for each part of the run, as far as a picture can show, and its figures."""
     every = max(1, len(rank.over_time) // 12)
-    points = [(f"step {point.step}", _parts_ms(point.phases)) for point in rank.over_time[::every]]
+    points = [
+        (f"step {point.step}", _parts_ms(point.phases, point.queued if rank.queued is not None else None))
+        for point in rank.over_time[::every]
+    ]
+    parts = _parts_of(ms for _, ms in points)
     name = f"rank {rank.rank}"
-    bars = Bars(f"{name} over time", _PARTS, tuple(Bar(*point) for point in points))
-    rows = tuple((step, *(f"{ms:.2f}" for ms in parts)) for step, parts in points)
-    return Fold(name, (bars, Rows(("from", *(f"{part} ms" for part in _PARTS)), rows)))
+    bars = Bars(f"{name} over time", parts, tuple(Bar(step, ms[: len(parts)]) for step, ms in points))
+    rows = tuple((step, *(f"{part_ms:.2f}" for part_ms in ms[: len(parts)])) for step, ms in points)
+    return Fold(name, (bars, Rows(("from", *(f"{part} ms" for part in parts)), rows)))
 
 
-def _parts_ms(phases: PhaseMs) -> tuple[float, ...]:
-    compute = phases.forward + phases.backward + phases.optimizer + phases.between
-    return compute, phases.wait, phases.data, phases.host
+def _parts_ms(phases: PhaseMs, queued: PhaseMs | None) -> tuple[float, ...]:
+    return msgspec.structs.astuple(shown_parts(phases, queued))
+
+
+def _parts_of(rows: Iterable[tuple[float, ...]]) -> tuple[str, ...]:
+    """The names of the parts: time without a CPU is one only where there is some."""
+    return _PARTS if any(ms[-1] >= _LEAST_NO_CPU_MS for ms in rows) else _PARTS[:-1]

@@ -14,7 +14,7 @@ from gpudoctor.diagnose.diagnosis import Diagnosis
 from gpudoctor.report.model import Tool
 from gpudoctor.run.findings.run_check import findings_of, run_checks
 from gpudoctor.run.observer.layout import PHASES
-from gpudoctor.run.step_series import mean_step, turns
+from gpudoctor.run.step_series import COMPUTE, mean_step, turns
 from gpudoctor.run.watched import RunStall, Watched, WatchedRank
 
 SCHEMA = "gpudoctor.run/1"
@@ -48,7 +48,8 @@ class RankPoint(msgspec.Struct, frozen=True):
 
 class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     """One rank. Times are means over the steps after warm-up; `step_p95_ms` is of single
-    steps, of means of neighbouring ones in a run of many thousands."""
+    steps, of means of neighbouring ones in a run of many thousands. `queued`: of the time in each phase that without
+    a CPU, null on a GPU."""
 
     rank: int
     host: str
@@ -62,6 +63,7 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     data_ms: float | None = None
     host_ms: float | None = None
     phases: PhaseMs | None = None
+    queued: PhaseMs | None = None
     compute_cpu_ms: float | None = None
     warm_up_steps: int = 0
     warm_up_ms: float | None = None
@@ -72,6 +74,25 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     ended: str = ""
     error: str | None = None
     over_time: tuple[RankPoint, ...] = ()
+
+
+class ShownParts(msgspec.Struct, frozen=True):
+    """A step as people are shown it, in ms: its parts, without the time in which the rank lacked a CPU; and that."""
+
+    compute: float
+    wait: float
+    data: float
+    host: float
+    no_cpu: float
+
+
+def shown_parts(phases: PhaseMs, queued: PhaseMs | None) -> ShownParts:
+    """The parts of one rank's step: those that the findings speak of."""
+    wall = {name: getattr(phases, name) for name in PHASES}
+    none = {name: getattr(queued, name) if queued is not None else 0.0 for name in PHASES}
+    ms = {name: wall[name] - none[name] for name in PHASES}
+    compute = sum(ms[PHASES[phase]] for phase in COMPUTE)
+    return ShownParts(compute, ms["wait"], ms["data"], ms["host"], sum(none.values()))
 
 
 class FlatFinding(msgspec.Struct, frozen=True, kw_only=True):
@@ -205,6 +226,7 @@ def rank_report(rank: WatchedRank, host: str) -> RankReport:
         data_ms=_rounded(mean.data_ms),
         host_ms=_rounded(mean.host_ms),
         phases=_phases(mean.wall_ms),
+        queued=_phases(mean.queued_ms) if rank.gpu is None else None,
         compute_cpu_ms=_rounded(mean.compute_cpu_ms),
         rows=_rounded(mean.rows) if mean.rows else None,
         elements=_rounded(mean.elements) if mean.elements else None,

@@ -78,12 +78,14 @@ def own_callers(stack: Sequence[str]) -> tuple[str, ...]:
 def loader_workers(record: RankRecord) -> tuple[str, ...]:
     """Where the processes stand that a rank's DataLoader has started, in words; empty if it has none.
 
-    A worker that was forked has the rank's handler and writes into the rank's file, one that was spawned has its own.
+    A worker that was forked has the rank's handler and writes into the rank's file, one that was spawned has its own:
+    they are asked one after another, all together for no longer than a rank is. Of the rest only the kernel is asked.
     """
     found: Counter[str] = Counter()
     pids = children(record.pid)
+    give_up_s = monotonic() + _PATIENCE_S
     for pid in pids[:_MOST_WORKERS]:
-        stack = training_stack(_stacks_of_child(record, pid), 0)
+        stack = training_stack(_stacks_of_child(record, pid, give_up_s), 0)
         place, code = own_line(stack)
         has_work = any(_is_own(match) for frame in stack if (match := _FRAME.match("  " + frame)))
         where = f"in {place}{f': {code}' if code else ''}" if has_work else "without work" if stack else ""
@@ -92,14 +94,14 @@ def loader_workers(record: RankRecord) -> tuple[str, ...]:
     return tuple(f"{count} of {len(pids)} {where}" for where, count in found.most_common())
 
 
-def _stacks_of_child(record: RankRecord, pid: int) -> str:
-    """What this process writes on the signal; empty if it does not, or would be ended by it."""
-    if not record.stack_signal or not handles(pid, record.stack_signal):
+def _stacks_of_child(record: RankRecord, pid: int, give_up_s: float) -> str:
+    """What this process writes on the signal; empty if it does not, or would be ended by it, or if it is too late."""
+    if not record.stack_signal or not handles(pid, record.stack_signal) or monotonic() >= give_up_s:
         return ""
     paths = (_path(record), record.path.with_name(f"{pid}.stacks"))
     before = [_size(path) for path in paths]
     send_signal(pid, record.stack_signal)
-    give_up_s, grown = monotonic() + _PATIENCE_S / 2, before
+    give_up_s, grown = min(give_up_s, monotonic() + _PATIENCE_S / 2), before
     while monotonic() < give_up_s:
         sleep(0.05)
         sizes = [_size(path) for path in paths]

@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from gpudoctor.checks.core.finding import PROBLEMS, Status
 from gpudoctor.diagnose import text as diagnosis_text
 from gpudoctor.report.wording import block_rows
-from gpudoctor.run.report import FlatFinding, RankReport, RunReport, as_finding
+from gpudoctor.run.report import FlatFinding, RankReport, RunReport, ShownParts, as_finding, shown_parts
 from gpudoctor.text.output import printable
 from gpudoctor.text.units import duration_text
 
 _LABEL = 10
 _MOST_RANKS = 64
-_COLUMNS = ("rank", "steps", "step ms", "compute", "wait", "data", "host", "memory MiB")
+_COLUMNS = ("rank", "steps", "step ms", "compute", "wait", "data", "host", "no CPU", "memory MiB")
+_NO_CPU = _COLUMNS.index("no CPU")
 
 
 def render_text(report: RunReport, *, width: int = 100) -> str:
@@ -23,14 +24,7 @@ def render_text(report: RunReport, *, width: int = 100) -> str:
 
 
 def _lines(report: RunReport, width: int) -> Iterator[str]:
-    ended = f"ended by {report.signal}" if report.signal else f"exit code {report.exit_code}"
-    yield f"gpudoctor run: {report.verdict.upper()}  {ended}, {duration_text(report.duration_s)}, {_ranks(report)}"
-    if report.throughput is not None:
-        rates = report.throughput
-        rows = f", {rates.rows_per_s:.4g} rows/s" if rates.rows_per_s else ""
-        stood_s = sum(stall.stood_s for stall in report.stalls)
-        stood = f", without the {stood_s:.0f} s in which it stood" if stood_s else ""
-        yield f"  {rates.steps_per_s:.4g} steps/s{rows} of all ranks together, after {_warm_up(report)}{stood}"
+    yield from _head(report)
     problems = [finding for finding in report.findings if finding.status in PROBLEMS]
     for finding in sorted(problems, key=lambda each: PROBLEMS.index(each.status)):
         yield ""
@@ -42,16 +36,48 @@ def _lines(report: RunReport, width: int) -> Iterator[str]:
     if any(rank.step_ms is not None for rank in report.ranks):
         yield ""
         yield from _table(report)
-    fine = [f"{f.id}: {f.found.text if f.found else ''}" for f in report.findings if f.status is Status.PASS]
-    if fine:
+    rest = list(_rest(report))
+    if rest:
         yield ""
-        yield from textwrap.wrap(f"fine: {'; '.join(fine)}", width, subsequent_indent="      ")
-    for skipped in (f for f in report.findings if f.status is Status.SKIP and report.ranks):
-        yield from textwrap.wrap(f"not judged: {skipped.id}: {skipped.reason}", width, subsequent_indent="      ")
-    for note in report.notes:
-        yield from textwrap.wrap(f"note: {printable(note)}", width, subsequent_indent="      ")
+    for words in rest:
+        yield from textwrap.wrap(words, width, subsequent_indent="      ")
     if report.kept:
         yield f"logs, stacks and dumps: {printable(report.kept)}"
+
+
+def _head(report: RunReport) -> Iterator[str]:
+    ended = f"ended by {report.signal}" if report.signal else f"exit code {report.exit_code}"
+    yield f"gpudoctor run: {report.verdict.upper()}  {ended}, {duration_text(report.duration_s)}, {_ranks(report)}"
+    if report.throughput is not None:
+        rates = report.throughput
+        rows = f", {_rate(rates.rows_per_s)} rows/s" if rates.rows_per_s else ""
+        stood_s = sum(stall.stood_s for stall in report.stalls)
+        stood = f", without the {stood_s:.0f} s in which it stood" if stood_s else ""
+        yield f"  {_rate(rates.steps_per_s)} steps/s{rows} of all ranks together, after {_warm_up(report)}{stood}"
+
+
+def _rate(value: float) -> str:
+    """Four digits, and all of those before the point."""
+    return f"{value:.4g}" if value < 9999.5 else f"{value:.0f}"
+
+
+def _rest(report: RunReport) -> Iterator[str]:
+    """What is fine, what was not judged, each in a line; and the notes."""
+    fine = [_short(finding) for finding in report.findings if finding.status is Status.PASS]
+    if fine:
+        yield f"fine: {', '.join(dict.fromkeys(fine))}"
+    skipped: dict[str, list[str]] = {}
+    for finding in report.findings:
+        if finding.status is Status.SKIP and report.ranks:
+            skipped.setdefault((finding.reason or "").partition(":")[0], []).append(_short(finding))
+    if skipped:
+        reasons = (f"{', '.join(names)} ({reason})" for reason, names in skipped.items())
+        yield f"not judged: {'; '.join(reasons)}"
+    yield from (f"note: {printable(note)}" for note in report.notes)
+
+
+def _short(finding: FlatFinding) -> str:
+    return finding.id.removeprefix("run.")
 
 
 def _ranks(report: RunReport) -> str:
@@ -80,27 +106,35 @@ def _block(flat: FlatFinding, width: int) -> Iterator[str]:
 def _table(report: RunReport) -> Iterator[str]:
     """Where the step of each rank goes."""
     ranks = [rank for rank in report.ranks if rank.step_ms is not None]
-    rows = [_COLUMNS, *(_row(rank) for rank in ranks[:_MOST_RANKS])]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
-    for row in rows:
-        yield "  ".join(cell.rjust(wide) for cell, wide in zip(row, widths, strict=True))
+    rows = [_row(rank) for rank in ranks[:_MOST_RANKS]]
+    lacked = any(row[_NO_CPU] not in ("0.0", "") for row in rows)
+    columns = [n for n in range(len(_COLUMNS)) if n != _NO_CPU or lacked]
+    widths = {column: max(len(row[column]) for row in (_COLUMNS, *rows)) for column in columns}
+    for row in (_COLUMNS, *rows):
+        yield "  ".join(row[column].rjust(widths[column]) for column in columns)
     if len(ranks) > _MOST_RANKS:
         yield f"... and {len(ranks) - _MOST_RANKS} more ranks (--format json)"
     yield "compute: forward, backward, optimizer and what is between; wait: in collectives, for the other ranks;"
     yield "data: fetching a batch; host: the rest of the loop, on the CPU"
+    if lacked:
+        yield "no CPU: ready to run without one; no part of the others"
 
 
 def _row(rank: RankReport) -> tuple[str, ...]:
-    def part(ms: float | None) -> str:
-        return f"{ms or 0:.1f} {(ms or 0) / (rank.step_ms or 1):4.0%}"
+    parts = shown_parts(rank.phases, rank.queued) if rank.phases is not None else ShownParts(0, 0, 0, 0, 0)
+    whole_ms = (rank.step_ms or 0) - parts.no_cpu
+
+    def part(ms: float) -> str:
+        return f"{ms:.1f} {ms / (whole_ms or 1):4.0%}"
 
     return (
         str(rank.rank),
         str(rank.steps),
         f"{rank.step_ms:.1f}",
-        part(rank.compute_ms),
-        part(rank.wait_ms),
-        part(rank.data_ms),
-        part(rank.host_ms),
+        part(parts.compute),
+        part(parts.wait),
+        part(parts.data),
+        part(parts.host),
+        f"{parts.no_cpu:.1f}" if rank.queued is not None else "",
         f"{rank.memory_mib:.0f}",
     )

@@ -8,6 +8,7 @@ import syslog
 import time
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -250,27 +251,30 @@ def _what_was_done(verdict: HookVerdict, withheld: Withheld | None) -> str:
     """The reason, for an answer that lets Slurm go on: behind a failure, why, and what has become of the node."""
     if verdict.verdict != "fail":
         return verdict.why
-    return f"{'drained' if withheld is None else f'not drained, {_WHY_NOT[withheld]}'}: {verdict.why}"
+    return f"{'out of service' if withheld is None else f'not drained, {_WHY_NOT[withheld]}'}: {verdict.why}"
 
 
 def log_line(node: str, settings: HookSettings, message: str) -> None:
     """Log a line about this node to stderr, to syslog, and to the file in GPUDOCTOR_LOG; each even if another fails.
 
-    slurmd drops what a prolog or epilog prints. Without syslog and GPUDOCTOR_LOG, lines go to `log` in the state
-    folder, which is renamed to `log.1` at 1 MiB.
+    slurmd drops what a prolog or epilog prints. Without syslog and GPUDOCTOR_LOG, and if the latter cannot be written,
+    lines go to `log` in the state folder, which is renamed to `log.1` at 1 MiB.
     """
     line = printable(f"{node}: {message}")
     say(line)
-    file = settings.log
-    if os.path.exists(_SOCKET):  # noqa: PTH110
+    has_syslog = os.path.exists(_SOCKET)  # noqa: PTH110
+    if has_syslog:
         syslog.openlog("gpudoctor", 0, syslog.LOG_DAEMON)
         syslog.syslog(syslog.LOG_WARNING, line)
-    elif file is None:
-        file = settings.state / "log"
-    if file is None:
-        return
+    taken = has_syslog if settings.log is None else _appended(settings.log, line, bounded=False)
+    if not taken:
+        _appended(settings.state / "log", line, bounded=True)
+
+
+def _appended(file: Path, line: str, *, bounded: bool) -> bool:
+    """Whether the line was appended; if not, stderr says why. `bounded`: the file is ours, and its size limited."""
     try:
-        if settings.log is None:
+        if bounded:
             file.parent.mkdir(parents=True, exist_ok=True)
             if file.is_file() and file.stat().st_size > _LOG_BYTES_MAX:
                 file.replace(file.with_name("log.1"))
@@ -281,6 +285,8 @@ def log_line(node: str, settings: HookSettings, message: str) -> None:
             log.write(text.encode("utf-8", "backslashreplace"))
     except OSError as error:
         say(f"{file}: {error.strerror or error}")
+        return False
+    return True
 
 
 def write_last(settings: HookSettings, hook: str, verdict: str, why: str) -> None:
@@ -292,14 +298,19 @@ def write_last(settings: HookSettings, hook: str, verdict: str, why: str) -> Non
 def write_metrics(
     settings: HookSettings, hook: str, verdict: HookVerdict, withheld: Withheld | None, out_of_service: bool | None
 ) -> str | None:
-    """Write the hook's metrics for node_exporter's textfile collector; return the error message, None if it worked."""
-    folder = settings.textfile or settings.state
+    """Write the hook's metrics for node_exporter's textfile collector; return the error message, None if it worked.
+
+    What its folder does not take goes to the state folder: a metric in the wrong place can be found.
+    """
     text = metrics(settings, hook, verdict, withheld, out_of_service, time.time())
-    try:
-        write_file(folder / f"gpudoctor_slurm_{hook}.prom", text)
-    except OutputError as error:
-        return str(error)
-    return None
+    problems = []
+    for folder in dict.fromkeys((settings.textfile or settings.state, settings.state)):
+        try:
+            write_file(folder / f"gpudoctor_slurm_{hook}.prom", text)
+            break
+        except OutputError as error:
+            problems.append(str(error))
+    return "; ".join(problems) or None
 
 
 def metrics(

@@ -41,7 +41,7 @@ _TEXTS: tuple[_Row, ...] = (
     ("level", "error", r"(?:time=\S{1,60} )?level=\"?(?:error|fatal|panic|critical)\"? (?:.{0,200}?\bmsg=)?(?P<message>.*)"),
     ("level", "fatal", r"\W{0,4}(?:FATAL|Fatal|fatal|CRITICAL|PANIC|EMERG)(?:\]| ?:| error:| -|\)| \[|$) ?(?P<message>.*)"),
     ("level", "error", rf"\W{{0,4}}(?:\[?(?:{_LEVELS}|Error|error|ERROR!|Failure)\b[\]:!|)]{{1,3}}|(?:{_LEVELS}) (?:[-|] |(?=\[|\d\d|\S+\.\w+:\d+))) ?(?P<message>.*)"),
-    ("level", "error", rf".{{0,160}}?(?:[ \[(|<:](?:{_LEVELS})(?:[\]):|>]| -| \[| \|)|- (?:{_LEVELS}) - ) ?(?P<message>.*)"),
+    ("level", "error", rf".{{0,160}}?(?:(?:[ \[(|<]|(?<!\w):|:(?=[A-Z]+:? ))(?:{_LEVELS})(?:[\]):|>]| -| \[| \|)|- (?:{_LEVELS}) - ) ?(?P<message>.*)"),
     ("program", "error", r"(?P<message>(?:\S{0,80} )?Error response from daemon: .*)"),
     ("program", "error",
      rf"(?P<message>(?P<program>[\w./+-]{{1,80}}|\w[\w ./+-]{{0,79}}(?=: error: ))(?:\[\d{{1,10}}\])?: (?:(?:line )?\d{{1,7}}: )?(?:(?i:(?:{_COMPLAINTS})\b).*|[^:]{{1,200}}: (?i:(?:{_COMPLAINTS})\b).*|.{{0,300}}(?:{ERRNO}).*))"),
@@ -54,7 +54,7 @@ _TEXTS: tuple[_Row, ...] = (
     ("errno", "error", rf"(?P<message>.{{0,600}}?(?:{ERRNO}|errno ?[:=]? ?\d{{1,3}}\b).*)"),
     ("sentence", "error",
      r"(?P<message>.{0,400}?(?:(?i:\b(?:failed|failure|cannot|can't|couldn't|could not|unable to|can not|error|fatal|crash(?:ed|es)?|abort(?:ed|ing)|panic|exception|segfault(?:ed|s)?|not reachable|unreachable|unrecognized|not recognized"
-     r"|does not (?:work|respond|exist|support|match)|doesn't (?:work|respond|exist)|not (?:responding|listed|visible|available|detected|found|usable|working|allocatable|loaded|running)|no longer (?:answers|responds)|is lost|lost (?:a|one|its) (?:GPU|card|link)|downgraded|fallen off|fell off|is missing|only \d+ ?(?:of|/) ?\d+|(?:is|are|nodes?) down|timed out|hangs|hung|stuck|unhealthy|degraded|mismatch|corrupt(?:ed|ion))\b)|\bERR!).*)"),
+     r"|does not (?:work|respond|exist|support|match)|doesn't (?:work|respond|exist)|not (?:responding|listed|visible|available|detected|found|usable|working|allocatable|loaded|running)|no longer (?:answers|responds)|is lost|lost (?:a|one|its) (?:GPU|card|link)|downgraded|fallen off|fell off|is missing|only (?P<seen>\d+) ?(?:of|/) ?(?!(?P=seen)\b)\d+|(?:is|are|nodes?) down|timed out|hangs|hung|stuck|unhealthy|degraded|mismatch|corrupt(?:ed|ion))\b)|\bERR!).*)"),
 )  # fmt: skip
 _FORMS = tuple((form, severity, lazy_pattern(text)) for form, severity, text in _TEXTS)
 _SENTENCE = _FORMS[-1][2]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
+from datetime import datetime, timedelta, timezone
 from itertools import takewhile
 
 import msgspec
@@ -284,12 +285,32 @@ def _seconds(groups: dict[str, str | None]) -> float | None:
 
 
 def seconds_in_year(month: int, day: int, clock: str) -> float | None:
-    """Seconds since the year began, counting 31 days a month: good for order and distance only."""
+    """Seconds since the year began, counting 31 days a month: good for order; `seconds_between` gives distances."""
     try:
         hours, minutes, rest = clock.replace(",", ".").split(":")
         return (month * 31 + day) * _SECONDS_A_DAY + int(hours) * 3600 + int(minutes) * 60 + float(rest)
     except ValueError:
         return None
+
+
+def seconds_between(earlier_s: float, later_s: float, year: int) -> float | None:
+    """The distance of two times of `seconds_in_year` in this year; None if one has no date.
+
+    >>> seconds_between(seconds_in_year(2, 28, "23:49:00"), seconds_in_year(3, 1, "00:01:00"), 2026)
+    720.0
+    """
+    try:
+        first, second = (_moment(each_s, year) for each_s in (earlier_s, later_s))
+    except ValueError:
+        return None
+    return (second - first).total_seconds()
+
+
+def _moment(time_s: float, year: int) -> datetime:
+    """Raises ValueError if it is of no day of the year."""
+    days, of_day_s = divmod(time_s, _SECONDS_A_DAY)
+    month, day = divmod(int(days) - 1, 31)
+    return datetime(year, month, day + 1, tzinfo=timezone.utc) + timedelta(seconds=of_day_s)
 
 
 def _docker_text(line: str) -> str:

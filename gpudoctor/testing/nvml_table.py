@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from gpudoctor.facts.captures.facts_file import NOT_IN_FILE
+from gpudoctor.facts.captures import NOT_IN_FILE
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.lazy import lazy_pattern
 

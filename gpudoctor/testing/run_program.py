@@ -75,7 +75,8 @@ def run_program(request: FakeDriverRequest) -> int:
             raise UserError(f"{private}: {error.strerror or error}") from None
         libraries = library_folder(branch_of(node), private, os.environ)
         struck = f" with {', '.join(node.source.faults)}" if node.source.faults else ""
-        say(f"SIMULATED: {request.program[0]} sees the driver of {node.source.name}{struck}, not this machine's")
+        if shutil.which(request.program[0]) is not None:  # else it sees nothing
+            say(f"SIMULATED: {request.program[0]} sees the driver of {node.source.name}{struck}, not this machine's")
         path = os.environ.get("LD_LIBRARY_PATH")
         libraries_path = f"{libraries}:{path}" if path else str(libraries)
         return _run(request.program, {**os.environ, "LD_LIBRARY_PATH": libraries_path, VARIABLE: str(private)})
@@ -132,7 +133,9 @@ def _run(program: Sequence[str], environ: dict[str, str]) -> int:
         return _wait(_start(program, environ, before), expected)
     except FileNotFoundError as error:
         # perhaps the interpreter of a script is missing
-        say(f"error: {program[0]}: {error.strerror or error}")
+        own = Path(program[0]).name == "nvidia-smi"
+        hint = "; it comes with NVIDIA's driver, not with gpudoctor: take nvitop, gpustat or any program that asks NVML"
+        say(f"error: {program[0]}: {error.strerror or error}{hint if own else ''}")
         return NOT_FOUND
     except OSError as error:
         say(f"error: {program[0]}: {error.strerror or error}")

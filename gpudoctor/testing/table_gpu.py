@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpudoctor.facts.captures.facts_file import NOT_IN_FILE
+from gpudoctor.facts.captures import NOT_IN_FILE
 from gpudoctor.facts.model.gpu import EVENT_REASONS, Gpu, GpuProcess
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, known
 from gpudoctor.facts.nvml import codes as words

@@ -96,6 +96,13 @@ def test_a_search_takes_whole_words_and_titles_come_first(gpudoctor: Gpudoctor) 
     hang = gpudoctor("explain", "hang").out
     assert "rank_hung: " in hang
     assert "gpu.identical" not in hang  # "change" has the same letters
+    assert gpudoctor("explain", "Watchdog caught collective operation timeout").out.startswith(
+        "diagnose.nccl-timeout: "
+    )
+    assert gpudoctor("explain", "CUDA out of memory. Tried to allocate 2.00 GiB").out.startswith("cuda_oom: ")
+    assert " diagnose.nccl-timeout: A collective timed out\n" in gpudoctor("explain", "nccl watchdog timeout").out
+    assert "nvlink.links: " in gpudoctor("explain", "no nvlink").out
+    assert gpudoctor("explain", "kernel panic").out.startswith("host.kernel: ")
     assert "0x8" not in gpudoctor("explain", "x8").out
     assert len(gpudoctor("explain", "pcie").out.splitlines()) < 15
 

@@ -35,7 +35,7 @@ def test_one_line_a_gpu_with_the_fault_and_the_verdict_of_check(gpudoctor: Gpudo
     assert gpus[5][-3:] == ["5", "x8", "18/18"]
     assert {row[1] for index, row in gpus.items() if index != 5} == {"ok"}
     assert "GPU 5 (0000:ab:00.0): PCIe Gen5 x8 (pcie.link-width)" in status.out
-    assert status.out.splitlines()[-1] == "FAIL  not fit to train on"
+    assert status.out.splitlines()[-2:] == ["FAIL  not fit to train on", "Next: gpudoctor explain pcie.link-width"]
 
 
 def test_a_warning_has_its_values_and_long_lines_wrap(gpudoctor: Gpudoctor, monkeypatch: pytest.MonkeyPatch) -> None:

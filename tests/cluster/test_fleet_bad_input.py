@@ -380,6 +380,21 @@ def test_nothing_to_read_is_one_line_and_exit_2(gpudoctor: Gpudoctor, arguments:
     assert words in outcome.err
 
 
+def test_a_missing_report_among_others_is_unknown_and_the_others_are_judged(
+    gpudoctor: Gpudoctor, tmp_path: Path
+) -> None:
+    fleet(tmp_path, 2, figures=False)
+    missing = tmp_path / "node9.json"
+    outcome = gpudoctor("cluster", "report", "--json", str(tmp_path), str(missing))
+    assert (outcome.code, outcome.json["verdict"]) == (3, "unknown")
+    assert outcome.json["counts"]["nodes"] == 2
+    assert refused(outcome.json, "broken")["node9.json"].startswith("no such file or folder")
+    listed = gpudoctor("cluster", "report", str(tmp_path), str(missing), "--exclude-expr")
+    assert (listed.code, listed.err.count("1 node has no name that a list may hold")) == (3, 1)
+    # nothing but absent sources is a mistake in the command: no list of hosts comes of it
+    assert gpudoctor("cluster", "report", str(missing), "--expect", "n1", "--exclude-expr").code == 2
+
+
 def test_folders_nested_deeper_than_python_recurses_are_read(
     gpudoctor: Gpudoctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -110,3 +110,13 @@ def test_a_node_with_and_without_its_domain_is_one(nodes: Path, gpudoctor: Gpudo
     diagnosis(nodes, 3, "gpu_lost", "gpu-02.other.example")
     apart = gpudoctor("cluster", "report", "--json", str(nodes)).json["jobs"]
     assert {row["node"] for row in apart} == {"gpu-02", "gpu-02.cluster.example", "gpu-02.other.example"}
+
+
+def test_a_report_hides_no_failure_of_a_node_that_may_be_another(tmp_path: Path, gpudoctor: Gpudoctor) -> None:
+    bad = report("n1.example", like="gpu-11")
+    for gpu in bad["gpus"]:
+        gpu["uuid"] = None  # its driver is not loaded
+    write(tmp_path / "bad.json", bad)
+    write(tmp_path / "good.json", report("n1", at="2025-11-03T22:00:00+00:00"))
+    outcome = gpudoctor("cluster", "report", "--json", str(tmp_path))
+    assert (outcome.code, [row["name"] for row in outcome.json["nodes"]]) == (1, ["n1", "n1.example"])

@@ -138,6 +138,15 @@ def test_the_log_that_an_operator_names_gets_the_line(bench: Bench) -> None:
     assert "gpudoctor: n1: prolog, job 7: no verdict: gpudoctor slurm prolog ended with exit code 4" in log
 
 
+def test_what_the_named_folders_do_not_take_is_in_the_state_folder(bench: Bench) -> None:
+    (bench.folder / "file").write_text("")
+    bench.setting(f"GPUDOCTOR_LOG={bench.folder}/file/slurmd.log\nGPUDOCTOR_TEXTFILE={bench.folder}/file/metrics")
+    bench.gpudoctor("exit 4")
+    assert bench.run("prolog.sh").returncode == 0
+    assert "gpudoctor: n1: prolog, job 7: no verdict: " in bench.state("log")
+    assert 'verdict="unknown"} 1' in bench.state("gpudoctor_slurm_prolog.prom")
+
+
 def test_a_missing_gpudoctor_is_said(bench: Bench) -> None:
     bench.setting("GPUDOCTOR=/nowhere/gpudoctor")
     done = bench.run("prolog.sh")

@@ -333,15 +333,19 @@ def test_a_stall_that_was_overcome_is_nothing(tmp_path: Path) -> None:
     assert said(answer_to(text, tmp_path)) == ("healthy", None)
 
 
-def test_a_log_that_is_cut_in_mid_line_is_unknown_unless_it_shows_an_end(tmp_path: Path) -> None:
+def test_a_log_that_ends_in_mid_line_before_any_end_tells_so(tmp_path: Path) -> None:
     steps = "".join(f"step {step} loss {3 / (step + 1):.4f}\n" for step in range(40))
-    assert answer_to(steps, tmp_path).verdict == "nothing"
+    told = "job.log has no end: it is still being written"
+    # whoever buffers its output writes parts of lines
     cut = answer_to(steps[:-4], tmp_path)
-    assert (cut.verdict, cut.cause, cut.recognised) == ("unknown", None, True)
-    assert "job.log is cut off in its last line" in cut.reason
-    assert answer_to(f"{steps}training finished", tmp_path).verdict == "nothing"
-    # a bar has no line end while the job runs
-    assert answer_to(f"{steps}\r 41/100 [00:10<00:12]\r 42/100 [00:10<00:12]", tmp_path).verdict == "nothing"
+    assert (cut.verdict, told in cut.reason) == ("nothing", True)
+    # a bar has no line end while the job runs; escapes, and zeros that a file system left, are no line
+    bar = "\r 41/100 [00:10<00:12]\r 42/100 [00:10<00:12]"
+    for end in ("", "training finished", bar, "\x1b[0m", "\0" * 9):
+        answer = answer_to(steps + end, tmp_path)
+        assert (answer.verdict, told in answer.reason) == ("nothing", False)
+    # without a step it is as unknown as with the end of its line
+    assert answer_to("torchrun: world size 2\nstarting the lo", tmp_path).verdict == "unknown"
 
 
 def test_an_epoch_is_no_step_and_the_summary_of_a_trainer_is_an_end(tmp_path: Path) -> None:

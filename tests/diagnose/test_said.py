@@ -138,10 +138,52 @@ def test_who_interrupts_a_job_ends_it_even_while_an_object_is_deleted(tmp_path: 
     assert said(answer_to(text.replace("KeyboardInterrupt:", "OSError: busy"), tmp_path)) == ("healthy", None)
 
 
+@pytest.mark.parametrize(
+    "raised",
+    [
+        "ValueError: download finished with status 404",
+        "my.DataError: record 5 ended with code 0xff, file corrupt",
+        "RuntimeError: the evaluation returned with code 5",
+    ],
+)
+def test_a_code_that_is_of_no_process_is_the_programs_own(raised: str, tmp_path: Path) -> None:
+    answer = answer_to(_KEY_ERROR.replace("KeyError: 'label'", raised), tmp_path)
+    assert (answer.verdict, answer.cause and answer.cause.what) == ("cause", "user_exception")
+
+
+def test_a_level_inside_a_word_is_none(tmp_path: Path) -> None:
+    steps = "".join(f"step {step} loss 1.2\n" for step in range(30))
+    assert said(answer_to(f"{steps}module:ERR:3\n", tmp_path)) == ("healthy", None)
+    assert said(answer_to(f"{steps}loader.c:88:ERROR: the shard is empty\n", tmp_path)) == ("failed_saying", None)
+
+
 def test_step_0_is_no_proof_that_a_job_moved(tmp_path: Path) -> None:
     start = "INFO Loading checkpoint shards: 100%|█████| 4/4 [01:19<00:00,  5.69s/it]\nINFO starting from step 0\nINFO starting the loop\n"
     assert answer_to(start, tmp_path).verdict == "unknown"
     assert answer_to(start + "step 0 loss 1.2\n", tmp_path).verdict == "nothing"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "epoch 0 step {0} lr 0.001",
+        "[2026-01-01 00:00:{0:02},000] [INFO] [timer.py:199:stop] epoch=0/micro_step={0}/global_step={0}, MemAllocated=1.2GB",
+        "Epoch: [0]  [{0:4}0/1251]  eta: 0:10:00  lr: 0.1  time: 0.3",
+        "epoch 0.{0:02} lr 0.001",
+    ],
+)
+def test_a_job_in_its_epoch_0_moves(line: str, tmp_path: Path) -> None:
+    steps = [line.format(step) + "\n" for step in range(1, 60)]
+    caught = "[rank1]: RuntimeError: CUDA out of memory. Tried to allocate 2 GiB\nskipping batch after OOM\n"
+    answer = answer_to("".join(["[rank0]: world_size 4\n", *steps[:19], caught, *steps[19:]]), tmp_path)
+    assert (answer.verdict, answer.cause) == ("nothing", None)
+
+
+@pytest.mark.parametrize(
+    "line", ["epoch 0 of 10", "epoch 0/10", "Epoch: [0] [0/1251]", "step 0 on 8 GPUs", "epoch=0, max_steps=9"]
+)
+def test_a_total_or_a_size_behind_a_0_is_no_step(line: str, tmp_path: Path) -> None:
+    assert answer_to(f"torchrun: world size 2\nINFO starting at {line}\n", tmp_path).verdict == "unknown"
 
 
 def test_of_two_loud_lines_the_first_is_shown(tmp_path: Path) -> None:

@@ -132,6 +132,10 @@ def test_the_host_is_the_one_of_the_line_and_no_rank_is_borrowed(
         ),
         # with its rules alone it looks like a page with headings
         (
+            f"{'-' * 74}\nprterun noticed that process rank 3 with PID 77 on node n7 exited on signal 9 (Killed).\n{'-' * 74}\n",
+            ("killed_sigkill", 3, "n7"),
+        ),
+        (
             f"ChildFailedError:\n{'=' * 30}\nt.py FAILED\n{'-' * 30}\nFailures:\n  <NO_OTHER_FAILURES>\n{'-' * 30}\n"
             "Root Cause (first observed failure):\n[0]:\n  host      : n7\n  rank      : 0 (local_rank: 0)\n"
             f"  exitcode  : 1 (pid: 77)\n{'=' * 30}\n",

@@ -482,16 +482,36 @@ def watchdog(rank: int, group: str = "") -> str:
     )
 
 
-@pytest.mark.parametrize("group", ["", "PG ID 0 PG GUID 0(default_pg) "])
-def test_a_rank_below_the_highest_that_says_nothing_of_the_wait_is_named(tmp_path: Path, group: str) -> None:
+OF_ALL = "PG ID 0 PG GUID 0(default_pg) "
+
+
+@pytest.mark.parametrize(("group", "expected"), [("", ("timeout_all_same_seq", None)), (OF_ALL, ("rank_hung", 2))])
+def test_a_rank_below_the_highest_that_says_nothing_of_the_wait_is_named(
+    tmp_path: Path, group: str, expected: tuple[str, int | None]
+) -> None:
+    """Without the name of its group it may be in another one: it is named, not blamed."""
     waits = "".join(watchdog(rank, group) for rank in (0, 1, 3))
     steps = "".join(f"[rank{rank}]: step 500 loss 3.2\n" for rank in range(4))
-    assert said(answer_to(steps + waits, tmp_path)) == ("rank_hung", 2)
-    # never heard of: it is named, not blamed
-    answer = answer_to(waits, tmp_path)
-    assert said(answer) == ("timeout_all_same_seq", None)
+    answer = answer_to(steps + waits, tmp_path)
+    assert said(answer) == expected
+    # never heard of, or at its end
+    for before in ("", f"{steps}[rank2]: training finished\n"):
+        answer = answer_to(before + waits, tmp_path)
+        assert said(answer) == ("timeout_all_same_seq", None)
+        assert answer.cause is not None
+        assert "nothing of the wait is heard of rank 2." in answer.cause.text
+
+
+@pytest.mark.parametrize("size", ["", "world_size 4"])
+@pytest.mark.parametrize("group", ["", OF_ALL])
+def test_a_wait_without_a_rank_may_be_of_the_rank_that_is_missing(tmp_path: Path, group: str, size: str) -> None:
+    waits = "".join(watchdog(rank, group) for rank in (0, 1, 3))
+    nameless = watchdog(2, group).removeprefix("[rank2]:").replace("Rank 2", "") if group else ""
+    nameless = nameless or watchdog(2).removeprefix("[rank2]:").replace("[Rank 2] ", "")
+    steps = "".join(f"[rank{rank}]: step 500 {size}\n" for rank in range(4))
+    answer = answer_to(steps + waits + nameless, tmp_path)
     assert answer.cause is not None
-    assert "nothing is heard of rank 2." in answer.cause.text
+    assert (answer.cause.rank, "rank 2" in answer.cause.text) == (None, False)
 
 
 def test_a_rank_need_not_be_in_a_group_of_others(tmp_path: Path) -> None:
@@ -512,6 +532,44 @@ def test_a_job_that_was_silent_long_before_its_time_limit_stood_still(
     assert cause is not None
     assert cause.what == "time_limit"
     assert ("12 h 10 min before that: it stood still" in cause.text) is stood_still
+
+
+def limit_at(ended: str) -> str:
+    return f"slurmstepd: error: *** JOB 4711 ON gpu07 CANCELLED AT {ended} DUE TO TIME LIMIT ***\n"
+
+
+def steps_from(date: str, hour: int, count: int = 30) -> str:
+    return "".join(f"[{date} {hour:02}:{n:02}:00] [rank0]: step {n} lr 0.001\n" for n in range(1, count))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        steps_from("2026-02-28", 23, 50) + limit_at("2026-03-01T00:01:00"),
+        steps_from("2026-04-30", 23, 50) + limit_at("2026-05-01T00:01:00"),
+        steps_from("2026-04-12", 6) + limit_at("2026-04-12T12:15:00"),  # UTC+5:45
+        steps_from("2026-04-12", 6)
+        + "".join(f"Evaluating: {n}%|##    | {n}/100 [43:00<10:00,  1.20s/it]\n" for n in range(50))
+        + limit_at("2026-04-12T08:22:10"),
+        steps_from("2026-04-12", 6)
+        + "".join(f"step {n} lr 0.001\n" for n in range(30, 99))
+        + limit_at("2026-04-12T08:22:10"),
+        # whatever it says at length, it may work
+        steps_from("2026-04-12", 6) + "shard read\n" * 200 + limit_at("2026-04-12T08:22:10"),
+    ],
+    ids=["28 February", "30 April", "Nepal", "evaluation", "without times", "many lines"],
+)
+def test_a_job_that_may_have_moved_until_its_time_limit_did_not_stand_still(text: str, tmp_path: Path) -> None:
+    answer = answer_to(text, tmp_path)
+    assert answer.cause is not None
+    assert (answer.cause.what, "stood still" in answer.cause.text) == ("time_limit", False)
+
+
+def test_a_long_job_stood_still_by_its_own_steps_not_by_those_that_are_not_kept(tmp_path: Path) -> None:
+    steps = "".join(steps_from("2026-04-12", hour, 60) for hour in range(6, 11))
+    answer = answer_to(steps + limit_at("2026-04-12T14:07:12"), tmp_path)
+    assert answer.cause is not None
+    assert "last step was logged 3 h 8 min before that: it stood still" in answer.cause.text
 
 
 def test_a_rank_that_reports_a_wait_did_not_leave_by_itself(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -24,11 +25,27 @@ def own_node(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_check_names_the_file_and_passes_nothing_that_it_lacks(own_node: Path, gpudoctor: Gpudoctor) -> None:
+def test_the_check_names_the_file_and_the_fault_in_it(own_node: Path, gpudoctor: Gpudoctor) -> None:
     outcome = gpudoctor("check", "--level", "quick", "--node", str(own_node))
-    assert outcome.code == 3, outcome.out
+    assert outcome.code == 1, outcome.out
     assert outcome.out.startswith("SIMULATED node mine.yaml: made up")
     assert "2 x NVIDIA L4" in outcome.out
+    assert "98 C, slowdown point is 95 C" in outcome.out
+    assert "1 fault on GPU 1 (1 check failed), 1 passed" in outcome.out
+
+
+def test_each_check_says_itself_what_the_file_lacks(own_node: Path, gpudoctor: Gpudoctor) -> None:
+    own_node.write_text(own_node.read_text().replace(", slowdown_c: 95", ""))
+    outcome = gpudoctor("check", "--level", "quick", "--node", str(own_node))
+    assert outcome.code == 3, outcome.out
+    checks = json.loads(gpudoctor("check", "--json", "--node", str(own_node)).out)["checks"]
+    assert {finding["explained_by"] for check in checks for finding in check["findings"]} == {None}
+    missing = dict(line.split(maxsplit=1) for line in outcome.out.splitlines() if line.startswith("  gpu."))
+    assert missing["gpu.temperature"] == "temperature limits (GPU 0-1)"
+    assert missing["gpu.xid"] == "kernel log"
+    assert outcome.out.endswith("Next:\n  gpudoctor schema facts\n")
+    alone = gpudoctor("check", "gpu.temperature", "--node", str(own_node)).out
+    assert "  reason  temperature limits: not in this file\n" in alone
 
 
 def test_the_fake_answers_from_it(own_node: Path) -> None:
@@ -36,7 +53,7 @@ def test_the_fake_answers_from_it(own_node: Path) -> None:
         pynvml.nvmlInit()
         assert pynvml.nvmlDeviceGetCount() == 2
         handle = pynvml.nvmlDeviceGetHandleByIndex(1)
-        assert pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU) == 88
+        assert pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU) == 98
         with pytest.raises(pynvml.NVMLError_NotSupported):
             pynvml.nvmlDeviceGetPowerUsage(handle)
 

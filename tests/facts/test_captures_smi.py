@@ -365,3 +365,26 @@ def test_a_gpu_that_a_text_shows_twice_is_one_and_its_later_readings_count(tmp_p
     # GPUs that redaction made alike stay two
     alike = re.sub(r"(GPU UUID +: GPU-).*", r"\g<1>00000000-0000-0000-0000-000000000000", f"{first}\n{hot}\n")
     assert len(node_of(Path(written(tmp_path, alike))).gpus) == 2
+
+
+def test_gpus_that_redaction_gave_one_plausible_uuid_stay_several_and_in_order(tmp_path: Path) -> None:
+    text = (DUMPS / "smi-q-v100-390.txt").read_text()
+    head, *parts = re.split(r"\nGPU \S+\n", text)
+    whole = re.sub(r"(Serial Number|Bus Id)( +: ).*", r"\1\2N/A", parts[0])
+    whole = re.sub(r"( +)Serial Number", r"\1Minor Number : N/A\n\g<0>", whole)
+    whole = re.sub(r"( +)Bus Id", r"\1Bus : N/A\n\g<0>", whole)
+
+    def node(*gpus: str, attached: str = "") -> list[int | Missing]:
+        counted = re.sub(r"(Attached GPUs +: ).*", rf"\g<1>{attached}", head) if attached else ""
+        return [gpu.thermal.gpu_c for gpu in node_of(Path(written(tmp_path, "\n".join((counted, *gpus))))).gpus]
+
+    hot = whole.replace(": 86 C", ": 77 C")
+    # the dump itself counts as many GPUs, or more than a cut dump shows
+    assert node(whole, hot, whole, attached="3") == [86, 77, 86]
+    assert node(whole, hot, attached="8") == [86, 77]
+    # each value that no two GPUs share tells them apart
+    for name in ("Serial Number", "Minor Number", "Bus", "Bus Id"):
+        other = re.sub(rf"(\s{name} +: )N/A", r"\g<1>1", hot)
+        assert node(whole, other) == [86, 77], name
+    # with nothing of that, they are one that is shown again
+    assert node(whole, hot) == [77]

@@ -222,7 +222,11 @@ def test_a_fault_changes_the_node_and_leaves_valid_facts(name: str) -> None:
                 apply_faults(node, [name])
             continue
         broken = apply_faults(node, [name])
-        assert broken.source.faults == (name,)
+        # with the target that was taken, as it could have been given
+        (taken,) = broken.source.faults
+        assert taken.partition("@")[0] == name
+        assert ("@" in taken) is (fault.kind != "node")
+        assert apply_faults(node, [taken]) == broken
         assert msgspec.structs.replace(broken, source=node.source) != node
         assert from_json(to_json(broken)) == broken
 
@@ -302,7 +306,7 @@ def test_a_patched_capture_is_never_sold_as_real() -> None:
         gpus=(Gpu(index=0, bus_id="0000:18:00.0"),),
     )
     broken = apply_faults(capture, ["xid-79"])
-    assert (broken.source.kind, broken.source.name, broken.source.faults) == ("simulated", "rack7.xml", ("xid-79",))
+    assert (broken.source.kind, broken.source.name, broken.source.faults) == ("simulated", "rack7.xml", ("xid-79@0",))
     assert isinstance(broken.kernel_log.events, tuple)
 
 

@@ -238,6 +238,48 @@ def test_what_no_machine_can_show_is_refused_in_a_node_that_somebody_wrote(
     assert load_source(write(one_gpu(gpu, kind="live"))).node.gpus
 
 
+@pytest.mark.parametrize(
+    ("right", "wrong", "expected"),
+    [
+        ("gpu_c", "gpu_temp", "'gpu_temp'; did you mean gpu_c? - at `$.gpus[0].thermal.gpu_temp`"),
+        ("thermal", "termal", "'termal'; did you mean thermal? - at `$.gpus[0].termal`"),
+        ("gpus", "gpu", "'gpu'; did you mean gpus? - at `$.gpu`"),
+        (
+            "thermal: {gpu_c: 41}",
+            "gpu_temp: 8",
+            "'gpu_temp'; did you mean utilization.gpu_pct or thermal.gpu_c? - at `$.gpus[0].gpu_temp`",
+        ),
+        ("thermal", "xyz", "'xyz'; every key: gpudoctor schema facts - at `$.gpus[0].xyz`"),
+    ],
+)
+def test_a_misspelt_key_of_a_node_that_somebody_wrote_is_refused_with_the_nearest(
+    write: Write, right: str, wrong: str, expected: str
+) -> None:
+    text = one_gpu("thermal: {gpu_c: 41}").replace(right, wrong, 1)
+    for content in (text, json.dumps(yaml.safe_load(text))):
+        path = write(content)
+        assert said(path) == f"{path}: no fact is called {expected}"
+
+
+@pytest.mark.parametrize("as_text", [json.dumps, lambda raw: yaml.safe_dump(raw, explicit_end=True)])
+def test_keys_that_a_newer_gpudoctor_added_are_left_out_with_a_note(
+    write: Write, as_text: Callable[[object], str]
+) -> None:
+    node = replace(NODE, source=Source(kind="simulated", name="mine"))
+    raw = json.loads(to_json(node))
+    raw["gpus"][1]["thermal"]["liquid_c"] = 30
+    read = load_source(write(as_text(raw))).node
+    assert read.gpus == node.gpus
+    assert read.source.notes == ("left out what this version of gpudoctor has no fact for: $.gpus[1].thermal.liquid_c",)
+
+
+@pytest.mark.parametrize("bus_id", ["0000:3b:00", "3b:00.0", "0000:3B:00.0"])
+def test_a_bus_id_in_another_form_is_refused_with_the_form_that_is_wanted(write: Write, bus_id: str) -> None:
+    line = said(write(one_gpu("").replace("0000:18:00.0", bus_id)))
+    assert f"bus_id is '{bus_id}': it must be in the form 0000:3b:00.0" in line
+    assert line.endswith("- at `$.gpus[0].bus_id`")
+
+
 def test_more_gpus_than_the_driver_counts_are_refused(write: Write) -> None:
     assert "device_count is 0, but there are 1 GPUs - at `$.driver.device_count`" in said(write(one_gpu("", count=0)))
 

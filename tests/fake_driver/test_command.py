@@ -39,7 +39,9 @@ def test_arguments_behind_the_dashes_are_the_programs_own(run: Run) -> None:
 def test_a_program_that_is_not_there_is_127_with_one_line_and_one_that_cannot_run_126(run: Run, tmp_path: Path) -> None:
     done = run("t4-cloud-4", "no-such-program-here")
     assert done.returncode == 127
-    assert done.stderr.splitlines()[1:] == ["gpudoctor: error: no-such-program-here: No such file or directory"]
+    assert done.stderr.splitlines() == ["gpudoctor: error: no-such-program-here: No such file or directory"]
+    own = run("t4-cloud-4", "/nowhere/nvidia-smi")
+    assert (own.returncode, own.stderr.count("it comes with NVIDIA's driver")) == (127, 1)
     plain = tmp_path / "plain"
     plain.write_text("no program", encoding="utf-8")
     assert run("t4-cloud-4", str(plain)).returncode == 126

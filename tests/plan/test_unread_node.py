@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from gpudoctor.plan.unread_node import node_of_profile
@@ -39,6 +41,8 @@ def test_words_of_a_model_and_its_memory(gpudoctor: Gpudoctor) -> None:
         ("dgx-a100-40gb", "did you mean dgx-a100-40gb-8?"),
         ("80xt4", "a node has 1 to 64 GPUs; more of them are --nodes N"),
         ("2xh1oo-sxm", "no such GPU model: --node 2xh100-sxm"),
+        ("1xh100-foo", "no such GPU model: --node 1xh100-sxm, 1xh100-"),
+        ("aws-p4d", "did you mean aws-a100-efa-8?"),
     ],
 )
 def test_a_name_that_stands_for_nothing_gets_the_nearest(node: str, line: str, gpudoctor: Gpudoctor) -> None:
@@ -52,6 +56,43 @@ def test_a_scarce_fit_names_the_roomier_strategy_and_tight_never_exceeds_the_gpu
     assert "FSDP (ZeRO-3) leaves more room (28.6 GiB a GPU)" in " ".join(out.split())
     (tight,) = (line for line in out.splitlines() if "tight" in line)
     assert float(tight.split()[1]) < 39.6
+
+
+def test_a_model_is_named_as_the_plan_names_it(gpudoctor: Gpudoctor) -> None:
+    assert gpudoctor("plan", "1b", "--node", "1xh100-sxm5-80gb", "--json").json["source"]["name"] == "1xh100-sxm"
+
+
+def test_states_in_ram_that_nobody_read_are_not_said_to_fail(gpudoctor: Gpudoctor) -> None:
+    refused = gpudoctor("plan", "7b", "--node", "4xrtx4090")
+    assert refused.code == 2
+    assert "in any way" not in refused.err
+    assert "not tried, because the node's RAM is not known" in refused.err
+    (ram,) = re.findall(r"--ram (\d+),", refused.err)
+    for given, taken in ((int(ram), "fsdp-offload"), (int(ram) - 1, None)):
+        made = gpudoctor("plan", "7b", "--node", "4xrtx4090", "--ram", str(given), "--json").json
+        assert (made["recommended"] or {}).get("name") == taken
+
+
+def test_no_amount_of_ram_is_a_way_where_none_is(gpudoctor: Gpudoctor) -> None:
+    refused = gpudoctor("plan", "70b", "--node", "rtx4090-4").err
+    assert "in any way" in refused
+    assert "--ram" not in refused
+
+
+@pytest.mark.parametrize(
+    ("model", "node", "words"),
+    [
+        ("70b", "dgx-a100-40gb-8", "A GPU of 39.6 GiB: 16.4 + 1.3 GiB, sharded over 8 GPUs (FSDP): 21.8 GiB are left"),
+        ("70b", "4xrtx4090", "32.9 + 2.6 GiB, sharded over 4 GPUs (FSDP): these alone do not fit, 11.8 GiB too much"),
+        ("7b", "1xh100-sxm", "A GPU of 79.1 GiB: 12.6 + 1.0 GiB: "),
+    ],
+)
+def test_lora_has_the_figures_of_a_gpu_and_a_verdict(model: str, node: str, words: str, gpudoctor: Gpudoctor) -> None:
+    said = gpudoctor("plan", model, "--lora", "--node", node).err
+    assert words in said
+    fits = said.rstrip().endswith(": fits")
+    assert fits is ("too much" not in said)
+    assert ("--lora" in gpudoctor("plan", model, "--node", node).err) is fits
 
 
 @pytest.mark.parametrize("method", ["lora", "qlora"])

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from xml.etree import ElementTree
 
 import jsonschema
 import msgspec
 import pytest
+from msgspec.structs import replace
 
-from gpudoctor.checks.core.finding import Evidence, fail
-from gpudoctor.checks.core.subject import Subject
+from gpudoctor.checks.core.finding import Evidence, Status, fail, skip
+from gpudoctor.checks.core.subject import NODE, Subject
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node, from_json, to_json
 from gpudoctor.facts.simulated.load import apply_faults, load_node
@@ -21,7 +24,7 @@ from gpudoctor.report.model import Report, render_json
 from gpudoctor.report.prometheus import render_prometheus
 from gpudoctor.report.report_schema import report_schema
 from gpudoctor.report.text import render_text
-from gpudoctor.report.wording import block_rows
+from gpudoctor.report.wording import block_rows, domain_words
 from tests.cli.conftest import Gpudoctor, gpudoctor
 
 __all__ = ["gpudoctor"]
@@ -111,6 +114,34 @@ def test_text_keeps_to_the_width_and_names_the_fault(width: int) -> None:
     assert "pcie.link-width" in text
     assert "GPU 2" in text
     assert "\x1b" not in text
+
+
+def test_why_several_things_were_not_measured_is_said_once() -> None:
+    no_load = "a simulated node cannot be put under load; --backend gloo measures CPU ranks of this machine"
+    report = judge(load_node("hgx-h100-8"))
+    asked = [result for result in report.checks if result.domain == "strategy"]
+    reasons = [f"{result.id}: {no_load}" for result in asked]
+    skipped = [
+        replace(r, status=Status.SKIP, findings=(skip(NODE, why),)) for r, why in zip(asked, reasons, strict=True)
+    ]
+    assert domain_words(skipped, Status.SKIP) == f"{len(asked)} checks: {no_load}"
+    other = replace(skipped[0], findings=(skip(NODE, "x: in use"),))
+    assert domain_words([*skipped[1:], other], Status.SKIP).endswith(f": {no_load} (and 1 more reason)")
+
+
+@pytest.mark.parametrize(
+    ("node", "words"),
+    [
+        ("rtx4090-4", "gradients go over host memory, so that 4 GPUs may be slower than one"),
+        ("h100-pcie-2-unbridged", "gradients go over PCIe, so that 2 GPUs may be slower than one"),
+        ("hgx-h100-8", ""),
+    ],
+)
+def test_a_healthy_node_without_nvlink_says_what_that_costs(node: str, words: str) -> None:
+    text = " ".join(render_text(judge(load_node(node)), width=100, color=False).split())
+    assert words in text
+    assert ("no NVLink: gradients" in text) is bool(words)
+    assert " 0 warnings, " in text
 
 
 def test_colour_only_adds() -> None:
@@ -226,3 +257,17 @@ def test_the_reason_is_cut_between_words(gpudoctor: Gpudoctor) -> None:
 def test_every_key_of_the_report_is_described(gpudoctor: Gpudoctor) -> None:
     schema = json.loads(gpudoctor("schema", "report").out)
     assert all(each.get("description") for each in schema["$defs"]["Report"]["properties"].values())
+
+
+@pytest.mark.parametrize("form", ["text", "html", "prometheus", "nagios", "junit"])
+def test_a_gpu_whose_bus_id_no_text_names_has_none_in_any_format(
+    form: str, gpudoctor: Gpudoctor, tmp_path: Path
+) -> None:
+    section = "    Product Name : NVIDIA H100\n    GPU UUID : {}\n    Temperature\n        GPU Current Temp : 40 C\n"
+    (tmp_path / "dump").write_text("".join(map(section.format, ("GPU-1", "GPU-2"))))
+    shown = gpudoctor("check", "--node", str(tmp_path / "dump"), "--format", form)
+    assert (re.findall(r"unknown-\d", shown.out), shown.out.count("\n") > 0) == ([], True)
+    if form == "text":
+        assert "the dump is cut off inside GPU 1\n" in shown.out
+    if form == "prometheus":
+        assert shown.out.count('pci_bus_id=""') == 2

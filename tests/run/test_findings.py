@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from math import inf
 
 import msgspec
 import pytest
 
+from gpudoctor.report.model import Tool
 from gpudoctor.run.observer.layout import BACKWARD, DATA, FORWARD, HOST, PHASES
-from gpudoctor.run.report import FlatFinding, as_finding, judged, rank_report, throughput
+from gpudoctor.run.record_reader import SampledLine
+from gpudoctor.run.report import FlatFinding, RunReport, as_finding, judged, rank_report, throughput
 from gpudoctor.run.step_series import TimedStep, without_stalls
+from gpudoctor.run.text import render_text
 from gpudoctor.run.watched import RunStall, StoppedRank, Watched, WatchedRank
 from tests.run.runs import USUAL_MS, more, only, problems, rank
 
@@ -83,6 +87,60 @@ def test_batches_that_are_mostly_equal_name_no_rank() -> None:
 def test_a_forward_that_sleeps_is_no_more_work() -> None:
     slow = rank(1, wall=more(FORWARD, 5.0), cpu=USUAL_MS)
     assert "stands still" in only(watched(rank(0), slow))[2]
+
+
+def line_of(phase: str) -> SampledLine:
+    return SampledLine(phase, "/home/a/train.py", 88, "compute_more", 3)
+
+
+def shown(run: Watched) -> tuple[str, list[list[str]]]:
+    """The report as text, and the table of its ranks."""
+    report = RunReport(
+        tool=Tool("gpudoctor", "0.1.0"), command=("train",), host="a", started_at="", duration_s=3.0,
+        exit_code=run.exit_code, signal=None, verdict="warn", reason="", world_size=2, precheck=None, settings={},
+        throughput=throughput(run), ranks=tuple(rank_report(each, "a") for each in run.ranks), findings=judged(run),
+        stalls=run.stalls, diagnosis=None,
+    )  # fmt: skip
+    lines = render_text(report).splitlines()
+    head = next(n for n, line in enumerate(lines) if line.startswith("rank  steps"))
+    return "\n".join(lines), [line.split() for line in lines[head : head + 3]]
+
+
+def test_the_finding_and_the_table_show_the_same_figures_on_a_busy_machine_too() -> None:
+    queued = (0, 8.0, 0, 0, 4.0, 0, 0)
+    wall = tuple(map(sum, zip(USUAL_MS, queued, strict=True)))
+    text, (names, first, second) = shown(watched(rank(0, wall=wall, queued=queued), rank(1, wall=more(FORWARD, 9.0))))
+    assert "its compute takes 27.5 ms a step, theirs 18.5 ms" in text
+    assert "waits = 1.0 ms a step for the others, they 1.0 ms" in text
+    assert " ".join(names).endswith("host no CPU memory MiB")
+    assert (first[3], second[3]) == ("18.5", "27.5")
+    assert (first[-2], second[-2]) == ("12.0", "0.0")
+
+
+def test_a_checkpoint_of_another_rank_does_not_hide_what_a_step_takes() -> None:
+    saves = rank(0)
+    slow_step = rank(0, wall=more(HOST, 5000.0)).steps[7]
+    saves = msgspec.structs.replace(saves, steps=(*saves.steps[:7], slow_step, *saves.steps[8:]))
+    (found,) = (each for each in problems(watched(saves, rank(1, wall=more(HOST, 4.0)))) if each.subject.rank == 1)
+    assert "it spends 4.5 ms in most steps" in (found.found.text if found.found else "")
+
+
+@pytest.mark.parametrize("gpu", [None, 0])
+@pytest.mark.parametrize("places", [(), (line_of("forward"),)])
+def test_the_advice_speaks_only_of_what_is_there(gpu: int | None, places: tuple[SampledLine, ...]) -> None:
+    ranks = (rank(0, gpu=gpu), rank(1, gpu=None if gpu is None else 1, wall=more(FORWARD, 9.0), places=places))
+    advice = " ".join(each.text for each in only_flat(watched(*ranks)).advice)
+    assert ("line of code" in advice) == bool(places)
+    assert ("GPU" in advice) == (gpu is not None)
+    host = only_flat(watched(rank(0), rank(1, wall=more(HOST, 9.0), places=(line_of("host"),) if places else ())))
+    assert ("line of code" in host.advice[0].text) == bool(places)
+
+
+def test_what_is_fine_and_what_was_not_judged_take_a_line_each_and_a_rate_has_no_exponent() -> None:
+    text, _ = shown(watched(rank(0, elements=400.0), rank(1, elements=400.0)))
+    assert "\nfine: progress, finite, balance, batch, data, host, memory\n" in text
+    assert "\nnot judged: utilization (no rank computes on a GPU)" in text
+    assert re.search(r" steps/s, 38\d\d\d rows/s of all", text)
 
 
 def test_a_busy_machine_makes_no_straggler() -> None:

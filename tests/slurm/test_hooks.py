@@ -369,6 +369,13 @@ def test_a_folder_for_metrics_that_cannot_be_written_is_said_and_changes_nothing
     node.settings["GPUDOCTOR_TEXTFILE"] = str(node.folder / "nowhere")
     assert not node.run("prolog").go_on
     assert "nowhere/gpudoctor_slurm_prolog.prom: cannot write" in capsys.readouterr().err
+    assert 'verdict="fail"} 1' in node.state("gpudoctor_slurm_prolog.prom")
+
+
+def test_a_log_that_cannot_be_written_leaves_the_line_in_the_state_folder(node: Node) -> None:
+    node.settings["GPUDOCTOR_LOG"] = str(node.folder / "nowhere" / "slurmd.log")
+    assert not node.run("prolog").go_on
+    assert "n1: drain: gpudoctor: SIMULATED FAIL gpu.xid GPU 3" in node.state("log")
 
 
 def test_the_reason_is_one_plain_line_of_100_characters() -> None:

@@ -176,9 +176,11 @@ def test_another_node_begins_anew() -> None:
 def test_a_long_line_is_reached_with_the_arrow_keys(size: tuple[int, int]) -> None:
     async def body(app: PaneApp, pilot: Pilot[None]) -> None:
         assert "tail" not in app.text
+        assert "xxx…" in app.text
         app.query_one(LogView).scroll_to(x=300, animate=False)
         await pilot.pause()
         assert "tail" in app.text
+        assert "…" not in app.text
 
     shown(LogPane(), state_with(line("x" * 290 + "tail")), body, size=size, focus=LogView)
 

@@ -188,9 +188,18 @@ def test_nothing_is_added_up_where_a_reading_is_missing() -> None:
     node = node_of()
     ticks = [tick_of(node, second, processes=torchrun(node), without=[3]) for second in range(1, 9)]
     [_, job] = host_rows(state_of(node, *ticks), 200)
-    assert "utilisation not read on every GPU" in text_of(job)
+    assert "GPU 3 lost" in text_of(job)
     assert "alike" not in text_of(job)
     assert "balanced" not in text_of(job)
+
+
+def test_beside_a_lost_gpu_nothing_is_balanced() -> None:
+    node = node_of()
+    held = [process for process in torchrun(node) if process.gpu != 2]
+    ticks = [tick_of(node, second, processes=held) for second in range(1, 9)]
+    ticks = [msgspec.structs.replace(tick, gpus=tuple(gpu for gpu in tick.gpus if gpu.gpu != 2)) for tick in ticks]
+    [_, job] = host_rows(state_of(node, *ticks), 200)
+    assert text_of(job).endswith(": GPU 2 lost, they may only wait for it")
 
 
 def test_no_processes_and_processes_not_read_are_told_apart() -> None:

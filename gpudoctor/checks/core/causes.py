@@ -13,6 +13,7 @@ from gpudoctor.checks.core.finding import PROBLEMS, WORST_FIRST, Advice, Finding
 from gpudoctor.checks.core.registry import registry
 from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.checks.core.subject import NODE, Subject
+from gpudoctor.facts.captures import NOT_IN_FILE
 
 # What a finding is about: see `_parts`; None is anything
 Part = int | str | None
@@ -27,6 +28,9 @@ DEEPEST_FIRST = (
     *("gpu.memory-repair", "gpu.ecc", "gpu.xid", "pcie.upstream", "pcie.*", "gpu.*", "topology.*"),
     *("host.shm", "host.*", "env.*", "collective.*", "link.*", "compute.*", "train.balance", "train.*"),
 )
+
+
+_LACKING = f": {NOT_IN_FILE.reason}"
 
 
 class Rule(msgspec.Struct, frozen=True):
@@ -78,10 +82,11 @@ class Fault(msgspec.Struct, frozen=True):
 def explain(results: Iterable[CheckResult]) -> tuple[tuple[CheckResult, ...], tuple[Fault, ...]]:
     """Return the results with `explained_by` set anew, and the faults in the order of the results.
 
-    A cause explains only what is no worse than itself: a warn never hides a fail.
+    A cause explains only what is no worse than itself: a warn never hides a fail. What a facts file lacks has
+    no other cause, and is none: somebody left it out.
     """
     results = tuple(results)
-    bad = [(r.id, f) for r in results for f in r.findings if f.status in PROBLEMS]
+    bad = [(r.id, f) for r in results for f in r.findings if f.status in PROBLEMS and not lacks_a_fact(f)]
     causes: dict[int, tuple[str, Finding]] = {}
     declared = rules() if len(bad) > 1 else ()
     by_part = _by_part(bad)
@@ -93,6 +98,11 @@ def explain(results: Iterable[CheckResult]) -> tuple[tuple[CheckResult, ...], tu
     gpus = {f.subject.gpu for r in results for f in r.findings if f.subject.kind == "gpu"} - {None}
     explained = tuple(_with_causes(result, causes) for result in results)
     return explained, tuple(_faults(roots, gpus, _explained_lines(bad, causes)))
+
+
+def lacks_a_fact(finding: Finding) -> bool:
+    """Whether the finding is unknown because the facts file does not have what it judges."""
+    return finding.status is Status.UNKNOWN and (finding.reason or "").endswith(_LACKING)
 
 
 def _faults(
@@ -160,7 +170,7 @@ def _cause(
 ) -> tuple[str, Finding] | None:
     near: set[Part] = {None} if finding.subject.kind == "node" else {"node", *_parts(finding.subject)}
     for rule in declared:
-        if rule.cause == check_id or not rule.explains.fits_effect(check_id, finding):
+        if not rule.explains.fits_effect(check_id, finding):
             continue
         parts: set[Part] = {None} if rule.explains.anywhere else near
         possible = {place: each for part in parts for place, each in by_part.get((rule.cause, part), {}).items()}
@@ -169,6 +179,8 @@ def _cause(
                 continue
             if rule.explains.found and cause.status is Status.UNKNOWN:
                 continue  # a value that was not read explains neither a certain finding nor a gap with another cause
+            if rule.cause == check_id and (cause.subject.kind, finding.subject.kind) != ("gpu", "pair"):
+                continue  # in one check only a GPU explains something: a pair that it belongs to
             related = rule.explains.anywhere or _concerns(rule.cause, cause, check_id, finding)
             severe = WORST_FIRST.index(cause.status) <= WORST_FIRST.index(finding.status)
             # `finding` must not already explain the cause, directly or through others

@@ -23,6 +23,7 @@ from gpudoctor.checks.core.finding import (
 )
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
+from gpudoctor.checks.nvlink.link_state import wired_directly
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
 from gpudoctor.lazy import lazy_pattern
@@ -88,10 +89,9 @@ def _needed(case: Case) -> bool | None:
         return None
     if _set_up_elsewhere(case.node):
         return False
-    # what is wired counts, not how the model is mostly sold: HGX A100 and H100 boards of 4 GPUs have direct links
-    links = [link for gpu in gpus for link in known(gpu.nvlinks) or ()]
-    if {known(link.remote_kind) for link in links if link.is_up} == {"gpu"}:
+    if wired_directly(case):
         return False
+    links = [link for gpu in gpus for link in known(gpu.nvlinks) or ()]
     models = [case.model_of(gpu) for gpu in gpus]
     switched = [m for m in models if m is not None and m.nvlink is not None and m.nvlink.kind == "switch"]
     if any(known(link.remote_kind) == "switch" for link in links) or len(switched) >= _SWITCHED_GPUS:

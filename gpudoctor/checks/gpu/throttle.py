@@ -76,7 +76,10 @@ def throttle(case: Case, gpu: Gpu) -> Finding:
             f"nvidia-smi -i {gpu.smi_id} -q -d PERFORMANCE,TEMPERATURE,POWER",
         ),
         Advice("Look for fan and PSU events.", "ipmitool sel list | tail; ipmitool sdr type fan"),
-        Advice("Drain the node until cooling or power is mended, then check again.", "gpudoctor check gpu.throttle"),
+        Advice(
+            "Drain the node until cooling or power is mended, then check again under load.",
+            "gpudoctor check gpu.throttle compute --level full",
+        ),
     ]
     return (
         _slowed_now(gpu, reasons, evidence, advice)

@@ -42,6 +42,15 @@ def not_judged(case: Case, gpu: Gpu, *, by_state: bool = True) -> Finding | None
     return None
 
 
+def wired_directly(case: Case) -> bool:
+    """Whether every link that is up ends at another GPU.
+
+    What is wired counts, not how the model is mostly sold: HGX A100 and H100 boards of 4 GPUs have no NVSwitch.
+    """
+    links = [link for gpu in case.node.gpus for link in known(gpu.nvlinks) or ()]
+    return {known(link.remote_kind) for link in links if link.is_up} == {"gpu"}
+
+
 def real_links(gpu: Gpu) -> list[NvLink]:
     """The links with a known state."""
     return [link for link in known(gpu.nvlinks) or () if not isinstance(link.state, Missing)]

@@ -27,8 +27,8 @@ from gpudoctor.checks.core.finding import (
     worst,
 )
 from gpudoctor.checks.core.registry import check
-from gpudoctor.checks.core.subject import NODE, of_gpu
-from gpudoctor.checks.nvlink.link_state import UP, links_up, not_judged, real_links
+from gpudoctor.checks.core.subject import NODE, of_gpu, of_pair
+from gpudoctor.checks.nvlink.link_state import UP, links_up, not_judged, real_links, wired_directly
 from gpudoctor.facts.model.gpu import Gpu, NvLink
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.profiles.profile import GpuModel, NvlinkSpec, majority
@@ -59,6 +59,7 @@ _ADVICE = (
     limits=(_BRIDGE_LINKS, _SPEED_SHARE),
     events=("nvlink",),
     explains=(
+        "nvlink.links",  # a GPU without a link explains what its peers lack: see `_by_shared_end`
         "nvlink.topology",
         "nvlink.errors",
         "collective.bandwidth",
@@ -77,7 +78,7 @@ def links(case: Case) -> Iterator[Finding]:
     if len(dead) > 1 and len(dead) == len(judged):
         yield _all_dead(dead)
         findings = [f for f in findings if f not in dead]
-    yield from findings
+    yield from _by_shared_end(case, findings)
     if not judged and any(isinstance(gpu.nvlinks, Missing) for gpu in case.gpus):
         yield from events_not_judged(case, ("nvlink",), findings[0].reason or "")
     all_up = all(links_up(gpu) == len(real_links(gpu)) for gpu in judged)
@@ -102,6 +103,29 @@ def _all_dead(dead: Sequence[Finding]) -> Finding:
     )
 
 
+def _by_shared_end(case: Case, findings: Sequence[Finding]) -> Iterator[Finding]:
+    """The findings; if every link that is down ends at one GPU, those of the other GPUs are about the pair with it.
+
+    A link has two ends. So if one GPU has as many links down as all others together, each of theirs ends there.
+    """
+    down = {f.subject.gpu: f for f in findings if f.status in _BAD}
+    counts = {gpu.index: len(real_links(gpu)) - links_up(gpu) for gpu in case.gpus if isinstance(gpu.nvlinks, tuple)}
+    total = sum(counts.values())
+    shared = next((index for index, count in counts.items() if count * 2 == total), None)
+    known_ends = len(counts) == len(case.gpus) == len(case.node.gpus) and wired_directly(case)
+    if shared not in down or len(down) < 3 or not known_ends or {i for i, n in counts.items() if n} != set(down):
+        yield from findings
+        return
+    for finding in findings:
+        index = finding.subject.gpu
+        if finding.status not in _BAD or index is None or index == shared or shared is None:
+            yield finding
+        else:
+            count = counts[index]
+            found = Found(f"{count} link{'s' * (count > 1)} between them down", count, "links")
+            yield replace(finding, subject=of_pair(index, shared), found=found, expected=None, likely=None, advice=())
+
+
 def _none_shown(case: Case, gpu: Gpu) -> Finding | None:
     """A failure if the driver shows no links for a GPU made for NVSwitches, while links of a peer are up; else None."""
     model, none = case.model_of(gpu), gpu.nvlinks
@@ -111,7 +135,7 @@ def _none_shown(case: Case, gpu: Gpu) -> Finding | None:
     peers = [peer for peer in case.gpus if known(peer.name) == known(gpu.name) and links_up(peer)]
     if model.nvlink is None or model.nvlink.kind != "switch" or not peers:
         return None
-    return _down(gpu, model.nvlink.links, _all_links(model.nvlink))
+    return _down(case, gpu, model.nvlink.links, _all_links(model.nvlink))
 
 
 def _all_links(spec: NvlinkSpec) -> Expected:
@@ -163,7 +187,7 @@ def _all_of(case: Case, gpu: Gpu, spec: NvlinkSpec) -> Finding:
                 likely="the virtual machine was given these GPUs without their NVSwitches",
                 advice=("Ask the provider for an instance with NVLink: collectives run over PCIe here.",),
             )
-    return _down(gpu, spec.links, expected)
+    return _down(case, gpu, spec.links, expected)
 
 
 def _bridged(case: Case, gpu: Gpu, spec: NvlinkSpec) -> Finding:
@@ -177,7 +201,7 @@ def _bridged(case: Case, gpu: Gpu, spec: NvlinkSpec) -> Finding:
     if up >= spec.links:
         return ok(subject, _count(gpu, spec.links), expected)
     if up < joined or up % whole:
-        return _down(gpu, spec.links, expected)
+        return _down(case, gpu, spec.links, expected)
     likely = f"only {up // whole} of {spec.links // whole} bridges sit on this pair"
     look = "Power off and look: every slot for a bridge should carry one, seated flat on both cards."
     return warn(subject, _count(gpu, spec.links), expected, *_down_evidence(gpu), likely=likely, advice=(look,))
@@ -190,6 +214,7 @@ def _without_bridge(case: Case, gpu: Gpu, spec: NvlinkSpec) -> Finding:
     requested = case.profile.node
     if requested is not None and requested.nvlink_topology == "pairs":
         return _down(
+            case,
             gpu,
             spec.links,
             Expected(f"{spec.links}: {requested.name} is bridged", "==", spec.links, "links", "profile"),
@@ -261,7 +286,10 @@ def _by_peers(case: Case, gpu: Gpu) -> Finding:
     found = _count(gpu, len(real_links(gpu)))
     if up == 0 and most and same.incomplete == 1:
         return _down(
-            gpu, len(real_links(gpu)), Expected(f"{most}, as on every other GPU here", ">=", most, "links", "peers")
+            case,
+            gpu,
+            len(real_links(gpu)),
+            Expected(f"{most}, as on every other GPU here", ">=", most, "links", "peers"),
         )
     if not most and known(gpu.name) is None:
         # by design on cards without a bridge, a fault on every GPU made for NVSwitches
@@ -275,17 +303,28 @@ def _by_peers(case: Case, gpu: Gpu) -> Finding:
         expected = Expected(f"{most}, as on another GPU of this model", ">=", most, "links", "peers")
         likely = "a link is down, or this machine wires its GPUs unevenly: no profile knows it"
         return warn(subject, found, expected, *_down_evidence(gpu), likely=likely, advice=_ADVICE)
-    return _down(gpu, len(real_links(gpu)), Expected(f"{usual}, as on most GPUs here", ">=", usual, "links", "peers"))
+    return _down(
+        case, gpu, len(real_links(gpu)), Expected(f"{usual}, as on most GPUs here", ">=", usual, "links", "peers")
+    )
 
 
-def _down(gpu: Gpu, of: int, expected: Expected) -> Finding:
+def _down(case: Case, gpu: Gpu, of: int, expected: Expected) -> Finding:
     disabled = sum(known(link.state) == "disabled" for link in real_links(gpu))
     likely = (
         "links are switched off by a driver setting (NVreg_NvLinkDisable) or by the fabric manager"
         if disabled
-        else "the links failed to train: NVLink hardware, a bridge or baseboard contact, or a stopped fabric manager"
+        else "the links failed to train: NVLink hardware, a bridge or baseboard contact"
+        + (", or a stopped fabric manager" if _may_have_switch(case, gpu) else "")
     )
     return fail(of_gpu(gpu), _count(gpu, of), expected, *_down_evidence(gpu), likely=likely, advice=_ADVICE)
+
+
+def _may_have_switch(case: Case, gpu: Gpu) -> bool:
+    """Whether an NVSwitch may be at the other end of the links: only that needs a fabric manager."""
+    if wired_directly(case):
+        return False
+    model = case.model_of(gpu)
+    return model is None or model.nvlink is None or model.nvlink.kind == "switch"
 
 
 def _speed_of(case: Case, gpu: Gpu, spec: NvlinkSpec | None, usual: float | None) -> Finding | None:

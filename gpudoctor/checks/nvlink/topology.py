@@ -90,7 +90,18 @@ def _judged(case: Case, pairs: list[GpuPair], gpus: list[Gpu], expected_pairs: i
         yield unread(NODE, "path or peer-to-peer status", failed)
     elif not bad and not uncounted:
         some = f" of {expected_pairs}" if len(pairs) < expected_pairs else ""
-        yield ok(NODE, Found(f"{len(pairs)}{some} pairs, {census(pairs)}", len(pairs), "pairs"))
+        text = f"{len(pairs)}{some} pair{'s' * (expected_pairs > 1)}, {census(pairs)}"
+        if any(map(bond, pairs)):
+            yield ok(NODE, Found(text, len(pairs), "pairs"))
+        else:
+            yield ok(NODE, Found(f"{_without_nvlink(pairs, len(gpus))} ({text})", 0, "links"))
+
+
+def _without_nvlink(pairs: list[GpuPair], gpus: int) -> str:
+    """What it means that no pair has NVLinks, by design: the usual reason why several GPUs are no faster than one."""
+    status = {p2p_status(pair) for pair in pairs}
+    way = "PCIe" if status == {"OK"} else "PCIe or host memory" if None in status else "host memory"
+    return f"no NVLink: gradients go over {way}, so that {gpus} GPUs may be slower than one"
 
 
 def _alike_over_pcie(pairs: list[GpuPair], gpus: set[int]) -> bool:

@@ -142,7 +142,8 @@ def _write_expression(fleet: model.Fleet, expected: Sequence[str]) -> int:
     names = [short if every[short := hostlist.short_name(name)] <= 1 else name for name in excluded]
     write_stdout(hostlist.hostlist(names) + "\n")
     if not expected and (unlisted := model.unlisted_count(fleet)):
-        say(f"{unlisted} nodes have no name that a list may hold; with --expect HOSTLIST they are in it")
+        have = "node has" if unlisted == 1 else "nodes have"
+        say(f"{unlisted} {have} no name that a list may hold; with --expect HOSTLIST a missing node is in it")
         return UNKNOWN
     if not model.good_names(fleet):
         say("no fit node is left")

@@ -1,4 +1,4 @@
-"""`gpudoctor explain`: the page of a check, a cause, a simulated fault or an Xid; of any other word, a search."""
+"""`gpudoctor explain`: the page of a check, cause, fault, Xid or line of a log; of any other word, a search."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ with lazy_imports():
     import shutil
 
     from gpudoctor.checks.core import registry
-    from gpudoctor.diagnose import causes
+    from gpudoctor.diagnose import causes, one_line
     from gpudoctor.facts.simulated import load
     from gpudoctor.plan import not_planned
     from gpudoctor.report import check_docs, markdown_text
@@ -30,7 +30,9 @@ with lazy_imports():
 _XID = re.compile(r"(?:xid[ :#]*)?(\d{1,5})", re.IGNORECASE)
 _WORD = re.compile(r"[a-z0-9]+")
 _ENDING = re.compile(r"(?<=[a-z]{3})(?:ing|ed|es|e|s)$")
-_SMALL_WORDS = frozenset(("a", "an", "and", "at", "for", "in", "is", "my", "of", "on", "out", "the", "to", "with"))
+_SMALL_WORDS = frozenset(
+    ("a", "an", "and", "at", "for", "in", "is", "my", "no", "of", "on", "out", "the", "to", "with")
+)
 _HOW_BAD = {
     "hardware": "fail: the node needs work by hand",
     "reset": "fail: the GPU is unfit until it is reset",
@@ -53,7 +55,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "id",
         nargs="+",
         metavar="NAME",
-        help='a check (pcie.link-width, pcie), a cause (rank_hung), a fault (gpu-lost), an Xid ("Xid 79"), or a word',
+        help="a check (pcie.link-width, pcie), a cause (rank_hung), a fault (gpu-lost), an Xid ('Xid 79'), "
+        "a line of a log, or a word",
     )
     color_option(parser)
 
@@ -78,7 +81,7 @@ def _page_of(name: str) -> str:
         return f"# {name}: {len(checks)} checks\n\n{rows}\n{how}\n"
     if checks:
         return "\n\n".join(map(check_docs.page_text, checks))
-    for find in (_page_of_fault, _page_of_cause, _page_of_xid, _page_of_method, _search):
+    for find in (_page_of_fault, _page_of_cause, _page_of_xid, _page_of_method, _page_of_line, _search):
         page = find(name)
         if page is not None:
             return page
@@ -132,23 +135,37 @@ def _page_of_xid(name: str) -> str | None:
 
 def _page_of_method(name: str) -> str | None:
     text = not_planned.NOT_PLANNED.get(name.lower())
-    return f"# {name.lower()}\n\n{text}.\n" if text else None
+    return f"# {name.lower()}\n\n{text}.\nFor your GPUs: gpudoctor plan 7b --{name.lower()}\n" if text else None
+
+
+def _page_of_line(name: str) -> str | None:
+    """The page of what `diagnose` reads in a line of a log; a single word is none."""
+    what = one_line.cause_of_line(name) if len(_WORD.findall(name.lower())) > 1 else None
+    return _page_of_cause(what) if what else None
 
 
 def _search(name: str) -> str | None:
-    """The pages that contain every word of the name, first those with them in the title; None if there are none."""
+    """The pages that contain every word of the name, first those with them in the title; None if there are none.
+
+    If there is only one, it is that page.
+    """
     words = {word for word in _words(name) if word not in _SMALL_WORDS}
     if not words or max(map(len, words)) < 2:
         return None
     titled: list[str] = []
+    named: list[str] = []
     others: list[tuple[str, str]] = []
     for topic, title, text in _topics():
         if words <= _words(f"{topic} {title}"):
             titled.append(f"- `{topic}`: {title}")
-        elif words <= _words(text):
+            named.append(topic)
+        elif words <= _words(f"{topic} {title} {text}"):
             others.append((topic, title))
     if not titled and not others:
         return None
+    found = [*named, *(topic for topic, _ in others)]
+    if len(found) == 1 and found[0] != name:
+        return _page_of(found[0])
     parts = ["\n".join(titled or (f"- `{topic}`: {title}" for topic, title in others))]
     if titled and others:
         parts.append(f"Also in the text of: {', '.join(f'`{topic}`' for topic, _ in others)}")

@@ -23,11 +23,14 @@ with lazy_imports():
 
 _HEADS = {
     "nodes": "Simulated nodes (--node NAME):",
-    "faults": "Faults (--fault NAME[@GPU]), with the check that finds them:",
+    "faults": "Faults (--fault NAME[@GPU], without @GPU on the last one), with the check that finds them:",
     "injections": "Ranks that go wrong (gpudoctor check train --backend gloo --inject CASE):",
     "jobs": "Example jobs (gpudoctor diagnose --example NAME):",
 }
-_ALL_FAULTS = "Faults (--fault NAME[@GPU]); what one is, and the check that finds it: gpudoctor nodes WORD"
+_ALL_FAULTS = (
+    "Faults (--fault NAME[@GPU], without @GPU on the last one); what one is, and the check that finds it: gpudoctor "
+    "nodes WORD"
+)
 Rows = list[tuple[str, ...]]
 
 

@@ -28,12 +28,12 @@ from gpudoctor.text.output import printable
 
 with lazy_imports():
     from gpudoctor.api import node_check
-    from gpudoctor.plan import make_plan, model, not_planned, plan_text, unread_node
+    from gpudoctor.plan import make_plan, model, model_shape, not_planned, plan_text, unread_node
 
 PRECISIONS = ("bf16", "fp16", "fp32", "bf16-true")
 OPTIMIZERS = ("adamw", "adamw-8bit", "momentum", "lion", "sgd")
 _NOT_PLANNED = ("lora", "qlora")
-MAX_NODES, MAX_SEQ, MAX_RANKS = 4096, 2**24, 64
+MAX_NODES, MAX_SEQ, MAX_RANKS, MAX_RAM_GIB = 4096, 2**24, 64, 2**20
 
 
 def add_options(plan: argparse.ArgumentParser) -> None:
@@ -46,6 +46,9 @@ def add_options(plan: argparse.ArgumentParser) -> None:
     fault_option(plan)
     plan.add_argument("--nodes", type=_up_to(MAX_NODES), default=1, metavar="N", help="so many nodes like this one")
     plan.add_argument("--gpu", metavar="LIST", help="plan with these GPUs only: indices, UUIDs, bus ids, with commas")
+    plan.add_argument(
+        "--ram", type=_up_to(MAX_RAM_GIB), metavar="GIB", help="of each node, free (default: what was read)"
+    )
     plan.add_argument("--seq", type=_up_to(MAX_SEQ), metavar="TOKENS", help="of one sequence (default: up to 4096)")
     plan.add_argument("--precision", choices=PRECISIONS, help="default: bf16 mixed with fp32, fp16 on older GPUs")
     plan.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw")
@@ -83,19 +86,29 @@ def run(args: argparse.Namespace) -> int:
 
     The exit code is 1 if the verification failed, 3 if it did not finish or was refused a GPU.
     """
-    for method in _NOT_PLANNED:
-        if getattr(args, method):
-            shape = make_plan.shape_of(args.model)
-            raise UserError(f"--{method}: {not_planned.words_of(method, shape)}")
     asked = request_from(args, model.PlanRequest)
     shape = make_plan.shape_of(asked.model)
     unread = unread_node.node_of_profile(args.node) if args.node and not args.fault else None
-    made = make_plan.planned(asked, shape, node_check.Sourced(unread) if unread is not None else read_source(args))
+    sourced = node_check.Sourced(unread) if unread is not None else read_source(args)
+    method = next((each for each in _NOT_PLANNED if getattr(args, each)), None)
+    if method is not None:
+        raise UserError(f"--{method}: {_rule_of_thumb(method, asked, shape, sourced)}")
+    made = make_plan.planned(asked, shape, sourced)
     is_json = args.format == "json"
     write_output(json_line(made) if is_json else plan_text.render_text(made, width=terminal_width()), args)
     if made.trial is None or made.trial.error is None:
         return OK
     return UNKNOWN if made.trial.error_kind in ("timeout", "refused") else FAILED
+
+
+def _rule_of_thumb(
+    method: str, asked: model.PlanRequest, shape: model_shape.ModelShape, sourced: node_check.Sourced
+) -> str:
+    """For a GPU of the node; without one to plan on, for the model alone. Raises UserError of a wrong request."""
+    if not sourced.node.gpus:
+        return f"{not_planned.words_of(method, shape)}. For the figures of a GPU: --node 8xa100-sxm4-40gb"
+    ground = make_plan.ground_of(asked, shape, sourced)
+    return not_planned.words_on(method, ground.machine, ground.job)
 
 
 def write_error(args: argparse.Namespace, message: str, code: int) -> int:

@@ -45,10 +45,14 @@ class Document(msgspec.Struct, frozen=True):
 
 
 class FoundFiles(msgspec.Struct):
-    """The number of files read; `others` are files in folders that are not named like reports, and not opened."""
+    """The number of files read; `others` are files in folders that are not named like reports, and not opened.
+
+    `absent` are sources that do not exist, or that may not be looked at.
+    """
 
     files: int = 0
     others: int = 0
+    absent: int = 0
 
 
 class Listed(msgspec.Struct, frozen=True):
@@ -59,17 +63,18 @@ class Listed(msgspec.Struct, frozen=True):
 
 
 def listed(source: str, found: FoundFiles) -> Iterator[Listed | Document]:
-    """The file, or all files below the folder; a Document with its `trouble` for each folder that cannot be read.
-
-    Raise UserError if the source does not exist or may not be looked at.
-    """
+    """The file, or all files below the folder; a Document with its `trouble` for what is absent or cannot be read."""
     try:
         os.lstat(source)
     except (FileNotFoundError, NotADirectoryError):
+        found.absent += 1
         hint = "reports are written by gpudoctor check --json -o FILE"
-        raise UserError(f"{source}: no such file or folder; {hint}") from None
+        yield Document(as_text(source), None, trouble=f"no such file or folder; {hint}")
+        return
     except OSError as error:
-        raise UserError(f"{source}: cannot be read: {error.strerror or error}") from None
+        found.absent += 1
+        yield Document(as_text(source), None, trouble=f"cannot be read: {error.strerror or error}")
+        return
     if not os.path.isdir(source):  # noqa: PTH112 - Path.is_dir raises if a link's target is not a valid path
         found.files += 1
         yield Listed(source, Path(source).name)

@@ -103,7 +103,7 @@ def _kinds(fleet: Fleet) -> tuple[Section, ...]:
     def cells(kind: FaultKind) -> tuple[Cell, ...]:
         return Chip(kind.status), Code(kind.check), str(len(kind.nodes)), hostlist(kind.nodes), kind.example or ""
 
-    head = ("", "check", "nodes", "which", "on the first")
+    head = ("", "check", "nodes", "which", "found on one of them")
     return section("Faults by kind", _rows(head, fleet.faults, cells), "kinds")
 
 
@@ -126,7 +126,8 @@ def _nodes(fleet: Fleet, verdicts: Sequence[str]) -> tuple[Part, ...]:
 
 def _node(row: NodeRow, fleet: Fleet) -> tuple[Cell, ...]:
     faults = tuple(f"{fault.check}: {fault.headline}" for fault in row.faults)
-    why = Items(faults) if faults and row.verdict == "fail" else row.reason
+    said = row.reason.removeprefix(f"{row.verdict.upper()} ")  # the chip beside it says that word
+    why = Items(faults) if faults and row.verdict == "fail" else said
     name = (Strong(row.name), fleet.marks_of(row))
     return Chip(row.verdict), name, why, row.level, Short(row.started_at or "not known", row.place)
 

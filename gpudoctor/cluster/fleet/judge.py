@@ -27,6 +27,7 @@ from gpudoctor.cluster.fleet.model import (
 from gpudoctor.cluster.fleet.nodes import (
     JOBS,
     FleetNode,
+    JobRecord,
     NodeJobs,
     clock_notes,
     job_notes,
@@ -36,7 +37,7 @@ from gpudoctor.cluster.fleet.nodes import (
     shared_gpu_notes,
 )
 from gpudoctor.cluster.fleet.reading import Gathered
-from gpudoctor.cluster.fleet.records import NO_GPU, NodeFault
+from gpudoctor.cluster.fleet.records import NO_GPU, NodeFault, ReportRecord
 from gpudoctor.cluster.fleet.runs import RunFinding, fleet_runs
 from gpudoctor.cluster.fleet.shapes import Verdict
 from gpudoctor.cluster.fleet.spreads import by_kind, compare, trends
@@ -70,12 +71,31 @@ def could_not(sources: Sequence[str], message: str, code: int) -> Fleet:
     return Fleet("gpudoctor.fleet/1", __version__, "unknown", code, NodeCounts(0), reading, error=message)
 
 
+def _names_of_one_node(
+    records: Sequence[ReportRecord], failed: Sequence[JobRecord], expected: Sequence[str]
+) -> dict[str, str]:
+    """Names with a domain -> the name without it, if both mean one node.
+
+    Two reports are of one node only if they share a GPU: a newer one would otherwise hide the failure of another node.
+    """
+    boards: dict[str, set[str]] = {}
+    for record in records:
+        if record.named:
+            boards.setdefault(record.name, set()).update(uuid for _, uuid in record.boards)
+    same = one_name_each([*boards, *(job.host for job in failed if job.host)])
+    return {
+        name: short
+        for name, short in same.items()
+        if not {name, short} <= set(expected)
+        and (name not in boards or short not in boards or boards[name] & boards[short])
+    }
+
+
 def _judged(
     sources: Sequence[str], gathered: Gathered, now_s: float, expected: Sequence[str] = ()
 ) -> tuple[Fleet, list[FleetNode]]:
     records, failed = gathered.records, gathered.jobs
-    same = one_name_each([*(each.name for each in records if each.named), *(job.host for job in failed if job.host)])
-    if same:
+    if same := _names_of_one_node(records, failed, expected):
         records = [replace(r, name=same.get(r.name, r.name)) if r.named else r for r in records]
         failed = [replace(job, host=same.get(job.host or "", job.host)) for job in failed]
     nodes = nodes_of(records, now_s)

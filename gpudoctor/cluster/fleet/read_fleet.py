@@ -68,7 +68,8 @@ def _read(
 ) -> Gathered:
     """Read the sources; after a signal, return what was read until then.
 
-    Raise UserError if there is no report: of expected hosts, that is what the report has to show.
+    Raise UserError if there is no report: of expected hosts, that is what the report has to show, unless no source
+    exists, which is a mistake in the command.
     """
     stdin = sys.stdin.buffer if sys.stdin else None
     gathered: Gathered | None = None
@@ -81,6 +82,8 @@ def _read(
         gathered.interrupted = stop.number
     finally:
         progress.read(None)
+    if gathered is not None and gathered.found.absent == len(sources):
+        raise UserError(f"{gathered.broken[0].place}: {gathered.broken[0].why}")
     if gathered is not None and expected:
         return gathered
     if gathered is None or not (gathered.records or gathered.broken or gathered.jobs or gathered.runs):

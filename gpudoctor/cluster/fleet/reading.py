@@ -136,7 +136,7 @@ class ReportReader:
     ) -> Iterator[Gathered]:
         """Yield the same, growing `Gathered` after each document, so that the caller may stop at any time.
 
-        `heard` is called with each record and each unreadable report. Raise UserError if a source does not exist.
+        `heard` is called with each record and each unreadable report; a source that is absent is one.
         """
         gathered = Gathered(FoundFiles(), [], [], [], [])
         runs: dict[str, ReportRecord] = {}

@@ -75,6 +75,12 @@ GPU = re.compile(r"\bGPU (?P<gpu>\d{1,3})\b|\bdevice=?(?:cuda:)?(?P<device>\d{1,
 _PROGRESS = re.compile(
     r"(?i)(?:^|[\s\[|{,\"'(])(?<!\bjob )(?P<unit>global_?step|step|iter(?:ation)?|epoch|batch|it)s?[\"']?[ :=#\[(]{0,6}(?P<number>\d{1,10})\b"
 )
+# what an epoch 0 goes on with: a count of it right behind, or the number of a step of whatever kind
+_COUNT_BEHIND = re.compile(r"[\])]?[\s:,|-]{0,4}[\[(]?\s{0,6}(?P<within>0{0,9}[1-9]\d{0,9})\s?/\s{0,6}\d")
+_STEP_BEHIND = re.compile(
+    r"(?i)(?<![a-z_])(?:(?:global|micro|mini|local)[_ ]?)?(?:step|iter(?:ation)?|epoch|batch|it)s?[\"']?[ :=#\[(]{0,6}(?P<within>0{0,9}[1-9]\d{0,9})\b"
+)
+_FRACTION = re.compile(r"\.\d{0,12}[1-9]")
 _WORDS_OF_A_START = ("initializing d", "registered", "barrier", "rendezvous", "init torch", "_backend=")
 _WORDS_OF_AN_END = ("done", "0 ok", "finish", "complet", "succe", "reached", "exit", "train_runtime")
 _RESUMED = re.compile(
@@ -111,6 +117,7 @@ KERNEL = re.compile(r"NVRM: |AER: |PCIe Bus Error|oom-kill:|Killed process|segfa
 _OF_A_JOB = re.compile(
     r"NCCL (?:INFO|WARN|version)|torch[./]distributed|torchelastic|ChildFailedError|ProcessGroup(?:NCCL|Gloo)|\[c10d\]|OMP_NUM_THREADS environment"
     r"|\[(?:rank|default)\d+\]:|\[\d+,\d+\]<std(?:out|err)>|\[(?:INFO|WARNING|ERROR)\] \[\w+\.py:\d+:\w+\]|(?i:deepspeed)[\w.]*[:\]]"
+    r"|\b(?:mpirun|mpiexec|prterun) (?:noticed|detected|has exited)\b|MPI_ABORT was invoked on rank \d"
     r"|\b(?:srun|sbatch|salloc|slurmstepd[\w.-]*|mpirun|prterun|torchrun): |\bJobId=\d|(?i:\bworld[ _]size\b)|submitit (?:INFO|WARNING|ERROR)|\((?:raylet|\w+ pid=\d+|\w+ rank=\d+ pid=\d+)"
     r"|tensorflow/(?:core|compiler|stream_executor)/|(?:external/)?xla/\S+:\d+\]|jaxlib\.|(?:GPU|TPU) available: (?:True|False)|LOCAL_RANK: \d+ - CUDA_VISIBLE"
     r"|\*{5} Running training|\bNum (?:examples|Epochs) = \d|(?i:\b(?:accuracy|samples/s\w*|tokens/s\w*)\b[\"']?\s?[:=]\s?\d)|(?i:\b(?:step|iter(?:ation)?|epoch)\W{0,3}\d+\b.{0,80}\b(?:lr|ppl|perplexity)\W{0,3}\d)|\[batch=\d+/\d+\]|# Avg bus bandwidth|# +(?:nThread|Using devices|Rank +\d)"
@@ -196,13 +203,27 @@ def read_facts(text: str) -> Iterator[Event]:
         yield Event(role="fact", what="resumed")
     if any(word in lowered for word in _WORDS_OF_AN_END) and is_done(text):
         yield Event(role="done", what="done", detail={"one_word": 1} if _ONE_WORD.match(text) else {})
-    elif (step := _PROGRESS.search(text)) and (int(step["number"]) or _WORK.search(text)):  # not "starting at step 0"
-        detail: dict[str, str | int] = {"step": int(step["number"])}
-        if step["unit"].lower() == "epoch":
-            detail["unit"] = "epoch"
-        yield Event(role="progress", what="progress", detail=detail)
+    elif progress := _progress(text):
+        yield progress
     elif not resumed and _WORK.search(text):  # a bar of loading
         yield Event(role="fact", what="work")
+
+
+def _progress(text: str) -> Event | None:
+    """The first number of a step. "Starting at step 0" is no work; an epoch 0 is at its own step, `within`."""
+    step = _PROGRESS.search(text)
+    if step is None:
+        return None
+    detail: dict[str, str | int] = {"step": int(step["number"])}
+    if step["unit"].lower() == "epoch":
+        detail["unit"] = "epoch"
+    if not detail["step"]:
+        further = _COUNT_BEHIND.match(text, step.end()) or _STEP_BEHIND.search(text, step.end())
+        if further:
+            detail["within"] = int(further["within"])
+        elif not _FRACTION.match(text, step.end()) and not _WORK.search(text):
+            return None
+    return Event(role="progress", what="progress", detail=detail)
 
 
 def _place_or_size(text: str, lowered: str) -> Event | None:

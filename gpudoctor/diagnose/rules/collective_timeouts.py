@@ -143,7 +143,7 @@ def _same_everywhere(job: Job, attempt: int, groups: Groups) -> list[Hypothesis]
     first = waiting[0]
     silent, size = _silent(job, attempt, waiting, reporting)
     unsaid = _below_the_highest(job, attempt, groups, reporting) if silent is None else silent
-    only = unsaid if len(unsaid) == 1 and (silent is not None or unsaid <= job.ranks_heard()) else set()
+    only = unsaid if len(unsaid) == 1 and (silent is not None or _may_hang(job, attempt, groups, unsaid)) else set()
     if _never_met(job, attempt, waiting):
         text = (
             "the very first collective never ended: these GPUs have never exchanged anything, or a rank that "
@@ -153,7 +153,7 @@ def _same_everywhere(job: Job, attempt: int, groups: Groups) -> list[Hypothesis]
     one_call = _is_one_call(groups, waiting)
     one_place = one_call and len({w.seq for w in waiting}) == 1 and len(groups.keys() - {None}) <= 1
     if one_place and only and len(reporting) >= 2:
-        text = f"all other ranks wait in number {first.seq}; {named(only)} says nothing"
+        text = f"all other ranks wait in number {first.seq}; {named(only)} says nothing of it"
         return [Hypothesis("rank_hung", text, events[:4], ranks=tuple(only))]
     share = len(reporting) / size if size else 1.0
     if not one_place or len(reporting) < 2 or share < _OVERHEARD:
@@ -168,7 +168,7 @@ def _numbered(groups: Groups) -> list[Waiting]:
 
 def _all_in_one_place(first: Waiting, events: list[Event], unsaid: set[int]) -> Hypothesis:
     place = f"{first.op.lower()} {first.seq}".lstrip()
-    rest = f"; nothing is heard of {named(unsaid)}" if unsaid else ""
+    rest = f"; nothing of the wait is heard of {named(unsaid)}" if unsaid else ""
     text = (
         f"all ranks heard of wait in the same {place}: none of them is behind{rest}. A rank that is "
         "not in these logs never came, or the transfer itself stands still"
@@ -179,13 +179,20 @@ def _all_in_one_place(first: Waiting, events: list[Event], unsaid: set[int]) -> 
 def _below_the_highest(job: Job, attempt: int, groups: Groups, reporting: set[int]) -> set[int]:
     """Ranks that say nothing of the wait though there are higher ones: ranks are numbered without gaps.
 
-    Empty if the groups may be of some ranks only, or if most are missing: then the text is an excerpt.
+    Empty if the groups may be of some ranks only, if a wait without a rank may be theirs, or if most are missing: then
+    the text is an excerpt.
     """
-    if not all(key is None or key.startswith(_GROUP_OF_ALL) for key in groups):
+    if min(reporting) < 0 or not all(key is None or key.startswith(_GROUP_OF_ALL) for key in groups):
         return set()
     heard = job.ranks_heard() | reporting
     unsaid = set(range(max(heard) + 1)) - reporting - job.ranks_in_trouble(attempt)
     return unsaid if len(unsaid) < len(reporting) else set()
+
+
+def _may_hang(job: Job, attempt: int, groups: Groups, unsaid: set[int]) -> bool:
+    """Whether these ranks came, are in the group that waits, as only its name tells, and did not report their end."""
+    ended = {e.rank for e in job.of("done", attempt=attempt)}
+    return None not in groups and unsaid <= job.ranks_heard() - ended
 
 
 def _is_one_call(groups: Groups, waiting: list[Waiting]) -> bool:
@@ -208,7 +215,7 @@ def _undecided(groups: Groups, events: list[Event], reporting: set[int], *, one_
 
 def _never_met(job: Job, attempt: int, waiting: list[Waiting]) -> bool:
     """Whether all wait in their first collective, or none has completed one, and no step was made."""
-    if any((e.number("step") or 0) > 0 for e in job.of("progress", attempt=attempt)):
+    if any(e.number("step") or e.number("within") for e in job.of("progress", attempt=attempt)):
         return False
     in_first = all(w.seq is not None and w.seq <= 1 for w in waiting)
     return in_first or all(w.completed is not None and w.completed <= 0 for w in waiting)
@@ -228,8 +235,8 @@ def _silent(job: Job, attempt: int, waiting: list[Waiting], reporting: set[int])
         size = len(job.members)  # some ranks that did not time out were alive until the launcher ended them
     if size is None or size <= max(reporting):
         return None, size
-    spoke = reporting | job.ranks_in_trouble(attempt)
-    return set(range(size)) - spoke, size
+    silent = set(range(size)) - reporting - job.ranks_in_trouble(attempt)
+    return silent if min(reporting) >= 0 else set(), size  # a wait without a rank may be theirs
 
 
 def watchdogs_stuck(job: Job, attempt: int) -> list[Hypothesis]:

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from itertools import pairwise
 
 from gpudoctor.diagnose.events import Event
-from gpudoctor.diagnose.job import Job
+from gpudoctor.diagnose.job import Job, is_work
 from gpudoctor.diagnose.rules.model import Hypothesis, at_events, host_of, named, only_rank, ranks_of
 from gpudoctor.statements.about import normal_bus_id
 from gpudoctor.statements.catalogue import ECC_XIDS
-from gpudoctor.statements.prefixes import seconds_in_year
+from gpudoctor.statements.prefixes import seconds_between, seconds_in_year
 from gpudoctor.statements.xids import XIDS
 from gpudoctor.text.units import rounded_duration_text
 
 _FOLLOWS = {43, 45}
 _OFF_BUS = 79
 _INTERRUPTED = re.compile(r"\b2 death signal|got signal: 2\b|SIGINT|KeyboardInterrupt")
-_ENDED_AT = re.compile(r"CANCELLED AT \d{4}-(\d\d)-(\d\d)T(\d\d:\d\d:\d\d)")
+_ENDED_AT = re.compile(r"CANCELLED AT (\d{4})-(\d\d)-(\d\d)T(\d\d:\d\d:\d\d)")
 _LONG_S, _TIMES_LONGER = 1800.0, 10  # of the longest step before
-_ZONE_S, _NEAR_ZONE_S = 1800.0, 30.0
+_ZONE_S, _NEAR_ZONE_S = 900.0, 30.0
+_MOST_LINES_BEHIND = 100  # its last step: a job that writes more may work
 _BY_HAND = " (SIGINT: Ctrl-C or a user's word; if the job stood still before that, what it waited for is the question)"
 _OTHER_PROGRAM = re.compile(r"\((?!python|pt_|ray|torchrun|train|deepspeed|accelerate|vllm|java|pt_data)")
 
@@ -40,18 +40,39 @@ def scheduler_endings(job: Job, attempt: int) -> list[Hypothesis]:
 def _stood_still(job: Job, limit: Event) -> str:
     """That the job did nothing for long before its time limit, by the times of its steps and of the limit's line.
 
-    Clocks may differ by time zones, which are multiples of half an hour: such a difference proves nothing.
+    Nothing is said if one of its files goes on behind its last step, or has no time there. Clocks may differ by time
+    zones, which are multiples of a quarter of an hour: such a difference proves nothing.
     """
-    steps = sorted(e.time_s for e in job.of("progress", attempt=limit.attempt) if e.time_s is not None)
     stamp = _ENDED_AT.search(limit.text)
-    ended_s = seconds_in_year(int(stamp[1]), int(stamp[2]), stamp[3]) if stamp else limit.time_s
-    if ended_s is None or len(steps) < 2:
+    ended_s = seconds_in_year(int(stamp[2]), int(stamp[3]), stamp[4]) if stamp else None
+    steps = job.of("progress", attempt=limit.attempt)
+    step_s = max((e.number("longest_step_s") or 0 for e in steps), default=0)
+    last = _last_work(job, limit)
+    if stamp is None or ended_s is None or last is None or not step_s:
         return ""
-    silent_s, step_s = ended_s - steps[-1], max(later - before for before, later in pairwise(steps))
-    of_zones_s = abs(silent_s - _ZONE_S * round(silent_s / _ZONE_S))
-    if silent_s < max(_LONG_S, _TIMES_LONGER * step_s) or of_zones_s <= step_s + _NEAR_ZONE_S:
+    silent_s = seconds_between(last, ended_s, int(stamp[1]))
+    if silent_s is None or silent_s < max(_LONG_S, _TIMES_LONGER * step_s):
         return ""
-    return f"; its last step was logged {rounded_duration_text(silent_s)} before that: it stood still"
+    if abs(silent_s - _ZONE_S * round(silent_s / _ZONE_S)) <= step_s + _NEAR_ZONE_S:
+        return ""
+    return (
+        f"; its last step was logged {rounded_duration_text(silent_s)} before that: it stood still, if both times are "
+        "of one time zone"
+    )
+
+
+def _last_work(job: Job, limit: Event) -> float | None:
+    """When the last work before the limit was done; None if it may have gone on without a time."""
+    last = {e.file: e for e in job.events if is_work(e) and e.attempt == limit.attempt and not _is_behind(e, limit)}
+    for number, event in last.items():
+        end = limit.line if number == limit.file else job.files[number].lines
+        if event.time_s is None or end - event.line > _MOST_LINES_BEHIND:
+            return None
+    return max((e.time_s for e in last.values() if e.time_s is not None), default=None)
+
+
+def _is_behind(event: Event, limit: Event) -> bool:
+    return event.file == limit.file and event.line > limit.line
 
 
 def signals_and_cancels(job: Job, attempt: int) -> list[Hypothesis]:

@@ -8,12 +8,13 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from gpudoctor.facts.captures import MOST_GPUS, SourceError
+from gpudoctor.facts.captures import MOST_GPUS, NOT_IN_FILE, SourceError
 from gpudoctor.facts.captures.contradictions import refuse_contradictions
 from gpudoctor.facts.captures.leaves import plausible
+from gpudoctor.facts.captures.unknown_keys import without_unknown_keys
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import Measurements
-from gpudoctor.facts.model.missing import NOT_READ, Missing, fill, known
+from gpudoctor.facts.model.missing import NOT_READ, fill, known
 from gpudoctor.facts.model.node import Node
 from gpudoctor.lazy import lazy_imports
 
@@ -30,12 +31,11 @@ _YAML_END = re.compile(r"^\.\.\.\s*\Z", re.MULTILINE)
 _HALF_PAIR = re.compile(
     r"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 )
-# gpudoctor writes every leaf of a node and its GPUs, with a value or the reason why there is none
-NOT_IN_FILE = Missing("not in this file", "failed")
 _DEEPEST = 32  # facts nest 6 levels deep
 _MOST_YAML_EVENTS = 2_000_000
 _NUMBER = re.compile(r"[-+0-9:._]+")
 _LONGEST_NUMBER = 100
+_BUS_ID = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 Loaded = tuple[Node, Measurements | None]
 
@@ -66,7 +66,9 @@ def load_json(data: bytes) -> Loaded:
         schema = msgspec.json.decode(text, type=_Schema).schema
         _check_schema(schema)
         if schema == FACTS:
-            return _written(msgspec.json.decode(text, type=Node)), None
+            node = msgspec.json.decode(text, type=Node)
+            by_hand = node.source.kind == "simulated"
+            return _written(without_unknown_keys(msgspec.json.decode(text), node) if by_hand else node), None
         report = msgspec.json.decode(text, type=_Report)
     except UnicodeDecodeError as error:
         raise SourceError(f"not UTF-8 at byte {error.start}") from None
@@ -112,7 +114,7 @@ def load_yaml(data: bytes) -> Loaded:
         if schema == REPORT:
             raise SourceError("a report is read as JSON, not as YAML")
         _check_schema(str(schema))
-        node = _written(msgspec.convert(raw, Node))
+        node = _written(without_unknown_keys(raw, msgspec.convert(raw, Node)))
         _check_end(text, raw)
         return node, None
     except UnicodeDecodeError as error:
@@ -191,6 +193,10 @@ def _written(node: Node) -> Node:
     """
     if node.source.kind != "simulated":
         return checked(node)
+    for place, gpu in enumerate(node.gpus):
+        if gpu.bus_id_read and not _BUS_ID.fullmatch(gpu.bus_id):
+            form = "it must be in the form 0000:3b:00.0, in small letters and quotes"
+            raise SourceError(f"bus_id is {gpu.bus_id[:40]!r}: {form} - at `$.gpus[{place}].bus_id`")
     refuse_contradictions(node)
     return checked(replace(node, gpus=tuple(map(_with_whole_memory, node.gpus))))
 

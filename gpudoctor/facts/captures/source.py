@@ -110,7 +110,10 @@ def _simulated(name: str, environ: Mapping[str, str]) -> Node:
         return simulated_nodes.load_node(name, environ)
     if os.sep in name or name.startswith("~"):
         raise SourceError(f"{name[:300]}: no such file or directory")
-    near = nearest_names(name[:100], names, 3, 0.4)
+    # a cloud's own name, as aws-p4d, has a word of ours and not the spelling
+    first = f"{name[:100].partition('-')[0]}-"
+    alike = [each for each in names if each.startswith(first)]
+    near = nearest_names(name[:100], names, 3, 0.7) or alike[:3] or nearest_names(name[:100], names, 3, 0.4)
     hint = f"did you mean {', '.join(near)}?" if near else "`gpudoctor nodes` lists the simulated nodes"
     raise SourceError(f"{name[:100]}: no such file, and no simulated node of that name; {hint}")
 

@@ -75,16 +75,19 @@ def apply_faults(node: Node, specs: Iterable[str]) -> Node:
 
     A spec is `NAME`, `NAME@GPU` with the NVML index, `NAME@A-B` for a pair, `NAME@GPU:LINK` for a link, or
     `NAME@GPU:SECONDS` for a fault with a duration. The default target is the last GPU, the last two GPUs, or link 0 of
-    the last GPU. Raise UserError for an unknown fault, GPU, pair or link, and for a fault that cannot occur there.
+    the last GPU; the source names the target that was taken. Raise UserError for an unknown fault, GPU, pair or link,
+    and for a fault that cannot occur there.
     """
-    specs = tuple(specs)
+    struck = []
     for spec in specs:
-        node = _applied(node, spec)
-    source = replace(node.source, kind="simulated", faults=(*node.source.faults, *specs))
+        node, named = _applied(node, spec)
+        struck.append(named)
+    source = replace(node.source, kind="simulated", faults=(*node.source.faults, *struck))
     return replace(node, source=source)
 
 
-def _applied(node: Node, spec: str) -> Node:
+def _applied(node: Node, spec: str) -> tuple[Node, str]:
+    """The node with the fault, and the spec with its target."""
     name = spec.partition("@")[0]
     fault = next((fault for fault in faults() if fault.name == name), None)
     if fault is None:
@@ -95,7 +98,14 @@ def _applied(node: Node, spec: str) -> Node:
     reason = why_not(fault.needs, node, target)
     if reason is not None:
         raise UserError(f"{fault.name} cannot happen on {node.source.name or 'this node'}: {reason}")
-    return _patched(node, target, fault.patch)
+    return _patched(node, target, fault.patch), spec if "@" in spec else f"{spec}{_taken(target)}"
+
+
+def _taken(target: Target) -> str:
+    if target.gpu is None:
+        return ""
+    link = f":{target.link}" if target.link is not None else ""
+    return f"@{target.gpu}-{target.other}" if target.other is not None else f"@{target.gpu}{link}"
 
 
 def _target(fault: SimulatedFault, node: Node, spec: str | None) -> Target:

@@ -48,7 +48,7 @@ def _gpus(report: Report, facts: Node | None) -> Rows:
 def _gpu(summary: GpuSummary, gpu: Gpu | None, wide: bool) -> tuple[Cell, ...]:
     first: tuple[Cell, ...] = (f"GPU {summary.index}", summary.name or "-")
     last: tuple[Cell, ...] = (
-        Code(summary.bus_id),
+        Code(summary.bus_id_read) if summary.bus_id_read else "-",
         Code(summary.uuid) if summary.uuid else "-",
         "yes" if summary.in_scope else "no",
     )

@@ -9,8 +9,10 @@ from gpudoctor.checks.core.subject import NODE, Subject, of_rank
 from gpudoctor.checks.measured.slowness import slowness_causes
 from gpudoctor.facts.model.missing import known
 from gpudoctor.run.findings.run_check import run_check
-from gpudoctor.run.findings.slow_ranks import LEAST_STEPS, LIMITS, WARN_RATIO, SlowRank, compared
+from gpudoctor.run.findings.slow_ranks import LEAST_STEPS, LIMITS, WARN_RATIO, SlowRank, compared, shown_step
 from gpudoctor.run.observer.layout import WAIT
+from gpudoctor.run.record_reader import SampledLine
+from gpudoctor.run.step_series import mean_step
 from gpudoctor.run.watched import Watched, WatchedRank
 
 _OWN = ("compute", "cpu", "blocked")
@@ -28,19 +30,30 @@ def expected_ratio() -> Expected:
 
 def evidence_of(watched: Watched, slow: SlowRank) -> tuple[Evidence, ...]:
     """Its step, what the others wait, and the lines in which it was found most often."""
-    others = [rank for rank in watched.ranks if rank.rank != slow.rank.rank and rank.steps]
-    own_wait = sum(step.wall_ms[WAIT] for step in slow.rank.steps) / len(slow.rank.steps)
-    waits = [sum(step.wall_ms[WAIT] for step in rank.steps) / len(rank.steps) for rank in others]
-    found = [
-        Evidence("waits", f"{own_wait:.1f} ms a step for the others, they {min(waits):.1f} to {max(waits):.1f} ms"),
-    ]
-    phase = "host" if slow.cause == "host" else slow.phase
-    places = [place for place in slow.rank.places if place.phase == phase]
-    if slow.cause != "cpu" and places:
+    waits = [_wait_ms(rank) for rank in watched.ranks if rank.rank != slow.rank.rank and rank.steps]
+    low, high = (f"{ms:.1f}" for ms in (min(waits), max(waits)))
+    they = low if low == high else f"{low} to {high}"
+    found = [Evidence("waits", f"{_wait_ms(slow.rank):.1f} ms a step for the others, they {they} ms")]
+    if slow.cause != "cpu" and (places := _places(slow)):
         samples = sum(place.count for place in places)
-        where = f"{places[0].text} ({places[0].count} of {samples} looks at its {phase})"
+        where = f"{places[0].text} ({places[0].count} of {samples} looks at its {places[0].phase})"
         found.append(Evidence("code", where))
     return tuple(found)
+
+
+def look_at_line(slow: SlowRank, words: str) -> str:
+    """The advice, and to look at the line of code in the evidence if there is one."""
+    return f"{words}: look at the line of code in the evidence." if _places(slow) else f"{words}."
+
+
+def _wait_ms(rank: WatchedRank) -> float:
+    return shown_step(rank).undisturbed_ms(WAIT)
+
+
+def _places(slow: SlowRank) -> list[SampledLine]:
+    """The lines in which it was found in the part that takes longer, most often first."""
+    phase = "host" if slow.cause == "host" else slow.phase
+    return [place for place in slow.rank.places if place.phase == phase]
 
 
 @run_check("run.balance", title="No rank computes more slowly than the others", limits=LIMITS)
@@ -71,24 +84,24 @@ def balance(watched: Watched) -> Iterator[Finding]:
 
 
 def _slow(watched: Watched, slow: SlowRank) -> Finding:
-    rank, mean = slow.rank, slow.mean
+    rank, mean = slow.rank, mean_step(slow.rank.steps)
     part = "own part of a step" if slow.cause == "cpu" else "compute"
-    text = f"makes the others wait: its {part} takes {slow.own_ms:.1f} ms a step, theirs {slow.usual_ms:.1f} ms"
+    text = f"makes the others wait: its {part} takes {slow.own_ms:.1f} ms {slow.often}, theirs {slow.usual_ms:.1f} ms"
     if slow.cause == "cpu":
-        text += f"; it waits {mean.own_queued_ms:.1f} ms a step for a CPU core"
+        text += f"; {mean.own_queued_ms:.1f} ms a step it waits for a CPU core"
         where = f"CPU {', '.join(map(str, rank.cpus[:8]))}" if len(rank.cpus) < 8 else "its CPUs"
         likely = f"slow for want of a CPU: {rank.cpu_neighbour or 'another process'} runs on {where}"
         advice: tuple[Advice, ...] = (Advice("Give every rank its own cores.", "gpudoctor check host topology -v"),)
     elif slow.cause == "blocked":
         likely = f"slow compute: its {_part(slow.phase)} stands still (sleep, I/O or a lock) while it uses no more CPU"
-        advice = (Advice("Look at the line of code in the evidence: it waits for something there."),)
+        advice = (Advice(look_at_line(slow, "It waits for something there")),)
     else:
         reasons = slowness_causes(watched.case, rank.rank, [r.rank for r in watched.ranks], "train")
-        likely = "; ".join(reasons) or f"slow compute: its {_part(slow.phase)} does more work, or its device is slower"
-        advice = (
-            Advice("Look at clocks, temperature, power and link of its GPU.", "gpudoctor check gpu pcie -v"),
-            Advice("If the node is fit: this rank has more to compute; look at the line of code in the evidence."),
-        )
+        slower = "cores are" if rank.gpu is None else "GPU is"
+        likely = "; ".join(reasons) or f"slow compute: its {_part(slow.phase)} does more work, or its {slower} slower"
+        of_gpu = Advice("Look at clocks, temperature, power and link of its GPU.", "gpudoctor check gpu pcie -v")
+        more = Advice(look_at_line(slow, f"If its {slower} as fast as the others', this rank has more to compute"))
+        advice = (more,) if rank.gpu is None else (of_gpu, more)
     cpu = () if rank.gpu is not None else (Evidence("CPU time", f"{mean.compute_cpu_ms:.1f} ms of compute a step"),)
     found = Found(text, round(slow.ratio, 3), "ratio")
     shown = (*evidence_of(watched, slow), *cpu)

@@ -47,7 +47,7 @@ def _larger(watched: Watched, slow: SlowRank, others: Sequence[WatchedRank]) -> 
     usual_rows = fmean(fmean(step.rows for step in rank.steps) for rank in others)
     text = (
         f"makes the others wait: its batches are {own / usual:.2f} x as large as theirs, its compute takes "
-        f"{slow.own_ms:.1f} ms a step, theirs {slow.usual_ms:.1f} ms"
+        f"{slow.own_ms:.1f} ms {slow.often}, theirs {slow.usual_ms:.1f} ms"
     )
     sizes = Evidence("first input", f"{rows:.1f} rows, {own:.0f} elements a step; others {usual_rows:.1f}, {usual:.0f}")
     return warn(

@@ -38,7 +38,7 @@ def data(watched: Watched) -> Iterator[Finding]:
         return
     named = [each for each in compared(watched).slow if each.cause == "data"]
     for slow in named:
-        text = f"makes the others wait: its data takes {slow.own_ms:.1f} ms a step, theirs {slow.usual_ms:.1f} ms"
+        text = f"makes the others wait: its data takes {slow.own_ms:.1f} ms {slow.often}, theirs {slow.usual_ms:.1f} ms"
         yield warn(
             subject_of(watched, slow.rank),
             Found(text, round(slow.ratio, 3), "ratio"),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gpudoctor.checks.core.finding import Advice, Evidence, Finding, Found, ok, skip, warn
 from gpudoctor.checks.core.subject import NODE
-from gpudoctor.run.findings.balance import evidence_of, expected_ratio, subject_of
+from gpudoctor.run.findings.balance import evidence_of, expected_ratio, look_at_line, subject_of
 from gpudoctor.run.findings.run_check import run_check
 from gpudoctor.run.findings.shares import (
     SHARE_LIMITS,
@@ -19,9 +19,7 @@ from gpudoctor.run.findings.slow_ranks import LIMITS, compared
 from gpudoctor.run.observer.layout import HOST
 from gpudoctor.run.watched import Watched
 
-_ADVICE = (
-    Advice("Log, print, save and compute metrics less often, or on another thread; look at the line in the evidence."),
-)
+_LESS = "Log, print, save and compute metrics less often, or on another thread"
 
 
 @run_check("run.host", title="The loop spends its time on training", limits=(*LIMITS, *SHARE_LIMITS))
@@ -34,8 +32,8 @@ def host(watched: Watched) -> Iterator[Finding]:
     named = [each for each in compared(watched).slow if each.cause == "host"]
     for slow in named:
         text = (
-            f"makes the others wait: it spends {slow.own_ms:.1f} ms a step on the host outside of data and training, "
-            f"the others {slow.usual_ms:.1f} ms"
+            f"makes the others wait: it spends {slow.own_ms:.1f} ms {slow.often} on the host outside of data and "
+            f"training, the others {slow.usual_ms:.1f} ms"
         )
         yield warn(
             subject_of(watched, slow.rank),
@@ -43,7 +41,7 @@ def host(watched: Watched) -> Iterator[Finding]:
             expected_ratio(),
             *evidence_of(watched, slow),
             likely="host time: code of its loop between the optimizer and the next forward",
-            advice=_ADVICE,
+            advice=(Advice(look_at_line(slow, _LESS)),),
         )
     if named:
         return
@@ -58,10 +56,11 @@ def host(watched: Watched) -> Iterator[Finding]:
         return
     places = [place for rank in ranks for place in rank.places if place.phase == "host"]
     shown = (Evidence("code", max(places, key=lambda place: place.count).text),) if places else ()
+    line = ": look at the line of code in the evidence" if places else ""
     loader = any(rank.loader for rank in ranks)
     likely = (
         "code of the loop outside of data and training"
         if loader
         else "getting batches (there is no DataLoader), or logging"
     )
-    yield warn(NODE, found, expected_share(), *shown, likely=likely, advice=_ADVICE)
+    yield warn(NODE, found, expected_share(), *shown, likely=likely, advice=(Advice(f"{_LESS}{line}."),))

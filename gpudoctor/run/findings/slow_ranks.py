@@ -17,7 +17,7 @@ from gpudoctor.checks.core.case import Limit
 from gpudoctor.checks.train.straggler import Deviation, Thresholds, deviations
 from gpudoctor.facts.model.measurements import Training, TrainRank
 from gpudoctor.run.observer.layout import BACKWARD, BETWEEN, DATA, FORWARD, HOST, PHASES
-from gpudoctor.run.step_series import COMPUTE, OWN, TimedStep, turns
+from gpudoctor.run.step_series import COMPUTE, OWN, TimedStep, mean_step, turns
 from gpudoctor.run.watched import Watched, WatchedRank
 
 _SIMULATED = "as train.balance: by simulation, at most 1 of 10,000 healthy trainings is called slow"
@@ -52,7 +52,8 @@ Of = Callable[[TimedStep], float]
 
 
 class SlowRank(msgspec.Struct, frozen=True):
-    """A rank that others wait for. The part of a step that `cause` names takes it `own_ms`, the others `usual_ms`.
+    """A rank that others wait for. The part of a step that `cause` names takes it `own_ms`, the others `usual_ms`, as
+    the table of the ranks has it; `often`, in words, how often.
 
     `cpu`: it waits for a CPU core; `blocked`: it computes no more than others, and stands still meanwhile. `phase` is
     where most of the excess lies.
@@ -63,8 +64,8 @@ class SlowRank(msgspec.Struct, frozen=True):
     cause: Cause
     own_ms: float
     usual_ms: float
+    often: str
     phase: str
-    mean: TimedStep
 
 
 class RankComparison(msgspec.Struct, frozen=True):
@@ -74,6 +75,15 @@ class RankComparison(msgspec.Struct, frozen=True):
     unsure: tuple[Deviation, ...]
     turns: int
     largest_ratio: float = 1.0
+
+
+def shown_step(rank: WatchedRank) -> TimedStep:
+    """The mean of its steps, as people are shown it: in the table of the ranks and in the findings alike.
+
+    A GPU rank's times are those of its stream: when its thread lacked a CPU is no part of them.
+    """
+    mean = mean_step(rank.steps)
+    return mean if rank.gpu is None else msgspec.structs.replace(mean, queued_ms=(0.0,) * len(PHASES))
 
 
 def share_without_cpu(steps: Sequence[TimedStep]) -> float:
@@ -101,35 +111,40 @@ def compared(watched: Watched) -> RankComparison:
     count = min(MOST_TURNS, steps // _STEPS_A_TURN)
     each = {rank.rank: turns(rank.steps, count) for rank in ranks}
     queued = min(share_without_cpu(its_turns) for its_turns in each.values())
-    slow: list[SlowRank] = []
-    unsure: list[Deviation] = []
+    found: list[SlowRank | Deviation | None] = []
     largest = 0.0
     for rank in ranks:
-        pair = _Pair(rank.rank, each[rank.rank], [each[other.rank] for other in ranks if other is not rank])
-        is_free = all(other.cpus == rank.cpus for other in ranks)  # to use the same CPUs as the others
-        own, wall = pair.deviation(lambda step: step.undisturbed_ms(*OWN)), pair.deviation(lambda step: step.own_ms)
-        compute = pair.deviation(lambda step: step.undisturbed_ms(*COMPUTE))
+        others = [other for other in ranks if other is not rank]
+        pair = _Pair(rank, others, each[rank.rank], [each[other.rank] for other in others])
+        own = pair.deviation(lambda step: step.undisturbed_ms(*OWN))
         largest = max(largest, own.ratio)
-        beside = _most_beside_the_rest(pair)
-        confirmed = [deviation for deviation in (own, compute, beside) if _is_confirmed(deviation)]
-        if not is_free and _is_starved(pair) and _is_confirmed(wall) and wall.ratio >= _LEAST_STARVED_RATIO:
-            own_ms, usual_ms = pair.both(lambda step: step.own_ms)
-            slow.append(SlowRank(rank, wall.ratio, "cpu", own_ms, usual_ms, "own", pair.middle))
-        elif confirmed and own.ratio >= _LEAST_OWN_RATIO:
-            found = _named(rank, max(deviation.ratio for deviation in confirmed), pair)
-            if why := _chance(found, pair, beside, queued, is_free):
-                unsure.append(msgspec.structs.replace(own, ratio=found.ratio, verdict="noisy", why=why))
-            else:
-                slow.append(found)
-        elif own.verdict == "noisy" and own.ratio >= WARN_RATIO.value:
-            unsure.append(own)
-    return RankComparison(tuple(slow), tuple(unsure), count, largest)
+        found.append(_judged(pair, own, queued))
+    slow = tuple(each for each in found if isinstance(each, SlowRank))
+    unsure = tuple(each for each in found if isinstance(each, Deviation))
+    return RankComparison(slow, unsure, count, largest)
+
+
+def _judged(pair: _Pair, own: Deviation, queued: float) -> SlowRank | Deviation | None:
+    """One rank against the others: slow, not steadily so, or neither."""
+    is_free = all(other.cpus == pair.rank.cpus for other in pair.others)  # to use the same CPUs as the others
+    wall = pair.deviation(lambda step: step.own_ms)
+    if not is_free and _is_starved(pair) and _is_confirmed(wall) and wall.ratio >= _LEAST_STARVED_RATIO:
+        return SlowRank(pair.rank, wall.ratio, "cpu", *_shown(pair, lambda step: step.own_ms), "own")
+    compute = pair.deviation(lambda step: step.undisturbed_ms(*COMPUTE))
+    beside = _most_beside_the_rest(pair)
+    confirmed = [deviation for deviation in (own, compute, beside) if _is_confirmed(deviation)]
+    if confirmed and own.ratio >= _LEAST_OWN_RATIO:
+        found = _named(pair, max(deviation.ratio for deviation in confirmed))
+        why = _chance(found, pair, beside, queued, is_free)
+        return msgspec.structs.replace(own, ratio=found.ratio, verdict="noisy", why=why) if why else found
+    return own if own.verdict == "noisy" and own.ratio >= WARN_RATIO.value else None
 
 
 class _Pair(NamedTuple):
-    """The turns of a rank, and those of the others."""
+    """A rank and the others, and the turns of each."""
 
-    rank: int
+    rank: WatchedRank
+    others: Sequence[WatchedRank]
     own: Sequence[TimedStep]
     peers: Sequence[Sequence[TimedStep]]
 
@@ -146,11 +161,7 @@ class _Pair(NamedTuple):
         return [median(of(turn) for turn in turns) for turns in zip(*self.peers, strict=True)]
 
     def deviation(self, of: Of) -> Deviation:
-        return _deviation(self.rank, [of(turn) for turn in self.own], self.usual(of))
-
-    @property
-    def middle(self) -> TimedStep:
-        return self.own[len(self.own) // 2]
+        return _deviation(self.rank.rank, [of(turn) for turn in self.own], self.usual(of))
 
 
 def _is_confirmed(deviation: Deviation) -> bool:
@@ -188,8 +199,8 @@ def _most_beside_the_rest(pair: _Pair) -> Deviation:
             ]
             part_ms = pair.own[turn].undisturbed_ms(*part) / exp(median(speeds)) if speeds else 0.0
             values.append(usual_ms + part_ms - sum(usual[phase][turn] for phase in part) if speeds else 0.0)
-        found.append(_deviation(pair.rank, values, whole))
-    none = _deviation(pair.rank, whole, whole)
+        found.append(_deviation(pair.rank.rank, values, whole))
+    none = _deviation(pair.rank.rank, whole, whole)
     return max(found, key=lambda each: (_is_confirmed(each), each.ratio), default=none)
 
 
@@ -197,7 +208,7 @@ def _chance(found: SlowRank, pair: _Pair, beside: Deviation, queued: float, is_f
     """By what so much more time may have come without the rank; empty if by nothing."""
     crowded = f"the ranks had no CPU for {queued:.0%} of the time in which they needed one"
     is_crowded = queued >= _CROWDED_SHARE
-    if found.cause == "data" and pair.excess(lambda step: step.cpu_ms[DATA]) < 0.5 * (found.own_ms - found.usual_ms):
+    if found.cause == "data" and pair.excess(lambda step: step.cpu_ms[DATA]) < 0.5 * pair.excess(_of(DATA)):
         waits_for_workers = found.rank.loader_workers > 0 and found.ratio < _CROWDED_LOADER_RATIO
         return crowded if is_crowded and waits_for_workers else ""
     if found.cause not in ("compute", "data", "host") or _is_confirmed(beside) or found.ratio >= _CROWDED_RATIO:
@@ -221,26 +232,37 @@ def _deviation(rank: int, own_ms: Sequence[float], usual_ms: Sequence[float]) ->
     return deviations(training, group, _THRESHOLDS)[0]
 
 
-def _named(rank: WatchedRank, ratio: float, pair: _Pair) -> SlowRank:
+def _named(pair: _Pair, ratio: float) -> SlowRank:
     """The part of the step in which the excess lies, and why it takes longer."""
-    parts: dict[Cause, Of] = {
-        "compute": lambda step: step.undisturbed_ms(*COMPUTE),
-        "data": lambda step: step.undisturbed_ms(DATA),
-        "host": lambda step: step.undisturbed_ms(HOST),
-    }
-    cause = max(parts, key=lambda part: pair.excess(parts[part]))
-    own_ms, usual_ms = pair.both(parts[cause])
-    phase: str = cause
-    if cause == "compute":
-        longest = max(COMPUTE, key=lambda number: pair.excess(lambda step: step.undisturbed_ms(number)))
-        cause, phase = _why_compute(rank, own_ms, usual_ms, pair), PHASES[longest]
-    return SlowRank(rank, ratio, cause, own_ms, usual_ms, phase, pair.middle)
+    parts: dict[Cause, Of] = {"compute": _of(*COMPUTE), "data": _of(DATA), "host": _of(HOST)}
+    part = max(parts, key=lambda part: pair.excess(parts[part]))
+    cause, phase = part, str(part)
+    if part == "compute":
+        phase = PHASES[max(COMPUTE, key=lambda number: pair.excess(_of(number)))]
+        cause = _why_compute(pair, *pair.both(parts[part]))
+    return SlowRank(pair.rank, ratio, cause, *_shown(pair, parts[part]), phase)
 
 
-def _why_compute(rank: WatchedRank, own_ms: float, usual_ms: float, pair: _Pair) -> Cause:
+def _of(*phases: int) -> Of:
+    return lambda step: step.undisturbed_ms(*phases)
+
+
+def _shown(pair: _Pair, of: Of) -> tuple[float, float, str]:
+    """What it takes the rank, and the others, and how often: the means, as the table of the ranks has them.
+
+    Unless a few steps hide there what most show: another rank's checkpoint.
+    """
+    own_ms = of(shown_step(pair.rank))
+    usual_ms = median(of(shown_step(rank)) for rank in pair.others)
+    if own_ms - usual_ms >= 0.5 * pair.excess(of):
+        return own_ms, usual_ms, "a step"
+    return *pair.both(of), "in most steps"
+
+
+def _why_compute(pair: _Pair, own_ms: float, usual_ms: float) -> Cause:
     size, usual_size = pair.both(lambda step: step.elements)
     if usual_size and size / usual_size - 1 >= max(0.05, 0.4 * (own_ms / usual_ms - 1 if usual_ms else 0)):
         return "batch"
-    if rank.gpu is not None or pair.excess(lambda step: step.compute_cpu_ms) >= 0.5 * (own_ms - usual_ms):
+    if pair.rank.gpu is not None or pair.excess(lambda step: step.compute_cpu_ms) >= 0.5 * (own_ms - usual_ms):
         return "compute"
     return "blocked"

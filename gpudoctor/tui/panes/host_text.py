@@ -82,7 +82,13 @@ def _job(state: State, *, short: bool) -> Row:
 
 
 def _balance(state: State, gpus: list[int], *, short: bool) -> list[Run | str]:
-    """Similar utilisation, balanced memory, little fluctuation; each only if no reading is missing."""
+    """Similar utilisation, balanced memory, little fluctuation; each only if no reading is missing.
+
+    Beside a lost GPU, which may have been the job's, nothing is balanced: the others wait for it at 100 %.
+    """
+    if state.lost:
+        waiting = "" if short else ", they may only wait for it"
+        return [(f"GPU {option_ranges(sorted(state.lost))} lost{waiting}", "fail")]
     parts: list[Run | str] = []
     for part in (_utilization(state, gpus), _memory(state, gpus), _steadiness(state, gpus)):
         if part is not None:

@@ -24,6 +24,7 @@ from gpudoctor.tui.widgets.lines import Run
 
 _TONES: dict[LogKind, str] = {"kernel": "kernel", "driver": "fail", "run": "event", "note": "quiet"}
 _BEFORE = "before"
+_MORE = "…"  # the line goes on to the right
 
 
 class LogView(ScrollView, can_focus=True):
@@ -85,7 +86,10 @@ class LogView(ScrollView, can_focus=True):
         if not 0 <= y + down < len(self._rows):
             return Strip.blank(width, plain)
         segments = [Segment(text, drawn_style(self, name)) for text, name in self._rows[y + down]]
-        return Strip(segments).crop_extend(across, across + width, plain)
+        strip = Strip(segments)
+        if strip.cell_length <= across + width:
+            return strip.crop_extend(across, across + width, plain)
+        return Strip.join([strip.crop_extend(across, across + width - 1, plain), Strip([Segment(_MORE, plain)])])
 
     def _add(self, rows: Sequence[tuple[Run, ...]]) -> None:
         self._rows += rows

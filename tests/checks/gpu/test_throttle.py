@@ -38,6 +38,7 @@ def test_harmful_bits_are_told_from_benign_ones(reasons: tuple[str, ...], expect
 def test_the_narrower_bit_names_the_cause() -> None:
     finding = only("gpu.throttle", eight(clocks__event_reasons=("hw-slowdown", "hw-power-brake")))
     assert text(finding) == "the power supply's brake signal slows it (hw-power-brake)"
+    assert finding.advice[-1].command == "gpudoctor check gpu.throttle compute --level full"  # idle, it proves nothing
     assert "PSU" in (finding.likely or "")
 
 

@@ -348,6 +348,7 @@ def test_an_error_of_a_link_that_is_down_is_not_called_settled() -> None:
 
 def test_what_to_do_after_xid_154_is_what_it_asks_for() -> None:
     advice = [str(only("gpu.xid", logged(recovery(action, "x", 5))).advice) for action in (1, 2, 3, 4)]
-    for said, expected in zip(advice, ("reset the GPU", "reboot it", "end", "then reset"), strict=True):
-        assert expected in said
+    assert [
+        word in each for word, each in zip(("reset the GPU", "reboot it", "end", "then reset"), advice, strict=True)
+    ] == [True] * 4
     assert len(set(advice)) == 4

@@ -14,6 +14,7 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import KernelEvent, Node, PciBus
 from gpudoctor.profiles.load import profile_for
 from gpudoctor.profiles.profile import NO_PROFILE
+from gpudoctor.report.judge import judge
 from tests.checks.wired import (
     ABSENT,
     FAILED,
@@ -52,6 +53,31 @@ def test_a_whole_node_says_how_many_links_are_up() -> None:
     assert judged(LINKS, simulated("hgx-h100-8")).status is Status.PASS
     assert node_finding(simulated("hgx-h100-8")) == "144 of 144 links up"
     assert node_finding(simulated("dgx1-v100-8")) == "48 of 48 links up"
+
+
+@pytest.mark.parametrize(("name", "peers"), [("hgx-a100-4", [0, 2, 3]), ("dgx1-v100-8", [0, 2, 3, 5])])
+def test_the_gpu_that_all_missing_links_share_is_the_one_fault(name: str, peers: list[int]) -> None:
+    report = judge(simulated(name, "nvlink-all-down@1"))
+    [fault] = report.faults
+    assert (fault.check, fault.subject.gpu, fault.gpus) == (LINKS, 1, (1,))
+    ends = [sorted({1, peer}) for peer in peers]
+    pairs = [each for each in fault.explains if each.startswith(f"{LINKS} fail: ")]
+    assert [each.partition(": ")[2].partition(":")[0] for each in pairs] == [f"GPU {a} - GPU {b}" for a, b in ends]
+    assert "fabric manager" not in (fault.likely or "")
+
+
+def test_links_down_that_share_no_gpu_are_faults_of_each() -> None:
+    node = simulated("hgx-a100-4", "nvlink-all-down@1")
+    one_more = tuple(
+        replace(gpu, nvlinks=links(5, state="inactive")(gpu)) if gpu.index == 0 else gpu for gpu in node.gpus
+    )
+    result = judged(LINKS, replace(node, gpus=one_more))
+    assert sorted(f.subject.gpu for f in bad(result) if f.subject.gpu is not None) == [0, 1, 2, 3]
+
+
+def test_only_where_a_switch_may_be_the_fabric_manager_is_suspected() -> None:
+    [switched] = bad(judged(LINKS, simulated("hgx-h100-8", "nvlink-all-down@1")))
+    assert "or a stopped fabric manager" in (switched.likely or "")
 
 
 def test_one_link_down_names_gpu_and_link() -> None:

@@ -90,6 +90,15 @@ def test_the_report_on_one_sentence_is_short() -> None:
         # a clock that this device does not have, a call that its driver does not
         ("ERROR: GPU[0] \t\t: fclk clock is unsupported\n", Status.UNKNOWN),
         ("ERROR: 2 GPU[0]: ras: RSMI_STATUS_NOT_SUPPORTED: not of this environment\n", Status.UNKNOWN),
+        ("ERROR: GPU 0: query failed: not implemented\n", Status.UNKNOWN),
+        ("ERROR: GPU 0: failed to set the power limit (not implemented)\n", Status.UNKNOWN),
+        # a verdict of failure stands before it
+        ("GPU 3 failed: uncorrectable ECC error; recovery is unsupported\n", Status.FAIL),
+        ("ERROR: GPU 0000:3b:00.0: NVLink error, link is unsupported state\n", Status.FAIL),
+        ("[ERROR] GPU 2 hung, P2P not implemented\n", Status.FAIL),
+        ("[ERROR] GPU 2 hung. Power: NVML_ERROR_NOT_SUPPORTED\n", Status.FAIL),
+        ("[ERROR] GPU 2 hung, cannot read its power\n", Status.FAIL),
+        ("GPU 5: FAIL (feature not implemented)\n", Status.FAIL),
         (
             "docker: Error response from daemon: hook 1: exit status 1, stdout: , stderr: nvidia-container-cli: "
             "initialization error\n",
@@ -181,6 +190,34 @@ def test_an_indented_line_is_no_news_only_below_a_frame(head: str) -> None:
     assert said(f"{CLEAN}\n{frame}{frame.replace('7', '8')}") == []
 
 
+@pytest.mark.parametrize(
+    ("text", "statuses"),
+    [
+        *((text, [Status.FAIL]) for text in ("only 7/8 GPUs visible", "n1: Only 7 of 8 GPUs are detected.")),
+        *(
+            (text, [Status.FAIL])
+            for text in (
+                "ERROR: only 1/8 GPUs seen",
+                "only 1/18 GPUs visible",
+                "Only 8/8 GPUs visible, but GPU 3 is missing",
+            )
+        ),
+        # of a node, or of what a process is given
+        *((text, [Status.UNKNOWN]) for text in ("only 7/8 GPUs", "n1 has only 7 of 8 GPUs")),
+        *(
+            (text, [Status.UNKNOWN])
+            for text in ("Only 4 of 8 GPUs are visible to it", "In the pod only 4/8 GPUs visible")
+        ),
+        *((text, [Status.WARN]) for text in ("Only 2 of 8 GPUs are busy", "We use only 4 of 8 GPUs for this")),
+        *((text, []) for text in ("only 8/8 GPUs visible", "only 8 of 8 GPUs visible", "only 18/18 GPUs visible")),
+    ],
+)
+def test_fewer_gpus_than_there_are_is_a_failure_unless_it_may_be_of_a_process(
+    text: str, statuses: list[Status]
+) -> None:
+    assert [finding.status for finding in said(f"{CLEAN}\n{text}\n")] == statuses
+
+
 def test_a_value_that_a_person_calls_unreadable_is_unknown() -> None:
     (finding,) = said("On our node the power of the GPU reads ERR!.\n")
     assert (finding.status, "reads ERR!" in (finding.reason or "")) == (Status.UNKNOWN, True)
@@ -193,23 +230,41 @@ def test_a_value_that_a_person_calls_unreadable_is_unknown() -> None:
     ("taint", "condition", "status"),
     [
         ("node.kubernetes.io/unreachable:NoExecute", "Ready  Unknown  x  NodeStatusUnknown  silent", Status.UNKNOWN),
-        ("node.kubernetes.io/not-ready:NoSchedule", "Ready  False  x  KubeletNotReady  no network", Status.WARN),
+        ("node.kubernetes.io/not-ready:NoSchedule", "Ready  False  x  KubeletNotReady  no network", Status.UNKNOWN),
         ("node.kubernetes.io/not-ready:NoSchedule", "Ready  False  x  KubeletNotReady  no nvidia runtime", Status.FAIL),
+        ("node.kubernetes.io/not-ready:NoSchedule", "Ready  False  x  y  container runtime is down", Status.FAIL),
+        ("node.kubernetes.io/network-unavailable:x", "NetworkUnavailable  True  x  NoRoute  z", Status.UNKNOWN),
     ],
 )
 def test_a_taint_says_no_more_than_the_condition_that_it_follows(taint: str, condition: str, status: Status) -> None:
     head = f"# kubectl describe node vpc11\nName:    vpc11\nTaints:             {taint}\n"
     (finding,) = said(f"{head}Conditions:\n  {condition}\n")
-    assert (finding.status, "vpc11 is Ready" in text_of(finding)) == (status, True)
+    assert (finding.status, f"vpc11 is {condition.split()[0]}" in text_of(finding)) == (status, True)
     (alone,) = said(head)
-    assert alone.status is (Status.WARN if status is Status.FAIL else status)
+    assert alone.status is Status.UNKNOWN
     assert "vpc11 is" in text_of(alone)
+    # that a person cordoned it too, or that it is short of memory, hides neither
+    for more in ("Unschedulable:      true\n", "Conditions:\n  MemoryPressure  True  x  KubeletShort  y\n"):
+        assert [each.status for each in said(head + more)] == [Status.UNKNOWN, Status.WARN]
 
 
-@pytest.mark.parametrize("state", ["DOWN*", "IDLE*", "DOWN+NOT_RESPONDING", "UNKNOWN*"])
-def test_a_node_that_slurm_does_not_hear_from_is_unknown(state: str) -> None:
-    record = f"NodeName=n1 Arch=x86_64 Gres=gpu:8\n   State={state} Weight=1\n   Reason=Not responding [slurm@now]\n"
-    assert [finding.status for finding in said(record)] == [Status.UNKNOWN]
+@pytest.mark.parametrize(
+    ("state", "status"),
+    [
+        *((state, Status.UNKNOWN) for state in ("DOWN*", "IDLE*", "DOWN+NOT_RESPONDING", "UNKNOWN*", "DRAIN*")),
+        *((state, Status.UNKNOWN) for state in ("DOWN", "DOWN+DRAIN", "FAIL", "INVAL")),
+        *((state, Status.WARN) for state in ("IDLE+DRAIN", "DRAINING", "MIXED+DRAIN")),
+    ],
+)
+def test_a_node_that_slurm_does_not_hear_from_or_calls_down_is_unknown(state: str, status: Status) -> None:
+    record = f"NodeName=n1 Arch=x86_64 Gres=gpu:8\n   State={state} Weight=1\n   Reason=as told [slurm@now]\n"
+    assert [finding.status for finding in said(record)] == [status]
+
+
+def test_slurms_reason_that_a_node_does_not_respond_is_unknown_without_its_state() -> None:
+    head = "REASON               USER      TIMESTAMP           NODELIST\n"
+    rows = [f"{reason:<20} slurm     2026-10-02T10:11:12 n1\n" for reason in ("Not responding", "new disk")]
+    assert [[each.status for each in said(head + row)] for row in rows] == [[Status.UNKNOWN], [Status.WARN]]
 
 
 _NODE = """\
@@ -235,7 +290,7 @@ status:
     ("kind", "status", "reason", "expected"),
     [
         ("Ready", '"True"', "KubeletReady", []),
-        ("Ready", '"False"', "KubeletNotReady", [Status.WARN]),
+        ("Ready", '"False"', "KubeletNotReady", [Status.UNKNOWN]),
         ("Ready", "Unknown", "NodeStatusUnknown", [Status.UNKNOWN]),
         ("GpuProblem", '"True"', "Xid79", [Status.FAIL]),
     ],

@@ -20,9 +20,14 @@ _STATE = re.compile(r"\bState=(\S{1,80})")
 _REASON = re.compile(r"\bReason=(.{1,300}?)(?:\s*\[[^\]\s]{1,80}@[^\]]{1,40}\])?\s*$")
 # states in which a scheduler gives a node no jobs; sinfo's * behind any of them: it does not respond
 _AWAY = re.compile(r"(?:down|fail|err|drain|drng|inval|not_responding|no_respond|unk)[a-z_]*[*$@+~#!%-]{0,2}|[a-z]+\*")
-_OF_GPU = re.compile(r"gpu|gres|xid|nvidia", re.IGNORECASE)
-# its scheduler no longer hears from it
-_SILENT = re.compile(r"unreachable|\bUnknown\b|^NotReady|not_respond|no_respond|\bunk|\*")
+# a reason that is the node's own fault: a GPU, or a container runtime without which no pod starts
+_BROKEN = re.compile(r"gpu|\bgres|xid|nvidia|\bruntime is down", re.IGNORECASE)
+# its scheduler no longer hears from it, or says that it is not ready; nobody has drained or cordoned it
+_NOT_READY = re.compile(
+    r"unreachable|\bUnknown\b|\bReady False|^(?:NotReady|not-ready|out-of-service)|^(?:network-un|NetworkUn)available"
+    r"|not_respond|no_respond|\*|\b(?:unk|fail|err|inval|down(?! or drained))"
+)
+_NO_ANSWER = re.compile(r"not responding", re.IGNORECASE)
 _CONDITION = re.compile(r"\s+([A-Z]\w{2,60})\s+(True|False|Unknown)\s+(.*)")
 # "KernelReady"; most others are problems: "MemoryPressure", "NetworkUnavailable", "GpuNotReady"
 _CONDITION_OF_HEALTH = re.compile(r"(?<!Not)(?:Ready|Healthy|Available)$")
@@ -62,11 +67,12 @@ _CONTAINER = re.compile(r"  ([\w.-]{1,100}):\s*$")
 
 
 def _out_of_service(tool: str, node: str, state: str, reason: str) -> Reported:
-    """A node that gets no jobs: an error if the reason names GPUs, unknown if it is silent, else it may be fine.
+    """A node that gets no jobs: an error if the reason says that it is broken, unknown if it is not ready or silent.
 
-    By whatever word a scheduler says so: a taint of Kubernetes says no more than the condition that it follows.
+    By whatever word a scheduler says so. Whom a person drained or cordoned may be fine: a warning.
     """
-    loudness: Loudness = "error" if _OF_GPU.search(reason) else "unread" if _SILENT.search(state) else "warning"
+    unread = _NOT_READY.search(state) or _NO_ANSWER.search(reason)
+    loudness: Loudness = "error" if _BROKEN.search(reason) else "unread" if unread else "warning"
     return from_tool(tool, f"{node} is {state}: {reason or 'no reason given'}", loudness)
 
 
@@ -146,6 +152,7 @@ def read_kubectl(block: Block) -> Part:
     """`kubectl describe node NAME`, `kubectl get node -o yaml`: GPUs that are not given out, and bad conditions."""
     section, name = "", "the node"
     counts: dict[str, list[int]] = {"capacity": [], "allocatable": []}
+    cordon: list[Reported] = []
     bad: list[Reported] = []
     taints: list[Reported] = []
     keys: dict[str, str] = {}  # of the condition that is being read
@@ -156,7 +163,7 @@ def read_kubectl(block: Block) -> Part:
             section = line.partition(":")[0].lower()
             name = line.partition(":")[2].strip() or name if section == "name" else name
             if section == "unschedulable" and "true" in line:
-                bad.append(_out_of_service("kubectl", name, "unschedulable", ""))
+                cordon.append(_out_of_service("kubectl", name, "unschedulable", ""))
         elif section in counts and (gpus := _QUANTITY.match(line)):
             counts[section].append(int(gpus[1]))
         elif section == "conditions" and (condition := _CONDITION.match(line)):
@@ -169,7 +176,10 @@ def read_kubectl(block: Block) -> Part:
         # every pod tolerates such taints: its description, which may follow, lists them as Tolerations
         if section == "taints" and (taint := _TAINT.match(line)):
             taints.append(_out_of_service("kubectl", name, taint[1], "its taint keeps pods away"))
-    return _verdict("kubectl", counts["capacity"], counts["allocatable"], bad or taints)
+    # a taint follows a condition, and says no more than that; a cordon or one that only warns is another thing
+    if any(each.loudness != "warning" for each in bad):
+        taints = []
+    return _verdict("kubectl", counts["capacity"], counts["allocatable"], [*taints, *bad, *cordon])
 
 
 def _condition(name: str, kind: str, status: str, rest: str) -> list[Reported]:

@@ -102,7 +102,8 @@ def smi_dump(
     unnamed = any(not gpu.bus_id for gpu in gpus)
     made = _in_order(gpus)
     if cut and made:
-        notes = (*notes, f"the dump is cut off inside GPU {gpus[-1].bus_id}")
+        last = next(gpu for gpu in made if gpu.index == len(gpus) - 1)
+        notes = (*notes, f"the dump is cut off inside GPU {last.bus_id_read or last.index}")
         made = tuple(_marked_as_cut(gpu, made, gpus[-1]) if gpu.index == len(gpus) - 1 else gpu for gpu in made)
     made = _marked_as_lacking(made, {gpu.bus_id: len(gpu.values) for gpu in gpus})
     if unnamed:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import defaultdict
 
 from msgspec.structs import replace
 
@@ -86,8 +86,10 @@ _DEEPEST = 16
 _BANNER = re.compile(r"\s*=+ ?NVSMI LOG ?=+$")
 _GPU = re.compile(r"\s*GPU ((?:[0-9A-Fa-f]{4,8}:)[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f]|\S+:\S+)$")
 _GPU_LINE = re.compile(r"[ \t]*GPU [0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]$")
-# not one that redaction made the same for all GPUs: GPU-xxxxxxxx, GPU-00000000-...
+# not one that redaction made the same for all GPUs in plain sight: GPU-xxxxxxxx, GPU-00000000-...
 _UUID = re.compile(r"GPU(?!-[0-]+$)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+# what no two GPUs of a machine share, beside the UUID
+_OF_ONE_GPU = ("serial_number", "minor_number", "pci/domain", "pci/bus", "pci/device", "pci/bus_id")
 _LABEL = re.compile(r"[ \t]+v?[A-Z][^:]{0,60}?(?: :(?: |$)|$)")
 # a value that is complete even though the text ends without a line end: a number with its unit, or a word
 _WHOLE_VALUE = re.compile(r".*(?:\d (?:MiB|MHz|W|C|%|us|KB/s)|\dx|[A-Za-z][^\d]*)$")
@@ -132,7 +134,7 @@ def parse_smi_text(text: str, *, whole_end: bool = True, selected: bool = False)
     top, gpus = read.top, read.gpus
     if not gpus and "attached_gpus" not in top and "driver_version" not in top:
         raise SourceError("holds no GPU: a line like 'GPU 00000000:18:00.0' is missing")
-    first, *again = _samples(gpus)
+    first, *again = _samples(gpus, top.get("attached_gpus", ""))
     cut = bool(gpus) and _cut(gpus)
     dump = smi_dump(top, first, "\n".join(read.outside), cut=cut and gpus[-1] is first[-1], selected=selected)
     more = (smi_dump({}, each, cut=cut and gpus[-1] is each[-1]) for each in again)
@@ -140,19 +142,30 @@ def parse_smi_text(text: str, *, whole_end: bool = True, selected: bool = False)
     return (dump, *(replace(each, collected_at=at, ended=False, sample=n) for n, each in enumerate(more, 1)))
 
 
-def _samples(gpus: list[GpuDump]) -> list[list[GpuDump]]:
-    """The GPUs, then those that are there a second time by their UUID, a third time ..."""
+def _samples(gpus: list[GpuDump], attached: str) -> list[list[GpuDump]]:
+    """The GPUs, then those that are there a second time, a third time ...
+
+    A dump shows each GPU once, so that one that counts as many as it shows has none twice, whatever its UUIDs.
+    """
+    if attached.isdecimal() and len(gpus) <= int(attached):
+        return [gpus]
     samples: list[list[GpuDump]] = [[]]
-    seen: Counter[str] = Counter()
+    seen: defaultdict[str, list[GpuDump]] = defaultdict(list)
     for gpu in gpus:
         uuid = gpu.values.get("gpu_uuid", "")
         # an address tells them apart, though redaction made their UUIDs the same
-        at = 0 if gpu.bus_id or not _UUID.fullmatch(uuid) else seen[uuid]
-        seen[uuid] += 1
+        at = 0 if gpu.bus_id or not _UUID.fullmatch(uuid) else sum(_may_be_one(gpu, other) for other in seen[uuid])
+        seen[uuid].append(gpu)
         if at == len(samples):
             samples.append([])
         samples[at].append(gpu)
     return samples
+
+
+def _may_be_one(gpu: GpuDump, other: GpuDump) -> bool:
+    """Whether nothing tells two sections of one UUID apart: redaction gives several GPUs one, too."""
+    pairs = ((gpu.values.get(name), other.values.get(name)) for name in _OF_ONE_GPU)
+    return all(one == two or None in (one, two) for one, two in pairs)
 
 
 class _Sections:
