@@ -195,7 +195,7 @@ def test_nothing_is_added_up_where_a_reading_is_missing() -> None:
 
 def test_beside_a_lost_gpu_nothing_is_balanced() -> None:
     node = node_of()
-    held = [process for process in torchrun(node) if process.gpu != 2]
+    held = tuple(process for process in torchrun(node) if process.gpu != 2)
     ticks = [tick_of(node, second, processes=held) for second in range(1, 9)]
     ticks = [msgspec.structs.replace(tick, gpus=tuple(gpu for gpu in tick.gpus if gpu.gpu != 2)) for tick in ticks]
     [_, job] = host_rows(state_of(node, *ticks), 200)
