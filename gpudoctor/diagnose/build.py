@@ -129,9 +129,12 @@ def _nothing_reason(job: Job, gathered: GatheredLogs) -> str:
     """
     strange = [file for file in gathered.files if file.text and not file.like_a_job]
     text = "nothing in it says that something failed"
-    steps = [event.number("within") or event.number("step") for event in job.events if event.role == "progress"]
+    steps = [event for event in job.events if event.role == "progress" and event.number("step") is not None]
     if steps and not job.finished:
-        text += f"; its last step is {steps[-1]}, no end is seen: if it stands still, diagnose --follow tells"
+        within = steps[-1].number("within")
+        # an epoch may come without a step
+        last = f"{'step' if within else steps[-1].word('unit') or 'step'} is {within or steps[-1].number('step')}"
+        text += f"; its last {last}, no end is seen: if it stands still, diagnose --follow tells"
     if (cut := [file.name for file in gathered.files if file.cut]) and not job.finished:
         text += f"; the last line of {cut[0]} has no end: it is still being written, or the text was cut off"
     return f"{text}; {len(strange)} of {len(gathered.files)} not recognised as logs" if strange else text

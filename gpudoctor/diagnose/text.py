@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Iterator
+from itertools import groupby
 
 from gpudoctor.diagnose.causes import steps_for, text_of_cause
 from gpudoctor.diagnose.diagnosis import Cause, Diagnosis, EvidenceLine, Victim, ranks_in_words
@@ -11,7 +12,8 @@ from gpudoctor.diagnose.events import clipped
 from gpudoctor.text.output import printable
 
 _LABEL = 11
-_EVIDENCE_WIDTH = 300
+_EVIDENCE_WIDTH, _LEAST_QUOTED = 300, 60
+_ONE_DIGIT = str.maketrans("123456789", "000000000")
 _MOST_CLOCKS = 6
 _BOLD, _RED, _YELLOW, _GREEN, _DIM, _RESET = "\x1b[1m", "\x1b[1;31m", "\x1b[1;33m", "\x1b[1;32m", "\x1b[2m", "\x1b[0m"
 
@@ -67,14 +69,37 @@ def _lines(answer: Diagnosis, width: int, color: bool, verbose: bool) -> Iterato
 
 def _of_cause(cause: Cause, width: int) -> Iterator[str]:
     yield from _row("where", printable(cause.place), width)
-    yield from _row("found", f"{printable(cause.text)}", width)
+    if cause.text != text_of_cause(cause.what).title:
+        yield from _row("found", f"{printable(cause.text)}", width)
     yield from _row("confidence", cause.confidence, width)
-    yield from _rows("evidence", [_line_of(e) for e in cause.evidence], width)
+    yield from _rows("evidence", _evidence(cause, width), width)
 
 
-def _line_of(evidence: EvidenceLine) -> str:
-    place = f"{printable(evidence.file)}:{evidence.line}" if evidence.line else printable(evidence.file)
-    return f"{place}  {clipped(printable(evidence.text), _EVIDENCE_WIDTH)}"
+def _evidence(cause: Cause, width: int) -> Iterator[str]:
+    """The lines, each once: one row of what `found` quotes, and the places alone of lines that differ in numbers."""
+    quoted = cause.text.partition(" (raised from ")[0].strip().removesuffix(" ...")
+    for _, alike in groupby(cause.evidence, key=lambda e: (e.file, e.line > 0, e.text.translate(_ONE_DIGIT))):
+        first, *others = alike
+        room = width - _LABEL - 4 - len(_place(first)) - 2
+        yield _line_of(first, max(room, _LEAST_QUOTED)) if quoted and quoted in first.text else _line_of(first)
+        if others:
+            lines = ", ".join([_place(others[0]), *(str(each.line) for each in others[1:])])
+            yield f"{lines}  the same, with other numbers"
+
+
+def _place(evidence: EvidenceLine) -> str:
+    return f"{printable(evidence.file)}:{evidence.line}" if evidence.line else printable(evidence.file)
+
+
+def _line_of(evidence: EvidenceLine, most: int = _EVIDENCE_WIDTH) -> str:
+    return f"{_place(evidence)}  {_cut(printable(evidence.text), most)}"
+
+
+def _cut(text: str, most: int) -> str:
+    """The text, or its beginning up to a blank, if one is near."""
+    short = clipped(text, most)
+    whole = short.removesuffix(" ...").rpartition(" ")[0]
+    return short if short == text or len(whole) < most // 2 or text[len(short) - 4] == " " else f"{whole} ..."
 
 
 def _victims(victims: tuple[Victim, ...], width: int) -> Iterator[str]:

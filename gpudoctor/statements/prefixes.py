@@ -59,6 +59,8 @@ _PATTERNS: tuple[tuple[str, str, re.Pattern[str]], ...] = tuple(
         ("DIWEC", "", rf"(?P<level_word>DEBUG|INFO|WARNING|ERROR|CRITICAL) (?P<mmdd>\d\d-\d\d) (?P<clock>{_TIME}) "
          r"(?:\[[^\]]{1,80}|[\w./-]{1,80}:\d+)\] ?"),
         ("[", "", rf"\[(?P<date>\d{{4}}-\d\d-\d\d)[ T](?P<clock>{_TIME})(?: (?P<tp>(?:DP\d+ )?TP(?P<tprank>\d+)))?\] ?"),
+        # srun -l labels each line of a task: where few lines have it, those of a traceback still show what it is
+        (_DIGITS, "", r"(?P<task>\d{1,6}): (?=Traceback \(most recent|  File \"|    \S|(?:[a-z_]\w{0,60}\.){0,8}[A-Z]\w{0,60}(?:Error|Exception|Interrupt): )"),
         (_DIGITS, "", rf"(?P<date>\d{{4}}[-/]\d\d[-/]\d\d)[ T_](?P<clock>{_TIME})(?:Z|[+-]\d\d:?\d\d)?,? ?"),
         ("s", "", r"std(?:out|err)(?: [FP]|:) "),
         ("[" + _CAPITALS, "", rf"(?:\[?(?:[A-Z][a-z]{{2}} )?(?P<month>[A-Z][a-z]{{2}}) +(?P<day>\d{{1,2}}) (?P<clock>{_TIME})"
@@ -229,7 +231,9 @@ def _without_label(origin: Origin, line: str, labels: Labels) -> str | None:
 
 
 # groups of the expressions, and what of a line's origin they are
-_FIELDS = {name: name for name in ("ip", "source", "level", "level_word", "thread", "program", "pid", "program_pid")}
+_FIELDS = {
+    name: name for name in ("ip", "source", "level", "level_word", "thread", "program", "pid", "program_pid", "task")
+}
 _FIELDS |= {"tprank": "rank", "level_mark": "level_word", "actor": "label", "label": "label"}
 
 
@@ -256,7 +260,9 @@ def _take(origin: Origin, how: str, found: re.Match[str]) -> bool:
         origin.rank = int(worker[1])
     for name, field in _FIELDS.items():
         if groups.get(name) is not None:
-            setattr(origin, field, int(groups[name]) if field in ("rank", "pid", "program_pid") else groups[name])
+            setattr(
+                origin, field, int(groups[name]) if field in ("rank", "pid", "program_pid", "task") else groups[name]
+            )
     if host := groups.get("host"):
         host = (host.rpartition(".")[2] or host) if how == "stream" else host
         if not _NO_HOSTS.fullmatch(host):  # `stderr: [rank0]: `

@@ -346,3 +346,12 @@ def test_a_log_that_ends_in_mid_line_before_any_end_tells_so(tmp_path: Path) -> 
         assert (answer.verdict, told in answer.reason) == ("nothing", False)
     # without a step it is as unknown as with the end of its line
     assert answer_to("torchrun: world size 2\nstarting the lo", tmp_path).verdict == "unknown"
+
+
+def test_an_epoch_is_no_step_and_the_summary_of_a_trainer_is_an_end(tmp_path: Path) -> None:
+    step = "{'loss': 2.01, 'grad_norm': 1.1, 'learning_rate': 2e-05, 'epoch': 1.0}\n"
+    end = "{'train_runtime': 312.4, 'train_steps_per_second': 2.0, 'train_loss': 2.1, 'epoch': 1.0}\n"
+    unfinished, finished = answer_to(step, tmp_path), answer_to(step + end, tmp_path)
+    assert "its last epoch is 1, no end is seen" in unfinished.reason
+    assert "no end is seen" not in finished.reason
+    assert (unfinished.verdict, finished.verdict) == ("nothing", "nothing")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gpudoctor.diagnose.text import render_text
 from tests.diagnose.asking import answer_of, answer_to, said
 
 
@@ -577,3 +578,32 @@ def test_a_job_whose_other_ranks_print_no_times_may_have_moved(tmp_path: Path) -
     cause = answer_of(tmp_path).cause
     assert cause is not None
     assert "stood still" not in cause.text
+
+
+def test_a_rank_that_reports_a_wait_did_not_leave_by_itself(tmp_path: Path) -> None:
+    start = "n1:100:100 [0] NCCL INFO ncclCommInitRank comm 0x55 rank 0 nranks 2 cudaDev 0 busId 1a000 commId 0x1 - Init COMPLETE\n"
+    answer = answer_to(start + wd(0, 9) + wd(1, 9) + closing([100]) + agent(0, -6, 100), tmp_path)
+    assert [other.what for other in answer.others] == []
+
+
+@pytest.mark.parametrize("label", ["3: ", ""])
+def test_the_traceback_of_a_task_need_not_be_labelled_like_all_lines(tmp_path: Path, label: str) -> None:
+    trace = "".join(
+        f"{label}{line}\n"
+        for line in tb(None, "RuntimeError: CUDA error: an illegal memory access was encountered").splitlines()
+    )
+    log = f"step 10 loss 2.3\nstep 20 loss 2.2\n{trace}step 30 loss 2.1\nstep 40 loss 2.0\n"
+    srun = "srun: error: n7: task 3: Exited with exit code 1\nsrun: error: n7: tasks 0-2: Terminated\n"
+    answer = answer_to(log + srun, tmp_path)
+    assert (said(answer), answer.others) == (("cuda_illegal_access", 3), ())
+
+
+def test_the_answer_says_a_long_message_once_and_equal_lines_in_one(tmp_path: Path) -> None:
+    long = "torch.OutOfMemoryError: CUDA out of memory. " + "Of the allocated memory much is reserved. " * 9
+    oom = render_text(answer_to(tb(1, long), tmp_path))
+    assert " ".join(oom.split()).count("much is reserved") == 9
+    waits = render_text(
+        answer_to("".join(wd(r, 9).splitlines(keepends=True)[0] for r in range(3)), tmp_path), width=999
+    )
+    assert waits.count("Watchdog caught") == 1
+    assert "job.log:2, 3  the same, with other numbers" in waits

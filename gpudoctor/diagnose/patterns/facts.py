@@ -73,7 +73,7 @@ PROBED = re.compile(r"NVRM: The NVIDIA GPU (?P<gpu>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{
 DEVICE_NODE = re.compile(r"Device: (?P<gpu>\d+), node: (?P<host>[\w.-]+)")
 GPU = re.compile(r"\bGPU (?P<gpu>\d{1,3})\b|\bdevice=?(?:cuda:)?(?P<device>\d{1,3})\b")
 _PROGRESS = re.compile(
-    r"(?i)(?:^|[\s\[|{,\"'(])(?<!\bjob )(?:global_?step|step|iter(?:ation)?|epoch|batch|it)s?[\"']?[ :=#\[(]{0,6}(\d{1,10})\b"
+    r"(?i)(?:^|[\s\[|{,\"'(])(?<!\bjob )(?P<unit>global_?step|step|iter(?:ation)?|epoch|batch|it)s?[\"']?[ :=#\[(]{0,6}(?P<number>\d{1,10})\b"
 )
 # what an epoch 0 goes on with: a count of it right behind, or the number of a step of whatever kind
 _COUNT_BEHIND = re.compile(r"[\])]?[\s:,|-]{0,4}[\[(]?\s{0,6}(?P<within>0{0,9}[1-9]\d{0,9})\s?/\s{0,6}\d")
@@ -82,13 +82,13 @@ _STEP_BEHIND = re.compile(
 )
 _FRACTION = re.compile(r"\.\d{0,12}[1-9]")
 _WORDS_OF_A_START = ("initializing d", "registered", "barrier", "rendezvous", "init torch", "_backend=")
-_WORDS_OF_AN_END = ("done", "0 ok", "finish", "complet", "succe", "reached", "exit")
+_WORDS_OF_AN_END = ("done", "0 ok", "finish", "complet", "succe", "reached", "exit", "train_runtime")
 _RESUMED = re.compile(
     r"(?i)\b(?:resum(?:ed?|ing)|restor(?:ed?|ing)|load(?:ed|ing))\b.{0,60}\bcheckpoint|\bresum(?:ed|ing)\b.{0,40}\bfrom\b"
 )
 _DONE = re.compile(
     r"(?i)^\W*(?:done|finished|completed?)\b|^\W*success(?:ful(?:ly)?)?\W*$|\b(?:train(?:ing)?|job|run|fit|epochs?)\b.{0,40}\b(?:finished|completed?|done|succeeded)\b"
-    r"|max_(?:steps|epochs)\S* reached|srun exit code 0\b|exit(?:ed with)? (?:code|status) 0\b|state=COMPLETED|# Out of bounds values : 0 OK"
+    r"|\btrain_runtime[\"']?\s{0,4}[:=]|max_(?:steps|epochs)\S* reached|srun exit code 0\b|exit(?:ed with)? (?:code|status) 0\b|state=COMPLETED|# Out of bounds values : 0 OK"
 )
 # any script's last line
 _ONE_WORD = re.compile(r"(?i)^\W*(?:done|finished|completed?|success(?:ful(?:ly)?)?)\W*$")
@@ -214,7 +214,9 @@ def _progress(text: str) -> Event | None:
     step = _PROGRESS.search(text)
     if step is None:
         return None
-    detail: dict[str, str | int] = {"step": int(step[1])}
+    detail: dict[str, str | int] = {"step": int(step["number"])}
+    if step["unit"].lower() == "epoch":
+        detail["unit"] = "epoch"
     if not detail["step"]:
         further = _COUNT_BEHIND.match(text, step.end()) or _STEP_BEHIND.search(text, step.end())
         if further:

@@ -115,6 +115,9 @@ def _others_gone(job: Job, attempt: int, events: list[Event]) -> bool:
 
 def _silent(job: Job, attempt: int, events: list[Event], ranks: tuple[int, ...]) -> Hypothesis | None:
     """Exit code 1 without an error is a finding only if the errors of others show that it would have been logged."""
+    # the error of nobody may be theirs
+    if ranks and any(e.rank is None and not e.detail.get("warning") for e in job.of("cause", attempt=attempt)):
+        return None
     if ranks and not job.head_missing() and _would_have_spoken(job, attempt, events, ranks):
         text = f"{named(ranks)} left with an exit code but without a traceback: os._exit, sys.exit or a native exit"
         return at_events("silent_exit", text, events, ranks=only_rank(ranks))
@@ -149,9 +152,11 @@ def early_exit(job: Job, attempt: int) -> list[Hypothesis]:
         return []
     stops = _early_stops(job, attempt)
     ended = next((ranks for missing in _MISSING if (ranks := missing(job, attempt))), ())
+    in_trouble = job.ranks_in_trouble(attempt)
+    if in_trouble.intersection(ended):  # who reports a wait or an error did not leave by itself
+        ended = ()
     if not ended and not stops:
         return []
-    in_trouble = job.ranks_in_trouble(attempt)
     speakers = tuple(rank for rank in ranks_of(stops) if rank not in in_trouble)
     ranks = ended or speakers
     if len(ranks) != 1 or (speakers and ended and speakers != ended):
