@@ -251,6 +251,9 @@ def test_memory_that_grows_with_every_step_is_a_leak_and_a_cache_that_fills_is_n
     assert only(watched(rank(0), leak))[:2] == ("run.memory", 1)
     cache = rank(1, memory=lambda n: 400.0 + min(n, 60) * 2)
     assert problems(watched(rank(0), cache)) == []
+    settles = rank(1, steps=60, memory=lambda n: 431.0 + 0.54 * n)  # a clean training's, seen
+    assert problems(watched(rank(0, steps=60), settles)) == []
+    assert only(watched(rank(0, steps=60), rank(1, steps=60, memory=lambda n: 431.0 + n)))[:2] == ("run.memory", 1)
 
 
 def test_the_rank_with_the_first_bad_loss_is_named() -> None:

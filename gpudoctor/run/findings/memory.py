@@ -17,6 +17,8 @@ _GROWTH = Limit(
     5, "% of its memory", "gpudoctor's own choice: caches and allocators settle below that", name="growth_warn"
 )
 _GROWTH_MIB = Limit(24, "MiB", "gpudoctor's own choice: less may be one cache that fills", name="growth_mib")
+# allocators may not have settled before: the growth must be twice as large
+_SETTLED_STEPS = 100
 _PARTS = 8
 _LEAST_STEPS = 24
 
@@ -64,7 +66,8 @@ def memory(watched: Watched) -> Iterator[Finding]:
     for rank in ranks:
         values = [step.memory_mib for step in rank.steps]
         grown = growth_mib(values)
-        if grown is not None and grown >= max(_GROWTH_MIB.value, _GROWTH.value / 100 * values[0]):
+        share = _GROWTH.value / 100 * (1 if len(values) >= _SETTLED_STEPS else 2)
+        if grown is not None and grown >= max(_GROWTH_MIB.value, share * values[0]):
             grows = True
             yield _growing(watched, rank, values, grown)
     if not grows:
