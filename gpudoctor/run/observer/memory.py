@@ -1,11 +1,11 @@
-"""The memory of this rank: allocated on its GPU, else resident in RAM. Read at most twenty times a second: that costs some 10 us each."""
+"""The memory of this rank: allocated on its GPU, else resident in RAM. Read at most twenty times a second."""
 
 from __future__ import annotations
 
 import os
 import sys
 
-_EVERY_NS = 50_000_000
+_EVERY_NS = 50_000_000  # a reading costs some 10 us
 _PAGE_MIB = os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 
 
