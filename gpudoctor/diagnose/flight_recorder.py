@@ -18,10 +18,12 @@ from typing import Any
 import msgspec
 
 from gpudoctor.diagnose.events import MOST_RANKS
+from gpudoctor.text.output import printable
 
 _MAX_BYTES = 256 << 20
 _MAX_OBJECTS = 20_000_000
 _MAX_CONTAINERS = 2_000_000  # in JSON, 64 to 232 bytes of memory each; an entry with its stack has about 40
+_MAX_NAME = 80
 _MAX_DEPTH = 64
 _MAX_MEMO = 1 << 22
 _MOST_SIZES = 1_000
@@ -129,7 +131,7 @@ def _unpickled(data: bytes) -> object:
     depth = 0
     for count, (opcode, argument, _) in enumerate(pickletools.genops(data)):
         if opcode.name in _REFUSED:
-            named = f" {argument}" if isinstance(argument, str) else ""
+            named = f" {printable(argument[:_MAX_NAME])}" if isinstance(argument, str) else ""
             raise DumpError(f"makes an object ({opcode.name}{named}), as no flight recorder does: not read")
         if count > _MAX_OBJECTS:
             raise DumpError("too many objects")

@@ -108,6 +108,7 @@ def hostile(proof: Path) -> list[bytes]:
         b'\x80\x02cbuiltins\neval\n(S\'__import__("os").system("' + command + b"\")'\ntR.",
         b"\x80\x02cpickle\nloads\n(C\x01.tR.",
         b"\x80\x02Pmodule\n.",
+        b"\x80\x02P\x1b[2J\x07module" + b"x" * 999 + b"\n.",
         b"\x80\x02K\x01Q.",
         b"\x80\x02\x82\x01.",
     ]
@@ -116,8 +117,10 @@ def hostile(proof: Path) -> list[bytes]:
 def test_no_pickle_runs_anything(tmp_path: Path) -> None:
     proof = tmp_path / "proof"
     for data in hostile(proof):
-        with pytest.raises(DumpError):
+        with pytest.raises(DumpError) as refused:
             read_dump(data, "trace_0")
+        assert str(refused.value).isprintable()
+        assert len(str(refused.value)) < 200
     assert not proof.exists()
 
 
