@@ -18,12 +18,21 @@ from gpudoctor.report.text import laid_out
 WIDEST = 100
 _MIN_COLUMN = 8
 _INDENT = 4  # of code
+_UNBROKEN = "\ue000"  # no letter of any script; rich breaks lines at every kind of blank
 _GAP = re.compile(r"\S {2,}(?=\S)|^ +(?=\S)")
 
 
 def page_as_text(markdown: str, *, width: int, color: bool) -> str:
-    """The page for `width` columns, at most `WIDEST`."""
-    return laid_out([_Page(markdown, hyperlinks=False)], width=min(width, WIDEST), color=color)
+    """The page for `width` columns, at most `WIDEST`.
+
+    Code in a sentence, such as a command, is not broken; without colour it keeps its backticks.
+    """
+    width = min(width, WIDEST)
+    page = _Page(markdown, hyperlinks=False)
+    for code in (inner for token in page.parsed for inner in token.children or () if inner.type == "code_inline"):
+        whole = code.content.replace(" ", _UNBROKEN) if len(code.content) < width - _INDENT else code.content
+        code.content = whole if color else f"`{whole}`"
+    return laid_out([page], width=width, color=color).replace(_UNBROKEN, " ")
 
 
 class _Heading(Heading):

@@ -112,7 +112,18 @@ def test_a_page_is_text_not_markdown(gpudoctor: Gpudoctor, monkeypatch: pytest.M
     for name in ("pcie.link-width", "diagnose.nccl-timeout", "gpu.xid"):
         lines = gpudoctor("explain", name).out.splitlines()
         assert max(map(len, lines)) <= 80
-        assert not any(line.startswith(("#", "|")) or "`" in line for line in lines)
+        assert not any(line.startswith(("#", "|", "```")) for line in lines)
+
+
+@pytest.mark.parametrize("columns", [40, 80, 120])
+def test_a_command_in_a_page_is_not_broken_and_without_colour_in_backticks(
+    columns: int, gpudoctor: Gpudoctor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    for name, command in (("rank_hung", "gpudoctor check gpu.xid"), ("pcie.acs", "gpudoctor check pcie.acs")):
+        assert f"`{command}`" in gpudoctor("explain", name).out
+        colored = gpudoctor("explain", name, "--color", "always").out
+        assert (command in colored, "`" in colored) == (True, False)
 
 
 def test_a_long_page_goes_through_the_pager_of_a_terminal() -> None:
