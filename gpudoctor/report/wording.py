@@ -53,7 +53,7 @@ def check_count(count: int) -> str:
 
 
 def domain_words(results: list[CheckResult], status: Status) -> str:
-    """ "3 of 4 ok: link-width fail (GPU 5)" or "7 checks" or "5 checks: why they were skipped"."""
+    """ "7 of 8 GPUs ok   GPU 5: link-width", "3 of 4 checks ok   fabric", "7 checks" or "5 checks: why skipped"."""
     looked = [r for r in results if r.status is not Status.SKIP]
     skipped = len(results) - len(looked)
     if status is Status.SKIP:
@@ -66,8 +66,22 @@ def domain_words(results: list[CheckResult], status: Status) -> str:
     if not bad:
         summary = _worth_seeing(results)
         return f"{check_count(len(looked))}{tail}" + (f"   {summary}" if summary else "")
-    ok = len(looked) - len(bad)
-    return f"{ok} of {len(looked)} ok{tail}   {'; '.join(_by_subject(bad))}"
+    names = "; ".join(_by_subject(bad))
+    if gpus := _gpus_ok(looked):
+        return f"{gpus}{f', {check_count(skipped)} skipped' if skipped else ''}   {names}"
+    return f"{len(looked) - len(bad)} of {check_count(len(looked))} ok{tail}   {names}"
+
+
+def _gpus_ok(looked: list[CheckResult]) -> str:
+    """ "7 of 8 GPUs ok", if every problem is one of a single GPU and others passed: no check is ok, 7 GPUs are."""
+    findings = [finding for result in looked for finding in result.findings]
+    bad = [finding.subject for finding in findings if finding.status in PROBLEMS]
+    if any(subject.kind != "gpu" or subject.gpu is None for subject in bad):
+        return ""
+    passed = {f.subject.gpu for f in findings if f.status is Status.PASS and f.subject.kind == "gpu"}
+    not_ok = {subject.gpu for subject in bad}
+    good = len(passed - not_ok - {None})
+    return f"{good} of {good + len(not_ok)} GPUs ok" if good else ""
 
 
 def _different(reasons: Iterable[str]) -> list[str]:
