@@ -23,7 +23,7 @@ from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.checks.core.subject import NODE, Subject, grouped_label
 from gpudoctor.checks.driver.loaded import NO_GPU_NODE
 from gpudoctor.checks.driver.responsive import WAKING
-from gpudoctor.facts.captures import ABSENT
+from gpudoctor.facts.captures import ABSENT, NOT_IN_FILE
 from gpudoctor.report.model import Report, findings_of, is_above
 
 # the command whose output is missing from a capture, by domain; for the kernel log, by check
@@ -39,6 +39,7 @@ _COMMANDS = {
 }
 _MOST_COMMANDS = 3
 _MOST_LINES = 20  # of what a block of several subjects says of each
+_MOST_LACKING = 3  # checks of which each says in a block of its own that the facts file lacks something
 _MOST_EXPLAINED = 3  # checks that the last lines name
 _KEPT_OPTIONS = (
     *("--node", "--fault", "--gpu", "--profile", "--config", "--level", "--backend", "--ranks", "--inject", "--data"),
@@ -189,6 +190,15 @@ def lacking_rows(report: Report) -> list[tuple[str, str]]:
         if gaps:
             rows.append((result.id, ", ".join(texts) + whose))
     return rows
+
+
+def joined_problems(report: Report) -> tuple[list[tuple[CheckResult, list[Finding]]], str, list[tuple[str, str]]]:
+    """The `problem_groups`; and what stands in one block, under a title, in place of many that lack a fact."""
+    groups, lacking = list(problem_groups(report)), lacking_rows(report)
+    if len(lacking) <= _MOST_LACKING:
+        return groups, "", []
+    title = f"{NOT_IN_FILE.reason}: what {check_count(len(lacking))} judge"
+    return [group for group in groups if not lacks_a_fact(group[1][0])], title, lacking
 
 
 def _problem(finding: Finding) -> object:
