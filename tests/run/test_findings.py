@@ -478,7 +478,7 @@ def test_a_rank_that_holds_others_up_rarely_but_long_is_told_in_a_note_and_chang
     nothing = (
         watched(waiting, rank(1, noise=0.3)),
         watched(waiting, _with_long_steps(1, 120, 100.0)),  # 4 % of the time
-        watched(waiting, _with_long_steps(1, 4, 300.0)),  # a finding names it
+        watched(rank(0, wall=more(WAIT, 80.0)), _with_long_steps(1, 4, 400.0)),  # a finding names it
         watched(rank(0), _with_long_steps(1, 40, 300.0)),  # nobody waited
         watched(_with_long_steps(0, 40, 300.0), _with_long_steps(1, 40, 300.0)),  # both at once
         watched(_with_long_steps(0, 40, 300.0)),

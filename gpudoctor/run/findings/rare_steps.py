@@ -18,7 +18,7 @@ _PARTS = (("compute", COMPUTE), ("data", (DATA,)), ("host", (HOST,)))
 
 
 def rare_steps(watched: Watched) -> Iterator[str]:
-    """A line for each such rank that the comparison of all steps does not name: no verdict, as a checkpoint may well be worth its time."""
+    """A line for each such rank that the comparison of all steps does not name; no verdict, as it may be worth it."""
     ranks = [rank for rank in watched.ranks if rank.steps]
     count = min((len(rank.steps) for rank in ranks), default=0)
     if len(ranks) < 2 or count < LEAST_STEPS:
