@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import itertools
 import os
 import pty
 import subprocess
@@ -108,10 +109,10 @@ def test_a_search_takes_whole_words_and_titles_come_first(gpudoctor: Gpudoctor) 
 
 
 def test_a_page_is_text_not_markdown(gpudoctor: Gpudoctor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    for name in ("pcie.link-width", "diagnose.nccl-timeout", "gpu.xid"):
+    for name, columns in itertools.product(("pcie.link-width", "diagnose.nccl-timeout", "gpu.xid"), (80, 40)):
+        monkeypatch.setenv("COLUMNS", str(columns))
         lines = gpudoctor("explain", name).out.splitlines()
-        assert max(map(len, lines)) <= 80
+        assert max(map(len, lines)) <= columns
         assert not any(line.startswith(("#", "|", "```")) for line in lines)
 
 
@@ -124,6 +125,15 @@ def test_a_command_in_a_page_is_not_broken_and_without_colour_in_backticks(
         assert f"`{command}`" in gpudoctor("explain", name).out
         colored = gpudoctor("explain", name, "--color", "always").out
         assert (command in colored, "`" in colored) == (True, False)
+
+
+def test_a_page_on_a_narrow_screen_puts_last_columns_below_and_tables_in_blocks(
+    gpudoctor: Gpudoctor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    assert "    missing_rank\n        the others wait at the start for\n" in gpudoctor("explain", "missing_rank").out
+    ecc = gpudoctor("explain", "gpu.ecc").out
+    assert "SRAM threshold flag\n    value: not set\n    status: fail\n    source: the GPU itself" in ecc
 
 
 def test_a_long_page_goes_through_the_pager_of_a_terminal() -> None:
