@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import json
+import fcntl
 import itertools
+import json
 import os
 import pty
+import struct
 import subprocess
 import sys
+import termios
 
 import pytest
 
@@ -134,6 +137,20 @@ def test_a_page_on_a_narrow_screen_puts_last_columns_below_and_tables_in_blocks(
     assert "    missing_rank\n        the others wait at the start for\n" in gpudoctor("explain", "missing_rank").out
     ecc = gpudoctor("explain", "gpu.ecc").out
     assert "SRAM threshold flag\n    value: not set\n    status: fail\n    source: the GPU itself" in ecc
+
+
+def test_what_is_piped_into_a_pager_has_the_width_of_its_terminal() -> None:
+    parent, child = pty.openpty()
+    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
+    command = [sys.executable, "-m", "gpudoctor", "list"]
+    try:
+        piped = subprocess.run(command, stdout=subprocess.PIPE, stderr=child, env={"PATH": "/usr/bin:/bin"}, check=True)
+        alone = subprocess.run(command, capture_output=True, env={}, check=True)
+    finally:
+        os.close(child)
+        os.close(parent)
+    assert 50 < max(map(len, piped.stdout.decode().splitlines())) <= 60
+    assert 80 < max(map(len, alone.stdout.decode().splitlines())) <= 100
 
 
 def test_a_long_page_goes_through_the_pager_of_a_terminal() -> None:
