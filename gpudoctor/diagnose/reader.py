@@ -364,8 +364,9 @@ def _statement(line: _Line, reported: list[Event]) -> Iterator[Event]:
     found = statement_of(line.number, line.origin, line.text)
     if found is None or (reported and found.form != "exception"):
         return
-    spoken = line.framed and found.form == "sentence" and not found.message.endswith(":")
-    form = "program" if spoken else found.form
+    # of another class it may be of a part that the launcher can do without
+    spoken = line.framed and found.form == "sentence" and found.kind in ("network", "resource")
+    form = "level" if spoken else found.form
     detail: dict[str, str | int] = {"form": form, "severity": found.severity, "message": found.message}
     yield Event(role="said", what=found.kind, detail=detail)
 

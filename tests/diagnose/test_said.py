@@ -171,6 +171,11 @@ def test_step_0_is_no_proof_that_a_job_moved(tmp_path: Path) -> None:
     assert answer_to(start + "step 0 loss 1.2\n", tmp_path).verdict == "nothing"
 
 
+def test_a_part_that_a_launcher_can_do_without_is_no_cause(tmp_path: Path) -> None:
+    text = f"srun: job 3 starts\n{'-' * 60}\nA wanted component was not found, or was unable to be opened.  This\nmeans little.\n{'-' * 60}\n"
+    assert answer_to(text, tmp_path).verdict == "unknown"
+
+
 def test_a_bar_at_0_is_no_proof_that_a_job_moved(tmp_path: Path) -> None:
     bar = "torchrun: world size 2\nEpoch 0:   {0}%|          | {0}/90 [00:00<?, ?it/s]\n"
     assert answer_to(bar.format(0), tmp_path).verdict == "unknown"
