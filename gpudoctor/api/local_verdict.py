@@ -14,7 +14,7 @@ import socket
 import msgspec
 
 from gpudoctor.api.load.measure import run_limit_s
-from gpudoctor.api.node_check import CheckRequest, Prepared, examined, prepared
+from gpudoctor.api.node_check import CheckRequest, Prepared, prepare, run_prepared
 from gpudoctor.errors import UserError
 from gpudoctor.probes.runner.launch_engine import LocalPlacement
 from gpudoctor.probes.runner.local_workers import (
@@ -65,21 +65,21 @@ def report_for_all(place: LocalPlacement, request: CheckRequest) -> Report:
     try:
         try:
             workers.gather()
-            prep = prepared(request)
+            prep = prepare(request)
             _refuse_confined(place, prep, workers)
-            workers.tell(msgspec.json.encode(_Wait(_limit_s(prep))))
-            report = examined(prep, visible=tuple(workers.visible_of_those_here))
+            workers.broadcast(msgspec.json.encode(_Wait(_limit_s(prep))))
+            report = run_prepared(prep, visible=tuple(workers.visible_of_those_here))
         except UserError as error:
-            workers.tell(msgspec.json.encode(_Done(str(error)[:_ANSWER_CHARACTERS])))
+            workers.broadcast(msgspec.json.encode(_Done(str(error)[:_ANSWER_CHARACTERS])))
             raise
         memory = anonymous_file()
         with os.fdopen(memory, "wb") as file:
             file.write(_encoded(report))
             file.flush()
-            workers.tell(msgspec.json.encode(_Done()), memory)
+            workers.broadcast(msgspec.json.encode(_Done()), memory)
         return report
     finally:
-        workers.drop()
+        workers.disconnect()
 
 
 def report_of_first(place: LocalPlacement) -> Report:

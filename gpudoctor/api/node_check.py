@@ -139,7 +139,7 @@ class Prepared(msgspec.Struct, frozen=True):
         return self.request.deadline_s or self.config.deadline_s
 
 
-def prepared(request: CheckRequest) -> Prepared:
+def prepare(request: CheckRequest) -> Prepared:
     """Resolve the checks, level and limits of a request. Raise UserError for unknown names and missing data."""
     started_s, began_s = time.time(), time.monotonic()
     checks = all_checks()
@@ -167,7 +167,7 @@ def prepared(request: CheckRequest) -> Prepared:
     )
 
 
-def examined(
+def run_prepared(
     prep: Prepared,
     *,
     argv: Iterable[str] = (),
@@ -195,9 +195,12 @@ def examined(
     partial: list[Measurements] = []
     half_read: list[Node] = []
     try:
-        data = request.load.data
         sourced = read_source(
-            request.node, request.faults, prep.deadline_s, progress, half_read.append, data, request.deadline_s
+            *(request.node, request.faults, prep.deadline_s),
+            progress=progress,
+            on_interrupt=half_read.append,
+            data=request.load.data,
+            source_deadline_s=request.deadline_s,
         )
         if request.gpu is None and (gpus := cuda_device_list.shown_to_any(visible, sourced.node)) is not None:
             request = msgspec.structs.replace(request, gpu=gpus)
@@ -206,7 +209,13 @@ def examined(
         measurements = sourced.measurements if request.backend == "auto" else None
         if measurements is None:
             node, checks, burn_s = sourced.node, prep.checks, prep.burn_s
-            measurements = measure(node, checks, prep.level, load, progress, partial.append, burn_s, workers)
+            measurements = measure(
+                *(node, checks, prep.level, load),
+                progress=progress,
+                on_interrupt=partial.append,
+                duration_s=burn_s,
+                workers=workers,
+            )
             partial.append(measurements)
             measurements = count_again(node, measurements, prep.deadline_s, progress)
             measurements = with_storage(node, measurements, checks, prep.level, load, progress)
@@ -220,14 +229,15 @@ def examined(
         sourced = Sourced(half_read[0]) if half_read else sourced
         measurements = cut_short(partial[0] if partial else Measurements(), f"interrupted by {stop}")
     if workers is not None and not signals:
-        workers.close()
-    return judged(prep, sourced.node, measurements, argv, signals)
+        workers.end()
+    return report_on(prep, sourced.node, measurements, argv=argv, signals=signals)
 
 
-def judged(
+def report_on(
     prep: Prepared,
     node: Node,
     measurements: Measurements | None,
+    *,
     argv: Iterable[str] = (),
     signals: list[int] | None = None,
 ) -> Report:
@@ -268,6 +278,7 @@ def read_source(
     name: str | None,
     faults: Iterable[str],
     deadline_s: float,
+    *,
     progress: Callable[[str], None] | None = None,
     on_interrupt: Callable[[Node], None] | None = None,
     data: tuple[str, ...] = (),

@@ -30,7 +30,7 @@ from gpudoctor.plan.memory import PlanJob, RankSplit, memory_of, model_split_nam
 from gpudoctor.plan.model import Plan, PlanRequest, communication_summary, machine_summary, model_summary, strategy
 from gpudoctor.plan.model_shape import ModelError, ModelShape, seq_of
 from gpudoctor.plan.model_sizes import is_size, shape_of_size
-from gpudoctor.plan.node_health import FaultMeaning, examined, meaning, measurements_of, mended, troubles, unfit_gpus
+from gpudoctor.plan.node_health import FaultMeaning, check_node, meaning, measurements_of, mended, troubles, unfit_gpus
 from gpudoctor.plan.settings import batch_of, bucket_of, harmful_settings, learning_rates, wanted_settings
 from gpudoctor.plan.strategies import Option
 from gpudoctor.plan.tensor_bytes import Precision, optimizer_bytes, state_bytes
@@ -105,7 +105,7 @@ def ground_of(request: PlanRequest, shape: ModelShape, sourced: Sourced) -> Grou
     checks = all_checks()
     config = load_config(request.config, os.environ, checks)
     unread = node.source.kind == "profile"  # nothing was read, so nothing can be at fault
-    report = None if unread else examined(node, measurements, checks, config, request.gpu)
+    report = None if unread else check_node(node, measurements, checks, config, request.gpu)
     scope, _ = scope_of(node, request.gpu)
     unfit = unfit_gpus(report) if report is not None and node.gpus else {}
     gpus = usable_gpus(node, scope, unfit)

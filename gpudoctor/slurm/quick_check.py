@@ -63,10 +63,10 @@ def check(
     # an error until the node is read is one of the configuration or the settings
     misconfigured = True
     try:
-        prep = node_check.prepared(request)
+        prep = node_check.prepare(request)
         _refuse_unknown(settings.drain_checks, prep.checks + prep.left_out)
         misconfigured = bool(settings.trial)
-        return result_of(node_check.examined(prep), settings)
+        return result_of(node_check.run_prepared(prep), settings)
     except UserError as error:
         return HookVerdict("unknown", str(error), misconfigured=misconfigured)
     finally:

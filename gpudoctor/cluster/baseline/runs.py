@@ -94,7 +94,7 @@ def _read(path: str) -> Document:
 def _checked(request: BaselineRequest) -> Document:
     """A check made now at level quick; at level full if the source is a report that has measurements."""
     node = request.node or ""
-    sourced = read_source(node, request.faults, 10.0, terminal_progress())
+    sourced = read_source(node, request.faults, 10.0, progress=terminal_progress())
     source = sourced.node.source
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     level: Level = "quick" if sourced.measurements is None else "full"
