@@ -309,12 +309,12 @@ def nothing_read(name: str | None) -> Node:
     return Node(source=Source(kind="live" if name is None else "facts", name=printable(name or "")))
 
 
-def _level_for(words: Iterable[str], checks: Iterable[Check], usual: Level) -> Level:
+def _level_for(only: Iterable[str], checks: Iterable[Check], usual: Level) -> Level:
     """The usual level; full if the usual one is standard and one of the words names only checks that need full.
 
     A configured level of quick means no load, and a burn must be requested explicitly.
     """
-    levels = ({check.level for check in checks if matches(check, word)} for word in words)
+    levels = ({check.level for check in checks if matches(check, word)} for word in only)
     return "full" if usual == "standard" and any(each == {"full"} for each in levels) else usual
 
 

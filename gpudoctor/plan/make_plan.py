@@ -77,7 +77,7 @@ def planned(request: PlanRequest, shape: ModelShape, sourced: Sourced) -> Plan:
         return make_plan(request, shape, sourced)[0]
     devices = verification.devices_of(sourced.node, request)  # before the plan: a verification may be refused
     made, taken = (make_plan if sourced.node.gpus else cpu_plan)(request, shape, sourced)
-    return msgspec.structs.replace(made, trial=verification.verify_plan(taken.job, taken.split, devices))
+    return msgspec.structs.replace(made, verification=verification.verify_plan(taken.job, taken.split, devices))
 
 
 class Ground(msgspec.Struct, frozen=True):

@@ -222,7 +222,7 @@ class Plan(msgspec.Struct, frozen=True):
     troubles: tuple[FaultMeaning, ...] = ()
     warnings: tuple[str, ...] = ()
     launch: LaunchScript | None = None
-    trial: PlanVerification | None = None
+    verification: PlanVerification | None = msgspec.field(default=None, name="trial")
     formulas: tuple[str, ...] = ()
     error: str | None = None
 

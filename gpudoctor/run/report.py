@@ -160,8 +160,8 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
         """The diagnosis, if it has a cause that no finding tells: a hang is told by where its ranks stand."""
         cause = self.diagnosis.cause if self.diagnosis is not None else None
         stood = any(not stall.resumed for stall in self.stalls)
-        told = cause is None or (cause.what in HANGS and bool(self.stalls)) or (cause.what == _DIED and stood)
-        return None if told else self.diagnosis
+        is_known = cause is None or (cause.what in HANGS and bool(self.stalls)) or (cause.what == _DIED and stood)
+        return None if is_known else self.diagnosis
 
 
 def judged(watched: Watched) -> tuple[FlatFinding, ...]:

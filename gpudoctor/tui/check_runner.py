@@ -80,9 +80,9 @@ class Checker:
     def busy(self) -> bool:
         return self._busy
 
-    def command(self, words: Sequence[str], level: Level, *, force: bool = False) -> list[str]:
+    def command(self, only: Sequence[str], level: Level, *, force: bool = False) -> list[str]:
         """The child's argument vector."""
-        asked = ["check", *words, "--level", level, "--json", "--include-facts", "--progress"]
+        asked = ["check", *only, "--level", level, "--json", "--include-facts", "--progress"]
         asked += [*self._node, *self._options]
         if not self.loads_gpus and LEVELS.index(level) >= LEVELS.index("standard"):
             asked += ["--backend", "gloo"]
@@ -91,7 +91,7 @@ class Checker:
         return self._prefix + ([shlex.quote(word) for word in asked] if self.is_remote else asked)
 
     async def run(
-        self, words: Sequence[str], level: Level, *, force: bool = False, on_progress: OnProgress | None = None
+        self, only: Sequence[str], level: Level, *, force: bool = False, on_progress: OnProgress | None = None
     ) -> FinishedRun:
         """Run these checks (ids or domains; empty: all). A failure is the `error` of the returned run.
 
@@ -102,13 +102,13 @@ class Checker:
         started_s = time.time()
 
         def finished(report: Report | None, error: str | None) -> FinishedRun:
-            return FinishedRun(started_s, tuple(words), level, report, error)
+            return FinishedRun(started_s, tuple(only), level, report, error)
 
         if self._closed:
             return finished(None, "gpudoctor is ending")
         self._busy = True
         try:
-            command = self.command(words, level, force=force)
+            command = self.command(only, level, force=force)
             self._child = child = _Child(command, on_progress, self._report_bytes_max)
             await child.to_its_end()
             return finished(*_outcome(child, self._prefix[0] if self.is_remote else None))
@@ -138,7 +138,7 @@ class _Child(AsyncChild):
     def __init__(self, command: list[str], on_progress: OnProgress | None, report_bytes_max: int) -> None:
         super().__init__(command)
         self.report = bytearray()
-        self.last_words = ""
+        self.stderr_tail = ""
         self.too_large = False
         self.cancelled = False
         self._on_progress = on_progress
@@ -181,7 +181,7 @@ class _Child(AsyncChild):
         try:
             reporting = self._decoder.decode(line)
         except msgspec.DecodeError:  # an error message of gpudoctor or ssh
-            self.last_words = printable(line.decode("utf-8", "replace").strip()) or self.last_words
+            self.stderr_tail = printable(line.decode("utf-8", "replace").strip()) or self.stderr_tail
             return
         if self._on_progress is not None:
             self._on_progress(reporting)
@@ -189,7 +189,7 @@ class _Child(AsyncChild):
 
 def _outcome(child: _Child, remote: str | None) -> tuple[Report | None, str | None]:
     """The report, or one line with the reason why there is none."""
-    reported = f": {child.last_words}" if child.last_words else ""
+    reported = f": {child.stderr_tail}" if child.stderr_tail else ""
     if child.too_large:
         return None, "the report is larger than can be: it was not read"
     try:
@@ -207,12 +207,12 @@ def _outcome(child: _Child, remote: str | None) -> tuple[Report | None, str | No
     return report, None
 
 
-def puts_load(words: Sequence[str], level: Level) -> bool:
+def puts_load(only: Sequence[str], level: Level) -> bool:
     """Whether a run of these checks (empty: all) at this level starts ranks."""
     if LEVELS.index(level) < LEVELS.index("standard"):
         return False
     try:
-        return checks_put_load(select(all_checks(), words), level)
+        return checks_put_load(select(all_checks(), only), level)
     except UserError:  # a check of a plugin that only the remote machine has
         return True
 

@@ -89,7 +89,7 @@ class ChildFeed:
                     await asyncio.sleep(0)  # let the app handle keys while many lines are waiting
                 else:
                     return
-                text = await child.last_words()
+                text = await child.stderr_tail()
                 why = f"{why}: {text}" if text else why
             except OSError as error:
                 why = f"{self._command[0]}: {error.strerror or error}"
@@ -119,7 +119,7 @@ class _Child(AsyncChild):
     def __init__(self, command: list[str]) -> None:
         super().__init__(command)
         self._words = LineReader(self.stderr, _WORDS_BYTES_MAX, cut=True)
-        self._last_words = b""
+        self._last_line = b""
         self._heard = asyncio.Event()
         self._lines = asyncio.StreamReader(limit=LINE_BYTES_MAX)
 
@@ -128,7 +128,7 @@ class _Child(AsyncChild):
 
     def _hear_words(self, data: bytes) -> None:
         for line in self._words.split(data):
-            self._last_words = line[-_WORDS_BYTES_MAX:] if line.strip() else self._last_words
+            self._last_line = line[-_WORDS_BYTES_MAX:] if line.strip() else self._last_line
 
     async def line(self, limit_s: float) -> bytes | str:
         """The next line as bytes, or as str the reason why there is none."""
@@ -150,11 +150,11 @@ class _Child(AsyncChild):
             return "closed its output"
         return f"ended (exit code {code})" if code >= 0 else f"was killed by signal {-code}"
 
-    async def last_words(self) -> str:
+    async def stderr_tail(self) -> str:
         """The last line on stderr, which may arrive after the end of stdout."""
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._heard.wait(), 0.1)
-        text = self._words.rest if self._words.rest.strip() else self._last_words
+        text = self._words.rest if self._words.rest.strip() else self._last_line
         return printable(text.decode("utf-8", "replace").strip())[:200]
 
     def end_soon(self, *, now: bool = False) -> None:
@@ -223,8 +223,8 @@ class PlaybackFeed:
 
     def faster(self, steps: int) -> None:
         """Move `steps` up (negative: down) in `SPEEDS`."""
-        place = SPEEDS.index(self.playback.speed) + steps
-        self.playback.speed = SPEEDS[min(max(place, 0), len(SPEEDS) - 1)]
+        index = SPEEDS.index(self.playback.speed) + steps
+        self.playback.speed = SPEEDS[min(max(index, 0), len(SPEEDS) - 1)]
         self._changed.set()
 
     def seek(self, at_s: float) -> None:

@@ -71,7 +71,7 @@ class Coordinator:
         count: int | None,
         names: tuple[str, ...],
         given_up: Callable[[], bool],
-        launcher_words: Callable[[], str | None],
+        launcher_output: Callable[[], str | None],
     ) -> int:
         """Check, judge and write the report; return the exit code. Raise UserError if no node came."""
         request = self.request
@@ -88,7 +88,7 @@ class Coordinator:
         if signals:
             interrupted = InterruptedBySignal(signals[0])
         elif not session.nodes:
-            message = launcher_words()
+            message = launcher_output()
             reported = f"; {self.launcher} says: {message}" if message else f" within {session.plan.join_limit_s:g} s"
             raise UserError(f"no node came{reported}")
         else:
@@ -104,9 +104,9 @@ class Coordinator:
             interrupted=str(interrupted) if interrupted else None,
             insecure=self._insecure,
         )
-        message = launcher_words() if session.missing else None
+        message = launcher_output() if session.missing else None
         report = judge_cluster(
-            session, run, floor_gb_s=floor_gb_s, fail_on=request.fail_on, files=self.files, launcher_words=message
+            session, run, floor_gb_s=floor_gb_s, fail_on=request.fail_on, files=self.files, launcher_output=message
         )
         if self._not_kept:
             report = msgspec.structs.replace(report, exit_code=COULD_NOT)

@@ -128,26 +128,26 @@ class Hub:
     def ask(self, orders: Mapping[int, Order], limit_s: float) -> dict[int, Answer | MemberSilence]:
         """Send orders to members (by index in `members`) and wait for all their answers."""
         numbers: dict[int, int] = {}
-        for place, order in orders.items():
+        for index, order in orders.items():
             self._asked += 1
-            numbers[place] = self._asked
-            self._send(self.members[place], Asked(self._asked, order))
+            numbers[index] = self._asked
+            self._send(self.members[index], Asked(self._asked, order))
         answers: dict[int, Answer] = {}
         deadline = time.monotonic() + limit_s
-        while waiting := [place for place in self.present() if place in numbers and place not in answers]:
+        while waiting := [index for index in self.present() if index in numbers and index not in answers]:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 break
-            for place, answered in self._heard(left_s):
-                if numbers.get(place) == answered.number:
-                    answers[place] = answered.answer
-        for place in waiting:
-            self._lose(self.members[place], f"did not answer within {limit_s:.0f} s")
-        return {place: answers.get(place, MemberSilence(self.members[place].lost or "")) for place in orders}
+            for index, answered in self._heard(left_s):
+                if numbers.get(index) == answered.number:
+                    answers[index] = answered.answer
+        for index in waiting:
+            self._lose(self.members[index], f"did not answer within {limit_s:.0f} s")
+        return {index: answers.get(index, MemberSilence(self.members[index].lost or "")) for index in orders}
 
     def present(self) -> list[int]:
         """The indexes of the members that are not lost."""
-        return [place for place, member in enumerate(self.members) if member.lost is None]
+        return [index for index, member in enumerate(self.members) if member.lost is None]
 
     def close(self) -> None:
         """End all members."""
@@ -160,8 +160,8 @@ class Hub:
 
     def _heard(self, wait_s: float) -> Iterator[tuple[int, Answered]]:
         for key, _ in self._selector.select(wait_s):
-            place = int(key.data)
-            member = self.members[place]
+            index = int(key.data)
+            member = self.members[index]
             try:
                 lines = member.line.take()
                 if lines is None:
@@ -170,7 +170,7 @@ class Hub:
                     answered = decoded(line, Answered)
                     if isinstance(answered.answer, Tampered):
                         raise TamperedError
-                    yield place, answered
+                    yield index, answered
             except OSError as error:
                 self._lose(member, f"the connection to it broke ({error.strerror or error})")
             except TamperedError as error:
@@ -255,8 +255,8 @@ class Hub:
             self._hang_up_on(line)
         local = [member for member in self.members if member.address == member.reached]
         reached = [member.reached for member in self.members if member not in local]
-        for place, member in enumerate(self.members):
-            self._selector.register(member.line.socket, selectors.EVENT_READ, place)
+        for index, member in enumerate(self.members):
+            self._selector.register(member.line.socket, selectors.EVENT_READ, index)
             if member in local and reached:
                 # it connected by loopback or a container bridge; the others reach it at the hub's address
                 member.address = reached[0]

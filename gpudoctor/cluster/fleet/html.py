@@ -126,8 +126,8 @@ def _nodes(fleet: Fleet, verdicts: Sequence[str]) -> tuple[Part, ...]:
 
 def _node(row: NodeRow, fleet: Fleet) -> tuple[Cell, ...]:
     faults = tuple(f"{fault.check}: {fault.headline}" for fault in row.faults)
-    said = row.reason.removeprefix(f"{row.verdict.upper()} ")  # the chip beside it says that word
-    why = Items(faults) if faults and row.verdict == "fail" else said
+    reason = row.reason.removeprefix(f"{row.verdict.upper()} ")  # the chip beside it says that word
+    why = Items(faults) if faults and row.verdict == "fail" else reason
     name = (Strong(row.name), fleet.marks_of(row))
     return Chip(row.verdict), name, why, row.level, Short(row.started_at or "not known", row.place)
 
@@ -154,7 +154,9 @@ def _outlier(found: Sequence[Outlier]) -> tuple[Cell, ...]:
 
 def _drift(fleet: Fleet) -> tuple[Section, ...]:
     def cells(drift: ConfigDrift) -> tuple[Cell, ...]:
-        majority = "no majority" if drift.majority is None else f"{drift.majority} on {drift.agreeing} of {drift.told}"
+        majority = (
+            "no majority" if drift.majority is None else f"{drift.majority} on {drift.agreeing} of {drift.reporting}"
+        )
         return drift.item, drift.kind, majority, Items(tuple(f"{o.value}: {hostlist(o.nodes)}" for o in drift.others))
 
     shown = _rows(("item", "nodes", "majority", "others"), fleet.drift, cells)

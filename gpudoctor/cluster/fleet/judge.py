@@ -151,9 +151,9 @@ def _rows(
         yield _with_jobs(_row(node, outliers.get(node.name, [])), blamed.pop(node.host, None))
     silent = NodeRow("", "", "unknown", "UNKNOWN no report of this node was read", "", "", None, "", reports=0)
     reported = Hosts((*(node.host for node in nodes), *blamed))
-    trial = bool(nodes) and all(node.newest.simulated for node in nodes)
+    all_simulated = bool(nodes) and all(node.newest.simulated for node in nodes)
     for name in (host for host in expected if host not in reported):
-        yield msgspec.structs.replace(silent, name=name, host=name, simulated=trial)
+        yield msgspec.structs.replace(silent, name=name, host=name, simulated=all_simulated)
     for name, found in blamed.items():
         yield _with_jobs(msgspec.structs.replace(silent, name=name, host=name, place=found.places[-1]), found)
 

@@ -39,7 +39,7 @@ class ConfigDrift(msgspec.Struct, frozen=True):
     item: str
     majority: str | None
     agreeing: int
-    told: int
+    reporting: int = msgspec.field(name="told")
     others: tuple[Other, ...]
 
 

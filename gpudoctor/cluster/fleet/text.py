@@ -144,9 +144,9 @@ def _drift(fleet: Fleet, most: int) -> Iterator[RenderableType]:
     def cells(drift: ConfigDrift) -> tuple[Text, ...]:
         others = "; ".join(f"{other.value} on {shortened(hostlist(other.nodes), 200)}" for other in drift.others)
         if drift.majority is None:
-            text = f"no majority of {drift.told}: {others}"
+            text = f"no majority of {drift.reporting}: {others}"
         else:
-            text = f"{others}; {drift.majority} on {drift.agreeing} of {drift.told}"
+            text = f"{others}; {drift.majority} on {drift.agreeing} of {drift.reporting}"
         item = f"{drift.item} ({drift.kind})" if several else drift.item
         return status_word(Status.WARN), plain(item, "bold"), plain(text)
 

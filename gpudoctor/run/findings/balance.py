@@ -41,9 +41,9 @@ def evidence_of(watched: Watched, slow: SlowRank) -> tuple[Evidence, ...]:
     return tuple(found)
 
 
-def look_at_line(slow: SlowRank, words: str) -> str:
+def look_at_line(slow: SlowRank, advice: str) -> str:
     """The advice, and to look at the line of code in the evidence if there is one."""
-    return f"{words}: look at the line of code in the evidence." if _places(slow) else f"{words}."
+    return f"{advice}: look at the line of code in the evidence." if _places(slow) else f"{advice}."
 
 
 def _wait_ms(rank: WatchedRank) -> float:

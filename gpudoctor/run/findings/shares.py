@@ -63,6 +63,8 @@ def too_short_for_share(text: str) -> str:
 def share_of_steps(ranks: Sequence[WatchedRank], phase: int) -> Share:
     """The mean of the ranks, at least one; time in which one only lacked a CPU is left out."""
     whole = [fmean(step.undisturbed_ms(*range(len(PHASES))) for step in rank.steps) for rank in ranks]
-    own = [fmean(step.undisturbed_ms(phase) for step in rank.steps) for rank in ranks]
-    part = fmean(ms / step_ms if step_ms > 0 else 0.0 for ms, step_ms in zip(own, whole, strict=True))
-    return Share(part, fmean(own), fmean(ms * rank.finished / 1000 for ms, rank in zip(own, ranks, strict=True)))
+    phase_ms = [fmean(step.undisturbed_ms(phase) for step in rank.steps) for rank in ranks]
+    part = fmean(ms / step_ms if step_ms > 0 else 0.0 for ms, step_ms in zip(phase_ms, whole, strict=True))
+    return Share(
+        part, fmean(phase_ms), fmean(ms * rank.finished / 1000 for ms, rank in zip(phase_ms, ranks, strict=True))
+    )

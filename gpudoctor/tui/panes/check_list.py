@@ -78,7 +78,7 @@ class CheckList(Vertical):
         running = state.running
         key = (
             id(state.report),
-            None if running is None else (running.words, running.level, running.since_s),
+            None if running is None else (running.only, running.level, running.since_s),
             self._filter,
             self._problems_only,
             tuple(self._folded.items()),

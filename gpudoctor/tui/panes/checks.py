@@ -176,7 +176,7 @@ def running_words(running: Running | None, now_s: float) -> str:
     """One line on the current run: its checks, elapsed time, usual time left, and progress."""
     if running is None:
         return ""
-    what = ", ".join(running.words) or "all checks"
+    what = ", ".join(running.only) or "all checks"
     left_s = None if running.ends_s is None else running.ends_s - now_s
     left = f", about {duration_text(left_s)} left" if left_s is not None and left_s > 0 else ""
     doing = f"  {running.progress}" if running.progress else ""
@@ -240,7 +240,7 @@ def _difference_line(difference: Difference, no_color: bool) -> Content:
 
 
 def _run_line(run: FinishedRun, no_color: bool) -> Content:
-    what = printable(", ".join(run.words) or "all")
+    what = printable(", ".join(run.only) or "all")
     head = f"{clock(run.at_s)}  {run.level:<8}  {what:<12}  "
     if run.report is None:
         return Content.assemble(head, ("no verdict ", style_of("unknown", no_color)), printable(run.error or ""))

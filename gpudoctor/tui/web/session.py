@@ -77,7 +77,7 @@ class WebSession:
         self._process: AsyncChild | None = None
         self._out, self._err = asyncio.StreamReader(), asyncio.StreamReader()
         self._in: asyncio.StreamWriter | None = None
-        self._last_words: deque[str] = deque(maxlen=1)
+        self._stderr_tail: deque[str] = deque(maxlen=1)
 
     async def start(self, width: int, height: int) -> None:
         """Raise OSError if the app cannot be started."""
@@ -105,7 +105,7 @@ class WebSession:
                     ended = True
         except (asyncio.IncompleteReadError, ValueError):
             await listening
-            return None if ended else f"the app ended: {next(iter(self._last_words), 'it said nothing')}"
+            return None if ended else f"the app ended: {next(iter(self._stderr_tail), 'it said nothing')}"
         finally:
             listening.cancel()
 
@@ -161,7 +161,7 @@ class WebSession:
         """Keep the last line that the app wrote to stderr."""
         while chunk := await stderr.read(4096):
             statements = [line for line in chunk.decode("utf-8", "replace").splitlines() if line.strip()]
-            self._last_words.extend(printable(line.strip())[:200] for line in statements[-1:])
+            self._stderr_tail.extend(printable(line.strip())[:200] for line in statements[-1:])
 
 
 async def _drain(stream: asyncio.StreamReader) -> None:
