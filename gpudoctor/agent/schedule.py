@@ -25,7 +25,7 @@ from gpudoctor.text.output import printable, say
 _LOOK_S = 0.05
 _NAP_MAX_S = 30.0  # asyncio's clock stops while the machine is suspended
 SOFT_S, HARD_S = 4.0, 2.0  # a check needs less than a second to end after SIGTERM
-END_SOFT_S, END_HARD_S = 0.9, 0.6  # the agent must end within 2 s
+_END_S = 0.8  # after SIGTERM, and after SIGKILL: the agent must end within 2 s
 TOKEN_VARIABLE = "GPUDOCTOR_AGENT_TOKEN"
 # a quick report of 16 GPUs is below 1 MiB
 OUTPUT_BYTES_MAX = 16 << 20
@@ -133,7 +133,8 @@ class Schedule:
             if not await _over_within(run, self.plan.deadline_s):
                 return await self._ended(run)
         except asyncio.CancelledError:
-            _end_now(run)
+            run.end()
+            end_leftovers()
             raise
         outcome = run.outcome()
         await _clear_leftovers(self._own)
@@ -194,20 +195,6 @@ async def _clear_leftovers(spare: Collection[int]) -> tuple[int, ...]:
     return left
 
 
-def _end_now(run: QuickRun) -> None:
-    """End the run with blocking waits: the event loop is shutting down."""
-    for end, limit_s in ((run.end_softly, END_SOFT_S), (run.end_hard, END_HARD_S)):
-        end()
-        give_up_s = time.monotonic() + limit_s
-        while time.monotonic() < give_up_s:
-            if run.over():
-                end_leftovers()
-                return
-            time.sleep(_LOOK_S)
-    run.abandon()
-    end_leftovers()
-
-
 # One run.
 
 
@@ -253,6 +240,11 @@ class QuickRun:
     def end_hard(self) -> None:
         """Kill the process group."""
         self._process.send(signal.SIGKILL, group=True)
+
+    def end(self) -> None:
+        """End it with blocking waits: the event loop is shutting down."""
+        self._process.end(_END_S)
+        self._close()
 
     def outcome(self) -> Report | str:
         """The report of a run that is over, or why there is none. Call it once: it closes the output."""

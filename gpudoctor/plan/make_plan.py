@@ -132,20 +132,16 @@ def make_plan(request: PlanRequest, shape: ModelShape, sourced: Sourced) -> tupl
     batch = batch_of(taken.job, taken.split)
     expected = tuple(wanted_settings(machine, taken.split, node))
     bucket = bucket_of(taken.job, taken.split, measurements)
-    made = Plan(
-        source=SourceSummary(node.source.kind, node.source.name, node.source.faults),
-        simulated=node.source.kind == "simulated",
-        model=model_summary(shape),
+    warnings = (
+        *ground.warnings,
+        *choice.warnings,
+        *_warnings(request, machine, taken, step, measurements),
+        *node.source.notes,
+    )
+    made = msgspec.structs.replace(
+        _plan_of(node, job, choice.options, taken, choice.why, warnings),
         machine=machine_summary(machine),
-        precision=job.precision,
-        optimizer=request.optimizer,
-        seq=job.seq,
-        strategies=tuple(strategy(option) for option in choice.options),
-        recommended=strategy(taken),
-        why=choice.why,
         instead=choice.instead,
-        batch=batch,
-        learning_rate=learning_rates(batch),
         bucket=bucket,
         communication=communication_summary(step, machine),
         wanted=expected,
@@ -157,16 +153,31 @@ def make_plan(request: PlanRequest, shape: ModelShape, sourced: Sourced) -> tupl
             _meant(t, node, machine, choice, step, measurements)
             for t in (troubles(ground.report, ground.unfit) if ground.report else ())
         ),
-        warnings=(
-            *ground.warnings,
-            *choice.warnings,
-            *_warnings(request, machine, taken, step, measurements),
-            *node.source.notes,
-        ),
         launch=launch_of(machine, taken.job, taken.split, batch, expected, bucket, len(machine.gpus) == len(node.gpus)),
         formulas=formulas() if request.explain else (),
     )
     return made, taken
+
+
+def _plan_of(
+    node: Node, job: PlanJob, options: tuple[Option, ...], taken: Option, why: str, warnings: tuple[str, ...]
+) -> Plan:
+    """What every plan has, also one for CPU ranks."""
+    batch = batch_of(taken.job, taken.split)
+    return Plan(
+        source=SourceSummary(node.source.kind, node.source.name, node.source.faults),
+        simulated=node.source.kind == "simulated",
+        model=model_summary(job.shape),
+        precision=job.precision,
+        optimizer=job.optimizer,
+        seq=job.seq,
+        strategies=tuple(strategy(option) for option in options),
+        recommended=strategy(taken),
+        why=why,
+        batch=batch,
+        learning_rate=learning_rates(batch),
+        warnings=warnings,
+    )
 
 
 def shape_of(model: str) -> ModelShape:
@@ -265,26 +276,11 @@ def cpu_plan(request: PlanRequest, shape: ModelShape, sourced: Sourced) -> tuple
             f"{shape.name} does not fit {ranks} CPU ranks in RAM {size} (least: {gib_text(least)} a rank): plan "
             f"it for GPUs, and try it here: --node hgx-h100-8 --backend gloo --try"
         )
-    node = sourced.node
     why = "one rank holds all of it" if taken.split.name == "ddp" else "the ranks hold it together"
     if request.tensor is not None or request.pipeline is not None:
         why = "--tensor and --pipeline request it"
-    batch = batch_of(taken.job, taken.split)
-    plan = Plan(
-        source=SourceSummary(node.source.kind, node.source.name, node.source.faults),
-        simulated=node.source.kind == "simulated",
-        model=model_summary(shape),
-        precision=job.precision,
-        optimizer=job.optimizer,
-        seq=seq,
-        strategies=tuple(strategy(option) for option in options),
-        recommended=strategy(taken),
-        why=why,
-        batch=batch,
-        learning_rate=learning_rates(batch),
-        warnings=(*warnings, "no GPU here: planned for CPU ranks, in RAM"),
-    )
-    return plan, taken
+    warnings = (*warnings, "no GPU here: planned for CPU ranks, in RAM")
+    return _plan_of(sourced.node, job, options, taken, why, warnings), taken
 
 
 def _cpu_splits(request: PlanRequest, job: PlanJob, ranks: int) -> tuple[RankSplit, ...]:

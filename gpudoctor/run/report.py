@@ -167,17 +167,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
 def judged(watched: Watched) -> tuple[FlatFinding, ...]:
     """All findings, in the order of the checks."""
     return tuple(
-        FlatFinding(
-            id=check.id,
-            status=finding.status,
-            subject=finding.subject,
-            found=finding.found,
-            expected=finding.expected,
-            evidence=finding.evidence,
-            likely=finding.likely,
-            advice=finding.advice,
-            reason=finding.reason,
-        )
+        FlatFinding(id=check.id, **{name: getattr(finding, name) for name in FlatFinding.__struct_fields__[1:]})
         for check in run_checks()
         for finding in findings_of(check, watched)
     )
@@ -185,7 +175,7 @@ def judged(watched: Watched) -> tuple[FlatFinding, ...]:
 
 def as_finding(flat: FlatFinding) -> Finding:
     """The finding, for what shows findings."""
-    return Finding(**{name: getattr(flat, name) for name in flat.__struct_fields__ if name != "id"})
+    return Finding(**{name: getattr(flat, name) for name in FlatFinding.__struct_fields__[1:]})
 
 
 def verdict_of(findings: Iterable[FlatFinding]) -> Literal["pass", "warn", "fail", "unknown"]:

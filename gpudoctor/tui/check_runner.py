@@ -64,7 +64,6 @@ class Checker:
         self._options = list(options)
         self._report_bytes_max = report_bytes_max
         self._child: _Child | None = None
-        self._busy = False
         self._closed = False
 
     @property
@@ -78,7 +77,7 @@ class Checker:
 
     @property
     def busy(self) -> bool:
-        return self._busy
+        return self._child is not None
 
     def command(self, only: Sequence[str], level: Level, *, force: bool = False) -> list[str]:
         """The child's argument vector."""
@@ -97,7 +96,7 @@ class Checker:
 
         Raise UserError if a check is running already. If the task is cancelled, the child is killed.
         """
-        if self._busy:
+        if self.busy:
             raise UserError("a check runs already: cancel it first")
         started_s = time.time()
 
@@ -106,7 +105,6 @@ class Checker:
 
         if self._closed:
             return finished(None, "gpudoctor is ending")
-        self._busy = True
         try:
             command = self.command(only, level, force=force)
             self._child = child = _Child(command, on_progress, self._report_bytes_max)
@@ -118,7 +116,6 @@ class Checker:
             if self._child is not None:
                 self._child.drop()
             self._child = None
-            self._busy = False
 
     def cancel(self) -> None:
         """Ask the child to end with a partial report; it is terminated, then killed, if it does not."""

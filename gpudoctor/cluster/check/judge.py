@@ -41,7 +41,7 @@ def judge_cluster(
     files: Mapping[str, str] | None = None,
     launcher_output: str | None = None,
 ) -> ClusterReport:
-    """The report of a check. `files` are the nodes' report files by name; `launcher_output` is an error of the launcher."""
+    """The report of a check. `files`: the nodes' report files by name; `launcher_output`: an error of the launcher."""
     checks: tuple[Judged, ...] = (
         judged("cluster.nodes", tuple(_came(session, launcher_output))),
         judged("cluster.checks", tuple(_own_checks(session.nodes, files or {}))),

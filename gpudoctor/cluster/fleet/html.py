@@ -8,7 +8,6 @@ from typing import TypeVar
 from gpudoctor.cluster.fleet.judge import outlier_words, run_finding_words
 from gpudoctor.cluster.fleet.model import (
     OUTLIER,
-    WORST_FIRST,
     ConfigDrift,
     FaultKind,
     FigureRow,
@@ -16,8 +15,11 @@ from gpudoctor.cluster.fleet.model import (
     NodeRow,
     Outlier,
     Trend,
+    by_node_name,
 )
+from gpudoctor.cluster.fleet.nodes import counted
 from gpudoctor.cluster.fleet.runs import FleetRun, RunFinding
+from gpudoctor.cluster.fleet.shapes import WORST_FIRST
 from gpudoctor.report.html.parts import (
     Cell,
     Chip,
@@ -52,7 +54,7 @@ def render_fleet_html(fleet: Fleet) -> str:
     page = Page(
         title=f"{fleet.verdict.upper()}{simulated} {counts.nodes} nodes: gpudoctor fleet",
         kicker=f"gpudoctor {fleet.version} fleet",
-        heading=f"{counts.nodes} node{'' if counts.nodes == 1 else 's'}",
+        heading=counted(counts.nodes, "node"),
         status=fleet.verdict,
         word=fleet.verdict.upper(),
         verdict=fleet.verdict_words or f"{counts.fail} not fit to train on",
@@ -135,7 +137,8 @@ def _node(row: NodeRow, fleet: Fleet) -> tuple[Cell, ...]:
 def _outliers(fleet: Fleet) -> tuple[Section, ...]:
     """A row for each node with its worst figure; its other figures are folded under it."""
     head = ("", "node", "figure", "value", "fleet", "worse", "sigma")
-    return section("Worse than the fleet", _rows(head, list(fleet.outliers_by_node.values()), _outlier), "outliers")
+    rows = _rows(head, list(by_node_name(fleet.outliers).values()), _outlier)
+    return section("Worse than the fleet", rows, "outliers")
 
 
 def _outlier(found: Sequence[Outlier]) -> tuple[Cell, ...]:

@@ -16,8 +16,9 @@ from gpudoctor.cluster.fleet.figures import (
     less_is_better,
     unit_of,
 )
-from gpudoctor.cluster.fleet.model import WORST_FIRST, FigureRow, NodeRow, Outlier, Trend
+from gpudoctor.cluster.fleet.model import FigureRow, NodeRow, Outlier, Trend
 from gpudoctor.cluster.fleet.nodes import FleetNode
+from gpudoctor.cluster.fleet.shapes import WORST_FIRST
 from gpudoctor.cluster.outliers import FAIL_SIMILARITY, MIN_NODES, Bad, FigureSpread, spread_of
 from gpudoctor.report.two_reports import FIGURE_CHANGE_MIN
 from gpudoctor.text.hostlist import hostlist

@@ -9,7 +9,7 @@ from statistics import fmean
 from gpudoctor.checks.core.case import Limit
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, warn
 from gpudoctor.checks.core.subject import NODE
-from gpudoctor.run.findings.balance import evidence_of, expected_ratio, subject_of
+from gpudoctor.run.findings.balance import evidence_of, makes_others_wait, subject_of
 from gpudoctor.run.findings.run_check import run_check
 from gpudoctor.run.findings.slow_ranks import LAST_IN_SHARE, LIMITS, SlowRank, compared
 from gpudoctor.run.observer.layout import WAIT
@@ -46,21 +46,15 @@ def _larger(watched: Watched, slow: SlowRank, others: Sequence[WatchedRank]) -> 
     usual = fmean(fmean(step.elements for step in rank.steps) for rank in others)
     usual_rows = fmean(fmean(step.rows for step in rank.steps) for rank in others)
     text = (
-        f"makes the others wait: its batches are {elements / usual:.2f} x as large as theirs, its compute takes "
+        f"its batches are {elements / usual:.2f} x as large as theirs, its compute takes "
         f"{slow.own_ms:.1f} ms {slow.often}, theirs {slow.usual_ms:.1f} ms"
     )
     sizes = Evidence(
         "first input", f"{rows:.1f} rows, {elements:.0f} elements a step; others {usual_rows:.1f}, {usual:.0f}"
     )
-    return warn(
-        subject_of(watched, slow.rank),
-        Found(text, round(elements / usual, 3), "ratio"),
-        expected_ratio(),
-        sizes,
-        *evidence_of(watched, slow),
-        likely="uneven batches: this rank gets more to compute than the others",
-        advice=_ADVICE,
-    )
+    shown = (sizes, *evidence_of(watched, slow))
+    likely = "uneven batches: this rank gets more to compute than the others"
+    return makes_others_wait(watched, slow, text, shown, likely, *_ADVICE, ratio=elements / usual)
 
 
 def _uneven(watched: Watched, ranks: Sequence[WatchedRank]) -> Finding:
