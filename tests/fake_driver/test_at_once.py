@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from benchmarks import at_once
 
+from benchmarks import at_once
 from tests.fake_driver.conftest import ROOT
 
 
