@@ -214,8 +214,5 @@ def judged(id: str, findings: tuple[Finding, ...]) -> Judged:
 
 def verdict_of(checks: tuple[Judged, ...]) -> Verdict:
     """The worst status of all; unknown if no check passed."""
-    statuses = {check.status for check in checks}
-    for status, verdict in ((Status.FAIL, "fail"), (Status.UNKNOWN, "unknown"), (Status.WARN, "warn")):
-        if status in statuses:
-            return verdict  # type: ignore[return-value]
-    return "pass" if Status.PASS in statuses else "unknown"
+    status = worst(check.status for check in checks)
+    return "unknown" if status is Status.SKIP else status.value  # type: ignore[return-value]
