@@ -215,4 +215,4 @@ def judged(id: str, findings: tuple[Finding, ...]) -> Judged:
 def verdict_of(checks: tuple[Judged, ...]) -> Verdict:
     """The worst status of all; unknown if no check passed."""
     status = worst(check.status for check in checks)
-    return "unknown" if status is Status.SKIP else status.value  # type: ignore[return-value]
+    return "unknown" if status is Status.SKIP else status.value
