@@ -338,7 +338,7 @@ from gpudoctor.facts.model.measured_strategies import FrameworkView
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing
 
-def measure(node, asked, level, args, progress, on_interrupt, *_):
+def measure(node, asked, level, args, *, progress, on_interrupt, **_):
     views = (FrameworkView("tensorflow", "2.21.0", True, len(node.gpus)),)
     on_interrupt(Measurements(frameworks=views, not_run={"frameworks.jax": Missing("JAX: no answer", "failed")}))
     raise InterruptedBySignal(signal.SIGTERM)

@@ -305,7 +305,7 @@ def test_a_simulated_answer_without_a_trial_is_no_verdict(node: Node, monkeypatc
 
 
 def real(prep: object) -> object:
-    """`node_check.examined` before it was replaced."""
+    """`node_check.run_prepared` before it was replaced."""
     from gpudoctor.api.node_check import Prepared, read_source, report_on
 
     assert isinstance(prep, Prepared)
