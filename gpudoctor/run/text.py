@@ -40,8 +40,8 @@ def _lines(report: RunReport, width: int) -> Iterator[str]:
     rest = list(_rest(report))
     if rest:
         yield ""
-    for words in rest:
-        yield from textwrap.wrap(words, width, subsequent_indent="      ", break_on_hyphens=False)
+    for text in rest:
+        yield from textwrap.wrap(text, width, subsequent_indent="      ", break_on_hyphens=False)
     if report.kept:
         yield f"logs, stacks and dumps: {printable(report.kept)}"
 
@@ -98,13 +98,13 @@ def _warm_up(report: RunReport) -> str:
 def _block(flat: FlatFinding, width: int) -> Iterator[str]:
     finding = as_finding(flat)
     yield f"{flat.status.value.upper():<8}{flat.id}  {flat.subject.label}"
-    for label, words in block_rows(finding, ()):
+    for label, text in block_rows(finding, ()):
         start, indent = f"  {label:<{_LABEL}}", " " * (_LABEL + 2)
-        if isinstance(words, CommandText):  # to be copied
-            yield start + printable(words)
+        if isinstance(text, CommandText):  # to be copied
+            yield start + printable(text)
             continue
         yield from textwrap.wrap(
-            printable(words), width, initial_indent=start, subsequent_indent=indent, break_on_hyphens=False
+            printable(text), width, initial_indent=start, subsequent_indent=indent, break_on_hyphens=False
         ) or [f"  {label}"]
 
 
