@@ -20,10 +20,10 @@ from gpudoctor.diagnose.events import Event
 from gpudoctor.diagnose.follow import Stall
 from gpudoctor.diagnose.gather import GatheredLogs
 from gpudoctor.diagnose.infer import first_failed_attempt, hypotheses, recovered
-from gpudoctor.diagnose.job import Job, clock_skews, is_work
+from gpudoctor.diagnose.job import Attempt, Job, clock_skews, is_work
 from gpudoctor.diagnose.node_reports import NodeReport, weigh
 from gpudoctor.diagnose.rules.model import Hypothesis
-from gpudoctor.diagnose.rules.said import failed_saying, statements, stood_still, unknown_errors
+from gpudoctor.diagnose.rules.said import failed_saying, lasting, stood_still, unknown_errors
 from gpudoctor.diagnose.rules.silence import unfinished_start
 
 _MOST_VICTIMS = 64
@@ -34,21 +34,14 @@ _MOST_TIMELINE = 2000
 
 def diagnose(gathered: GatheredLogs, reports: Iterable[NodeReport] = ()) -> Diagnosis:
     """The best hypothesis, the remaining ones, the victims, and what to do."""
-    job = Job(gathered.log, gathered.files)
+    job = Job(gathered.log, gathered.files, gathered.dumps, gathered.stacks)
     for dump in gathered.dumps:
         gathered.files[dump.file].rank = dump.rank
     healed = recovered(job)
-    found = (
-        [healed]
-        if healed
-        else (
-            hypotheses(job, gathered.dumps, gathered.stacks)
-            or failed_saying(job, job.attempts - 1)
-            or unfinished_start(job)
-            or unknown_errors(job)
-            or stood_still(job)
-        )
-    )
+    last = Attempt(job, job.attempts - 1)
+    found = [healed] if healed else hypotheses(job)
+    for fallback in (failed_saying(last), unfinished_start(job), unknown_errors(job), stood_still(job)):
+        found = found or [*fallback]
     answer = Diagnosis(
         verdict="nothing",
         cause=None,
@@ -58,7 +51,7 @@ def diagnose(gathered: GatheredLogs, reports: Iterable[NodeReport] = ()) -> Diag
         timeline=_timeline(job),
     )
     if not found:
-        said = [e for e in statements(job, None) if gathered.files[e.file].like_a_job]
+        said = [e for e in lasting(job, job.of("said")) if gathered.files[e.file].like_a_job]
         lines = _evidence(Hypothesis(what="", events=said[:_MOST_LAST_WORDS]), gathered)
         return msgspec.structs.replace(
             answer,

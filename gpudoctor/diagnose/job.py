@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import cached_property
 from itertools import combinations
 from statistics import median
 
 from gpudoctor.diagnose.diagnosis import ClockSkew
 from gpudoctor.diagnose.events import MOST_RANKS, TROUBLE, Event
+from gpudoctor.diagnose.flight_recorder import Dump
 from gpudoctor.diagnose.places import (
     STEPS_OF_WORK,
     LogFile,
@@ -20,6 +22,7 @@ from gpudoctor.diagnose.places import (
     fill_in_hosts,
     fill_in_ranks,
 )
+from gpudoctor.diagnose.stacks import Stack
 
 _NO_HOST = {"bogon", "localhost", "ubuntu", "0.0.0.0", "::1", "127.0.0.1", "?UNKNOWN?"}
 _ADDRESS = re.compile(r"[0-9.:]+|.*:.*:.*")
@@ -35,8 +38,10 @@ _MOST_CLOCKS = 64
 class Job:
     """The events of a job, with ranks, hosts and attempts filled in; `bus_ids` has the rank of each GPU."""
 
-    def __init__(self, events: Iterable[Event], files: list[LogFile]) -> None:
-        self.files = files
+    def __init__(
+        self, events: Iterable[Event], files: list[LogFile], dumps: Iterable[Dump] = (), stacks: Iterable[Stack] = ()
+    ) -> None:
+        self.files, self.dumps, self.stacks = files, list(dumps), list(stacks)
         self.events = list(events)
         fill_in_from_names(files, self.events)
         fill_in_attempts(files, self.events)
@@ -127,15 +132,6 @@ class Job:
         """Whether some text begins inside a traceback or a launcher's table, so that what came before is missing."""
         return any(e.what == "begins_inside" or e.detail.get("cut") for e in self.events)
 
-    def ranks_in_trouble(self, attempt: int) -> set[int]:
-        """Ranks that reported an error, a wait or a lost peer themselves."""
-        return {e.rank for e in self.of(*TROUBLE, attempt=attempt) if e.rank is not None}
-
-    def exits(self, attempt: int) -> dict[int, Event]:
-        """How each rank ended; torchrun's table takes precedence over its agent, the agent over srun."""
-        exits = sorted(self.of("exit", attempt=attempt), key=lambda e: _TRUST_IN_LAUNCHERS.get(e.word("by") or "", 0))
-        return {e.rank: e for e in exits if e.rank is not None}
-
     def store_host(self) -> str | None:
         """The host of the key-value store (that of rank 0), as named by the ranks that lost it."""
         hosts = {host for e in self.of("victim") if (host := e.word("store")) and _is_host(host)}
@@ -191,14 +187,34 @@ class Job:
     def _assign_early_exception(self) -> None:
         """An early exception has no label: it belongs to the one rank that failed without reporting an error."""
         for attempt in {e.attempt for e in self.events}:
-            nameless = [e for e in self.of("cause", attempt=attempt) if e.rank is None and e.detail.get("traceback")]
-            in_trouble = self.ranks_in_trouble(attempt)
-            failed = [r for r, e in self.exits(attempt).items() if e.number("code") == 1 and r not in in_trouble]
-            agents = {
-                e.detail.get("agent", e.host) for e in self.of("exit", attempt=attempt) if e.detail.get("by") == "agent"
-            }
+            own = Attempt(self, attempt)
+            nameless = [e for e in own.of("cause") if e.rank is None and e.detail.get("traceback")]
+            failed = [r for r, e in own.exits.items() if e.number("code") == 1 and r not in own.in_trouble]
+            agents = {e.detail.get("agent", e.host) for e in own.of("exit", by="agent")}
             if len(nameless) == 1 and len(failed) == 1 and len(agents) <= 1:
                 nameless[0].rank = failed[0]
+
+
+class Attempt:
+    """One attempt of a job: what rules are asked about."""
+
+    def __init__(self, job: Job, number: int) -> None:
+        self.job, self.number = job, number
+
+    def of(self, *roles: str, what: str | None = None, by: str | None = None) -> list[Event]:
+        """The events of these roles, in order; `by`: the launcher that reported them."""
+        return self.job.of(*roles, attempt=self.number, what=what, by=by)
+
+    @cached_property
+    def in_trouble(self) -> set[int]:
+        """Ranks that reported an error, a wait or a lost peer themselves."""
+        return {e.rank for e in self.of(*TROUBLE) if e.rank is not None}
+
+    @cached_property
+    def exits(self) -> dict[int, Event]:
+        """How each rank ended; torchrun's table takes precedence over its agent, the agent over srun."""
+        exits = sorted(self.of("exit"), key=lambda e: _TRUST_IN_LAUNCHERS.get(e.word("by") or "", 0))
+        return {e.rank: e for e in exits if e.rank is not None}
 
 
 def is_work(event: Event) -> bool:
