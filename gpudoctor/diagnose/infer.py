@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from itertools import chain
 
-from gpudoctor.diagnose.events import TROUBLE, Event
+from gpudoctor.diagnose.events import TROUBLE, Event, only
 from gpudoctor.diagnose.job import Attempt, Job, is_work
 from gpudoctor.diagnose.places import REQUEUED
 from gpudoctor.diagnose.rules.collective_timeouts import nccl_timeouts, watchdogs_stuck
@@ -125,7 +125,7 @@ def recovered(job: Job) -> Hypothesis | None:
         text,
         [*causes[:2], shown[-1]],
         ranks=only_rank(ranks_of(causes)),
-        host=host_of(causes) or (next(iter(job.hosts)) if len(job.hosts) == 1 else None),
+        host=host_of(causes) or only(job.hosts),
         confidence="certain",
     )
 
@@ -187,7 +187,4 @@ def _outlived(job: Job, troubles: list[Event]) -> bool:
 
 def _find_host(job: Job, hypothesis: Hypothesis) -> None:
     hosts = {e.host for e in job.events if e.rank in hypothesis.ranks and e.host}
-    if len(hosts) == 1:
-        hypothesis.host = hosts.pop()
-    elif not hosts and len(job.hosts) == 1:
-        hypothesis.host = next(iter(job.hosts))
+    hypothesis.host = only(hosts or job.hosts)

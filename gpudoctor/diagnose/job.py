@@ -12,7 +12,7 @@ from itertools import combinations
 from statistics import median
 
 from gpudoctor.diagnose.diagnosis import ClockSkew
-from gpudoctor.diagnose.events import MOST_RANKS, TROUBLE, Event
+from gpudoctor.diagnose.events import MOST_RANKS, TROUBLE, Event, grouped, only
 from gpudoctor.diagnose.flight_recorder import Dump
 from gpudoctor.diagnose.places import (
     STEPS_OF_WORK,
@@ -47,12 +47,13 @@ class Job:
         fill_in_attempts(files, self.events)
         self.hosts = fill_in_hosts(files, self.events)
         self.bus_ids = fill_in_ranks(self.events, self.hosts, one_file=len(files) == 1)
+        self._work = grouped((e.place, e) for e in self.events if is_work(e))
         self._assign_early_exception()
         self._excuse_pods()
         self._excuse_ssh()
         self._forget_ends_of_helpers()
         self.finished = any(e.role == "done" for e in self.events)
-        self.worked = any(map(is_work, self.events))
+        self.worked = bool(self._work)
         self.world = self._world()
         self.attempts = max((e.attempt for e in self.events), default=0) + 1
 
@@ -71,8 +72,7 @@ class Job:
 
     def worked_after(self, event: Event) -> bool:
         """Whether the work went on after this line; a single further step may be another rank's."""
-        work = [e for e in self.events if (e.file, e.attempt) == (event.file, event.attempt)]
-        work = [e for e in work if e.line > event.line and is_work(e)]
+        work = [e for e in self._work.get(event.place, ()) if e.line > event.line]
         return len(work) >= STEPS_OF_WORK or any(e.role == "done" for e in work)
 
     def outlived(self, event: Event) -> bool:
@@ -82,17 +82,15 @@ class Job:
         """
         if not event.detail.get("vague"):
             return False
-        for other in self.events:
-            if (other.file, other.attempt) != (event.file, event.attempt) or (
-                other.line < event.line and not event.detail.get("helper")
-            ):
-                continue
-            begun = other.what == "comm" and other.number("complete") and other.pid == event.pid
-            if other.line > event.line and (begun if event.what == "nccl_unknown" else other.what in _BEGINNINGS):
-                return True
-            if other.role == "done":
-                return True
-        return self.worked_after(event)
+        helper = bool(event.detail.get("helper"))
+        if any(e.role == "done" and (helper or e.line >= event.line) for e in self._work.get(event.place, ())):
+            return True
+        after = [e for e in self.events if e.place == event.place and e.line > event.line]
+        if event.what == "nccl_unknown":
+            begun = any(e.what == "comm" and e.number("complete") and e.pid == event.pid for e in after)
+        else:
+            begun = any(e.what in _BEGINNINGS for e in after)
+        return begun or self.worked_after(event)
 
     def _forget_ends_of_helpers(self) -> None:
         """What ended by the word of a shell, Horovod or a handler of signals was a helper if work goes on behind it.
@@ -100,27 +98,18 @@ class Job:
         A later "done" alone may be the script's. Slurm ends the whole job, whose text may come late. If others lost a
         peer after it, that peer had died.
         """
-        work: dict[tuple[int, int], list[int]] = {}
-        causes: dict[tuple[int, int], int] = {}
-        lost: dict[tuple[int, int], int] = {}
-        for event in self.events:
-            if event.role != "done" and is_work(event):
-                work.setdefault((event.file, event.attempt), []).append(event.line)
-            elif event.role == "cause":
-                causes[event.file, event.attempt] = event.line
-            elif event.role == "victim" and not event.detail.get("warning"):
-                lost[event.file, event.attempt] = event.line
-        for event in self.events:
-            place = event.file, event.attempt
+        lost = {e.place: e.line for e in self.of("victim") if not e.detail.get("warning")}
+        causes = {e.place: e.line for e in self.of("cause")}
+        for event in self.of("exit", "ending"):
             if event.role == "exit":
                 reported = event.word("by")
                 weak = reported == "horovod" or (reported in ("shell", "own") and event.rank is None)
-                weak = weak and lost.get(place, -1) < event.line
+                weak = weak and lost.get(event.place, -1) < event.line
             else:
-                weak = event.role == "ending" and event.strength <= 2 and " CANCELLED AT " not in event.text
-            steps = work.get(place, [])
+                weak = event.strength <= 2 and " CANCELLED AT " not in event.text
+            steps = [e.line for e in self._work.get(event.place, ()) if e.role != "done"]
             worked_on = len(steps) >= STEPS_OF_WORK and steps[-STEPS_OF_WORK] > event.line
-            failed_later = event.what == "time_limit" and causes.get(place, -1) > event.line
+            failed_later = event.what == "time_limit" and causes.get(event.place, -1) > event.line
             if weak and (worked_on or failed_later):
                 event.role = "fact"
 
@@ -134,8 +123,7 @@ class Job:
 
     def store_host(self) -> str | None:
         """The host of the key-value store (that of rank 0), as named by the ranks that lost it."""
-        hosts = {host for e in self.of("victim") if (host := e.word("store")) and _is_host(host)}
-        return hosts.pop() if len(hosts) == 1 else None
+        return only(host for e in self.of("victim") if (host := e.word("store")) and _is_host(host))
 
     def _world(self) -> int | None:
         sizes = [e.number("world") or 0 for e in self.events]
@@ -173,14 +161,10 @@ class Job:
 
     def _excuse_ssh(self) -> None:
         """A failed ssh is a fact if work began before it or a rank failed after it: no ssh that starts ranks."""
-        first_work = {(e.file, e.attempt): e.line for e in reversed(self.events) if is_work(e)}
-        raised = [e for e in self.of("cause") if e.rank is not None and e.names_rank]
-        last_raised = {(e.file, e.attempt): e.line for e in raised}
-        for event in self.events:
-            place = event.file, event.attempt
-            if event.what == "ssh_failed" and (
-                first_work.get(place, event.line) < event.line or last_raised.get(place, 0) > event.line
-            ):
+        last_raised = {e.place: e.line for e in self.of("cause") if e.rank is not None and e.names_rank}
+        for event in self.of("cause", "echo", what="ssh_failed"):
+            begun = next((e.line for e in self._work.get(event.place, ())), event.line)
+            if begun < event.line or last_raised.get(event.place, 0) > event.line:
                 event.role, event.what = "said", "network"
                 event.detail["severity"], event.detail["form"] = "error", "sentence"
 
@@ -262,16 +246,11 @@ def _ends(job: Job, attempt: int) -> dict[str, float]:
 
 def _timeouts(job: Job, attempt: int) -> dict[object, dict[str, float]]:
     """When the first rank of each host timed out, by group and sequence number."""
-    groups: dict[object, list[Event]] = {}
-    for event in job.of("wait", attempt=attempt):
-        if event.what == "nccl_timeout" and event.number("seq") is not None:
-            groups.setdefault((event.word("guid"), event.word("desc"), event.number("seq")), []).append(event)
+    numbered = [e for e in job.of("wait", attempt=attempt, what="nccl_timeout") if e.number("seq") is not None]
+    groups = grouped(((e.word("guid"), e.word("desc"), e.number("seq")), e) for e in numbered)
     return {key: _first_times(events) for key, events in groups.items()}
 
 
 def _first_times(events: list[Event]) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for event in events:
-        if event.host and event.time_s is not None:
-            found[event.host] = min(event.time_s, found.get(event.host, event.time_s))
-    return found
+    times = grouped((e.host, e.time_s) for e in events if e.host and e.time_s is not None)
+    return {host: min(each) for host, each in times.items()}

@@ -138,29 +138,36 @@ def _in_one_place(attempt: Attempt, groups: Groups, waiting: list[Waiting]) -> H
         return at_events("first_collective_hang", text, events)
     silent, size = _silent(attempt, waiting, reporting)
     unsaid = _below_the_highest(attempt, groups, reporting) if silent is None else silent
-    # in named groups the operations have been compared before
-    one_call = bool(groups.keys() - {None}) or len({w.op for w in waiting if w.op}) <= 1
-    one_place = one_call and len({w.seq for w in waiting}) == 1 and len(groups.keys() - {None}) <= 1
-    if one_place and len(reporting) >= 2:
-        if len(unsaid) == 1 and (silent is not None or _may_hang(attempt, groups, unsaid)):
-            text = f"all other ranks wait in number {first.seq}; {named(unsaid)} says nothing of it"
-            return Hypothesis("rank_hung", text, events[:4], ranks=tuple(unsaid))
-        if not size or len(reporting) / size >= _OVERHEARD:
-            place = f"{first.op.lower()} {first.seq}".lstrip()
-            rest = f"; nothing of the wait is heard of {named(unsaid)}" if unsaid else ""
-            text = (
-                f"all ranks heard of wait in the same {place}: none of them is behind{rest}. A rank that is "
-                "not in these logs never came, or the transfer itself stands still"
-            )
-            return Hypothesis("timeout_all_same_seq", text, events[:4], confidence="possible")
+    if why := _not_comparable(groups, waiting, reporting):
+        return _undecided(events, reporting, why)
+    if len(unsaid) == 1 and (silent is not None or _may_hang(attempt, groups, unsaid)):
+        text = f"all other ranks wait in number {first.seq}; {named(unsaid)} says nothing of it"
+        return Hypothesis("rank_hung", text, events[:4], ranks=tuple(unsaid))
+    if size and len(reporting) / size < _OVERHEARD:
+        return _undecided(events, reporting, "most ranks are not heard of")
+    place = f"{first.op.lower()} {first.seq}".lstrip()
+    rest = f"; nothing of the wait is heard of {named(unsaid)}" if unsaid else ""
+    text = (
+        f"all ranks heard of wait in the same {place}: none of them is behind{rest}. A rank that is "
+        "not in these logs never came, or the transfer itself stands still"
+    )
+    return Hypothesis("timeout_all_same_seq", text, events[:4], confidence="possible")
+
+
+def _not_comparable(groups: Groups, waiting: list[Waiting], reporting: set[int]) -> str:
+    """Why these waits do not show who is missing; empty if all are in one place."""
+    places = {(key, w.seq) for key, members in groups.items() for w in members.values() if w.seq is not None}
     if len(reporting) < 2:
-        why = "one rank alone cannot show who is missing"
-    elif not one_call:
-        why = "the ranks wait in different collectives, of one group or of several: these lines name no group"
-    elif len({(key, w.seq) for key, members in groups.items() for w in members.values() if w.seq is not None}) > 1:
-        why = "the ranks wait in different groups"
-    else:
-        why = "most ranks are not heard of"
+        return "one rank alone cannot show who is missing"
+    # in named groups the operations have been compared before
+    if not groups.keys() - {None} and len({w.op for w in waiting if w.op}) > 1:
+        return "the ranks wait in different collectives, of one group or of several: these lines name no group"
+    if len({w.seq for w in waiting}) > 1 or len(groups.keys() - {None}) > 1:
+        return "the ranks wait in different groups" if len(places) > 1 else "most ranks are not heard of"
+    return ""
+
+
+def _undecided(events: list[Event], reporting: set[int], why: str) -> Hypothesis:
     text = f"{named(rank for rank in reporting if rank >= 0)} waited in vain for a collective: {why}"
     return undecided("timeout_undecidable", text, events)
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 
 import msgspec
 
-from gpudoctor.diagnose.events import Event
+from gpudoctor.diagnose.events import Event, grouped, only
 from gpudoctor.diagnose.job import Attempt
 from gpudoctor.diagnose.rules.model import Hypothesis, host_of, named, ranks_of
 
@@ -159,10 +159,7 @@ def _sides(event: Event) -> Iterator[tuple[int, str]]:
 
 
 def _grouped(attempt: Attempt, events: list[Event]) -> list[Hypothesis]:
-    groups: dict[object, list[Event]] = {}
-    for event in events:
-        groups.setdefault(_kind(event), []).append(event)
-    made = [_hypothesis(attempt, group) for group in groups.values()]
+    made = [_hypothesis(attempt, group) for group in grouped((_kind(e), e) for e in events).values()]
     return sorted(made, key=lambda h: (-max(e.strength for e in h.events), min((e.file, e.line) for e in h.events)))
 
 
@@ -233,19 +230,17 @@ def _listed_ranks(attempt: Attempt) -> set[int]:
 
 def address_of(events: Collection[Event]) -> str | None:
     """The common address, of events that no controller can have repeated; Ray's labels name no host."""
-    addresses = {e.ip for e in events}
-    address = addresses.pop() if len(addresses) == 1 and not any(e.word("type") for e in events) else None
+    address = only(e.ip for e in events) if not any(e.word("type") for e in events) else None
     return None if address is None or address.startswith(("127.", "0.", "::")) else address
 
 
 def _gpu_of(events: Collection[Event]) -> str | None:
     """The common GPU of the events, if there is exactly one; a bus id rather than an index, which needs one host."""
     found = [e for e in events if e.gpu]
-    gpus = {e.gpu for e in found}
-    if len(gpus) != 1 or len({e.host for e in found}) != 1:
+    gpu = only(e.gpu for e in found)
+    if gpu is None or len({e.host for e in found}) != 1:
         return None
-    buses = {e.word("gpu_bus_id") for e in found} - {"", None}
-    return buses.pop() if len(buses) == 1 else gpus.pop()
+    return only(bus for e in found if (bus := e.word("gpu_bus_id"))) or gpu
 
 
 def _words(event: Event) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from gpudoctor.diagnose.events import Event
+from gpudoctor.diagnose.events import Event, grouped
 from gpudoctor.diagnose.flight_recorder import Dump, RecordedCollective
 from gpudoctor.diagnose.job import Attempt
 from gpudoctor.diagnose.rules.direct import mismatch_at
@@ -45,10 +45,7 @@ def _edges(dumps: dict[int, Dump], *, p2p: bool) -> tuple[dict[int, set[int]], d
     shown: dict[int, RecordedCollective] = {}
     enqueued = _enqueued(dumps, p2p=p2p)
     for rank, dump in dumps.items():
-        unfinished: dict[Group, list[RecordedCollective]] = {}
-        for entry in dump.entries:
-            if not entry.finished and entry.p2p is p2p:
-                unfinished.setdefault(entry.group, []).append(entry)
+        unfinished = grouped((e.group, e) for e in dump.entries if not e.finished and e.p2p is p2p)
         for group, entries in unfinished.items():
             latest = max(entries, key=lambda e: e.seq)
             for member in group[1]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 import msgspec
 
 from gpudoctor.diagnose.diagnosis import Confidence
-from gpudoctor.diagnose.events import Event
+from gpudoctor.diagnose.events import Event, only
 from gpudoctor.diagnose.job import Attempt
 
 _SHOWN = 4
@@ -67,8 +67,7 @@ def only_rank(ranks: Collection[int]) -> tuple[int, ...]:
 
 def host_of(events: Iterable[Event]) -> str | None:
     """The common host of the events, if there is exactly one."""
-    hosts = {e.host for e in events if e.host}
-    return hosts.pop() if len(hosts) == 1 else None
+    return only(e.host for e in events if e.host)
 
 
 def named(ranks: Iterable[int], nobody: str = "a rank") -> str:

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator
 
-from gpudoctor.diagnose.events import TROUBLE, Event
+from gpudoctor.diagnose.events import TROUBLE, Event, grouped, only
 from gpudoctor.diagnose.job import Attempt, Job
 from gpudoctor.diagnose.rules.model import Hypothesis, at_events, host_of, named, only_rank, ranks_of, undecided
 
@@ -38,10 +38,11 @@ def silent_places(attempt: Attempt) -> Iterator[Hypothesis]:
 
 def _silent_host(attempt: Attempt, victims: list[Event]) -> Hypothesis | None:
     job = attempt.job
-    files_of: dict[str, list[int]] = {}
-    for number, file in enumerate(job.files):
-        if file.text and file.local_rank is None and file.lines and (file.host or file.like_a_job):
-            files_of.setdefault(file.host or file.name, []).append(number)
+    files_of = grouped(
+        (file.host or file.name, number)
+        for number, file in enumerate(job.files)
+        if file.text and file.local_rank is None and file.lines and (file.host or file.like_a_job)
+    )
     loud = {e.file for e in job.of(*TROUBLE, *_SIGNS_OF_AN_END)}
     quiet = [host for host, numbers in files_of.items() if not loud.intersection(numbers)]
     if len(files_of) < 2 or len(quiet) != 1:
@@ -59,8 +60,8 @@ def only_victims(attempt: Attempt) -> Iterator[Hypothesis]:
         text = "requests were flushed: they follow from another error of the same queue, which is not in this text"
         yield undecided("ib_completion_error", text, victims[:3], host=host_of(victims))
     elif victims:
-        peers = {peer for e in victims if (peer := e.word("peer"))}
-        lost = f"the peer at {peers.pop()}" if len(peers) == 1 else "a peer"
+        peer = only(peer for e in victims if (peer := e.word("peer")))
+        lost = f"the peer at {peer}" if peer else "a peer"
         if any(e.what == "store_lost" for e in victims):
             lost = "the holder of the store (rank 0)"
         text = f"{_who(victims)} only lost a connection: {lost} ended before that, and its words are not in this text"
