@@ -61,7 +61,8 @@ def _ended(by: str, found: re.Match[str]) -> list[Event]:
     elif (number := _number(found, "code")) is not None:
         code = number
     else:
-        code = _SIGNAL_WORDS[how.capitalize()] if how else 1  # MPI_ABORT without its code
+        unsaid = 1 if by == "mpirun" else -SIGNALS["SIGABRT"]  # MPI_ABORT without its code; glibc's own check
+        code = _SIGNAL_WORDS[how.capitalize()] if how else unsaid
     if not code:
         return []
     place = {name: _number(found, name) for name in ("rank", "local_rank", "pid")}
@@ -86,10 +87,6 @@ def _of_a_shell(by: str, found: re.Match[str]) -> list[Event]:
 def _trainers(by: str, found: re.Match[str]) -> list[Event]:
     aborted = [_exit(1, by, rank=int(rank)) for rank in re.findall(r"\d{1,6}", found["ranks"])[:4096]]
     return [*aborted, Event(role="fact", what="world", detail={"world": int(found["world"])})]
-
-
-def _aborted(by: str, _: re.Match[str]) -> list[Event]:
-    return [_exit(-SIGNALS["SIGABRT"], by, strength=3)]
 
 
 def _polled(by: str, found: re.Match[str]) -> list[Event]:
@@ -141,7 +138,7 @@ _ROWS: tuple[tuple[str, str, _Build], ...] = (
     ("horovod", r"\A(?:Process (?P<rank>\d{1,6}) exit with status code (?P<code>[1-9]\d{0,2})\.)", _ended),
     ("pod", r"\bCrashLoopBackOff\b|Back-off restarting failed container|(?<=  )\d+/\d+ +(?:\w+:)?Error +\d", _wrapper),
     # glibc's words before it aborts
-    ("own", r"^(?:(?:free|malloc|realloc|munmap_chunk|mremap_chunk|malloc_consolidate)\(\): (?:invalid |corrupted |memory corruption|double free detected" r"|too many chunks detected|unaligned |unsorted double|(?:small|large)bin double|mismatching next)|double free or corruption" r"|corrupted (?:size vs|double-linked|unsorted)|\*\*\* stack smashing detected)", _aborted),
+    ("own", r"^(?:(?:free|malloc|realloc|munmap_chunk|mremap_chunk|malloc_consolidate)\(\): (?:invalid |corrupted |memory corruption|double free detected" r"|too many chunks detected|unaligned |unsorted double|(?:small|large)bin double|mismatching next)|double free or corruption" r"|corrupted (?:size vs|double-linked|unsorted)|\*\*\* stack smashing detected)", _ended),
     # glog's and abseil's handlers of fatal signals
     ("own", r"\*\*\* (?P<signal>SIG(?:SEGV|ABRT|BUS|FPE|ILL)) (?:\(@0x[0-9a-f]+\) )?received (?:at time=|by PID )", _ended),
     # torch.distributed.launch up to 1.8 names the last command that it started, whichever process died
