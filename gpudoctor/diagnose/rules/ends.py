@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.diagnose.diagnosis import Confidence
-from gpudoctor.diagnose.events import Event
+from gpudoctor.diagnose.events import Event, only
 from gpudoctor.diagnose.job import Attempt
 from gpudoctor.diagnose.rules.model import Hypothesis, at_events, host_of, named, only_rank, ranks_of, undecided
 
@@ -153,62 +153,25 @@ def _would_have_spoken(attempt: Attempt, events: list[Event], ranks: tuple[int, 
 def early_exit(attempt: Attempt) -> Iterator[Hypothesis]:
     """A rank that neither failed nor was ended by the launcher exited by itself, with 0."""
     stops = attempt.of("fact", what="early_stop")
-    ended = next((ranks for missing in _MISSING if (ranks := missing(attempt))), ())
-    if attempt.in_trouble.intersection(ended):  # who reports a wait or an error did not leave by itself
-        ended = ()
+    # who reports a wait or an error did not leave by itself
+    ended = _not_in_table(attempt) - attempt.in_trouble
+    speakers = {*ranks_of(stops)} - attempt.in_trouble
     if not (ended or stops) or not attempt.of("victim", "wait"):
         return
-    speakers = tuple(rank for rank in ranks_of(stops) if rank not in attempt.in_trouble)
-    ranks = only_rank(ended or speakers)
-    if not ranks or (speakers and ended and speakers != ended):
-        ranks = only_rank(speakers)
+    ranks = only_rank(speakers or ended)
     text = f"{named(ranks, 'one rank')} ended normally while the others still had work: uneven data or early stopping"
     shown = [e for e in stops if e.rank in ranks] or stops or attempt.of("exit", by="agent") or attempt.of("exit")
     yield at_events("early_exit", text, shown, "certain" if stops and ranks else "likely", ranks)
 
 
-def _all_but_one(attempt: Attempt) -> tuple[int, ...]:
-    """The one rank that has no exit, if all others have one."""
-    listed = {e.rank for e in attempt.of("exit") if e.rank is not None}
-    world = attempt.job.world or len(attempt.job.members)
-    return tuple(set(range(world)) - listed) if len(listed) == world - 1 else ()
-
-
-def _not_ended_by_agent(attempt: Attempt) -> tuple[int, ...]:
-    exits, world = attempt.of("exit"), attempt.job.world
-    ended = {e.pid for e in attempt.of("closed") if e.pid is not None}
-    gone = ended | {e.pid for e in exits if e.pid is not None and e.number("code")}
-    if len(attempt.job.hosts) > 1 or not attempt.of("exit", by="agent") or not world or not ended:
-        return ()
-    if len(gone) != world - 1:
-        return ()
-    # torchrun starts its processes in the order of their ranks
-    first = next((e.pid - e.local_rank for e in exits if e.pid and e.local_rank is not None), None)
-    in_order = first is not None and max(gone) - first < world and min(gone) >= first
-    return _all_but_one(attempt) or tuple(n for n in range(world) if in_order and (first or 0) + n not in gone)
-
-
-def _not_listed_by_srun(attempt: Attempt) -> tuple[int, ...]:
-    return _all_but_one(attempt) if attempt.of("exit", by="srun") else ()
-
-
-def _not_listed_after_stop(attempt: Attempt) -> tuple[int, ...]:
-    table = any(e.number("root") for e in attempt.of("exit", by="table"))
-    return _all_but_one(attempt) if table and attempt.of("fact", what="early_stop") else ()
-
-
-def _not_in_table(attempt: Attempt) -> tuple[int, ...]:
-    """The one rank that is neither in the table of failures nor ended by the agent: it exited with 0."""
+def _not_in_table(attempt: Attempt) -> set[int]:
+    """The one rank that is neither in the table of failures nor ended by the agent."""
     rows = [e for e in attempt.of("exit", by="table") if e.rank is not None and e.local_rank is not None]
-    shifts = {(e.rank or 0) - (e.local_rank or 0) for e in rows}
+    shift = only((e.rank or 0) - (e.local_rank or 0) for e in rows)
     ended_unlisted = {e.pid for e in attempt.of("closed")} - {e.pid for e in rows}
-    if len(shifts) != 1 or ended_unlisted or any(e.detail.get("cut") for e in rows):
-        return ()
+    if shift is None or ended_unlisted or any(e.detail.get("cut") for e in rows):
+        return set()
     listed = {e.local_rank for e in rows if e.local_rank is not None}
     present = {f.local_rank for f in attempt.job.files if f.attempt == attempt.number and f.local_rank is not None}
     missing = set(range(max(present | listed) + 1)) - listed
-    return tuple(number + shifts.pop() for number in missing) if len(missing) == 1 else ()
-
-
-# how a rank that left by itself shows, the surest first
-_MISSING = (_not_ended_by_agent, _not_in_table, _not_listed_by_srun, _not_listed_after_stop)
+    return {number + shift for number in missing} if len(missing) == 1 else set()
