@@ -55,19 +55,22 @@ def _number(found: re.Match[str], name: str) -> int | None:
 
 def _ended(by: str, found: re.Match[str]) -> list[Event]:
     """How processes ended; nothing for one that ended well."""
-    how, signal = _said(found, "how"), _said(found, "signal")
+    how, signal, number = _said(found, "how"), _said(found, "signal"), _number(found, "code")
     if signal is not None:
         code = -int(signal) if signal.isdecimal() else -SIGNALS.get(signal, 9)
-    elif (number := _number(found, "code")) is not None:
-        code = number
+    elif number is not None or how:
+        code = _SIGNAL_WORDS[how.capitalize()] if number is None and how else number or 0
     else:
-        unsaid = 1 if by == "mpirun" else -SIGNALS["SIGABRT"]  # MPI_ABORT without its code; glibc's own check
-        code = _SIGNAL_WORDS[how.capitalize()] if how else unsaid
+        code = -SIGNALS["SIGABRT"] if by == "own" else 1  # glibc's own check; MPI_ABORT without its code, Paddle
     if not code:
         return []
     place = {name: _number(found, name) for name in ("rank", "local_rank", "pid")}
-    tasks = expanded(found["tasks"]) if "tasks" in found.groupdict() else [None]
     strength = 3 if by == "own" else 2
+    if ranks := _said(found, "ranks"):
+        exits = [_exit(code, by, rank=rank) for rank in map(int, re.findall(r"\d{1,6}", ranks)[:4096])]
+        exits[0].detail["world"] = int(found["world"])
+        return exits
+    tasks = expanded(found["tasks"]) if "tasks" in found.groupdict() else [None]
     return [_exit(code, by, task=task, host=_said(found, "host"), strength=strength, **place) for task in tasks]
 
 
@@ -82,11 +85,6 @@ def _process(_: str, found: re.Match[str]) -> list[Event]:
 def _of_a_shell(by: str, found: re.Match[str]) -> list[Event]:
     helper = found["job"] and found["command"] and not _RUNS_A_JOB.match(found["command"])  # in the background
     return [] if helper else _ended(by, found)
-
-
-def _trainers(by: str, found: re.Match[str]) -> list[Event]:
-    aborted = [_exit(1, by, rank=int(rank)) for rank in re.findall(r"\d{1,6}", found["ranks"])[:4096]]
-    return [*aborted, Event(role="fact", what="world", detail={"world": int(found["world"])})]
 
 
 def _polled(by: str, found: re.Match[str]) -> list[Event]:
@@ -130,7 +128,7 @@ _ROWS: tuple[tuple[str, str, _Build], ...] = (
     # what a shell prints when its command dies
     ("shell", r"^(?:(?P<job>\[\d+\])(?:\s*[+-])?\s+(?:(?P<pid>\d{2,10})\s+)?|zsh: )?(?P<how>[Kk]illed|[Ss]egmentation fault|[Bb]us error|[Aa]borted" r"|Terminated|[Ii]llegal instruction|[Ff]loating point exception)(?: +\(core dumped\))?(?:\s{2,}(?P<command>\S.*))?$", _of_a_shell),
     # Paddle
-    ("spawn", r"Out of all (?P<world>\d{1,6}) trainers, the trainer process with rank=\[(?P<ranks>\d[\d, ]{0,4000})\] was aborted", _trainers),
+    ("spawn", r"Out of all (?P<world>\d{1,6}) trainers, the trainer process with rank=\[(?P<ranks>\d[\d, ]{0,4000})\] was aborted", _ended),
     ("spawn", r"\A(?:Container rank (?P<rank>\d{1,6}) status failed cmd .{0,4000} code (?P<code>-?[1-9]\d{0,2}) log )", _ended),
     ("own", r"\A(?:(?:\[(?P<host>[\w.-]{1,253}):(?P<pid>\d{1,10})\] )?(?:Fatal Python error: |!+ |\*\*\* Process received signal|Signal: )" r"(?P<how>Segmentation fault|Bus error|Aborted))", _ended),
     # UCX's handler of fatal signals
