@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from gpudoctor.diagnose.events import Event
 from gpudoctor.diagnose.job import Attempt
 from gpudoctor.diagnose.rules.direct import minority
 from gpudoctor.diagnose.rules.model import Hypothesis, at_events, host_of, named, only_rank, ranks_of, undecided
@@ -24,18 +23,9 @@ def missing_ranks(attempt: Attempt) -> Iterator[Hypothesis]:
         yield Hypothesis("rendezvous_timeout", text, crowded[:3])
     elif waits:
         keys = {int(e.detail["key_rank"]) for e in waits if e.detail.get("key_rank") is not None} - {*ranks_of(waits)}
-        ranks = tuple(sorted(keys or _silent_at_barrier(attempt, waits)))
+        ranks = tuple(sorted(keys))
         text = f"the others waited in vain for {named(ranks)}: {'they' if len(ranks) > 1 else 'it'} never came that far"
-        shown = ranks if keys else only_rank(ranks)
-        yield Hypothesis("missing_rank", text, waits[:3], "likely" if ranks else "possible", shown)
-
-
-def _silent_at_barrier(attempt: Attempt, waits: list[Event]) -> set[int]:
-    """The silent ranks, if they are the minority, and as many as the barrier counts."""
-    members = attempt.job.members
-    silent = members - attempt.in_trouble
-    short = {int(e.word("world") or 0) - int(e.word("joined") or 0) for e in waits if e.word("joined")}
-    return silent if len(silent) < len(members) / 2 and (not short or len(silent) in short) else set()
+        yield Hypothesis("missing_rank", text, waits[:3], "likely" if ranks else "possible", ranks)
 
 
 def gloo_timeouts(attempt: Attempt) -> Iterator[Hypothesis]:
