@@ -100,6 +100,7 @@ class Job:
         """
         lost = {e.place: e.line for e in self.of("victim") if not e.detail.get("warning")}
         causes = {e.place: e.line for e in self.of("cause")}
+        steps = {place: [e.line for e in each if e.role != "done"] for place, each in self._work.items()}
         for event in self.of("exit", "ending"):
             if event.role == "exit":
                 reported = event.word("by")
@@ -107,8 +108,8 @@ class Job:
                 weak = weak and lost.get(event.place, -1) < event.line
             else:
                 weak = event.strength <= 2 and " CANCELLED AT " not in event.text
-            steps = [e.line for e in self._work.get(event.place, ()) if e.role != "done"]
-            worked_on = len(steps) >= STEPS_OF_WORK and steps[-STEPS_OF_WORK] > event.line
+            last = steps.get(event.place, [])[-STEPS_OF_WORK:]
+            worked_on = len(last) == STEPS_OF_WORK and last[0] > event.line
             failed_later = event.what == "time_limit" and causes.get(event.place, -1) > event.line
             if weak and (worked_on or failed_later):
                 event.role = "fact"
@@ -141,23 +142,21 @@ class Job:
 
         An `unstuck` event is a pod's status "Running", not the job's work.
         """
-        done = {e.file for e in self.events if e.role == "done"}
-        running = {e.file for e in self.events if e.what == "unstuck"}
-        worked = {e.file for e in self.events if e.what != "unstuck" and is_work(e)}
-        scheduled = {(e.file, *_POD.findall(e.text)): e.line for e in self.events if e.what == "scheduled"}
+        done = {e.file for e in self.of("done")}
+        running = {e.file for e in self.of("progress", what="unstuck")}
+        worked = {e.file for each in self._work.values() for e in each if e.what != "unstuck"}
+        scheduled = {(e.file, *_POD.findall(e.text)): e.line for e in self.of("fact", what="scheduled")}
         came: set[tuple[int, int]] = set()
         for event in self.events:
-            if event.role == "said" and (event.file, event.line) in came:
-                event.role, event.what = "fact", "came_later"
-            if "pod" not in event.detail:
-                continue
             here = {event.file}
-            launched = (
-                scheduled.get((event.file, *_POD.findall(event.text)), 0) if event.what == "pod_not_scheduled" else 0
+            late = event.what == "pod_not_scheduled" and event.line < scheduled.get(
+                (event.file, *_POD.findall(event.text)), 0
             )
-            if done - here or (event.file in running and worked - here) or event.line < launched:
-                event.role, event.what = "fact", "came_later"
+            if "pod" in event.detail and (late or done - here or (event.file in running and worked - here)):
                 came.add((event.file, event.line))
+        for event in self.events:
+            if (event.file, event.line) in came and ("pod" in event.detail or event.role == "said"):
+                event.role, event.what = "fact", "came_later"
 
     def _excuse_ssh(self) -> None:
         """A failed ssh is a fact if work began before it or a rank failed after it: no ssh that starts ranks."""
@@ -193,6 +192,11 @@ class Attempt:
     def in_trouble(self) -> set[int]:
         """Ranks that reported an error, a wait or a lost peer themselves."""
         return {e.rank for e in self.of(*TROUBLE) if e.rank is not None}
+
+    @cached_property
+    def closed(self) -> set[tuple[str | None, int | None]]:
+        """Host and process id of each process that a launcher ended."""
+        return {(e.host, e.pid) for e in self.of("closed")}
 
     @cached_property
     def exits(self) -> dict[int, Event]:

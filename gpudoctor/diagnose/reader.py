@@ -326,11 +326,9 @@ def _plain(line: _Line) -> list[Event]:
         if not reported or reported[0].role == "progress":  # "AssertionError: size mismatch at step 3"
             return list(_statement(line, reported)) or reported
         return reported
-    if oom := facts.SRUN_OOM.search(text):
-        return [
-            Event(role="cause", what="host_oom", strength=3, task=task, host=oom["host"])
-            for task in expanded(oom["tasks"])[:64]
-        ]
+    if tasks := event.word("tasks"):
+        place = event.word("host")
+        return [Event(role="cause", what="host_oom", strength=3, task=n, host=place) for n in expanded(tasks)[:64]]
     event.gpu, event.host = event.word("gpu"), event.word("host") or event.word("node")
     if event.role == "ending" and event.what != "terminated_signal" and event.host is None:
         event.host = ""  # any node of the job may have printed the scheduler's line

@@ -60,7 +60,7 @@ def _is_explained(attempt: Attempt, event: Event) -> bool:
     code = event.number("code") or 0
     if code in _FROM_OUTSIDE or (code == -9 and _killed_by_agent(attempt, event)):
         return True
-    if event.pid is not None and any((e.host, e.pid) == (event.host, event.pid) for e in attempt.of("closed")):
+    if event.pid is not None and (event.host, event.pid) in attempt.closed:
         return True
     if event.rank is None:
         return code > 0 or (code == -6 and bool(attempt.of("wait", "stuck", "cause")))
@@ -76,12 +76,14 @@ def _killed_by_agent(attempt: Attempt, event: Event) -> bool:
 
 
 def _killed(attempt: Attempt, code: int, events: list[Event]) -> Hypothesis:
+    """Those that died of one signal; no rank, if others may have died before it."""
     ranks = ranks_of(events)
     who = named(ranks, "a process")
     others = {e.rank for e in attempt.of("victim", "wait")} - {*ranks, None}
     if code == -11 and len(ranks) > 1 and not others:
         text = f"{who} died of SIGSEGV at the same time: a common cause in native code"
-        return at_events("segfault_all", text, sorted(events, key=lambda e: not e.number("root"))[:3], "certain")
+        shown = sorted(events, key=lambda e: not e.number("root"))[:3]
+        return Hypothesis("segfault_all", text, shown, "certain", host=host_of(events))
     # torchrun's agent names one of the processes that it found ended; the others are in the table below
     alone = {e.detail.get("by") for e in events} == {"agent"} and not others and not attempt.of("closed")
     ambiguous = (alone and (attempt.job.world or 0) > 1) or _others_gone(attempt, events)
