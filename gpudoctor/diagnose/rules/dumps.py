@@ -66,8 +66,7 @@ def _enqueued(dumps: dict[int, Dump], *, p2p: bool) -> dict[tuple[int, Group], i
     last: dict[tuple[int, Group], int] = {}
     for rank, dump in dumps.items():
         numbers = [(entry.group, entry.seq) for entry in dump.entries if entry.p2p is p2p]
-        numbers += [(group, status.enqueued or 0) for group, status in dump.status.items() if not p2p]
-        for group, seq in numbers:
+        for group, seq in [*numbers, *(dump.enqueued.items() if not p2p else ())]:
             last[rank, group] = max(last.get((rank, group), 0), seq)
     return last
 
