@@ -16,7 +16,7 @@ from gpudoctor.diagnose.diagnosis import (
     TimelineEntry,
     Victim,
 )
-from gpudoctor.diagnose.events import Event
+from gpudoctor.diagnose.events import Event, grouped
 from gpudoctor.diagnose.follow import Stall
 from gpudoctor.diagnose.gather import GatheredLogs
 from gpudoctor.diagnose.infer import first_failed_attempt, hypotheses, recovered
@@ -151,9 +151,8 @@ def _cause(job: Job, found: Hypothesis, confidence: Confidence) -> Cause:
 
 def _evidence(job: Job, events: Iterable[Event]) -> tuple[EvidenceLine, ...]:
     """The line of each event, each once; for the first exception also the statement that raised it."""
-    shown = {(event.file, event.line): event for event in reversed([*events])}
     lines: list[EvidenceLine] = []
-    for event in reversed(shown.values()):
+    for event, *_ in grouped(((event.file, event.line), event) for event in events).values():
         name = job.files[event.file].name
         raised, words = event.number("raised"), event.word("raised_text") or ""
         if not lines and raised and not words.endswith("("):

@@ -156,13 +156,14 @@ class LogReader:
 
     def _whole(self, line: _Line) -> Iterator[Event]:
         origin = line.origin
-        if origin.host is None and (stepd := facts.STEPD.match(line.text)):
-            origin.host = stepd["host"]
         if (origin.rank is not None or origin.local_rank is not None or origin.task is not None) and (
             origin.stream not in self._seen and len(self._seen) < _MOST_WRITERS
         ):
             self._seen.add(origin.stream)
             yield self._placed(Event(role="fact", what="seen"), line)
+        # of this line alone: the task whose label it has need not be on the daemon's node
+        if origin.host is None and (stepd := facts.STEPD.match(line.text)):
+            origin.host = stepd["host"]
         moved, text = False, line.text
         for event in self._events(line):
             moved = moved or event.role in ("progress", "done", "exit", "ending") or event.what == "work"
