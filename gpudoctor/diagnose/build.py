@@ -16,17 +16,18 @@ from gpudoctor.diagnose.diagnosis import (
     TimelineEntry,
     Victim,
 )
-from gpudoctor.diagnose.events import Event
+from gpudoctor.diagnose.events import Event, grouped
 from gpudoctor.diagnose.follow import Stall
 from gpudoctor.diagnose.gather import GatheredLogs
 from gpudoctor.diagnose.infer import first_failed_attempt, hypotheses, recovered
-from gpudoctor.diagnose.job import Job, clock_skews, is_work
+from gpudoctor.diagnose.job import Attempt, Job, clock_skews, is_work
 from gpudoctor.diagnose.node_reports import NodeReport, weigh
 from gpudoctor.diagnose.rules.model import Hypothesis
-from gpudoctor.diagnose.rules.said import failed_saying, statements, stood_still, unknown_errors
+from gpudoctor.diagnose.rules.said import failed_saying, lasting, stood_still, unknown_errors
 from gpudoctor.diagnose.rules.silence import unfinished_start
 
 _MOST_VICTIMS = 64
+_NOT_OF_THE_SPEAKER = ("rank_hung", "rank_behind", "node_lost")  # of others, whom they wait for
 _MOST_OTHERS = 5
 _MOST_LAST_WORDS = 4
 _MOST_TIMELINE = 2000
@@ -34,48 +35,43 @@ _MOST_TIMELINE = 2000
 
 def diagnose(gathered: GatheredLogs, reports: Iterable[NodeReport] = ()) -> Diagnosis:
     """The best hypothesis, the remaining ones, the victims, and what to do."""
-    job = Job(gathered.log, gathered.files)
+    job = Job(gathered.log, gathered.files, gathered.dumps, gathered.stacks)
     for dump in gathered.dumps:
         gathered.files[dump.file].rank = dump.rank
     healed = recovered(job)
-    found = (
-        [healed]
-        if healed
-        else (
-            hypotheses(job, gathered.dumps, gathered.stacks)
-            or failed_saying(job, job.attempts - 1)
-            or unfinished_start(job)
-            or unknown_errors(job)
-            or stood_still(job)
-        )
-    )
-    answer = Diagnosis(
-        verdict="nothing",
-        cause=None,
-        files=len(gathered.files),
-        unread=tuple(gathered.unread),
-        world_size=job.world,
-        timeline=_timeline(job),
-    )
-    if not found:
-        said = [e for e in statements(job, None) if gathered.files[e.file].like_a_job]
-        lines = _evidence(Hypothesis(what="", events=said[:_MOST_LAST_WORDS]), gathered)
-        return msgspec.structs.replace(
-            answer,
-            verdict="unknown" if (doubt := _doubt(job, gathered)) else "nothing",
-            reason=doubt or _nothing_reason(job, gathered),
-            recognised=gathered.knows_a_line(),
-            unexplained=tuple(lines),
-        )
-    best, confidence, notes = weigh(found[0], list(reports))
-    cause = _cause(job, best, confidence, gathered)
-    attempt = first_failed_attempt(job) or 0
+    last = Attempt(job, job.attempts - 1)
+    found = [healed] if healed else hypotheses(job)
+    for fallback in (failed_saying(last), unfinished_start(job), unknown_errors(job), stood_still(job)):
+        found = found or [*fallback]
+    answer = _explained(job, found, [*reports]) if found else _nothing_found(job, gathered)
+    if healed:
+        answer = msgspec.structs.replace(answer, verdict="nothing", others=(), victims=())
     return msgspec.structs.replace(
-        answer,
-        verdict="nothing" if healed else "unknown" if best.unknown else "cause",
+        answer, files=len(job.files), unread=tuple(gathered.unread), world_size=job.world, timeline=_timeline(job)
+    )
+
+
+def _nothing_found(job: Job, gathered: GatheredLogs) -> Diagnosis:
+    said = [e for e in lasting(job, job.of("said")) if job.files[e.file].like_a_job]
+    doubt = _doubt(job, gathered)
+    return Diagnosis(
+        verdict="unknown" if doubt else "nothing",
+        cause=None,
+        reason=doubt or _nothing_reason(job),
+        recognised=gathered.knows_a_line(),
+        unexplained=_evidence(job, said[:_MOST_LAST_WORDS]),
+    )
+
+
+def _explained(job: Job, found: list[Hypothesis], reports: list[NodeReport]) -> Diagnosis:
+    best, confidence, notes = weigh(found[0], reports)
+    cause = _cause(job, best, confidence)
+    attempt = first_failed_attempt(job) or 0
+    return Diagnosis(
+        verdict="unknown" if best.unknown else "cause",
         cause=cause,
-        others=() if healed else tuple(_others(job, found, best, gathered)),
-        victims=() if healed else tuple(_victims(job, attempt, best)),
+        others=tuple(_others(job, found, best)),
+        victims=tuple(_victims(job, attempt, best)),
         collect=COLLECT if best.unknown or confidence == "possible" else (),
         next=tuple(_next_steps(cause, text_of_cause(best.what).checks)),
         reason="; ".join(notes),
@@ -122,12 +118,12 @@ def _nothing_known(gathered: GatheredLogs) -> str:
     )
 
 
-def _nothing_reason(job: Job, gathered: GatheredLogs) -> str:
+def _nothing_reason(job: Job) -> str:
     """What was found instead of a failure; that no end is seen, as a job that hangs has moved before.
 
     A last line without an end proves no more than one with it: whoever buffers its output writes parts of lines.
     """
-    strange = [file for file in gathered.files if file.text and not file.like_a_job]
+    strange = [file for file in job.files if file.text and not file.like_a_job]
     text = "nothing in it says that something failed"
     steps = [event for event in job.events if event.role == "progress" and event.number("step") is not None]
     if steps and not job.finished:
@@ -135,12 +131,12 @@ def _nothing_reason(job: Job, gathered: GatheredLogs) -> str:
         # an epoch may come without a step
         last = f"{'step' if within else steps[-1].word('unit') or 'step'} is {within or steps[-1].number('step')}"
         text += f"; its last {last}, no end is seen: if it stands still, diagnose --follow tells"
-    if (cut := [file.name for file in gathered.files if file.cut]) and not job.finished:
+    if (cut := [file.name for file in job.files if file.cut]) and not job.finished:
         text += f"; the last line of {cut[0]} has no end: it is still being written, or the text was cut off"
-    return f"{text}; {len(strange)} of {len(gathered.files)} not recognised as logs" if strange else text
+    return f"{text}; {len(strange)} of {len(job.files)} not recognised as logs" if strange else text
 
 
-def _cause(job: Job, found: Hypothesis, confidence: Confidence, gathered: GatheredLogs) -> Cause:
+def _cause(job: Job, found: Hypothesis, confidence: Confidence) -> Cause:
     return Cause(
         what=found.what,
         rank=found.ranks[0] if found.ranks and found.what == "rank_behind" else found.rank,
@@ -148,44 +144,42 @@ def _cause(job: Job, found: Hypothesis, confidence: Confidence, gathered: Gather
         gpu=found.gpu,
         confidence=confidence,
         text=found.text,
-        evidence=tuple(_evidence(found, gathered)) or _dump_evidence(job, found, gathered),
+        evidence=_evidence(job, found.events[:6]) or _dump_evidence(job, found),
         ranks=found.ranks,
     )
 
 
-def _evidence(found: Hypothesis, gathered: GatheredLogs) -> Iterable[EvidenceLine]:
-    """The lines of the hypothesis, each once; for the first exception also the statement that raised it."""
-    shown: dict[tuple[int, int], Event] = {}
-    for event in found.events[:6]:
-        shown.setdefault((event.file, event.line), event)
-    for number, event in enumerate(shown.values()):
-        name = gathered.files[event.file].name
-        raised = event.number("raised")
-        if number == 0 and raised and not (event.word("raised_text") or "").endswith("("):
-            yield EvidenceLine(name, raised, event.word("raised_text") or "")
-        yield EvidenceLine(name, event.line, event.text.strip())
+def _evidence(job: Job, events: Iterable[Event]) -> tuple[EvidenceLine, ...]:
+    """The line of each event, each once; for the first exception also the statement that raised it."""
+    lines: list[EvidenceLine] = []
+    for event, *_ in grouped(((event.file, event.line), event) for event in events).values():
+        name = job.files[event.file].name
+        raised, words = event.number("raised"), event.word("raised_text") or ""
+        if not lines and raised and not words.endswith("("):
+            lines.append(EvidenceLine(name, raised, words))
+        lines.append(EvidenceLine(name, event.line, event.text.strip()))
+    return tuple(lines)
 
 
-def _dump_evidence(job: Job, found: Hypothesis, gathered: GatheredLogs) -> tuple[EvidenceLine, ...]:
+def _dump_evidence(job: Job, found: Hypothesis) -> tuple[EvidenceLine, ...]:
     """The dumps of the named ranks, else the first ones; and lines of ranks that waited."""
-    shown = [file for file in gathered.files if file.rank is not None and not file.text]
+    shown = [file for file in job.files if file.rank is not None and not file.text]
     chosen = [file for file in shown if file.rank in found.ranks] or shown
-    waits = Hypothesis(what="", events=job.of("wait")[:2])
-    return (*(EvidenceLine(file.name, 0, found.text) for file in chosen[:3]), *_evidence(waits, gathered))
+    return (*(EvidenceLine(file.name, 0, found.text) for file in chosen[:3]), *_evidence(job, job.of("wait")[:2]))
 
 
-def _others(job: Job, found: list[Hypothesis], best: Hypothesis, gathered: GatheredLogs) -> list[Cause]:
+def _others(job: Job, found: list[Hypothesis], best: Hypothesis) -> list[Cause]:
     """The remaining hypotheses of another kind or place, without those that merely follow from the best one."""
     retained: list[Cause] = []
     seen = {(best.what, best.ranks)}
     if len(best.ranks) > 1 and best.what == "rank_behind":
-        retained += [_cause(job, _of_rank(best, rank), best.confidence, gathered) for rank in best.ranks[1:]]
+        retained += [_cause(job, _of_rank(best, rank), best.confidence) for rank in best.ranks[1:]]
     for hypothesis in found[1:]:
         key = (hypothesis.what, hypothesis.ranks)
-        if key in seen or hypothesis.unknown or (hypothesis.ranks and set(hypothesis.ranks) <= set(best.ranks)):
+        if key in seen or hypothesis.unknown or (hypothesis.ranks and {*hypothesis.ranks} <= {*best.ranks}):
             continue
         seen.add(key)
-        retained.append(_cause(job, hypothesis, "possible", gathered))
+        retained.append(_cause(job, hypothesis, "possible"))
     return retained[:_MOST_OTHERS]
 
 
@@ -194,25 +188,21 @@ def _of_rank(best: Hypothesis, rank: int) -> Hypothesis:
 
 
 def _victims(job: Job, attempt: int, best: Hypothesis) -> Iterable[Victim]:
+    """Who only waited or lost a peer, each once; not those whose own words show the cause."""
+    proof = best.events if not best.unknown and best.what not in _NOT_OF_THE_SPEAKER else []
+    speakers = {e.rank for e in proof if e.rank is not None} | {*best.ranks}
+    lines = {(e.file, e.line) for e in proof}
     reported: set[object] = set()
-    proof = {(e.file, e.line) for e in best.events} if not best.unknown else set()
-    shown = {e.rank for e in best.events if e.rank is not None} if proof else set()
     for event in job.of("victim", "wait", attempt=attempt):
         key = event.rank if event.rank is not None else (event.host, event.file)
-        if event.what == "ib_flushed":  # it follows from an error of the same queue, which may be this process's own
-            continue
-        if key in reported or len(reported) >= _MOST_VICTIMS or (event.rank is not None and event.rank in best.ranks):
-            continue
-        if ((event.file, event.line) in proof or event.rank in shown) and best.what not in (
-            "rank_hung",
-            "rank_behind",
-            "node_lost",
-        ):
+        # what was flushed follows from an error of the same queue, which may be this process's own
+        if event.what == "ib_flushed" or event.rank in speakers or (event.file, event.line) in lines or key in reported:
             continue
         reported.add(key)
-        name = job.files[event.file].name
         why = "waited for a peer" if event.role == "wait" else "lost the connection to a peer or to the store"
-        yield Victim(event.rank, event.host, why, (EvidenceLine(name, event.line, event.text.strip()),))
+        yield Victim(event.rank, event.host, why, _evidence(job, [event]))
+        if len(reported) >= _MOST_VICTIMS:
+            return
 
 
 def _next_steps(cause: Cause, checks: tuple[str, ...]) -> Iterable[NextStep]:
@@ -226,22 +216,10 @@ def _timeline(job: Job) -> tuple[TimelineEntry, ...]:
     shown = [e for e in job.events if e.role not in ("fact", "said", "progress")]
     shown.sort(key=lambda e: (e.attempt, e.time_s is None, e.time_s or 0, e.file, e.line))
     return tuple(
-        TimelineEntry(
-            _clock(e.time_s),
-            e.rank,
-            e.host,
-            _timeline_word(e),
-            job.files[e.file].name,
-            e.line,
-            e.text.strip()[:200],
-        )
+        TimelineEntry(_clock(e.time_s), e.rank, e.host, what, job.files[e.file].name, e.line, e.text.strip()[:200])
         for e in shown[:_MOST_TIMELINE]
+        if (what := f"exit {e.number('code')}" if e.role == "exit" and "code" in e.detail else e.what)
     )
-
-
-def _timeline_word(event: Event) -> str:
-    code = event.number("code")
-    return f"exit {code}" if event.role == "exit" and code is not None else event.what
 
 
 def _clock(time_s: float | None) -> str | None:

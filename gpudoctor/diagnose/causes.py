@@ -170,9 +170,8 @@ def page_names() -> list[str]:
 
 def page_of(name: str) -> str | None:
     """The page with this name, or of this value of `cause.what`; None if there is none."""
-    expected = name.removeprefix("diagnose.")
-    word = CAUSES.get(expected.replace("-", "_"))
-    path = _PAGES / f"{expected.replace('_', '-')}.md"
-    if path.name in {f"{page}.md" for page in page_names()}:
-        return path.read_text(encoding="utf-8")
-    return (_PAGES / f"{word.page}.md").read_text(encoding="utf-8") if word else None
+    page = name.removeprefix("diagnose.").replace("_", "-")
+    word = CAUSES.get(page.replace("-", "_"))
+    if page not in page_names():
+        page = word.page if word else ""
+    return (_PAGES / f"{page}.md").read_text(encoding="utf-8") if page else None

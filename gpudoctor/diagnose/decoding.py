@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import codecs
-import io
 import lzma
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import IO, Any
 
 from gpudoctor.diagnose.sources import LogSource
@@ -127,94 +126,73 @@ def raw_blocks(source: LogSource) -> Iterator[bytes]:
 def _blocks_of(stream: IO[bytes]) -> Iterator[bytes]:
     head = stream.read(BLOCK_BYTES)
     if head.startswith(_GZIP):
-        yield from _gunzipped(head, stream)
+        yield from _unpacked(_Gzip, _GZIP, head, stream)
     elif head.startswith(_XZ):
-        yield from _unxz(head, stream)
+        yield from _unpacked(lambda: lzma.LZMADecompressor(memlimit=_MAX_XZ_MEMORY), _XZ, head, stream)
     elif head.startswith(_ZSTD):
-        yield from _unzstd(head, stream)
+        new, damaged = _zstd()
+        try:
+            yield from _unpacked(new, b"", head, stream)
+        except damaged as error:
+            raise UnreadableError(f"no whole zstd file: {error}") from None
     else:
         while head:
             yield head
             head = stream.read(BLOCK_BYTES)
 
 
-def _gunzipped(head: bytes, stream: IO[bytes]) -> Iterator[bytes]:
-    """All members, as log rotation appends them. Raises TruncatedError."""
-    inflater = zlib.decompressobj(31)
-    data = head
-    while data:
-        out = inflater.decompress(data, BLOCK_BYTES)
-        if out:
-            yield out
-        data = inflater.unconsumed_tail
-        if inflater.eof:
-            data = inflater.unused_data
-            data += b"" if len(data) >= len(_GZIP) else stream.read(BLOCK_BYTES)
-            inflater = zlib.decompressobj(31)
-            if not data.startswith(_GZIP):
-                return
-        elif not data:
-            data = stream.read(BLOCK_BYTES)
-    raise TruncatedError
+def _unpacked(new: Callable[[], Any], magic: bytes, head: bytes, stream: IO[bytes]) -> Iterator[bytes]:
+    """All parts that stand one behind the other, as log rotation appends them, in blocks of bounded size.
 
-
-def _unxz(head: bytes, stream: IO[bytes]) -> Iterator[bytes]:
-    """All streams of an xz file, with padding between them. Raises TruncatedError."""
-    inflater = lzma.LZMADecompressor(memlimit=_MAX_XZ_MEMORY)
-    data = head
-    while data or not inflater.needs_input:
-        out = inflater.decompress(data, BLOCK_BYTES)
-        if out:
+    `new` makes a decompressor as the standard library has them. What begins with another `magic` behind a part is left
+    out, and so is the padding of xz. Raises TruncatedError.
+    """
+    inflater, data = new(), head
+    while True:
+        if out := inflater.decompress(data, BLOCK_BYTES):
             yield out
         data = b""
         if inflater.eof:
             data = inflater.unused_data.lstrip(b"\0")
             while len(data) < len(_XZ) and (more := stream.read(BLOCK_BYTES)):
                 data = (data + more).lstrip(b"\0")
-            inflater = lzma.LZMADecompressor(memlimit=_MAX_XZ_MEMORY)
-            if not data.startswith(_XZ):
+            if not data or not data.startswith(magic):
                 return
-        elif inflater.needs_input:
-            data = stream.read(BLOCK_BYTES)
-    raise TruncatedError
+            inflater = new()
+        elif inflater.needs_input and not (data := stream.read(BLOCK_BYTES)):
+            raise TruncatedError
 
 
-class _Rest(io.RawIOBase):
-    """A stream whose first bytes have been read already."""
+class _Gzip:
+    """zlib's decompressor in the form of the others."""
 
-    def __init__(self, head: bytes, stream: IO[bytes]) -> None:
-        self._head, self._stream = memoryview(head), stream
+    def __init__(self) -> None:
+        self._inflater = zlib.decompressobj(31)
 
-    def readable(self) -> bool:
-        return True
+    def decompress(self, data: bytes, most: int) -> bytes:
+        return self._inflater.decompress(self._inflater.unconsumed_tail + data, most)
 
-    def readinto(self, buffer: Any) -> int:
-        data = self._head[: len(buffer)] if self._head else self._stream.read(len(buffer))
-        self._head = self._head[len(data) :]
-        buffer[: len(data)] = data
-        return len(data)
+    @property
+    def needs_input(self) -> bool:
+        return not self._inflater.unconsumed_tail
+
+    @property
+    def eof(self) -> bool:
+        return self._inflater.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._inflater.unused_data
 
 
-def _unzstd(head: bytes, stream: IO[bytes]) -> Iterator[bytes]:
-    """All frames, in blocks of bounded size since a small file may unpack to any size. Raises TruncatedError."""
-    source = _Rest(head, stream)
+def _zstd() -> tuple[Callable[[], Any], type[Exception]]:
+    """What makes a decompressor of zstd, and its error: Python's own, or that of the package zstandard."""
     try:
         from compression import zstd  # type: ignore[import-not-found,unused-ignore]
+
+        return zstd.ZstdDecompressor, zstd.ZstdError
     except ImportError:
-        yield from _unzstd_by_package(source)
-        return
-    reader = zstd.ZstdFile(source)
-    try:
-        while block := reader.read(BLOCK_BYTES):
-            yield block
-    except EOFError:
-        raise TruncatedError from None
-    except zstd.ZstdError as error:
-        raise UnreadableError(f"no whole zstd file: {error}") from None
-
-
-def _unzstd_by_package(source: _Rest) -> Iterator[bytes]:
-    """With the package zstandard; its stream reader would report no cut, its decompression objects do."""
+        pass
     try:
         import zstandard  # type: ignore[import-not-found,unused-ignore]
     except ImportError:
@@ -222,21 +200,32 @@ def _unzstd_by_package(source: _Rest) -> Iterator[bytes]:
             "zstd needs Python 3.14 or the package zstandard (pip install zstandard); "
             "or: zstd -dc FILE | gpudoctor diagnose -"
         ) from None
-    inflater: Any = None
-    rest = b""
-    while data := rest or source.read(_ZSTD_STEP_BYTES):
-        rest = b""
-        if inflater is None:
-            inflater = zstandard.ZstdDecompressor().decompressobj()
-        try:
-            if out := inflater.decompress(data):
-                yield out
-        except zstandard.ZstdError as error:
-            raise UnreadableError(f"no whole zstd file: {error}") from None
-        if inflater.eof:
-            rest, inflater = inflater.unused_data, None
-    if inflater is not None:
-        raise TruncatedError
+    return lambda: _ZstdOfPackage(zstandard.ZstdDecompressor().decompressobj()), zstandard.ZstdError
+
+
+class _ZstdOfPackage:
+    """The package's decompressor in the form of the others; it has no limit, so it gets little at a time."""
+
+    def __init__(self, inflater: Any) -> None:
+        self._inflater, self._rest = inflater, memoryview(b"")
+
+    def decompress(self, data: bytes, _: int) -> bytes:
+        self._rest = memoryview(data) if data else self._rest
+        given, self._rest = self._rest[:_ZSTD_STEP_BYTES], self._rest[_ZSTD_STEP_BYTES:]
+        out: bytes = self._inflater.decompress(given)
+        return out
+
+    @property
+    def needs_input(self) -> bool:
+        return not self._rest
+
+    @property
+    def eof(self) -> bool:
+        return bool(self._inflater.eof)
+
+    @property
+    def unused_data(self) -> bytes:
+        return bytes(self._inflater.unused_data) + bytes(self._rest)
 
 
 def _decoded(blocks: Iterator[bytes]) -> Iterator[bytes]:

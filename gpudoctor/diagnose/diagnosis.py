@@ -142,6 +142,15 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     recognised: bool = True
     error: str | None = None
 
+    @property
+    def word(self) -> str:
+        """The verdict as people read it."""
+        if self.error is not None:
+            return "NO ANSWER"
+        if self.verdict == "nothing":
+            return "RECOVERED" if self.cause else "NOTHING FOUND"
+        return self.verdict.upper() if self.cause or self.recognised else "NOT RECOGNISED"
+
 
 def redacted_diagnosis(answer: Diagnosis) -> Diagnosis:
     """The same answer without names of hosts, files, paths and addresses; ranks, lines and bus ids stay."""

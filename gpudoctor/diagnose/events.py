@@ -6,7 +6,7 @@ import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator
 from math import ceil
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -26,6 +26,8 @@ Role = Literal[
     "fact",  # places, sizes, everything else
 ]
 
+K = TypeVar("K")
+V = TypeVar("V")
 MOST_RANKS = 1 << 20  # a larger rank or world size is a damaged line
 TROUBLE = ("cause", "echo", "wait", "stuck", "victim")
 MAX_TEXT = 600  # torch's own words for a full GPU, with its advice at their end, are 450
@@ -64,6 +66,11 @@ class Event(msgspec.Struct, kw_only=True):
     names_rank: bool = True
     detail: dict[str, str | int] = {}
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """The file, and the attempt in it: lines of one place are in the order of time."""
+        return self.file, self.attempt
+
     def number(self, name: str) -> int | None:
         """The detail, if it is a number."""
         value = self.detail.get(name)
@@ -73,6 +80,28 @@ class Event(msgspec.Struct, kw_only=True):
         """The detail, if it is text."""
         value = self.detail.get(name)
         return value if isinstance(value, str) else None
+
+
+def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    """The values of each key, both in the order in which they come.
+
+    >>> grouped([("a", 1), ("b", 2), ("a", 3)])
+    {'a': [1, 3], 'b': [2]}
+    """
+    found: dict[K, list[V]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found
+
+
+def only(values: Iterable[V]) -> V | None:
+    """The value that all are, if there is exactly one.
+
+    >>> only([3, 3]), only([3, 4]), only([])
+    (3, None, None)
+    """
+    found = {*values}
+    return found.pop() if len(found) == 1 else None
 
 
 class EventLog:

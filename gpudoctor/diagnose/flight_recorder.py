@@ -56,20 +56,13 @@ class RecordedCollective(msgspec.Struct, frozen=True):
     p2p: bool
 
 
-class GroupStatus(msgspec.Struct, frozen=True):
-    """Numbers of the last enqueued and the last completed collective of one group."""
-
-    enqueued: int | None
-    completed: int | None
-
-
 class Dump(msgspec.Struct, frozen=True):
-    """One rank's recorder. Keys of `status`: the group's name and members."""
+    """One rank's recorder. `enqueued`: the last number in each group, by its name and members."""
 
     rank: int
     groups: dict[str, tuple[int, ...]]
     entries: tuple[RecordedCollective, ...]
-    status: dict[tuple[str, tuple[int, ...]], GroupStatus]
+    enqueued: dict[tuple[str, tuple[int, ...]], int]
     file: int = 0
 
 
@@ -158,15 +151,13 @@ def _dump(content: dict[str, Any], rank: int, file: int) -> Dump:
         recorded = _recorded(entry, groups)
         names[int(entry.get("pg_id") or 0)] = recorded.group[0]
         entries.append(recorded)
-    status: dict[tuple[str, tuple[int, ...]], GroupStatus] = {}
+    enqueued: dict[tuple[str, tuple[int, ...]], int] = {}
     reported = content.get("pg_status") or {}
     for key, counts in reported.items() if isinstance(reported, dict) else ():
         name = names.get(int(key), "0" if int(key) == 0 and "0" in groups else "")
         if name:
-            status[name, groups.get(name, ())] = GroupStatus(
-                _number(counts.get("last_enqueued_collective")), _number(counts.get("last_completed_collective"))
-            )
-    return Dump(rank, groups, tuple(entries), status, file)
+            enqueued[name, groups.get(name, ())] = _number(counts.get("last_enqueued_collective"))
+    return Dump(rank, groups, tuple(entries), enqueued, file)
 
 
 def _recorded(entry: dict[str, Any], groups: dict[str, tuple[int, ...]]) -> RecordedCollective:
@@ -208,8 +199,8 @@ def _members(ranks: object) -> tuple[int, ...]:
     return members
 
 
-def _number(value: object) -> int | None:
+def _number(value: object) -> int:
     try:
         return int(_word(value))
     except ValueError:
-        return None
+        return 0

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import inf
 from pathlib import PurePath
 
 from gpudoctor.diagnose.causes import steps_for, text_of_cause
 from gpudoctor.diagnose.diagnosis import Cause, Diagnosis, EvidenceLine, TimelineEntry
+from gpudoctor.diagnose.events import grouped
 from gpudoctor.report.html.parts import (
     Card,
     Cell,
@@ -31,7 +33,7 @@ from gpudoctor.report.html.parts import (
 )
 from gpudoctor.report.html.render import render_page
 
-_BADGES = {"cause": ("fail", "CAUSE"), "unknown": ("unknown", "UNKNOWN"), "nothing": ("pass", "NOTHING FOUND")}
+_STATUS = {"cause": "fail", "unknown": "unknown", "nothing": "pass"}
 _MOST_LANES = 16
 _DAY_S, _HALF_DAY_S = 86400, 43200
 Paths = Mapping[str, str]
@@ -47,20 +49,13 @@ def render_html(answer: Diagnosis) -> str:
         | {line.file for victim in answer.victims for line in victim.evidence}
         | {unread.file for unread in answer.unread}
     )
-    status, word = _BADGES[answer.verdict]
-    if answer.error is not None:
-        word = "NO ANSWER"
-    elif not answer.recognised and cause is None:
-        word = "NOT RECOGNISED"
-    elif cause is not None and answer.verdict == "nothing":
-        word = "RECOVERED"
     title = text_of_cause(cause.what).title if cause else "no answer" if answer.error else answer.reason
     page = Page(
-        title=f"{word}: {f'{cause.what}: {title}' if cause else title}: gpudoctor diagnosis",
+        title=f"{answer.word}: {f'{cause.what}: {title}' if cause else title}: gpudoctor diagnosis",
         kicker="gpudoctor diagnosis",
         heading=title,
-        status=status,
-        word=word,
+        status=_STATUS[answer.verdict],
+        word=answer.word,
         verdict=f"{cause.what} ({cause.confidence}): {cause.text}" if cause else "",
         reason=f"Where: {cause.place}" if cause else "",
         where=_read(answer),
@@ -82,10 +77,7 @@ def short_paths(files: Iterable[str]) -> dict[str, str]:
     {'/logs/a/out.log': 'a/out.log', '/logs/b/err.log': 'err.log', '/logs/b/out.log': 'b/out.log'}
     """
     ends = {file: [str(PurePath(*PurePath(file).parts[-n:])) for n in range(1, file.count("/") + 2)] for file in files}
-    count: dict[str, int] = {}
-    for each in ends.values():
-        for end in dict.fromkeys(each):
-            count[end] = count.get(end, 0) + 1
+    count = Counter(end for each in ends.values() for end in {*each})
     return {file: next((end for end in ends[file] if count[end] == 1), file) for file in sorted(ends)}
 
 
@@ -96,10 +88,8 @@ def in_order(answer: Diagnosis) -> list[TimelineEntry]:
         (entry, time_s + 0.999 if time_s is not None and (entry.time or "").endswith(".000") else time_s)
         for entry, time_s in zip(answer.timeline, _times_s(answer.timeline), strict=True)
     ]
-    dated: dict[str, list[tuple[int, float]]] = {}
-    for entry, time_s in sorted(both, key=lambda each: each[0].line):
-        if time_s is not None:
-            dated.setdefault(entry.file, []).append((entry.line, time_s))
+    by_line = sorted(both, key=lambda each: each[0].line)
+    dated = grouped((entry.file, (entry.line, time_s)) for entry, time_s in by_line if time_s is not None)
 
     def place(entry: TimelineEntry, time_s: float | None) -> tuple[float, bool, bool, str, int]:
         is_cause = _kind(answer, entry) == "cause"

@@ -7,17 +7,17 @@ first to fail.
 from __future__ import annotations
 
 import re
+from itertools import chain
 
-from gpudoctor.diagnose.events import TROUBLE, Event
-from gpudoctor.diagnose.flight_recorder import Dump
-from gpudoctor.diagnose.job import Job, is_work
+from gpudoctor.diagnose.events import TROUBLE, Event, only
+from gpudoctor.diagnose.job import Attempt, Job, is_work
 from gpudoctor.diagnose.places import REQUEUED
 from gpudoctor.diagnose.rules.collective_timeouts import nccl_timeouts, watchdogs_stuck
-from gpudoctor.diagnose.rules.direct import direct_causes, echoes, mismatches, weak_causes
-from gpudoctor.diagnose.rules.dumps import from_dumps, from_stacks, undecided_stacks
-from gpudoctor.diagnose.rules.ends import early_exit, unexplained_exits
+from gpudoctor.diagnose.rules.direct import direct_causes, mismatches, strong_echoes, weak_causes, weak_echoes
+from gpudoctor.diagnose.rules.dumps import from_dumps, from_stacks, ras_behind, undecided_stacks
+from gpudoctor.diagnose.rules.ends import codes_alone, deaths, early_exit, silent_exits
 from gpudoctor.diagnose.rules.missing_peers import gloo_timeouts, missing_ranks, stalled_tensors
-from gpudoctor.diagnose.rules.model import Hypothesis, address_of, at_events, host_of, named, only_rank, ranks_of
+from gpudoctor.diagnose.rules.model import Hypothesis, Rule, host_of, only_rank, ranks_of
 from gpudoctor.diagnose.rules.outside import (
     failed_before,
     gpu_faults,
@@ -25,61 +25,57 @@ from gpudoctor.diagnose.rules.outside import (
     of_another_program,
     out_of_host_memory,
     program_xids,
+    said_dead,
     scheduler_endings,
     signals_and_cancels,
 )
 from gpudoctor.diagnose.rules.said import failed_saying, unknown_errors, with_reason, with_reason_before
 from gpudoctor.diagnose.rules.silence import ended_before, only_a_launcher, only_victims, silent_places
-from gpudoctor.diagnose.stacks import Stack
 
+# those that decide first
+_RULES: tuple[Rule, ...] = (
+    *(gpu_faults, scheduler_endings, out_of_host_memory, mismatches, direct_causes, deaths, said_dead, strong_echoes),
+    *(from_dumps, from_stacks, ras_behind, nccl_timeouts, stalled_tensors, watchdogs_stuck, missing_ranks),
+    *(gloo_timeouts, early_exit, silent_exits, signals_and_cancels, program_xids, silent_places, weak_causes),
+    *(weak_echoes, codes_alone, only_victims, only_a_launcher),
+)
 _ENDED_FROM_OUTSIDE = (0, -2, -9, -15)  # SIGINT, SIGKILL, SIGTERM
 _EXCEPTION = re.compile(r"(?:[A-Za-z_]\w{0,60}\.){0,8}(?:[A-Z]\w{0,60})?(?:Error|Exception): ")
 _OF_A_GPU = ("gpu_lost", "gpu_ecc", "gpu_xid", "nvlink_failed", "wrong_results")
-_GONE = "went without an error of its own: killed, or crashed in native code; which of them is not in this text"
-_LOST = {  # who it was if no rank is named, and what is known
-    "process_died_unknown": ("a process", _GONE),
-    "heartbeat_lost": (
-        "a process",
-        "sent no heartbeat: killed, crashed in native code, or held by one long call; which is not in this text",
-    ),
-    "node_lost": ("a node", _GONE),
-}
 _DEATHS = ("killed_sigkill", "segfault", "segfault_all", "sigbus")
 _STARTS = ("mpi_failed",)  # a launcher reports its failure only, with all that it may come from
 _WITHOUT_REASON = ("process_died_unknown", "silent_exit", "launcher_table_only")
 _FATAL = ("exit", "ending", "wait", "stuck", "victim", "wrapper", "closed")
 
 
-def hypotheses(job: Job, dumps: list[Dump], stacks: list[Stack]) -> list[Hypothesis]:
+def hypotheses(job: Job) -> list[Hypothesis]:
     """All hypotheses, the best first; empty if nothing is wrong."""
-    if went_on(job) and not dumps and not stacks:
+    number = first_failed_attempt(job)
+    if (number is None or went_on(job)) and not job.dumps and not job.stacks:
         return []
-    attempt = first_failed_attempt(job)
-    if attempt is None and not dumps and not stacks:
-        return []
-    at = attempt or 0
-    found = [hypothesis for tier in _tiers(job, at, dumps, stacks) for hypothesis in tier]
+    attempt = Attempt(job, number or 0)
+    found = [*chain.from_iterable(rule(attempt) for rule in _RULES)]
     if not found and not job.of("done"):
-        found = undecided_stacks(_stacks_by_process(job, stacks))
+        found = [*undecided_stacks(attempt)]
     if found and found[0].events and all(e.role == "echo" and e.detail.get("warning") for e in found[0].events):
         found = [*unknown_errors(job), *found]  # the job may have gone on after it
-    found = _with_own_words(job, at, found)
+    found = _with_own_words(attempt, found)
     if found and found[0].ranks and not found[0].host:
         _find_host(job, found[0])
     return found
 
 
-def _with_own_words(job: Job, at: int, found: list[Hypothesis]) -> list[Hypothesis]:
+def _with_own_words(attempt: Attempt, found: list[Hypothesis]) -> list[Hypothesis]:
     """With what the programs said themselves, if the best hypothesis names no reason."""
     if not found or found[0].unknown or found[0].what in _WITHOUT_REASON:
-        statement = failed_saying(job, at)
+        statement = [*failed_saying(attempt)]
         if found and statement and (found[0].what == statement[0].what or _follows(statement[0], found[0])):
             return found
         return [*statement, *found]
     if found[0].what in _DEATHS:
-        found[0] = with_reason(job, at, found[0])
+        found[0] = with_reason(attempt, found[0])
     if found[0].what in _STARTS:
-        found[0] = with_reason_before(job, at, found[0])
+        found[0] = with_reason_before(attempt, found[0])
     return found
 
 
@@ -89,42 +85,6 @@ def _follows(said: Hypothesis, death: Hypothesis) -> bool:
         return False
     end = death.events[0].file, death.events[0].line
     return all((e.file, e.line) > end for e in said.events)
-
-
-def _tiers(job: Job, at: int, dumps: list[Dump], stacks: list[Stack]) -> tuple[list[Hypothesis], ...]:
-    """The hypotheses about this attempt, those that decide first."""
-    exits = unexplained_exits(job, at)
-    waits = [
-        *from_dumps(dumps),
-        *from_stacks(_stacks_by_process(job, stacks)),
-        *_ras_behind(job, at),
-        *nccl_timeouts(job, at),
-        *stalled_tensors(job, at),
-    ]
-    return (
-        gpu_faults(job, at),
-        scheduler_endings(job, at),
-        out_of_host_memory(job, at),
-        mismatches(job, at),
-        direct_causes(job, at),
-        [h for h in exits if not h.unknown and h.what != "silent_exit"],
-        _said_dead(job, at),
-        echoes(job, at, 2),
-        waits,
-        watchdogs_stuck(job, at),
-        missing_ranks(job, at),
-        gloo_timeouts(job, at),
-        early_exit(job, at),
-        [h for h in exits if h.what == "silent_exit"],
-        signals_and_cancels(job, at),
-        program_xids(job),
-        silent_places(job, at),
-        weak_causes(job, at),
-        echoes(job, at, 1),
-        [h for h in exits if h.unknown],
-        only_victims(job, at),
-        only_a_launcher(job, at),
-    )
 
 
 def first_failed_attempt(job: Job) -> int | None:
@@ -141,7 +101,7 @@ def first_failed_attempt(job: Job) -> int | None:
 
 def _failed_itself(job: Job, ending: Event) -> bool:
     """Whether something failed in this attempt before the scheduler ended it, or a process exited with an error."""
-    if failed_before(job, ending.attempt, ending, lost_peers_count=False):
+    if failed_before(Attempt(job, ending.attempt), ending, lost_peers_count=False):
         return True
     if any(e.what == "host_oom" for e in job.of("cause", attempt=ending.attempt)):
         return True
@@ -168,7 +128,7 @@ def recovered(job: Job) -> Hypothesis | None:
         text,
         [*causes[:2], shown[-1]],
         ranks=only_rank(ranks_of(causes)),
-        host=host_of(causes) or (next(iter(job.hosts)) if len(job.hosts) == 1 else None),
+        host=host_of(causes) or only(job.hosts),
         confidence="certain",
     )
 
@@ -228,44 +188,6 @@ def _outlived(job: Job, troubles: list[Event]) -> bool:
     return len(after) >= 3 or any(e.role == "done" or e.what == "unstuck" for e in after)
 
 
-def _said_dead(job: Job, attempt: int) -> list[Hypothesis]:
-    """A controller reports that a process or node is lost or silent, without a reason."""
-    found: list[Hypothesis] = []
-    for what, (who, text) in _LOST.items():
-        events = job.of("cause", attempt=attempt, what=what)
-        if not events:
-            continue
-        ranks = only_rank(ranks_of(events))
-        host = host_of(events) or (address_of(events) if all(e.word("address") for e in events) else None)
-        text = f"{named(ranks) if ranks else who} {text}"
-        found.append(Hypothesis(what, text, events[:3], ranks=ranks, host=host))
-    return found
-
-
-def _ras_behind(job: Job, attempt: int) -> list[Hypothesis]:
-    events = job.of("cause", attempt=attempt, what="rank_behind")
-    if not events:
-        return []
-    text = "NCCL RAS: launched fewer operations than the other ranks of the communicator"
-    return [at_events("rank_behind", text, events, ranks=ranks_of(events))]
-
-
-def _stacks_by_process(job: Job, stacks: list[Stack]) -> dict[str, tuple[int | None, Stack]]:
-    """The stacks by what to call their process, with its rank if that is known; the last one of each counts."""
-    found: dict[str, tuple[int | None, Stack]] = {}
-    pids = {e.pid: e.rank for e in job.events if e.pid is not None and e.rank is not None}
-    for stack in stacks:
-        rank = stack.rank if stack.rank is not None else job.files[stack.file].rank
-        if rank is None and stack.pid is not None:
-            rank = pids.get(stack.pid)
-        place = f"process {stack.pid}" if stack.pid is not None else f"the process at line {stack.line}"
-        found[f"rank {rank}" if rank is not None else place] = rank, stack
-    return found
-
-
 def _find_host(job: Job, hypothesis: Hypothesis) -> None:
     hosts = {e.host for e in job.events if e.rank in hypothesis.ranks and e.host}
-    if len(hosts) == 1:
-        hypothesis.host = hosts.pop()
-    elif not hosts and len(job.hosts) == 1:
-        hypothesis.host = next(iter(job.hosts))
+    hypothesis.host = only(hosts or job.hosts)

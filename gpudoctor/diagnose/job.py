@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import cached_property
 from itertools import combinations
 from statistics import median
 
 from gpudoctor.diagnose.diagnosis import ClockSkew
-from gpudoctor.diagnose.events import MOST_RANKS, TROUBLE, Event
+from gpudoctor.diagnose.events import MOST_RANKS, TROUBLE, Event, grouped, only
+from gpudoctor.diagnose.flight_recorder import Dump
 from gpudoctor.diagnose.places import (
     STEPS_OF_WORK,
     LogFile,
@@ -20,6 +22,7 @@ from gpudoctor.diagnose.places import (
     fill_in_hosts,
     fill_in_ranks,
 )
+from gpudoctor.diagnose.stacks import Stack
 
 _NO_HOST = {"bogon", "localhost", "ubuntu", "0.0.0.0", "::1", "127.0.0.1", "?UNKNOWN?"}
 _ADDRESS = re.compile(r"[0-9.:]+|.*:.*:.*")
@@ -35,19 +38,22 @@ _MOST_CLOCKS = 64
 class Job:
     """The events of a job, with ranks, hosts and attempts filled in; `bus_ids` has the rank of each GPU."""
 
-    def __init__(self, events: Iterable[Event], files: list[LogFile]) -> None:
-        self.files = files
+    def __init__(
+        self, events: Iterable[Event], files: list[LogFile], dumps: Iterable[Dump] = (), stacks: Iterable[Stack] = ()
+    ) -> None:
+        self.files, self.dumps, self.stacks = files, list(dumps), list(stacks)
         self.events = list(events)
         fill_in_from_names(files, self.events)
         fill_in_attempts(files, self.events)
         self.hosts = fill_in_hosts(files, self.events)
         self.bus_ids = fill_in_ranks(self.events, self.hosts, one_file=len(files) == 1)
+        self._work = grouped((e.place, e) for e in self.events if is_work(e))
         self._assign_early_exception()
         self._excuse_pods()
         self._excuse_ssh()
         self._forget_ends_of_helpers()
         self.finished = any(e.role == "done" for e in self.events)
-        self.worked = any(map(is_work, self.events))
+        self.worked = bool(self._work)
         self.world = self._world()
         self.attempts = max((e.attempt for e in self.events), default=0) + 1
 
@@ -66,8 +72,7 @@ class Job:
 
     def worked_after(self, event: Event) -> bool:
         """Whether the work went on after this line; a single further step may be another rank's."""
-        work = [e for e in self.events if (e.file, e.attempt) == (event.file, event.attempt)]
-        work = [e for e in work if e.line > event.line and is_work(e)]
+        work = [e for e in self._work.get(event.place, ()) if e.line > event.line]
         return len(work) >= STEPS_OF_WORK or any(e.role == "done" for e in work)
 
     def outlived(self, event: Event) -> bool:
@@ -77,17 +82,15 @@ class Job:
         """
         if not event.detail.get("vague"):
             return False
-        for other in self.events:
-            if (other.file, other.attempt) != (event.file, event.attempt) or (
-                other.line < event.line and not event.detail.get("helper")
-            ):
-                continue
-            begun = other.what == "comm" and other.number("complete") and other.pid == event.pid
-            if other.line > event.line and (begun if event.what == "nccl_unknown" else other.what in _BEGINNINGS):
-                return True
-            if other.role == "done":
-                return True
-        return self.worked_after(event)
+        helper = bool(event.detail.get("helper"))
+        if any(e.role == "done" and (helper or e.line >= event.line) for e in self._work.get(event.place, ())):
+            return True
+        after = [e for e in self.events if e.place == event.place and e.line > event.line]
+        if event.what == "nccl_unknown":
+            begun = any(e.what == "comm" and e.number("complete") and e.pid == event.pid for e in after)
+        else:
+            begun = any(e.what in _BEGINNINGS for e in after)
+        return begun or self.worked_after(event)
 
     def _forget_ends_of_helpers(self) -> None:
         """What ended by the word of a shell, Horovod or a handler of signals was a helper if work goes on behind it.
@@ -95,27 +98,19 @@ class Job:
         A later "done" alone may be the script's. Slurm ends the whole job, whose text may come late. If others lost a
         peer after it, that peer had died.
         """
-        work: dict[tuple[int, int], list[int]] = {}
-        causes: dict[tuple[int, int], int] = {}
-        lost: dict[tuple[int, int], int] = {}
-        for event in self.events:
-            if event.role != "done" and is_work(event):
-                work.setdefault((event.file, event.attempt), []).append(event.line)
-            elif event.role == "cause":
-                causes[event.file, event.attempt] = event.line
-            elif event.role == "victim" and not event.detail.get("warning"):
-                lost[event.file, event.attempt] = event.line
-        for event in self.events:
-            place = event.file, event.attempt
+        lost = {e.place: e.line for e in self.of("victim") if not e.detail.get("warning")}
+        causes = {e.place: e.line for e in self.of("cause")}
+        steps = {place: [e.line for e in each if e.role != "done"] for place, each in self._work.items()}
+        for event in self.of("exit", "ending"):
             if event.role == "exit":
                 reported = event.word("by")
                 weak = reported == "horovod" or (reported in ("shell", "own") and event.rank is None)
-                weak = weak and lost.get(place, -1) < event.line
+                weak = weak and lost.get(event.place, -1) < event.line
             else:
-                weak = event.role == "ending" and event.strength <= 2 and " CANCELLED AT " not in event.text
-            steps = work.get(place, [])
-            worked_on = len(steps) >= STEPS_OF_WORK and steps[-STEPS_OF_WORK] > event.line
-            failed_later = event.what == "time_limit" and causes.get(place, -1) > event.line
+                weak = event.strength <= 2 and " CANCELLED AT " not in event.text
+            last = steps.get(event.place, [])[-STEPS_OF_WORK:]
+            worked_on = len(last) == STEPS_OF_WORK and last[0] > event.line
+            failed_later = event.what == "time_limit" and causes.get(event.place, -1) > event.line
             if weak and (worked_on or failed_later):
                 event.role = "fact"
 
@@ -127,19 +122,9 @@ class Job:
         """Whether some text begins inside a traceback or a launcher's table, so that what came before is missing."""
         return any(e.what == "begins_inside" or e.detail.get("cut") for e in self.events)
 
-    def ranks_in_trouble(self, attempt: int) -> set[int]:
-        """Ranks that reported an error, a wait or a lost peer themselves."""
-        return {e.rank for e in self.of(*TROUBLE, attempt=attempt) if e.rank is not None}
-
-    def exits(self, attempt: int) -> dict[int, Event]:
-        """How each rank ended; torchrun's table takes precedence over its agent, the agent over srun."""
-        exits = sorted(self.of("exit", attempt=attempt), key=lambda e: _TRUST_IN_LAUNCHERS.get(e.word("by") or "", 0))
-        return {e.rank: e for e in exits if e.rank is not None}
-
     def store_host(self) -> str | None:
         """The host of the key-value store (that of rank 0), as named by the ranks that lost it."""
-        hosts = {host for e in self.of("victim") if (host := e.word("store")) and _is_host(host)}
-        return hosts.pop() if len(hosts) == 1 else None
+        return only(host for e in self.of("victim") if (host := e.word("store")) and _is_host(host))
 
     def _world(self) -> int | None:
         sizes = [e.number("world") or 0 for e in self.events]
@@ -157,48 +142,67 @@ class Job:
 
         An `unstuck` event is a pod's status "Running", not the job's work.
         """
-        done = {e.file for e in self.events if e.role == "done"}
-        running = {e.file for e in self.events if e.what == "unstuck"}
-        worked = {e.file for e in self.events if e.what != "unstuck" and is_work(e)}
-        scheduled = {(e.file, *_POD.findall(e.text)): e.line for e in self.events if e.what == "scheduled"}
+        done = {e.file for e in self.of("done")}
+        running = {e.file for e in self.of("progress", what="unstuck")}
+        worked = {e.file for each in self._work.values() for e in each if e.what != "unstuck"}
+        scheduled = {(e.file, *_POD.findall(e.text)): e.line for e in self.of("fact", what="scheduled")}
         came: set[tuple[int, int]] = set()
         for event in self.events:
-            if event.role == "said" and (event.file, event.line) in came:
-                event.role, event.what = "fact", "came_later"
-            if "pod" not in event.detail:
-                continue
             here = {event.file}
-            launched = (
-                scheduled.get((event.file, *_POD.findall(event.text)), 0) if event.what == "pod_not_scheduled" else 0
+            late = event.what == "pod_not_scheduled" and event.line < scheduled.get(
+                (event.file, *_POD.findall(event.text)), 0
             )
-            if done - here or (event.file in running and worked - here) or event.line < launched:
-                event.role, event.what = "fact", "came_later"
+            if "pod" in event.detail and (late or done - here or (event.file in running and worked - here)):
                 came.add((event.file, event.line))
+        for event in self.events:
+            if (event.file, event.line) in came and ("pod" in event.detail or event.role == "said"):
+                event.role, event.what = "fact", "came_later"
 
     def _excuse_ssh(self) -> None:
         """A failed ssh is a fact if work began before it or a rank failed after it: no ssh that starts ranks."""
-        first_work = {(e.file, e.attempt): e.line for e in reversed(self.events) if is_work(e)}
-        raised = [e for e in self.of("cause") if e.rank is not None and e.names_rank]
-        last_raised = {(e.file, e.attempt): e.line for e in raised}
-        for event in self.events:
-            place = event.file, event.attempt
-            if event.what == "ssh_failed" and (
-                first_work.get(place, event.line) < event.line or last_raised.get(place, 0) > event.line
-            ):
+        last_raised = {e.place: e.line for e in self.of("cause") if e.rank is not None and e.names_rank}
+        for event in self.of("cause", "echo", what="ssh_failed"):
+            begun = next((e.line for e in self._work.get(event.place, ())), event.line)
+            if begun < event.line or last_raised.get(event.place, 0) > event.line:
                 event.role, event.what = "said", "network"
                 event.detail["severity"], event.detail["form"] = "error", "sentence"
 
     def _assign_early_exception(self) -> None:
         """An early exception has no label: it belongs to the one rank that failed without reporting an error."""
         for attempt in {e.attempt for e in self.events}:
-            nameless = [e for e in self.of("cause", attempt=attempt) if e.rank is None and e.detail.get("traceback")]
-            in_trouble = self.ranks_in_trouble(attempt)
-            failed = [r for r, e in self.exits(attempt).items() if e.number("code") == 1 and r not in in_trouble]
-            agents = {
-                e.detail.get("agent", e.host) for e in self.of("exit", attempt=attempt) if e.detail.get("by") == "agent"
-            }
+            own = Attempt(self, attempt)
+            nameless = [e for e in own.of("cause") if e.rank is None and e.detail.get("traceback")]
+            failed = [r for r, e in own.exits.items() if e.number("code") == 1 and r not in own.in_trouble]
+            agents = {e.detail.get("agent", e.host) for e in own.of("exit", by="agent")}
             if len(nameless) == 1 and len(failed) == 1 and len(agents) <= 1:
                 nameless[0].rank = failed[0]
+
+
+class Attempt:
+    """One attempt of a job: what rules are asked about."""
+
+    def __init__(self, job: Job, number: int) -> None:
+        self.job, self.number = job, number
+
+    def of(self, *roles: str, what: str | None = None, by: str | None = None) -> list[Event]:
+        """The events of these roles, in order; `by`: the launcher that reported them."""
+        return self.job.of(*roles, attempt=self.number, what=what, by=by)
+
+    @cached_property
+    def in_trouble(self) -> set[int]:
+        """Ranks that reported an error, a wait or a lost peer themselves."""
+        return {e.rank for e in self.of(*TROUBLE) if e.rank is not None}
+
+    @cached_property
+    def closed(self) -> set[tuple[str | None, int | None]]:
+        """Host and process id of each process that a launcher ended."""
+        return {(e.host, e.pid) for e in self.of("closed")}
+
+    @cached_property
+    def exits(self) -> dict[int, Event]:
+        """How each rank ended; torchrun's table takes precedence over its agent, the agent over srun."""
+        exits = sorted(self.of("exit"), key=lambda e: _TRUST_IN_LAUNCHERS.get(e.word("by") or "", 0))
+        return {e.rank: e for e in exits if e.rank is not None}
 
 
 def is_work(event: Event) -> bool:
@@ -246,16 +250,11 @@ def _ends(job: Job, attempt: int) -> dict[str, float]:
 
 def _timeouts(job: Job, attempt: int) -> dict[object, dict[str, float]]:
     """When the first rank of each host timed out, by group and sequence number."""
-    groups: dict[object, list[Event]] = {}
-    for event in job.of("wait", attempt=attempt):
-        if event.what == "nccl_timeout" and event.number("seq") is not None:
-            groups.setdefault((event.word("guid"), event.word("desc"), event.number("seq")), []).append(event)
+    numbered = [e for e in job.of("wait", attempt=attempt, what="nccl_timeout") if e.number("seq") is not None]
+    groups = grouped(((e.word("guid"), e.word("desc"), e.number("seq")), e) for e in numbered)
     return {key: _first_times(events) for key, events in groups.items()}
 
 
 def _first_times(events: list[Event]) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for event in events:
-        if event.host and event.time_s is not None:
-            found[event.host] = min(event.time_s, found.get(event.host, event.time_s))
-    return found
+    times = grouped((e.host, e.time_s) for e in events if e.host and e.time_s is not None)
+    return {host: min(each) for host, each in times.items()}

@@ -16,24 +16,17 @@ from gpudoctor.diagnose.rules.model import Hypothesis
 _MAX_BYTES = 64 << 20
 _MAX_FILES = 10_000
 _UP: dict[Confidence, Confidence] = {"possible": "likely", "likely": "certain", "certain": "certain"}
+# what a program or a kernel said of itself: a node that is fit now makes it no less true
 _OWN_WORDS = {
-    "user_exception",
-    "import_error",
-    "cuda_oom",
-    "gpu_ecc",
-    "gpu_lost",
-    "gpu_xid",
-    "host_oom",
-    "killed_sigkill",
+    *("user_exception", "import_error", "cuda_oom", "gpu_ecc", "gpu_lost", "gpu_xid", "host_oom", "killed_sigkill"),
 }
 
 
 class NodeReport(msgspec.Struct, frozen=True):
-    """A node's host name, and the ids of its checks that failed, warned and passed."""
+    """A node's host name, and the ids of its checks that failed, and that passed."""
 
     host: str
     failed: tuple[str, ...]
-    warned: tuple[str, ...]
     passed: tuple[str, ...]
 
 
@@ -77,7 +70,7 @@ def _report(data: object) -> NodeReport:
         by_status.setdefault(str(check["status"]).lower(), []).append(str(check["id"]))
     host = data.get("host") or {}
     name = host.get("hostname") if isinstance(host, dict) else None
-    return NodeReport(str(name or "?"), *(tuple(by_status.get(status, ())) for status in ("fail", "warn", "pass")))
+    return NodeReport(str(name or "?"), *(tuple(by_status.get(status, ())) for status in ("fail", "pass")))
 
 
 def weigh(best: Hypothesis, reports: list[NodeReport]) -> tuple[Hypothesis, Confidence, list[str]]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections import Counter
 from pathlib import PurePath
 
 import msgspec
 
-from gpudoctor.diagnose.events import TROUBLE, Event
+from gpudoctor.diagnose.events import TROUBLE, Event, grouped, only
 from gpudoctor.text.hostlist import one_name_each
 
 REQUEUED = ("preempted", "time_limit", "cancelled")  # by a scheduler; no failure if the job went on later
@@ -19,6 +18,7 @@ _RANK_FILE = re.compile(r"((?:^|.*[._-])(?:rank|worker_?rank|global_rank)[._-]?)
 _NUMBERED = re.compile(r"^(.*?)(\d+)$")
 _NOT_BY_HOST = re.compile(r"(?i)(?:rank|trace|dump|slurm-|attempt|std(?:out|err))[_-]?$")
 _MOST_GPUS_A_NODE = 8  # unless local ranks above are seen
+Process = tuple[str | None, int]  # host and process id
 
 
 class LogFile(msgspec.Struct):
@@ -42,14 +42,14 @@ class LogFile(msgspec.Struct):
 
 def fill_in_from_names(files: list[LogFile], events: list[Event]) -> None:
     """Ranks and attempts that the names of files contain."""
-    families: dict[tuple[str, str, str], list[tuple[int, LogFile]]] = {}
+    numbered: list[tuple[tuple[PurePath, str, str], tuple[int, LogFile]]] = []
     for file in files:
         path = PurePath(file.name)
         if found := _ATTEMPT.search(file.name):
             file.attempt, file.local_rank = int(found[1]), int(found[2])
         elif found := _RANK_FILE.match(path.stem):
-            families.setdefault((str(path.parent), found[1], found[3]), []).append((int(found[2]), file))
-    for family in families.values():
+            numbered.append(((path.parent, found[1], found[3]), (int(found[2]), file)))
+    for family in grouped(numbered).values():
         numbers = sorted(number for number, _ in family)
         # "lora_rank16_train.log": one file, or two settings, are no set of ranks
         if len(family) > 1 and (numbers[0] == 0 or numbers[-1] - numbers[0] < len(family)):
@@ -66,31 +66,23 @@ def fill_in_from_names(files: list[LogFile], events: list[Event]) -> None:
 
 def fill_in_attempts(files: list[LogFile], events: list[Event]) -> None:
     """Count the attempts inside each file whose name does not give one."""
-    by_file: dict[int, list[Event]] = {}
-    for event in events:
-        by_file.setdefault(event.file, []).append(event)
-    for number, of_file in by_file.items():
-        if files[number].attempt is not None:
-            continue
+    for of_file in grouped((e.file, e) for e in events if files[e.file].attempt is None).values():
         for line in _restarts(of_file):
             for event in of_file:
-                if event.line > line:
-                    event.attempt += 1
+                event.attempt += event.line > line
 
 
-def _restarts(events: list[Event]) -> list[int]:
+def _restarts(events: list[Event]) -> set[int]:
     """The lines of one file after which another attempt begins."""
-    agents: dict[str | int, list[Event]] = {}
-    for event in events:
-        if event.role == "exit" and event.detail.get("by") == "agent":
-            agents.setdefault(event.detail.get("agent", 0), []).append(event)
+    of_agents = (e for e in events if e.role == "exit" and e.detail.get("by") == "agent")
+    agents = grouped((e.detail.get("agent", 0), e) for e in of_agents)
     lines = [e.line for e in events if e.what == "restart"]
     for exits in agents.values():
         lines += [one.line for one, other in itertools.pairwise(exits) if _is_of_a_later_attempt(events, one, other)]
         if not lines and len(agents) == 1 and _goes_on_well(events, exits[-1].line):
             lines.append(exits[-1].line)
     lines += [e.line for e in events if e.what in REQUEUED and e.role == "ending" and _works_again(events, e.line)]
-    return sorted(set(lines))
+    return {*lines}
 
 
 def _is_of_a_later_attempt(events: list[Event], one: Event, other: Event) -> bool:
@@ -101,11 +93,14 @@ def _is_of_a_later_attempt(events: list[Event], one: Event, other: Event) -> boo
     return later or any(_begins_again(e) for e in events if one.line < e.line < other.line)
 
 
+def _steps(events: list[Event]) -> list[int]:
+    return [e.number("step") or 0 for e in events if e.role == "progress"]
+
+
 def _works_again(events: list[Event], line: int) -> bool:
     """Whether a job that a scheduler ended made progress later: it was requeued and writes to the same file."""
     after = [e for e in events if e.line > line]
-    steps = [e.number("step") or 0 for e in after if e.role == "progress"]
-    before = [e.number("step") or 0 for e in events if e.line < line and e.role == "progress"]
+    steps, before = _steps(after), _steps([e for e in events if e.line < line])
     if len(steps) < STEPS_OF_WORK or not before or max(steps) <= max(before):
         return False
     # standard output that was written behind standard error begins at the first step, a resumed job near the last
@@ -122,10 +117,9 @@ def _goes_on_well(events: list[Event], line: int) -> bool:
     after = [e for e in events if e.line > line]
     if any(e.role in ("wrapper", "exit", "closed", *TROUBLE) for e in after):
         return False
-    steps = [e.number("step") or 0 for e in after if e.role == "progress"]
-    before = [e.number("step") or 0 for e in events if e.line <= line and e.role == "progress"]
+    steps, before = _steps(after), _steps([e for e in events if e.line <= line])
     finished = any(e.role == "done" for e in after)
-    return bool(steps) and bool(before) and len(steps) >= 2 and (max(steps) > max(before) or finished)
+    return bool(before) and len(steps) >= 2 and (max(steps) > max(before) or finished)
 
 
 def fill_in_hosts(files: list[LogFile], events: list[Event]) -> set[str]:
@@ -133,165 +127,125 @@ def fill_in_hosts(files: list[LogFile], events: list[Event]) -> set[str]:
     same = one_name_each(event.host for event in events if event.host)
     for event in events:
         event.host = same.get(event.host or "", event.host)
-    named: dict[int, set[str]] = {}
-    for event in events:
-        if event.host and (event.detail.get("by") == "table" or event.role != "exit") and event.role != "ending":
-            named.setdefault(event.file, set()).add(event.host)
-    for number, names in named.items():
-        if len(names) == 1:
-            files[number].host = next(iter(names))
+    own = (e for e in events if (e.detail.get("by") == "table" or e.role != "exit") and e.role != "ending")
+    for number, names in grouped((e.file, e.host) for e in own if e.host).items():
+        files[number].host = only(names) or files[number].host
     _hosts_by_file_names(files, events)
     for event in events:
         if event.host is None:
             event.host = files[event.file].host
     hosts = {event.host for event in events if event.host}
-    only = next(iter(hosts)) if len(hosts) == 1 else None
     for event in events:
         if event.host is None and event.role != "ending":
-            event.host = only
+            event.host = only(hosts)
         event.host = event.host or None
     return hosts
 
 
 def _hosts_by_file_names(files: list[LogFile], events: list[Event]) -> None:
     """Files whose names differ only in a number belong to one host each: `dgx01.log`, `pod-3.log`."""
-    families: dict[tuple[str, str], list[int]] = {}
-    for number, file in enumerate(files):
-        path = PurePath(file.name)
-        if file.attempt is None and file.rank is None and file.text and (found := _NUMBERED.match(path.stem)):
-            families.setdefault((str(path.parent), found[1]), []).append(number)
+    paths = [PurePath(file.name) for file in files]
+    families = grouped(
+        ((paths[number].parent, found[1]), number)
+        for number, file in enumerate(files)
+        if file.attempt is None and file.rank is None and file.text and (found := _NUMBERED.match(paths[number].stem))
+    )
     for (_, stem), numbers in families.items():
         if len(numbers) < 2 or _NOT_BY_HOST.search(stem):
             continue
-        hosts = {files[number].host for number in numbers}
-        same_host = hosts.pop() if len(hosts) == 1 else None
+        same_host = only(files[number].host for number in numbers)
         for number in numbers:
             if files[number].host is None or same_host:
-                files[number].host = PurePath(files[number].name).stem
-        if same_host:
-            family = set(numbers)
-            for event in events:
-                if event.file in family and event.host == same_host:
-                    event.host = files[event.file].host
+                files[number].host = paths[number].stem
+        for event in events:
+            if same_host and event.file in numbers and event.host == same_host:
+                event.host = files[event.file].host
 
 
-class _Ranks(msgspec.Struct, kw_only=True):
+class _Ranks:
     """The ranks of processes, local ranks and tasks, as some events give them together."""
 
-    by_process: dict[tuple[str | None, int], int]
-    by_local_rank: dict[tuple[int, int], int]  # of a file
-    first_of_host: dict[str | None, int]
-    one_node: bool
-    tasks_are_ranks: bool
-    by_pid: dict[int, int] = {}  # pids that only one host has
-    first_of_file: dict[int, int] = {}
+    def __init__(self, events: list[Event], hosts: set[str], world: int) -> None:
+        self.by_process: dict[Process, int] = {}
+        self.by_local_rank: dict[tuple[int, int], int] = {}  # of a file
+        self.first_of_host: dict[str | None, int] = {}
+        self.bus_ids: dict[Process, str] = {}
+        for event in events:
+            if event.rank is not None and event.local_rank is not None:
+                self.by_local_rank[event.file, event.local_rank] = event.rank
+                if event.detail.get("by") == "table":
+                    self.first_of_host[event.host] = event.rank - event.local_rank
+            if event.pid is not None:
+                self._of_process(event, (event.host, event.pid), world)
+        for process in _processes_of_several_ranks(events):
+            self.by_process.pop(process, None)
+        self.by_process = _ranks_of_connections(events) | self.by_process
+        of_pids = grouped((pid, rank) for (_, pid), rank in self.by_process.items())
+        self._by_pid = {pid: ranks[0] for pid, ranks in of_pids.items() if len(ranks) == 1}  # pids of one host
+        firsts = grouped((file, rank - local) for (file, local), rank in self.by_local_rank.items())
+        self._first_of_file = {file: first for file, each in firsts.items() if (first := only(each)) is not None}
+        self._one_node = _is_one_node(events, hosts, world)
+        self._tasks_are_ranks = _tasks_are_ranks(events)
 
-    def __post_init__(self) -> None:
-        hosts = Counter(pid for _, pid in self.by_process)
-        self.by_pid = {pid: rank for (_, pid), rank in self.by_process.items() if hosts[pid] == 1}
-        firsts: dict[int, set[int]] = {}
-        for (file, local_rank), rank in self.by_local_rank.items():
-            firsts.setdefault(file, set()).add(rank - local_rank)
-        self.first_of_file = {file: next(iter(each)) for file, each in firsts.items() if len(each) == 1}
+    def _of_process(self, event: Event, process: Process, world: int) -> None:
+        if event.rank is not None and not event.detail.get("repeated"):
+            self.by_process[process] = event.rank
+        if event.what == "comm":
+            self.bus_ids[process] = event.word("bus") or ""
+            rank = event.number("comm_rank")
+            if event.number("world") == world and rank is not None:
+                self.by_process.setdefault(process, rank)
 
     def of(self, event: Event) -> int | None:
+        rank = None
         if event.pid is not None:
-            rank = self.by_process.get((event.host, event.pid), self.by_pid.get(event.pid))
-            if rank is not None:
-                return rank
-        if event.local_rank is not None:
+            rank = self.by_process.get((event.host, event.pid), self._by_pid.get(event.pid))
+        if rank is None and event.local_rank is not None:
             rank = self._of_local_rank(event, event.local_rank)
-            if rank is not None:
-                return rank
-        return event.task if self.tasks_are_ranks else None
+        return event.task if rank is None and self._tasks_are_ranks else rank
 
     def _of_local_rank(self, event: Event, local_rank: int) -> int | None:
         rank = self.by_local_rank.get((event.file, local_rank))
         if rank is not None:
             return rank
-        if event.file in self.first_of_file:
-            return local_rank + self.first_of_file[event.file]
-        if event.host in self.first_of_host and (self.one_node or event.host is not None):
+        if event.file in self._first_of_file:
+            return local_rank + self._first_of_file[event.file]
+        if event.host in self.first_of_host and (self._one_node or event.host is not None):
             return local_rank + self.first_of_host[event.host]
-        return local_rank if self.one_node and not self.first_of_host else None
+        return local_rank if self._one_node and not self.first_of_host else None
 
 
 def fill_in_ranks(events: list[Event], hosts: set[str], *, one_file: bool) -> dict[str, int | None]:
     """The rank of each event, and the bus id of its GPU; returns the rank of each bus id."""
-    world = max((e.number("world") or 0 for e in events), default=0)
-    by_process: dict[tuple[str | None, int], int] = {}
-    by_local_rank: dict[tuple[int, int], int] = {}
-    first_of_host: dict[str | None, int] = {}
-    bus_ids: dict[tuple[str | None, int], str] = {}
-    for event in events:
-        if event.rank is not None and event.local_rank is not None:
-            by_local_rank[event.file, event.local_rank] = event.rank
-            if event.detail.get("by") == "table":
-                first_of_host[event.host] = event.rank - event.local_rank
-        if event.pid is None:
-            continue
-        process = event.host, event.pid
-        if event.rank is not None and not event.detail.get("repeated"):
-            by_process[process] = event.rank
-        if event.what == "comm":
-            bus_ids[process] = event.word("bus") or ""
-            comm_rank = event.number("comm_rank")
-            if event.number("world") == world and comm_rank is not None:
-                by_process.setdefault(process, comm_rank)
-    for process in _processes_of_several_ranks(events):
-        by_process.pop(process, None)
-    for process, rank in _ranks_of_connections(events).items():
-        by_process.setdefault(process, rank)
-    ranks = _Ranks(
-        by_process=by_process,
-        by_local_rank=by_local_rank,
-        first_of_host=first_of_host,
-        one_node=_is_one_node(events, hosts, world),
-        tasks_are_ranks=_tasks_are_ranks(events),
-    )
-    _fill_in(events, ranks, bus_ids)
-    if one_file:
-        _fill_in_only_rank(events)
-    return {bus_id: by_process.get(process) for process, bus_id in bus_ids.items()}
-
-
-def _fill_in(events: list[Event], ranks: _Ranks, bus_ids: dict[tuple[str | None, int], str]) -> None:
+    ranks = _Ranks(events, hosts, max((e.number("world") or 0 for e in events), default=0))
     for event in events:
         if event.rank is None:
             event.rank = ranks.of(event)
         if event.gpu is not None and event.gpu.isdecimal() and event.pid is not None:
-            event.detail["gpu_bus_id"] = bus_ids.get((event.host, event.pid), "")
+            event.detail["gpu_bus_id"] = ranks.bus_ids.get((event.host, event.pid), "")
+    if one_file:
+        _fill_in_only_rank(events)
+    return {bus_id: ranks.by_process.get(process) for process, bus_id in ranks.bus_ids.items()}
 
 
-def _processes_of_several_ranks(events: list[Event]) -> set[tuple[str | None, int]]:
+def _processes_of_several_ranks(events: list[Event]) -> set[Process]:
     """Processes that drive several GPUs, each of which is a rank of its own, as those of nccl-tests do."""
-    ranks: dict[tuple[str | None, int], set[int]] = {}
-    devices: dict[tuple[str | None, int], set[int | None]] = {}
-    for event in events:
-        if event.pid is None:
-            continue
-        if event.what == "process" and event.rank is not None:
-            ranks.setdefault((event.host, event.pid), set()).add(event.rank)
-        if event.what == "comm":
-            devices.setdefault((event.host, event.pid), set()).add(event.number("dev"))
-    return {process for found in (ranks, devices) for process, each in found.items() if len(each) > 1}
+    of_processes = [(e, (e.host, e.pid)) for e in events if e.pid is not None]
+    ranks = grouped((place, e.rank) for e, place in of_processes if e.what == "process" and e.rank is not None)
+    devices = grouped((place, e.number("dev")) for e, place in of_processes if e.what == "comm")
+    return {place for found in (ranks, devices) for place, each in found.items() if len({*each}) > 1}
 
 
-def _ranks_of_connections(events: list[Event]) -> dict[tuple[str | None, int], int]:
+def _ranks_of_connections(events: list[Event]) -> dict[Process, int]:
     """The ranks in NCCL's messages on connections, of processes with one GPU whose messages all agree."""
-    ranks: dict[tuple[int | None, str | None], set[int | None]] = {}
-    gpus: dict[tuple[str | None, int | None], set[str]] = {}
-    for event in events:
-        if event.what == "comm_rank":
-            ranks.setdefault((event.pid, event.gpu), set()).add(event.number("comm_rank"))
-        if event.gpu:
-            gpus.setdefault((event.host, event.pid), set()).add(event.gpu)
-    found: dict[tuple[str | None, int], int] = {}
-    for event in events:
-        if event.what == "comm_rank" and event.pid is not None and len(ranks[event.pid, event.gpu]) == 1:
-            rank = event.number("comm_rank")
-            if rank is not None and len(gpus.get((event.host, event.pid), ())) <= 1:
-                found.setdefault((event.host, event.pid), rank)
+    shown = [e for e in events if e.what == "comm_rank"]
+    ranks = grouped(((e.pid, e.gpu), e.number("comm_rank")) for e in shown)
+    gpus = grouped(((e.host, e.pid), e.gpu) for e in events if e.gpu)
+    found: dict[Process, int] = {}
+    for event in shown:
+        rank = only(ranks[event.pid, event.gpu])
+        if event.pid is not None and rank is not None and len({*gpus.get((event.host, event.pid), ())}) <= 1:
+            found.setdefault((event.host, event.pid), rank)
     return found
 
 
@@ -305,20 +259,18 @@ def _is_one_node(events: list[Event], hosts: set[str], world: int) -> bool:
 
 def _tasks_are_ranks(events: list[Event]) -> bool:
     """Whether srun's tasks are the ranks: lines show both as equal, or a host has more than one task."""
-    both = [e for e in events if e.task is not None and e.rank is not None]
+    of_tasks = [e for e in events if e.task is not None]
+    both = [e for e in of_tasks if e.rank is not None]
     if both:
         return all(e.task == e.rank for e in both)
-    tasks: dict[str, set[int]] = {}
-    for event in events:
-        if event.task is not None and event.host and event.detail.get("by") == "srun":
-            tasks.setdefault(event.host, set()).add(event.task)
-    return any(len(each) > 1 for each in tasks.values())
+    tasks = grouped((e.host, e.task) for e in of_tasks if e.host and e.detail.get("by") == "srun")
+    return any(len({*each}) > 1 for each in tasks.values())
 
 
 def _fill_in_only_rank(events: list[Event]) -> None:
     """If an excerpt has one NCCL process and one rank, they belong together."""
     of_nccl = [e for e in events if e.pid is not None and e.gpu is not None]
-    ranks = {e.rank for e in events if e.rank is not None}
-    if len({(e.host, e.pid) for e in of_nccl}) == 1 and len(ranks) == 1:
+    rank = only(e.rank for e in events if e.rank is not None)
+    if only((e.host, e.pid) for e in of_nccl) and rank is not None:
         for event in of_nccl:
-            event.rank = next(iter(ranks))
+            event.rank = rank

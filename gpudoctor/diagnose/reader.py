@@ -56,6 +56,26 @@ class _Line(msgspec.Struct):
     framed: bool = False  # right below a rule of dashes: a launcher's message to people begins
 
 
+_Reader = Callable[[_Line], list[Event] | None]
+
+
+def _of_text(read: Callable[[str], Event | list[Event] | None]) -> _Reader:
+    """A reader that needs the text alone; what it finds of an agent belongs to the agent's thread."""
+
+    def events(line: _Line) -> list[Event] | None:
+        found = read(line.text)
+        found = [found] if isinstance(found, Event) else found
+        for event in found or ():
+            if line.origin.thread and event.detail.get("by") == "agent":
+                event.detail["agent"] = line.origin.thread
+        return found or None
+
+    return events
+
+
+_WATCHDOG = _of_text(read_watchdog)
+
+
 class _Held(msgspec.Struct):
     """A line that a terminal may have wrapped; its number becomes that of the piece with the words that matter."""
 
@@ -75,10 +95,7 @@ class LogReader:
         self._file = file
         self._traces = Tracebacks()
         self._table = ElasticTable()
-        self._hydra = HydraReader()
         self._ray = RayReader()
-        self._jax = CoordinationReader()
-        self._stalls = StallReader()
         self._held: _Held | None = None
         self._spawned: int | None = None
         self._begun = False
@@ -88,13 +105,14 @@ class LogReader:
         self._probed: tuple[int, str] | None = None
         self._rule = -_FRAME  # the line of the last rule of dashes
         self._seen: set[object] = set()
+        launcher = _of_text(read_launcher)
         # each gives its events, or None if the line is not its own; the first that decides ends it
-        self._readers: tuple[Callable[[_Line], list[Event] | None], ...] = (
-            *(self._kernel, self._table_row, self._launcher, self._of_ray, _error_handler, self._stalled, _uncaught),
-            *(self._nccl_line, _watchdog, self._traceback, _plain),
+        self._readers: tuple[_Reader, ...] = (
+            *(self._kernel, _of_text(self._table.read), _of_text(HydraReader().read), launcher),
+            *(_of_text(self._ray.read), _error_handler, _of_text(StallReader().read)),
+            *(_of_text(CoordinationReader().read), _uncaught, self._nccl_line, _WATCHDOG, self._traceback, _plain),
         )
-        # a wrapper of theirs decides nothing
-        self._pointing = (self._readers[2], _watchdog)
+        self._pointing = (launcher, _WATCHDOG)  # a wrapper of theirs decides nothing
 
     def read(self, number: int, raw: str) -> Iterator[Event]:
         """The events of one line; the parts of a progress bar, separated by carriage returns, have the same number."""
@@ -149,6 +167,9 @@ class LogReader:
         ):
             self._seen.add(origin.stream)
             yield self._placed(Event(role="fact", what="seen"), line)
+        # of this line alone: the task whose label it has need not be on the daemon's node
+        if origin.host is None and (stepd := facts.STEPD.match(line.text)):
+            origin.host = stepd["host"]
         moved, text = False, line.text
         for event in self._events(line):
             moved = moved or event.role in ("progress", "done", "exit", "ending") or event.what == "work"
@@ -193,26 +214,6 @@ class LogReader:
                 return
             pointed = pointed or bool(points)
 
-    def _table_row(self, line: _Line) -> list[Event] | None:
-        if (stepd := facts.STEPD.match(line.text)) and line.origin.host is None:
-            line.origin.host = stepd["host"]
-        ended = self._table.read(line.text) or self._hydra.read(line.text)
-        return [ended] if ended else None
-
-    def _launcher(self, line: _Line) -> list[Event] | None:
-        events = read_launcher(line.text)
-        for event in events:
-            if line.origin.thread and event.detail.get("by") == "agent":
-                event.detail["agent"] = line.origin.thread
-        return events or None
-
-    def _of_ray(self, line: _Line) -> list[Event] | None:
-        event = self._ray.read(line.text)
-        return [event] if event else None
-
-    def _stalled(self, line: _Line) -> list[Event] | None:
-        return self._stalls.read(line.text) or self._jax.read(line.text) or None
-
     def _nccl_line(self, line: _Line) -> list[Event] | None:
         if "NCCL " not in line.text and (unnamed := facts.NCCL_WITHOUT_NAME.match(line.text)):
             line.text = f"{line.text[: unnamed.end()]}NCCL {line.text[unnamed.end() :]}"
@@ -256,20 +257,13 @@ class LogReader:
             detail |= {"dev": int(init["dev"]), "bus": facts.bus_id(init["bus"]), "complete": complete}
             yield Event(role="fact", what="comm", detail=detail)
             return
-        if channel := facts.CHANNEL.search(message):
-            rank = channel["dst"] if channel["way"] == "[receive]" else channel["src"]
-            yield Event(role="fact", what="comm_rank", detail={"comm_rank": int(rank)})
-            return
         if facts.RETRIES.search(message):
             yield Event(role="said", what="network", detail={"form": "sentence", "message": message})
         if facts.INTERFACE.search(message):
             yield Event(role="fact", what="interface")
             return
-        if proxy := facts.PROXY.search(message):
-            yield Event(role="fact", what="comm_rank", detail={"comm_rank": int(proxy["rank"])})
-        if segment := facts.SEGMENT.search(message):
-            rank = segment["dst"] if segment["way"] == "recv" else segment["src"]
-            yield Event(role="fact", what="comm_rank", detail={"comm_rank": int(rank)})
+        if (rank := facts.rank_of_connection(message)) is not None:
+            yield Event(role="fact", what="comm_rank", detail={"comm_rank": rank})
         if head["level"] == "WARN":
             yield from _nccl_warning(text, message)
         elif returned := facts.RETURNED.search(message):
@@ -330,11 +324,6 @@ def _uncaught(line: _Line) -> list[Event] | None:
     return [with_place(event, line.text)]
 
 
-def _watchdog(line: _Line) -> list[Event] | None:
-    event = read_watchdog(line.text)
-    return [event] if event else None
-
-
 def _plain(line: _Line) -> list[Event]:
     """What a table knows, else facts, else what the line says by its form."""
     text = line.text
@@ -344,11 +333,9 @@ def _plain(line: _Line) -> list[Event]:
         if not reported or reported[0].role == "progress":  # "AssertionError: size mismatch at step 3"
             return list(_statement(line, reported)) or reported
         return reported
-    if oom := facts.SRUN_OOM.search(text):
-        return [
-            Event(role="cause", what="host_oom", strength=3, task=task, host=oom["host"])
-            for task in expanded(oom["tasks"])[:64]
-        ]
+    if tasks := event.word("tasks"):
+        place = event.word("host")
+        return [Event(role="cause", what="host_oom", strength=3, task=n, host=place) for n in expanded(tasks)[:64]]
     event.gpu, event.host = event.word("gpu"), event.word("host") or event.word("node")
     if event.role == "ending" and event.what != "terminated_signal" and event.host is None:
         event.host = ""  # any node of the job may have printed the scheduler's line

@@ -9,13 +9,11 @@ import re
 
 import msgspec
 
-from gpudoctor.diagnose.events import Event
+from gpudoctor.diagnose.events import Event, Role
 from gpudoctor.statements.prefixes import with_short_numbers
 
 _PROCESS = re.compile(r"^Process (?P<pid>\d{1,18}): (?P<command>.*)")
-_THREAD = re.compile(
-    r'^Thread (?P<id>0x[0-9a-fA-F]+|\d+)(?: \((?P<state>[\w+ ]+)\))?(?:: "(?P<name>[^"]*)"| "(?P<other>[^"]*)")?'
-)
+_THREAD = re.compile(r'^Thread (?P<id>0x[0-9a-fA-F]+|\d+)(?: \([\w+ ]+\))?(?:: "(?P<name>[^"]*)"| "(?P<other>[^"]*)")?')
 _FRAME = re.compile(r"^\s{2,}(?P<function>[\w.<>]+) \((?P<file>[^:)]{1,300}):(?P<line>\d+)\)")
 _FAULT = re.compile(r'^\s+File "(?P<file>[^"]{1,300})", line (?P<line>\d+) in (?P<function>\S+)')
 _CURRENT = re.compile(r"^(?:Current thread|Thread) (?P<id>0x[0-9a-fA-F]+)(?: \[[^\]]*\])? \(most recent call first\)")
@@ -27,7 +25,6 @@ _DUMP = re.compile(
     r"|(?:Current thread|Thread) 0x[0-9a-fA-F]+(?: \[[^\]]*\])? \(most recent call first\):)"
 )
 _CRASH = "Fatal Python error"  # faulthandler's stacks of a crash belong to a log, which tells more
-_UNNAMED = "most recent call first"
 _MOST_TITLES = 6
 # not of a rank: launchers, data loader workers, helpers of multiprocessing
 _HELPERS = re.compile(
@@ -43,6 +40,10 @@ _WAITING = re.compile(
 
 # a wait for another thread or process of the same rank
 _LOCAL_WAIT = re.compile(r"\((?:\S*/)?(?:threading|queue|selectors|subprocess|connection|popen_\w+|socket)\.py:")
+_SECTION = re.compile(
+    r"\s*(?P<word>INCOMPLETE|DEAD|TIMEOUT|MISMATCH)|#\d+-\d+ .*(?P<other>INCOMPLETE|DEAD|TIMEOUT|MISMATCH)"
+)
+_SILENT = ("INCOMPLETE", "DEAD", "TIMEOUT")
 _JOB = re.compile(r"^\s+\d+\s+\d+\s+\d+\s+\d+\s+(\d+)\s*$")
 _BEHIND = re.compile(
     r"Rank (?P<rank>\d{1,6}) has launched up to operation (?P<operation>\d+) ?-+ ?GPU (?P<gpu>\d+) "
@@ -86,44 +87,53 @@ def looks_like_stacks(head: bytes) -> bool:
     return False
 
 
+class _Thread(msgspec.Struct):
+    """A thread's frames. `name`: "" if the dump has none; `newest_first`: of faulthandler, which dumps so."""
+
+    line: int
+    name: str
+    newest_first: bool
+    frames: list[str] = []
+
+
+class _Section(msgspec.Struct):
+    """What stands below one heading: the threads of a process, which a title above may give a rank."""
+
+    rank: int | None = None
+    pid: int | None = None
+    command: str = ""
+    threads: list[_Thread] = []
+
+    def stack(self, file: int) -> Stack | None:
+        """That of the main thread; None for a helper, which is no rank."""
+        if not self.threads or _HELPERS.search("\n".join([self.command, *(f for t in self.threads for f in t.frames)])):
+            return None
+        unnamed = self.threads[-1 if self.threads[0].newest_first else 0]
+        main = next((thread for thread in self.threads if thread.name == "MainThread"), unnamed)
+        waits = any(
+            _WAITING.search(frame.split(" (")[0]) and not _LOCAL_WAIT.search(frame) for frame in main.frames[:8]
+        )
+        return Stack(file, main.line + 1, self.pid, tuple(main.frames[:60]), waits, self.rank)
+
+
 def read_stacks(lines: list[str], file: int) -> list[Stack]:
     """The main thread of each process of a rank; the first thread if none has that name."""
-    found: list[Stack] = []
-    pid: int | None = None
-    rank: int | None = None
-    command = ""
-    threads: list[tuple[int, str, str, list[str]]] = []
-
-    def close() -> None:
-        if threads and not _HELPERS.search("\n".join([command, *(frame for t in threads for frame in t[3])])):
-            # faulthandler names no thread and dumps the newest first
-            main = next((t for t in threads if t[1] == "MainThread"), threads[-1 if threads[0][2] == _UNNAMED else 0])
-            frames = tuple(main[3][:60])
-            waits = any(_WAITING.search(frame.split(" (")[0]) and not _LOCAL_WAIT.search(frame) for frame in frames[:8])
-            found.append(Stack(file, main[0] + 1, pid, frames, waits, rank))
-        threads.clear()
-
+    sections = [_Section()]
     for number, line in enumerate(lines, 1):
+        threads = sections[-1].threads
         if process := _PROCESS.match(line):
-            close()
-            pid, command = int(process["pid"]), process["command"]
+            sections.append(_Section(sections[-1].rank, int(process["pid"]), process["command"]))
         elif _CURRENT.match(line):
-            threads.append((number, "", _UNNAMED, []))
+            threads.append(_Thread(number, "", newest_first=True))
         elif thread := _THREAD.match(line):
-            groups = thread.groupdict()
-            threads.append((number, groups.get("name") or groups.get("other") or "", groups.get("state") or "", []))
-        elif threads and ((frame := _FRAME.match(line)) or (frame := _FAULT.match(line))):
-            threads[-1][3].append(f"{frame['function']} ({frame['file']}:{frame['line']})")
-        elif (
-            _TITLE.match(line)
-            and not line.startswith(("Python v", "("))
-            and (title := _RANK.search(line) or "rank" in line)
-        ):
-            close()
-            pid, command = None, ""
-            rank = int(title[1]) if isinstance(title, re.Match) else None
-    close()
-    return found
+            threads.append(_Thread(number, thread["name"] or thread["other"] or "", newest_first=False))
+        elif threads and (frame := _FRAME.match(line) or _FAULT.match(line)):
+            threads[-1].frames.append(f"{frame['function']} ({frame['file']}:{frame['line']})")
+        elif _TITLE.match(line) and not line.startswith(("Python v", "(")):
+            title = _RANK.search(line)
+            if title or "rank" in line:
+                sections.append(_Section(int(title[1]) if title else None))
+    return [stack for section in sections if (stack := section.stack(file))]
 
 
 def read_ras(lines: list[str], file: int) -> list[Event]:
@@ -131,40 +141,38 @@ def read_ras(lines: list[str], file: int) -> list[Event]:
     if not any("Communicators" in line or "Job summary" in line for line in lines):
         return []
     events: list[Event] = []
-    counts: list[Event] = []
     section = ""
     for number, line in enumerate(map(with_short_numbers, lines), 1):
-        for word in ("INCOMPLETE", "DEAD", "TIMEOUT", "MISMATCH"):
-            if line.strip().startswith(word) or re.match(rf"#\d+-\d+ .*{word}", line):
-                section = word
+        if heading := _SECTION.match(line):
+            section = heading["word"] or heading["other"]
         if job := _JOB.match(line):
-            world: dict[str, str | int] = {"world": int(job[1])}
-            events.append(Event(role="fact", what="world", file=file, line=number, text=line.strip(), detail=world))
+            event = Event(role="fact", what="world", detail={"world": int(job[1])})
         elif behind := _BEHIND.search(line):
-            counts.append(_event("operations", behind, file, number, line))
-            counts[-1].detail["operation"] = int(behind["operation"])
-        elif section in ("DEAD", "INCOMPLETE", "TIMEOUT") and (
-            missing := _RANK_MISSING.search(line) or _MISSING.search(line)
-        ):
-            event = _event("process_died_unknown", missing, file, number, line)
-            event.role = "cause"
-            events.append(event)
-    most = max((e.number("operation") or 0 for e in counts), default=0)
-    for event in counts:
-        if (event.number("operation") or 0) < most:
+            event = _of_process("fact", "operations", behind)
+            event.detail = {"operation": int(behind["operation"])}
+        elif section in _SILENT and (found := _RANK_MISSING.search(line) or _MISSING.search(line)):
+            event = _of_process("cause", "process_died_unknown", found)
+        else:
+            continue
+        event.file, event.line, event.text = file, number, line.strip()
+        events.append(event)
+    return _without_the_foremost(events)
+
+
+def _without_the_foremost(events: list[Event]) -> list[Event]:
+    """The events without the ranks that launched as many operations as any; the others are behind."""
+    most = max((e.number("operation") or 0 for e in events), default=0)
+    for event in events:
+        if event.what == "operations" and (event.number("operation") or 0) < most:
             event.role, event.what = "cause", "rank_behind"
-            events.append(event)
-    return events
+    return [e for e in events if e.what != "operations"]
 
 
-def _event(what: str, found: re.Match[str], file: int, number: int, line: str) -> Event:
+def _of_process(role: Role, what: str, found: re.Match[str]) -> Event:
     rank = found.groupdict().get("rank")
     return Event(
-        role="fact",
+        role=role,
         what=what,
-        file=file,
-        line=number,
-        text=line.strip(),
         host=found["host"].rstrip(",:;"),
         gpu=found["gpu"],
         pid=int(found["pid"]),

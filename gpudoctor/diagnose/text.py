@@ -8,7 +8,7 @@ from itertools import groupby
 
 from gpudoctor.diagnose.causes import steps_for, text_of_cause
 from gpudoctor.diagnose.diagnosis import Cause, Diagnosis, EvidenceLine, Victim, ranks_in_words
-from gpudoctor.diagnose.events import clipped
+from gpudoctor.diagnose.events import clipped, grouped
 from gpudoctor.text.output import printable
 
 _LABEL = 11
@@ -17,7 +17,8 @@ _UNBROKEN = 10_000  # columns: a command is there to be copied
 _EVIDENCE_WIDTH, _LEAST_QUOTED = 300, 60
 _ONE_DIGIT = str.maketrans("123456789", "000000000")
 _MOST_CLOCKS = 6
-_BOLD, _RED, _YELLOW, _GREEN, _DIM, _RESET = "\x1b[1m", "\x1b[1;31m", "\x1b[1;33m", "\x1b[1;32m", "\x1b[2m", "\x1b[0m"
+_BOLD, _DIM, _RESET = "\x1b[1m", "\x1b[2m", "\x1b[0m"
+_STYLES = {"cause": "\x1b[1;31m", "unknown": "\x1b[1;33m", "nothing": "\x1b[1;32m"}
 
 
 def render_text(answer: Diagnosis, *, width: int = 100, color: bool = False, verbose: bool = False) -> str:
@@ -27,31 +28,26 @@ def render_text(answer: Diagnosis, *, width: int = 100, color: bool = False, ver
 
 
 def _lines(answer: Diagnosis, width: int, color: bool, verbose: bool) -> Iterator[str]:
-    cause = answer.cause
+    cause, word = answer.cause, _painted(answer.word, _STYLES[answer.verdict], color)
     if cause is None:
-        if answer.verdict == "nothing":
-            yield _painted("NOTHING FOUND", _GREEN, color)
-        else:
-            yield _painted("UNKNOWN" if answer.recognised else "NOT RECOGNISED", _YELLOW, color)
-        yield from _row("read", f"{_files(answer.files)}: {answer.reason}", width)
+        yield word
+        yield from _row("read", f"{answer.files} file{'s' if answer.files != 1 else ''}: {answer.reason}", width)
         yield from _rows("it says", [_line_of(line) for line in answer.unexplained], width)
     elif answer.verdict == "nothing":
-        yield f"{_painted('RECOVERED', _GREEN, color)}  {text_of_cause(cause.what).title}"
+        yield f"{word}  {text_of_cause(cause.what).title}"
         yield from _of_cause(cause, width)
     else:
-        word = _painted("UNKNOWN", _YELLOW, color) if answer.verdict == "unknown" else _painted("CAUSE", _RED, color)
         yield f"{word}  {_painted(cause.what, _BOLD, color)}  {text_of_cause(cause.what).title}"
         yield from _of_cause(cause, width)
-        if answer.reason:
-            yield from _row("reports", answer.reason, width)
+        yield from _rows("reports", filter(None, [answer.reason]), width)
         yield from _victims(answer.victims, width)
         if answer.silent_ranks:
-            yield from _row(
-                "silent", f"nothing is heard of {ranks_in_words(answer.silent_ranks)} of {answer.world_size}", width
-            )
+            silent = f"nothing is heard of {ranks_in_words(answer.silent_ranks)} of {answer.world_size}"
+            yield from _row("silent", silent, width)
         yield from _rows("clocks", [printable(skew.words) for skew in answer.clocks[:_MOST_CLOCKS]], width)
         yield from _rows("do", steps_for(cause.what, cause.confidence), width)
-        yield from _rows("next", [_step(step.command, step.host) for step in answer.next], _UNBROKEN)
+        steps = [f"on {printable(step.host)}: {step.command}" if step.host else step.command for step in answer.next]
+        yield from _rows("next", steps, _UNBROKEN)
         yield from _rows("collect", answer.collect, width)
         yield from _rows("explain", [f"gpudoctor explain diagnose.{text_of_cause(cause.what).page}"], _UNBROKEN)
         for other in answer.others:
@@ -105,20 +101,13 @@ def _cut(text: str, most: int) -> str:
 
 
 def _victims(victims: tuple[Victim, ...], width: int) -> Iterator[str]:
-    by_reason: dict[str, list[Victim]] = {}
-    for victim in victims:
-        by_reason.setdefault(victim.text, []).append(victim)
     rows = []
-    for reason, same in by_reason.items():
+    for reason, same in grouped((victim.text, victim) for victim in victims).items():
         ranks = [v.rank for v in same if v.rank is not None]
         hosts = sorted({v.host for v in same if v.host and v.rank is None})
         who = ", ".join(filter(None, [ranks_in_words(ranks), *hosts])) or "others"
         rows.append(f"{who}: {reason} ({_line_of(same[0].evidence[0]).partition('  ')[0]})")
     yield from _rows("victims", rows, width)
-
-
-def _step(command: str, host: str | None) -> str:
-    return f"on {printable(host)}: {command}" if host else command
 
 
 def _rows(label: str, texts: Iterable[str], width: int) -> Iterator[str]:
@@ -138,10 +127,6 @@ def _row(label: str, text: str, width: int) -> Iterator[str]:
         break_on_hyphens=False,
     )
     yield from wrapped or [f"  {label}"]
-
-
-def _files(count: int) -> str:
-    return f"{count} file{'s' if count != 1 else ''}"
 
 
 def _painted(text: str, style: str, color: bool) -> str:

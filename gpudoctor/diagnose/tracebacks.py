@@ -237,10 +237,8 @@ class Tracebacks:
             return event
         if trace.collective:
             event.detail["collective"] = trace.collective
-        if _RERAISED.search(text):
-            # the exception itself follows after "Original Traceback"
-            event.role = "wrapper" if event.what == "user_exception" else event.role
-            event.detail["reraised"] = 1
+        if event.what == "user_exception" and _RERAISED.search(text):
+            event.role = "wrapper"  # the exception itself follows after "Original Traceback"
         first = self._last.get(stream) if trace.chained else None
         plain = "user_exception"
         if first and event.role == first.role == "cause" and (first.what != plain or event.what == plain):

@@ -24,9 +24,6 @@ INIT = re.compile(
     r"ncclCommInit\w* comm 0x\w+ rank (?P<rank>\d+) nranks (?P<world>\d+) cudaDev (?P<dev>\d+)(?: nvmlDev (?P<nvml>\d+))?"
     r" busId (?P<bus>[0-9a-f]+)(?: commId (?P<comm>0x\w+))?"
 )
-CHANNEL = re.compile(
-    r"(?:Channel|Ring) \d+(?:/\d+)? : (?P<src>\d+)\[\w+\] -> (?P<dst>\d+)\[\w+\] (?P<way>\[receive\]|\[send\]|via)"
-)
 INTERFACE = re.compile(r"NET/Socket ?: Using |Call to connect returned [^,]{1,60}, retrying")
 RETRIES = re.compile(
     r"Call to connect returned [^,]{1,60}(?:timed out|refused|unreachable|No route)[^,]{0,60}, retrying(?! \((\d+)/\1\))"
@@ -35,8 +32,12 @@ LAST_RETRY = re.compile(r"connect returned [^,]{1,60}, retrying \((\d+)/\1\)")
 # the program's NCCL call returned this code; the reason was not printed
 RETURNED = re.compile(r"(?:^|/)(?:init|group)\.cc:\d+ -> (?P<code>[126])\b")
 ERROR_HANDLER = re.compile(r'\s*"message": "([\w.]*(?:Error|Exception): [^"]*)",?\s*$')
-PROXY = re.compile(r"Failed to execute operation \w+ from rank (?P<rank>\d+)")
-SEGMENT = re.compile(r"nccl-shm-(?P<way>recv|send)-[0-9a-f]+-\d+-(?P<src>\d+)-(?P<dst>\d+)")
+# what NCCL says of a connection: the rank that receives, or the one that sends
+_OF_CONNECTION = re.compile(
+    r"(?:Channel|Ring) \d+(?:/\d+)? : (?P<src>\d+)\[\w+\] -> (?P<dst>\d+)\[\w+\] (?:(?P<receives>\[receive\])|\[send\]|via)"
+    r"|Failed to execute operation \w+ from rank (?P<rank>\d+)"
+    r"|nccl-shm-(?:(?P<recv>recv)|send)-[0-9a-f]+-\d+-(?P<src2>\d+)-(?P<dst2>\d+)"
+)
 _GLOO = re.compile(r"\[Gloo\] Rank (?P<rank>\d{1,5}) is connected to (?P<peers>\d{1,5}) peer ranks\. Expected")
 _WORLD = re.compile(r"(?i)\b(?:dist_)?world[ _]?size[\"']?\s?(?:=|:|is)?\s?(\d{1,6})\b")
 _RANK_PID = re.compile(
@@ -110,7 +111,6 @@ MISMATCH = re.compile(
 )
 # DeepSpeed's see_memory_usage
 _RAM = re.compile(r"CPU Virtual Memory: +used = [\d.]+ GB, percent = (?P<pct>\d{1,3})(?:\.\d+)?%")
-SRUN_OOM = re.compile(r"error: (?P<host>[\w.-]+): tasks? (?P<tasks>[\d,\-]+): Out Of Memory")
 STEPD = re.compile(r"^slurmstepd-(?P<host>[\w.-]+?): ")
 KERNEL = re.compile(r"NVRM: |AER: |PCIe Bus Error|oom-kill:|Killed process|segfault at|SXid")
 # lines that only a job, what starts it or the machine below it prints
@@ -170,6 +170,19 @@ def bus_id(hexed: str) -> str:
     """
     digits = hexed.rjust(9, "0")
     return f"{digits[:-5].rjust(4, '0')[-4:]}:{digits[-5:-3]}:{digits[-3:-1]}.{digits[-1]}"
+
+
+def rank_of_connection(message: str) -> int | None:
+    """The rank of NCCL's communicator that prints a message on one of its connections.
+
+    >>> rank_of_connection("Channel 00/0 : 3[2] -> 4[3] [receive] via NET/IB/0"), rank_of_connection("Using network IB")
+    (4, None)
+    """
+    found = _OF_CONNECTION.search(message)
+    if found is None:
+        return None
+    ends = (found["dst"], found["dst2"]) if found["receives"] or found["recv"] else (found["src"], found["src2"])
+    return int(found["rank"] or ends[0] or ends[1])
 
 
 def is_harmless(text: str) -> bool:

@@ -55,18 +55,22 @@ def _number(found: re.Match[str], name: str) -> int | None:
 
 def _ended(by: str, found: re.Match[str]) -> list[Event]:
     """How processes ended; nothing for one that ended well."""
-    how, signal = _said(found, "how"), _said(found, "signal")
+    how, signal, number = _said(found, "how"), _said(found, "signal"), _number(found, "code")
     if signal is not None:
         code = -int(signal) if signal.isdecimal() else -SIGNALS.get(signal, 9)
-    elif (number := _number(found, "code")) is not None:
-        code = number
+    elif number is not None or how:
+        code = _SIGNAL_WORDS[how.capitalize()] if number is None and how else number or 0
     else:
-        code = _SIGNAL_WORDS[how.capitalize()] if how else 1  # MPI_ABORT without its code
+        code = -SIGNALS["SIGABRT"] if by == "own" else 1  # glibc's own check; MPI_ABORT without its code, Paddle
     if not code:
         return []
     place = {name: _number(found, name) for name in ("rank", "local_rank", "pid")}
-    tasks = expanded(found["tasks"]) if "tasks" in found.groupdict() else [None]
     strength = 3 if by == "own" else 2
+    if ranks := _said(found, "ranks"):
+        exits = [_exit(code, by, rank=rank) for rank in map(int, re.findall(r"\d{1,6}", ranks)[:4096])]
+        exits[0].detail["world"] = int(found["world"])
+        return exits
+    tasks = expanded(found["tasks"]) if "tasks" in found.groupdict() else [None]
     return [_exit(code, by, task=task, host=_said(found, "host"), strength=strength, **place) for task in tasks]
 
 
@@ -81,15 +85,6 @@ def _process(_: str, found: re.Match[str]) -> list[Event]:
 def _of_a_shell(by: str, found: re.Match[str]) -> list[Event]:
     helper = found["job"] and found["command"] and not _RUNS_A_JOB.match(found["command"])  # in the background
     return [] if helper else _ended(by, found)
-
-
-def _trainers(by: str, found: re.Match[str]) -> list[Event]:
-    aborted = [_exit(1, by, rank=int(rank)) for rank in re.findall(r"\d{1,6}", found["ranks"])[:4096]]
-    return [*aborted, Event(role="fact", what="world", detail={"world": int(found["world"])})]
-
-
-def _aborted(by: str, _: re.Match[str]) -> list[Event]:
-    return [_exit(-SIGNALS["SIGABRT"], by, strength=3)]
 
 
 def _polled(by: str, found: re.Match[str]) -> list[Event]:
@@ -133,7 +128,7 @@ _ROWS: tuple[tuple[str, str, _Build], ...] = (
     # what a shell prints when its command dies
     ("shell", r"^(?:(?P<job>\[\d+\])(?:\s*[+-])?\s+(?:(?P<pid>\d{2,10})\s+)?|zsh: )?(?P<how>[Kk]illed|[Ss]egmentation fault|[Bb]us error|[Aa]borted" r"|Terminated|[Ii]llegal instruction|[Ff]loating point exception)(?: +\(core dumped\))?(?:\s{2,}(?P<command>\S.*))?$", _of_a_shell),
     # Paddle
-    ("spawn", r"Out of all (?P<world>\d{1,6}) trainers, the trainer process with rank=\[(?P<ranks>\d[\d, ]{0,4000})\] was aborted", _trainers),
+    ("spawn", r"Out of all (?P<world>\d{1,6}) trainers, the trainer process with rank=\[(?P<ranks>\d[\d, ]{0,4000})\] was aborted", _ended),
     ("spawn", r"\A(?:Container rank (?P<rank>\d{1,6}) status failed cmd .{0,4000} code (?P<code>-?[1-9]\d{0,2}) log )", _ended),
     ("own", r"\A(?:(?:\[(?P<host>[\w.-]{1,253}):(?P<pid>\d{1,10})\] )?(?:Fatal Python error: |!+ |\*\*\* Process received signal|Signal: )" r"(?P<how>Segmentation fault|Bus error|Aborted))", _ended),
     # UCX's handler of fatal signals
@@ -141,7 +136,7 @@ _ROWS: tuple[tuple[str, str, _Build], ...] = (
     ("horovod", r"\A(?:Process (?P<rank>\d{1,6}) exit with status code (?P<code>[1-9]\d{0,2})\.)", _ended),
     ("pod", r"\bCrashLoopBackOff\b|Back-off restarting failed container|(?<=  )\d+/\d+ +(?:\w+:)?Error +\d", _wrapper),
     # glibc's words before it aborts
-    ("own", r"^(?:(?:free|malloc|realloc|munmap_chunk|mremap_chunk|malloc_consolidate)\(\): (?:invalid |corrupted |memory corruption|double free detected" r"|too many chunks detected|unaligned |unsorted double|(?:small|large)bin double|mismatching next)|double free or corruption" r"|corrupted (?:size vs|double-linked|unsorted)|\*\*\* stack smashing detected)", _aborted),
+    ("own", r"^(?:(?:free|malloc|realloc|munmap_chunk|mremap_chunk|malloc_consolidate)\(\): (?:invalid |corrupted |memory corruption|double free detected" r"|too many chunks detected|unaligned |unsorted double|(?:small|large)bin double|mismatching next)|double free or corruption" r"|corrupted (?:size vs|double-linked|unsorted)|\*\*\* stack smashing detected)", _ended),
     # glog's and abseil's handlers of fatal signals
     ("own", r"\*\*\* (?P<signal>SIG(?:SEGV|ABRT|BUS|FPE|ILL)) (?:\(@0x[0-9a-f]+\) )?received (?:at time=|by PID )", _ended),
     # torch.distributed.launch up to 1.8 names the last command that it started, whichever process died

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from gpudoctor.diagnose.events import Event
+from gpudoctor.diagnose.events import Event, Role
 
 # torch 1.13 to 2.15
 _WORK = re.compile(
@@ -40,6 +40,11 @@ _CONSEQUENCE = re.compile(
     r"Some NCCL operations have failed or timed out|To avoid data inconsistency|watchdog thread terminated with exception: "
     r"NCCL|Stack trace of the failed collective|preparing to dump debug info"
 )
+_READINGS: tuple[tuple[Role, str, re.Pattern[str]], ...] = (
+    *(("wait", "group_status", pattern) for pattern in (_STATUS, _AT_TIMEOUT)),
+    *(("stuck", "watchdog_stuck", pattern) for pattern in (_HEARTBEAT, _STUCK)),
+    ("wrapper", "watchdog_abort", _CONSEQUENCE),
+)
 _TASK = re.compile(r"/job:[^/\s]{1,80}/(?:replica:\d+/)?task:(?P<rank>\d{1,6})\b")
 _MISSING_TASKS = re.compile(r"[Tt]imed out task names:")
 _UNHEALTHY = re.compile(r"tasks are unhealthy")
@@ -74,14 +79,9 @@ def read_watchdog(text: str) -> Event | None:
         if (named := _NAMED.search(text)) and "terminated with exception" in text:
             event.rank = int(named[1])
         return event
-    if (status := _STATUS.search(text)) or (status := _AT_TIMEOUT.search(text)):
-        return Event(role="wait", what="group_status", detail={**_details(status), **group})
-    if (heart := _HEARTBEAT.search(text)) is not None:
-        return Event(role="stuck", what="watchdog_stuck", detail={**_details(heart), **group})
-    if (stuck := _STUCK.search(text)) is not None:
-        return Event(role="stuck", what="watchdog_stuck", detail={**_details(stuck), **group})
-    if _CONSEQUENCE.search(text):
-        return Event(role="wrapper", what="watchdog_abort", detail=group)
+    for role, what, pattern in _READINGS:
+        if found := pattern.search(text):
+            return Event(role=role, what=what, detail={**_details(found), **group})
     return None
 
 

@@ -4,46 +4,43 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 import msgspec
 
-from gpudoctor.diagnose.events import Event
-from gpudoctor.diagnose.job import Job
-from gpudoctor.diagnose.rules.model import Hypothesis, address_of, gpu_of, host_of, named, ranks_of
+from gpudoctor.diagnose.events import Event, grouped, only
+from gpudoctor.diagnose.job import Attempt
+from gpudoctor.diagnose.rules.model import Hypothesis, host_of, named, ranks_of
 
+# other rules know more of them
 _OUTSIDE = {
-    "host_oom",
-    "gpu_xid",
-    "gpu_lost",
-    "gpu_ecc",
-    "collective_mismatch",
-    "barrier_failed",
-    "config_mismatch",
-    "process_died_unknown",
-    "heartbeat_lost",
-    "node_lost",
-    "rank_behind",
+    *("host_oom", "gpu_xid", "gpu_lost", "gpu_ecc", "collective_mismatch", "barrier_failed", "config_mismatch"),
+    *("process_died_unknown", "heartbeat_lost", "node_lost", "rank_behind"),
 }
 _STEPS_BEHIND = 3
 _LAST_ERROR_LINES = 4
 _HANDLE = re.compile(r"(?i)cublas|cudnn")
 _NUMBER = re.compile(r"\d+")
-_ALL = {"user_exception": "user_exception_all"}
 
 
-def direct_causes(job: Job, attempt: int) -> list[Hypothesis]:
+def direct_causes(attempt: Attempt) -> Iterator[Hypothesis]:
     """Each kind of cause that some line names, the most decisive first, then in order of appearance.
 
     If several ranks have the same cause, none of them is named.
     """
-    events = [e for e in job.of("cause", attempt=attempt) if e.what not in _OUTSIDE and e.strength >= 2]
+    events = [e for e in attempt.of("cause") if e.what not in _OUTSIDE and e.strength >= 2]
     if any(e.what == "shm_too_small_loader" for e in events):  # the workers died of it
         events = [e for e in events if e.what != "loader_worker_killed"]
-    return _grouped(job, attempt, _deduplicated([e for e in events if not _survived(job, attempt, e, events)]))
+    events = [e for e in events if not _survived(attempt, e, events)]
+    # a driver or controller copies a rank's exception
+    ranked = {(e.what, e.word("type"), e.word("message")) for e in events if e.rank is not None and e.word("type")}
+    yield from _grouped(
+        attempt,
+        [e for e in events if e.rank is not None or (e.what, e.word("type"), e.word("message")) not in ranked],
+    )
 
 
-def _survived(job: Job, attempt: int, event: Event, causes: list[Event]) -> bool:
+def _survived(attempt: Attempt, event: Event, causes: list[Event]) -> bool:
     """Whether the job handled this cause and went on until another one came.
 
     A few steps after it prove nothing: a process prints what it had buffered when it ends.
@@ -51,52 +48,51 @@ def _survived(job: Job, attempt: int, event: Event, causes: list[Event]) -> bool
     later = [e.line for e in causes if e.file == event.file and e.line > event.line and _kind(e) != _kind(event)]
     if not later:
         return False
-    steps = [e for e in job.of("progress", attempt=attempt) if e.file == event.file]
+    steps = [e for e in attempt.of("progress") if e.file == event.file]
     between = [e.number("step") or 0 for e in steps if event.line < e.line < max(later)]
     before = [e.number("step") or 0 for e in steps if e.line < event.line]
     return len(between) >= _STEPS_BEHIND and max(between) > max(before, default=0)
 
 
-def echoes(job: Job, attempt: int, least: int) -> list[Hypothesis]:
+def strong_echoes(attempt: Attempt) -> Iterator[Hypothesis]:
     """Causes that may also follow from a peer's end: a refused connection, an unanswered request."""
-    events = [e for e in job.of("echo", attempt=attempt) if e.strength >= least]
-    if any("the rendezvous" in e.text for e in job.of("victim", attempt=attempt, what="store_lost")):
+    return _echoes(attempt, 2)
+
+
+def weak_echoes(attempt: Attempt) -> Iterator[Hypothesis]:
+    """The same, of lines that mostly follow from another's end."""
+    return _echoes(attempt, 1)
+
+
+def _echoes(attempt: Attempt, least: int) -> Iterator[Hypothesis]:
+    events = [e for e in attempt.of("echo") if e.strength >= least]
+    if any("the rendezvous" in e.text for e in attempt.of("victim", what="store_lost")):
         # the agent had been in the rendezvous: its host went away, and the address is right
         events = [e for e in events if e.what != "rendezvous_unreachable"]
-    found = _grouped(job, attempt, events)
-    for hypothesis in found:
-        if hypothesis.what == "connect_stale" and attempt == 0:  # no earlier attempt could have left an address
-            hypothesis.what = "bootstrap_connect_failed"
-        hypothesis.unknown = hypothesis.what == "connect_stale" or all(
-            e.detail.get("warning") for e in hypothesis.events
-        )
-        hypothesis.confidence = "likely" if least > 1 else "possible"
-    return found
+    for found in _grouped(attempt, events):
+        if found.what == "connect_stale" and attempt.number == 0:  # no earlier attempt could have left an address
+            found.what = "bootstrap_connect_failed"
+        found.unknown = found.what == "connect_stale" or all(e.detail.get("warning") for e in found.events)
+        found.confidence = "likely" if least > 1 else "possible"
+        yield found
 
 
-def weak_causes(job: Job, attempt: int) -> list[Hypothesis]:
+def weak_causes(attempt: Attempt) -> Iterator[Hypothesis]:
     """Lines that name only what failed in general: wrappers of an error that is not in the text."""
-    lost = job.of("victim", attempt=attempt, what="peer_lost")
-    events = [
-        e
-        for e in job.of("cause", "wrapper", attempt=attempt)
-        if e.strength == 1 and e.what.startswith("nccl_") and not _told_below(e, lost) and not job.outlived(e)
-    ]
-    events += [
-        e
-        for e in job.of("cause", attempt=attempt)
-        if e.strength == 1 and not e.what.startswith("nccl_") and e.what not in _OUTSIDE
-    ]
-    found = _grouped(job, attempt, _without_memory(job, attempt, events))
-    for hypothesis in found:
-        hypothesis.confidence = "possible"
-        hypothesis.unknown = hypothesis.what in ("nccl_unknown", "nccl_cuda_unknown", "accelerator_error")
-    return found
+    weak = [e for e in attempt.of("cause", "wrapper") if e.strength == 1 and e.what not in _OUTSIDE]
+    of_nccl = [e for e in weak if e.what.startswith("nccl_")]
+    told = attempt.of("victim", what="peer_lost")
+    events = [e for e in of_nccl if not _told_below(e, told) and not attempt.job.outlived(e)]
+    events += [e for e in weak if e not in of_nccl and e.role == "cause"]
+    for found in _grouped(attempt, _without_memory(attempt, events)):
+        found.confidence = "possible"
+        found.unknown = found.what in ("nccl_unknown", "nccl_cuda_unknown", "accelerator_error")
+        yield found
 
 
-def _without_memory(job: Job, attempt: int, events: list[Event]) -> list[Event]:
+def _without_memory(attempt: Attempt, events: list[Event]) -> list[Event]:
     """The events; if an allocator reported a full GPU, it explains why cuBLAS or cuDNN could not start there."""
-    full = [e for e in job.of("echo", attempt=attempt) if e.what == "cuda_oom" and e.detail.get("warning")]
+    full = [e for e in attempt.of("echo", what="cuda_oom") if e.detail.get("warning")]
     starts = [e for e in events if e.what == "cuda_init_failed" and _HANDLE.search(e.text)] if full else []
     if not starts:
         return events
@@ -112,34 +108,25 @@ def _told_below(event: Event, lost: list[Event]) -> bool:
     )
 
 
-def mismatches(job: Job, attempt: int) -> list[Hypothesis]:
+def mismatches(attempt: Attempt) -> Iterator[Hypothesis]:
     """Reports of torch that ranks do different things; the minority in all reports is named, if there is one."""
-    found: list[Hypothesis] = []
-    for what, value_of in (("collective_mismatch", _running), ("config_mismatch", _parameters)):
-        events = job.of("cause", attempt=attempt, what=what)
-        if not events:
-            continue
-        values: dict[int, str] = {}
-        for event in events:
-            values.update(value_of(event))
-        if not values and what == "collective_mismatch":  # gloo reports only that sizes differ
-            found.append(Hypothesis(what, events[0].text.strip(), events, host=host_of(events)))
-            continue
-        outlier = minority(values)
-        usual = next((value for rank, value in values.items() if rank not in outlier), "")
-        text = (
-            f"{named(outlier)} differs: {values[outlier[0]]}, the others {usual}"
-            if outlier
-            else "the ranks took different paths"
-        )
-        found.append(Hypothesis(what, text, events, ranks=outlier, host=host_of(events), confidence="certain"))
-    barrier = job.of("cause", attempt=attempt, what="barrier_failed")
-    if barrier:
+    for what in ("collective_mismatch", "config_mismatch"):
+        events = attempt.of("cause", what=what)
+        values = {rank: value for event in events for rank, value in _sides(event)}
+        if events and not values and what == "collective_mismatch":  # gloo reports only that sizes differ
+            yield Hypothesis(what, events[0].text.strip(), events, host=host_of(events))
+        elif events:
+            odd = minority(values)
+            usual = next((value for rank, value in values.items() if rank not in odd), "")
+            text = f"{named(odd)} differs: {values[odd[0]]}, the others {usual}" if odd else ""
+            text = text or "the ranks took different paths"
+            yield Hypothesis(what, text, events, "certain", odd, host_of(events))
+    if barrier := attempt.of("cause", what="barrier_failed"):
         reported = barrier[0].word("ranks") or barrier[0].word("more") or ""
         ranks = tuple(sorted({int(number) for number in _NUMBER.findall(reported)}))
-        text = f"{named(ranks) if ranks else 'a rank'} did not come to the barrier"
-        found.append(Hypothesis("rank_hung", text, barrier, ranks=ranks, host=host_of(barrier), confidence="certain"))
-    return found
+        yield Hypothesis(
+            "rank_hung", f"{named(ranks)} did not come to the barrier", barrier, "certain", ranks, host_of(barrier)
+        )
 
 
 def minority(values: dict[int, str]) -> tuple[int, ...]:
@@ -148,12 +135,9 @@ def minority(values: dict[int, str]) -> tuple[int, ...]:
     >>> minority({0: "a", 1: "a", 2: "b"}), minority({0: "a", 1: "b"})
     ((2,), ())
     """
-    counts = Counter(values.values())
-    if len(counts) < 2:
-        return ()
-    (most, times), *rest = counts.most_common()
-    others = sum(count for _, count in rest)
-    return tuple(sorted(rank for rank, value in values.items() if value != most)) if times > others else ()
+    most, times = Counter(values.values()).most_common(1)[0] if values else ("", 0)
+    odd = tuple(sorted(rank for rank, value in values.items() if value != most))
+    return odd if times > len(odd) else ()
 
 
 def mismatch_at(seq: int, values: dict[int, str], events: Collection[Event] = ()) -> Hypothesis:
@@ -164,37 +148,19 @@ def mismatch_at(seq: int, values: dict[int, str], events: Collection[Event] = ()
     return Hypothesis("collective_mismatch", text, [*events][:4], ranks=ranks, confidence="certain")
 
 
-def _running(event: Event) -> dict[int, str]:
-    reported = event.detail
-    found: dict[int, str] = {}
+def _sides(event: Event) -> Iterator[tuple[int, str]]:
+    """The two ranks that a report compares, and what each of them runs or has."""
+    told = event.detail
     for side in ("a", "b"):
-        if reported.get(side) is not None and reported.get(f"{side}_op"):
-            found[int(reported[side])] = f"{reported[f'{side}_op']} {reported.get(f'{side}_shape', '')}".strip()
-    return found
+        if told.get(side) is not None and told.get(f"{side}_op"):
+            yield int(told[side]), f"{told[f'{side}_op']} {told.get(f'{side}_shape', '')}".strip()
+        elif told.get(side) is not None and told.get(f"{side}_params") is not None:
+            yield int(told[side]), f"{told[f'{side}_params']} parameters"
 
 
-def _parameters(event: Event) -> dict[int, str]:
-    reported = event.detail
-    return {
-        int(reported[side]): f"{reported[f'{side}_params']} parameters"
-        for side in ("a", "b")
-        if reported.get(side) is not None and reported.get(f"{side}_params") is not None
-    }
-
-
-def _deduplicated(events: list[Event]) -> list[Event]:
-    """The events without a driver's or controller's copies of a rank's exception."""
-    ranked = {(e.what, e.word("type"), e.word("message")) for e in events if e.rank is not None and e.word("type")}
-    return [e for e in events if e.rank is not None or (e.what, e.word("type"), e.word("message")) not in ranked]
-
-
-def _grouped(job: Job, attempt: int, events: list[Event]) -> list[Hypothesis]:
-    groups: dict[object, list[Event]] = {}
-    for event in events:
-        groups.setdefault(_kind(event), []).append(event)
-    made = [_hypothesis(job, attempt, group) for group in groups.values()]
-    made.sort(key=lambda h: (-max(e.strength for e in h.events), min((e.file, e.line) for e in h.events)))
-    return made
+def _grouped(attempt: Attempt, events: list[Event]) -> list[Hypothesis]:
+    made = [_hypothesis(attempt, group) for group in grouped((_kind(e), e) for e in events).values()]
+    return sorted(made, key=lambda h: (-max(e.strength for e in h.events), min((e.file, e.line) for e in h.events)))
 
 
 def _kind(event: Event) -> object:
@@ -203,63 +169,78 @@ def _kind(event: Event) -> object:
     return event.what
 
 
-def _hypothesis(job: Job, attempt: int, events: list[Event]) -> Hypothesis:
+def _hypothesis(attempt: Attempt, events: list[Event]) -> Hypothesis:
     what = events[0].what
     strongest = max(e.strength for e in events)
     decisive = [e for e in events if e.strength == strongest]
     ranks = ranks_of(events)
-    guilty = _listed_ranks(job, attempt)
-    if guilty & set(ranks):
-        ranks = tuple(sorted(guilty | set(ranks)))
-    if what in _ALL and _is_on_all(job, attempt, ranks, decisive):
-        what = _ALL[what]
-    if not all(e.names_rank for e in decisive) or len(ranks) > 1 or _others_cut_off(job, attempt, ranks):
+    guilty = _listed_ranks(attempt)
+    if guilty & {*ranks}:
+        ranks = tuple(sorted(guilty | {*ranks}))
+    if what == "user_exception" and _is_on_all(attempt, ranks, decisive):
+        what = "user_exception_all"
+    if not all(e.names_rank for e in decisive) or len(ranks) > 1 or _others_cut_off(attempt, ranks):
         ranks = ()
     return Hypothesis(
         what,
         _words(decisive[0]),
-        _shown(job, what, decisive),
-        ranks=ranks,
-        host=host_of(decisive) or address_of(decisive),
-        gpu=gpu_of(decisive),
-        confidence="certain" if strongest >= 3 else "likely",
+        _shown(attempt, what, decisive),
+        "certain" if strongest >= 3 else "likely",
+        ranks,
+        host_of(decisive) or address_of(decisive),
+        _gpu_of(decisive),
     )
 
 
-def _is_on_all(job: Job, attempt: int, ranks: tuple[int, ...], decisive: list[Event]) -> bool:
+def _is_on_all(attempt: Attempt, ranks: tuple[int, ...], decisive: list[Event]) -> bool:
     """Whether all ranks raised it: most of those that are heard of, or as many nameless copies as ranks that exited."""
-    lost = {e.rank for e in job.of("victim", "wait", attempt=attempt)} - set(ranks) - {None}
-    if len(ranks) > 1 and (not lost or set(ranks) >= job.ranks_heard() or len(ranks) > len(lost)):
+    lost = {e.rank for e in attempt.of("victim", "wait")} - {*ranks, None}
+    if len(ranks) > 1 and (not lost or {*ranks} >= attempt.job.ranks_heard() or len(ranks) > len(lost)):
         return True
     writers = {(e.rank, e.pid, e.host) for e in decisive}
     if ranks or len(decisive) < 2 or lost or len(writers) > 1:
         return False
-    exits = [e for e in job.exits(attempt).values() if e.number("code") == 1]
+    exits = [e for e in attempt.exits.values() if e.number("code") == 1]
     return len(exits) > 1 and sum(bool(e.detail.get("traceback")) for e in decisive) >= len(exits)
 
 
-def _shown(job: Job, what: str, decisive: list[Event]) -> list[Event]:
+def _shown(attempt: Attempt, what: str, decisive: list[Event]) -> list[Event]:
     """The first lines, then those of other ranks; of a failed connection also the interface that was used."""
     first = decisive[:3]
     shown = first + [e for e in decisive[3:] if e.rank not in {d.rank for d in first}][:3]
     if what == "bootstrap_connect_failed":
         speakers = {(e.file, e.pid) for e in decisive}
-        shown += [e for e in job.events if e.what == "interface" and (e.file, e.pid) in speakers][:2]
+        shown += [e for e in attempt.job.events if e.what == "interface" and (e.file, e.pid) in speakers][:2]
     return shown
 
 
-def _others_cut_off(job: Job, attempt: int, ranks: tuple[int, ...]) -> bool:
+def _others_cut_off(attempt: Attempt, ranks: tuple[int, ...]) -> bool:
     """Whether the head is missing and another rank failed by itself, whose error may have been there."""
-    reported = job.ranks_in_trouble(attempt) | set(ranks)
-    return job.head_missing() and any(
-        e.number("code") == 1 and rank not in reported for rank, e in job.exits(attempt).items()
+    reported = attempt.in_trouble | {*ranks}
+    return attempt.job.head_missing() and any(
+        e.number("code") == 1 and rank not in reported for rank, e in attempt.exits.items()
     )
 
 
-def _listed_ranks(job: Job, attempt: int) -> set[int]:
+def _listed_ranks(attempt: Attempt) -> set[int]:
     """The ranks that a distributed checkpoint lists as failed."""
-    listed = [e for e in job.of("wrapper", attempt=attempt) if e.word("type") == "CheckpointException"]
+    listed = [e for e in attempt.of("wrapper") if e.word("type") == "CheckpointException"]
     return {int(number) for e in listed for number in _NUMBER.findall(e.word("ranks") or "")}
+
+
+def address_of(events: Collection[Event]) -> str | None:
+    """The common address, of events that no controller can have repeated; Ray's labels name no host."""
+    address = only(e.ip for e in events) if not any(e.word("type") for e in events) else None
+    return None if address is None or address.startswith(("127.", "0.", "::")) else address
+
+
+def _gpu_of(events: Collection[Event]) -> str | None:
+    """The common GPU of the events, if there is exactly one; a bus id rather than an index, which needs one host."""
+    found = [e for e in events if e.gpu]
+    gpu = only(e.gpu for e in found)
+    if gpu is None or len({e.host for e in found}) != 1:
+        return None
+    return only(bus for e in found if (bus := e.word("gpu_bus_id"))) or gpu
 
 
 def _words(event: Event) -> str:

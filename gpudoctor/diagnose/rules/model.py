@@ -1,13 +1,17 @@
-"""The result of a rule, and helpers that rules share."""
+"""The result of a rule, and what rules share.
+
+A rule is asked about one attempt of a job and yields hypotheses; nothing, where what it knows is not there.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 import msgspec
 
 from gpudoctor.diagnose.diagnosis import Confidence
-from gpudoctor.diagnose.events import Event
+from gpudoctor.diagnose.events import Event, only
+from gpudoctor.diagnose.job import Attempt
 
 _SHOWN = 4
 
@@ -30,13 +34,16 @@ class Hypothesis(msgspec.Struct):
         return self.ranks[0] if len(self.ranks) == 1 else None
 
 
+Rule = Callable[[Attempt], Iterator[Hypothesis]]
+
+
 def at_events(
     what: str,
     text: str,
     events: Collection[Event],
-    *,
     confidence: Confidence = "likely",
     ranks: tuple[int, ...] = (),
+    *,
     unknown: bool = False,
 ) -> Hypothesis:
     """The hypothesis that these events show, at their common host."""
@@ -60,36 +67,18 @@ def only_rank(ranks: Collection[int]) -> tuple[int, ...]:
 
 def host_of(events: Iterable[Event]) -> str | None:
     """The common host of the events, if there is exactly one."""
-    hosts = {e.host for e in events if e.host}
-    return hosts.pop() if len(hosts) == 1 else None
+    return only(e.host for e in events if e.host)
 
 
-def address_of(events: Collection[Event]) -> str | None:
-    """The common address, of events that no controller can have repeated; Ray's labels name no host."""
-    addresses = {e.ip for e in events}
-    address = addresses.pop() if len(addresses) == 1 and not any(e.word("type") for e in events) else None
-    return None if address is None or address.startswith(("127.", "0.", "::")) else address
+def named(ranks: Iterable[int], nobody: str = "a rank") -> str:
+    """`rank 3`, `ranks 1, 2 and 5`; who it is if no rank is known.
 
-
-def gpu_of(events: Iterable[Event]) -> str | None:
-    """The common GPU of the events, if there is exactly one; a bus id rather than an index, which needs one host."""
-    found = [e for e in events if e.gpu]
-    gpus = {e.gpu for e in found}
-    if len(gpus) != 1 or len({e.host for e in found}) != 1:
-        return None
-    buses = {e.word("gpu_bus_id") for e in found} - {"", None}
-    return buses.pop() if len(buses) == 1 else gpus.pop()
-
-
-def named(ranks: Iterable[int]) -> str:
-    """`rank 3`, `ranks 1, 2 and 5`.
-
-    >>> named([3]), named([2, 1, 5])
-    ('rank 3', 'ranks 1, 2 and 5')
+    >>> named([3]), named([2, 1, 5]), named([])
+    ('rank 3', 'ranks 1, 2 and 5', 'a rank')
     """
     numbers = sorted(ranks)
-    if len(numbers) == 1:
-        return f"rank {numbers[0]}"
+    if len(numbers) <= 1:
+        return f"rank {numbers[0]}" if numbers else nobody
     if len(numbers) > 12:
         return f"ranks {', '.join(map(str, numbers[:8]))} and {len(numbers) - 8} more"
     return f"ranks {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 from gpudoctor.diagnose.events import Event
-from gpudoctor.diagnose.job import Job, is_work
+from gpudoctor.diagnose.job import Attempt, Job, is_work
+from gpudoctor.diagnose.rules.direct import address_of
 from gpudoctor.diagnose.rules.model import Hypothesis, at_events, host_of, named, only_rank, ranks_of
 from gpudoctor.statements.about import normal_bus_id
 from gpudoctor.statements.catalogue import ECC_XIDS
@@ -23,18 +24,45 @@ _ZONE_S, _NEAR_ZONE_S = 900.0, 30.0
 _MOST_LINES_BEHIND = 100  # its last step: a job that writes more may work
 _BY_HAND = " (SIGINT: Ctrl-C or a user's word; if the job stood still before that, what it waited for is the question)"
 _OTHER_PROGRAM = re.compile(r"\((?!python|pt_|ray|torchrun|train|deepspeed|accelerate|vllm|java|pt_data)")
+_GONE = "went without an error of its own: killed, or crashed in native code; which of them is not in this text"
+_LOST = {  # who it was if no rank is named, and what is known
+    "process_died_unknown": ("a process", _GONE),
+    "heartbeat_lost": (
+        "a process",
+        "sent no heartbeat: killed, crashed in native code, or held by one long call; which is not in this text",
+    ),
+    "node_lost": ("a node", _GONE),
+}
 
 
-def scheduler_endings(job: Job, attempt: int) -> list[Hypothesis]:
+def scheduler_endings(attempt: Attempt) -> Iterator[Hypothesis]:
     """Time limit, preemption, eviction or a lost node, as the scheduler reports them, if nothing failed before."""
-    found: list[Hypothesis] = []
     for what in ("node_lost", "preempted", "time_limit", "evicted"):
-        events = [e for e in job.of("ending") if e.what == what and e.attempt >= attempt]
-        if not events or failed_before(job, attempt, events[0], lost_peers_count=False):
+        events = _endings(attempt, what)
+        if events and not failed_before(attempt, events[0], lost_peers_count=False):
+            still = _stood_still(attempt.job, events[0]) if what == "time_limit" else ""
+            yield at_events(what, events[0].text + still, events, "certain")
+
+
+def signals_and_cancels(attempt: Attempt) -> Iterator[Hypothesis]:
+    """A signal to the launcher, Ctrl-C or scancel, if nothing failed before it."""
+    for what in ("terminated_signal", "cancelled"):
+        events = _endings(attempt, what)
+        if not events or failed_before(attempt, events[0], lost_peers_count=True):
             continue
-        text = events[0].text + (_stood_still(job, events[0]) if what == "time_limit" else "")
-        found.append(at_events(what, text, events, confidence="certain"))
-    return found
+        strongest = max(e.strength for e in events)
+        reported = [e for e in events if e.strength == strongest]
+        by_hand = what == "terminated_signal" and _INTERRUPTED.search(reported[0].text)
+        found = at_events(what, reported[0].text + (_BY_HAND if by_hand else ""), reported)
+        found.events, found.confidence = reported[:3], "certain" if strongest > 1 else "likely"
+        if what == "cancelled":
+            found.host, found.unknown = None, all(" STEP " in e.text for e in reported)
+        yield found
+
+
+def _endings(attempt: Attempt, what: str) -> list[Event]:
+    """The words of a scheduler or a user, of this attempt or a later one."""
+    return [e for e in attempt.job.of("ending", what=what) if e.attempt >= attempt.number]
 
 
 def _stood_still(job: Job, limit: Event) -> str:
@@ -63,7 +91,8 @@ def _stood_still(job: Job, limit: Event) -> str:
 
 def _last_work(job: Job, limit: Event) -> float | None:
     """When the last work before the limit was done; None if it may have gone on without a time."""
-    last = {e.file: e for e in job.events if is_work(e) and e.attempt == limit.attempt and not _is_behind(e, limit)}
+    work = (e for e in job.events if is_work(e) and e.attempt == limit.attempt)
+    last = {e.file: e for e in work if e.file != limit.file or e.line <= limit.line}
     for number, event in last.items():
         end = limit.line if number == limit.file else job.files[number].lines
         if event.time_s is None or end - event.line > _MOST_LINES_BEHIND:
@@ -71,39 +100,9 @@ def _last_work(job: Job, limit: Event) -> float | None:
     return max((e.time_s for e in last.values() if e.time_s is not None), default=None)
 
 
-def _is_behind(event: Event, limit: Event) -> bool:
-    return event.file == limit.file and event.line > limit.line
-
-
-def signals_and_cancels(job: Job, attempt: int) -> list[Hypothesis]:
-    """A signal to the launcher, Ctrl-C or scancel, if nothing failed before it."""
-    found: list[Hypothesis] = []
-    for what in ("terminated_signal", "cancelled"):
-        events = [e for e in job.of("ending") if e.what == what and e.attempt >= attempt]
-        if not events or failed_before(job, attempt, events[0], lost_peers_count=True):
-            continue
-        strongest = max(e.strength for e in events)
-        reported = [e for e in events if e.strength == strongest]
-        host = None if what == "cancelled" else host_of(reported)
-        text = reported[0].text
-        by_hand = what == "terminated_signal" and _INTERRUPTED.search(text)
-        found.append(
-            Hypothesis(
-                what,
-                f"{text}{_BY_HAND}" if by_hand else text,
-                reported[:3],
-                host=host,
-                confidence="certain" if strongest > 1 else "likely",
-                unknown=what == "cancelled" and all(" STEP " in e.text for e in reported),
-            )
-        )
-    return found
-
-
-def failed_before(job: Job, attempt: int, ending: Event, *, lost_peers_count: bool) -> bool:
+def failed_before(attempt: Attempt, ending: Event, *, lost_peers_count: bool) -> bool:
     """Whether something failed or hung before the job was ended; lost peers may have been ended with the job."""
-    roles = ("cause", "wait", "stuck", "victim") if lost_peers_count else ("cause", "wait", "stuck")
-    for event in job.of(*roles, attempt=attempt):
+    for event in attempt.of("cause", "wait", "stuck", *(("victim",) if lost_peers_count else ())):
         if event.what == "host_oom" or (event.strength < 2 and event.role == "cause"):
             continue
         if event.what == "node_lost" and ending.what == "preempted":  # Ray names the node first, then why it went
@@ -119,24 +118,25 @@ def _later(event: Event, other: Event) -> bool:
     return event.time_s is not None and other.time_s is not None and event.time_s > other.time_s + 1
 
 
-def out_of_host_memory(job: Job, attempt: int) -> list[Hypothesis]:
+def said_dead(attempt: Attempt) -> Iterator[Hypothesis]:
+    """A controller reports that a process or node is lost or silent, without a reason."""
+    for what, (who, text) in _LOST.items():
+        if events := attempt.of("cause", what=what):
+            ranks = only_rank(ranks_of(events))
+            host = host_of(events) or (address_of(events) if all(e.word("address") for e in events) else None)
+            yield Hypothesis(what, f"{named(ranks, who)} {text}", events[:3], ranks=ranks, host=host)
+
+
+def out_of_host_memory(attempt: Attempt) -> Iterator[Hypothesis]:
     """The kernel, Slurm, the kubelet or Ray killed a process for memory: evidence that exit code -9 alone is not."""
-    own = [e for e in job.of("cause", attempt=attempt, what="host_oom") if not of_another_program(job, e)]
-    if not own:
-        return []
-    ranks = ranks_of(own)
-    who = named(ranks) if ranks else "a process of the job"
-    text = f"{who} was killed because the memory of the host or of its cgroup ran out"
-    return [
-        Hypothesis(
-            "host_oom",
-            text,
-            sorted(own, key=lambda e: e.rank is None)[:4],
-            ranks=only_rank(ranks),
-            host=host_of([e for e in own if e.rank is not None] or own),
-            confidence="certain",
-        )
-    ]
+    own = [e for e in attempt.of("cause", what="host_oom") if not of_another_program(attempt.job, e)]
+    if own:
+        ranks = ranks_of(own)
+        who = named(ranks, "a process of the job")
+        text = f"{who} was killed because the memory of the host or of its cgroup ran out"
+        shown = sorted(own, key=lambda e: e.rank is None)[:4]
+        host = host_of([e for e in own if e.rank is not None] or own)
+        yield Hypothesis("host_oom", text, shown, "certain", only_rank(ranks), host)
 
 
 def of_another_program(job: Job, event: Event) -> bool:
@@ -151,52 +151,40 @@ def of_another_program(job: Job, event: Event) -> bool:
     return event.pid is not None and event.pid not in pids and bool(pids and _OTHER_PROGRAM.search(event.text))
 
 
-def gpu_faults(job: Job, attempt: int) -> list[Hypothesis]:
+def gpu_faults(attempt: Attempt) -> Iterator[Hypothesis]:
     """Xids, lost GPUs and ECC errors: the kernel's report counts more than a library's."""
-    hard = [e for e in _xids(job) if is_hard(e) and e.number("xid") not in _FOLLOWS]
+    job = attempt.job
+    hard = [e for e in job.of("cause", what="gpu_xid") if is_hard(e) and e.number("xid") not in _FOLLOWS]
     lost = [*job.of("cause", what="gpu_lost"), *(e for e in hard if e.number("xid") == _OFF_BUS)]
-    ecc = [*(e for e in hard if e.number("xid") in ECC_XIDS), *job.of("cause", attempt=attempt, what="gpu_ecc")]
+    ecc = [*(e for e in hard if e.number("xid") in ECC_XIDS), *attempt.of("cause", what="gpu_ecc")]
     others = [e for e in hard if e.number("xid") not in ECC_XIDS | {_OFF_BUS}]
-    found = []
     for what, events in (("gpu_lost", lost), ("gpu_ecc", ecc), ("gpu_xid", others)):
         if events:
             gpus = sorted({e.gpu for e in events if e.gpu}, key=lambda gpu: (":" not in gpu, gpu))
-            gpus = [gpu for gpu in gpus if ":" in gpu] or gpus
-            ruled = _at_gpu(job, what, events, gpus)
-            ruled.ranks = ruled.ranks or only_rank(ranks_of(events))
-            ruled.confidence = "certain" if any(job.files[e.file].kernel_log for e in events) else "likely"
-            found.append(ruled)
-    return found
+            found = _at_gpu(job, what, events, [gpu for gpu in gpus if ":" in gpu] or gpus)
+            found.ranks = found.ranks or only_rank(ranks_of(events))
+            found.confidence = "certain" if any(job.files[e.file].kernel_log for e in events) else "likely"
+            yield found
 
 
-def program_xids(job: Job) -> list[Hypothesis]:
+def program_xids(attempt: Attempt) -> Iterator[Hypothesis]:
     """Xids that a fault of the program causes (13, 31): a hypothesis only if the program's own errors are missing."""
-    events = [e for e in _xids(job) if not is_hard(e)]
-    return [_at_gpu(job, "gpu_xid", events, {e.gpu for e in events if e.gpu})] if events else []
-
-
-def _xids(job: Job) -> list[Event]:
-    return job.of("cause", what="gpu_xid")
+    if events := [e for e in attempt.job.of("cause", what="gpu_xid") if not is_hard(e)]:
+        yield _at_gpu(attempt.job, "gpu_xid", events, {e.gpu for e in events if e.gpu})
 
 
 def _at_gpu(job: Job, what: str, events: list[Event], gpus: Collection[str]) -> Hypothesis:
     """What these events say, of the one GPU that they name, and of its rank."""
     gpu = normal_bus_id(next(iter(gpus))) if len(gpus) == 1 else None
     rank = job.bus_ids.get(gpu) if gpu else None
-    ranks = (rank,) if rank is not None else ()
-    return Hypothesis(what, _xid_words(events[0]), events[:4], ranks=ranks, host=host_of(events), gpu=gpu)
+    code = events[0].number("xid")
+    known = XIDS.get(code) if code is not None else None
+    found = at_events(what, f"Xid {code}: {known.words}" if known else events[0].text, events)
+    found.gpu, found.ranks = gpu, (rank,) if rank is not None else ()
+    return found
 
 
 def is_hard(event: Event) -> bool:
     """Whether the event is a fault of the GPU, not one of a program or a mere consequence."""
-    code = event.number("xid")
-    if code is None:
-        return True
-    known = XIDS.get(code)
+    known = XIDS.get(event.number("xid") or 0)
     return known is None or known.bucket not in ("application", "info")
-
-
-def _xid_words(event: Event) -> str:
-    code = event.number("xid")
-    known = XIDS.get(code) if code is not None else None
-    return f"Xid {code}: {known.words}" if known else event.text

@@ -7,9 +7,10 @@ it is mostly its consequence.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from gpudoctor.diagnose.events import Event
-from gpudoctor.diagnose.job import Job, is_work
+from gpudoctor.diagnose.job import Attempt, Job, is_work
 from gpudoctor.diagnose.rules.model import Hypothesis, at_events, host_of, only_rank, ranks_of, undecided
 from gpudoctor.diagnose.rules.silence import ended_before
 from gpudoctor.diagnose.tracebacks import exception_event
@@ -21,30 +22,29 @@ _NEAR = 4
 _NUMBERS = re.compile(r"\d+")
 
 
-def failed_saying(job: Job, attempt: int) -> list[Hypothesis]:
+def failed_saying(attempt: Attempt) -> Iterator[Hypothesis]:
     """The first statement of a cause of its own that nothing outlived, quoted whole."""
-    said = statements(job, attempt)
+    said = lasting(attempt.job, attempt.of("said"))
     own = _of_kinds(said, _OWN_KINDS)
-    reports = _fatal(job, own) or _before_a_cut(said, own)
-    died = _fatal(job, [e for e in said if e.what == "death"])
+    reports = _fatal(attempt, own) or _before_a_cut(said, own)
+    died = _fatal(attempt, [e for e in said if e.what == "death"])
     if died and all((e.file, e.line) > (died[0].file, died[0].line) for e in reports):
-        return [_death_of_another(died)]  # what the others said then follows from it
-    if not reports:
-        return []
-    first = _first_of_one_clock(reports)
-    alike = [e for e in reports if _kind(e) == _kind(first)]
-    before = _just_before(first, [*(e for e in own if not _is_loud(e)), *_of_kinds(said, ("wait",))])
-    known = _just_before(first, job.of("echo", attempt=attempt))  # it warned why, then it failed
-    return [
-        Hypothesis(
-            known[-1].what if known else _label(first),
-            _message(first) + (f"; before it: {_message(before[-1])}" if before else ""),
-            [*known[-1:], *before[-1:], first, *[e for e in reports if e not in alike][:2]],
-            ranks=only_rank(ranks_of(alike)),
-            host=host_of(alike),
-            confidence="likely" if first.word("form") in ("program", "death") else "possible",
+        # what the others said then follows from it
+        text = f"{_message(died[0]).rstrip('.')}; why is not in this text: killed, or crashed in native code"
+        yield at_events("process_died_unknown", text, died)
+    elif reports:
+        first = _first_of_one_clock(reports)
+        alike = [e for e in reports if _kind(e) == _kind(first)]
+        before = _just_before(first, [*(e for e in own if not _is_loud(e)), *_of_kinds(said, ("wait",))])[-1:]
+        known = _just_before(first, attempt.of("echo"))[-1:]  # it warned why, then it failed
+        yield Hypothesis(
+            known[0].what if known else _label(first),
+            "; before it: ".join(_message(e) for e in (first, *before)),
+            [*known, *before, first, *[e for e in reports if e not in alike][:2]],
+            "likely" if first.word("form") in ("program", "death") else "possible",
+            only_rank(ranks_of(alike)),
+            host_of(alike),
         )
-    ]
 
 
 def _of_kinds(said: list[Event], kinds: tuple[str, ...]) -> list[Event]:
@@ -52,9 +52,9 @@ def _of_kinds(said: list[Event], kinds: tuple[str, ...]) -> list[Event]:
     return [e for e in said if e.what in kinds and e.word("form") in _FORMS]
 
 
-def _fatal(job: Job, said: list[Event]) -> list[Event]:
+def _fatal(attempt: Attempt, said: list[Event]) -> list[Event]:
     """The loud ones that the job ended with."""
-    return [e for e in said if _is_loud(e) and _ended_it(job, e)]
+    return [e for e in said if _is_loud(e) and _ended_it(attempt, e)]
 
 
 def _before_a_cut(said: list[Event], own: list[Event]) -> list[Event]:
@@ -72,56 +72,46 @@ def _first_of_one_clock(reports: list[Event]) -> Event:
     return min(with_time, key=lambda e: (e.time_s or 0, e.file, e.line))
 
 
-def _death_of_another(died: list[Event]) -> Hypothesis:
-    text = f"{_message(died[0]).rstrip('.')}; why is not in this text: killed, or crashed in native code"
-    return at_events("process_died_unknown", text, died)
-
-
-def with_reason(job: Job, attempt: int, death: Hypothesis) -> Hypothesis:
+def with_reason(attempt: Attempt, death: Hypothesis) -> Hypothesis:
     """The death of one process, with what the same process said before it."""
     end = next((e for e in death.events if e.role == "exit"), None)
-    if end is None:
-        return death
-    own = [e for e in statements(job, attempt) if e.what in _OWN_KINDS and _is_loud(e) and _same_process(e, end)]
+    said = lasting(attempt.job, attempt.of("said")) if end else []
+    own = [e for e in said if e.what in _OWN_KINDS and _is_loud(e) and end and _same_process(e, end)]
     if own:
         death.text += f"; before that it said: {_message(own[0])}"
         death.events = [*death.events[:3], own[0]]
     return death
 
 
-def with_reason_before(job: Job, attempt: int, start: Hypothesis) -> Hypothesis:
+def with_reason_before(attempt: Attempt, start: Hypothesis) -> Hypothesis:
     """A start that failed, with what a program said right before its launcher reported that."""
-    own = _fatal(job, _of_kinds(statements(job, attempt), _OWN_KINDS))
+    own = _fatal(attempt, _of_kinds(lasting(attempt.job, attempt.of("said")), _OWN_KINDS))
     if start.events and (before := _just_before(start.events[0], own)):
         start.text += f"; before it: {_message(before[-1])}"
         start.events = [before[-1], *start.events[:3]]
     return start
 
 
-def unknown_errors(job: Job) -> list[Hypothesis]:
+def unknown_errors(job: Job) -> Iterator[Hypothesis]:
     """The first lines that look like an error, if no rule explains any line; not those behind the end of the job."""
-    events = [e for e in statements(job, None) if _is_loud(e) and not ended_before(job, e)]
-    events = [e for e in events if not _introduces(e)] or events
-    if not events:
-        return []
-    text = "this line looks like an error, no rule knows it, and nothing after it shows that the job went on"
-    return [undecided("unknown_error", text, events[:4], host=host_of(events))]
+    events = [e for e in lasting(job, job.of("said")) if _is_loud(e) and not ended_before(job, e)]
+    if events := [e for e in events if not _introduces(e)] or events:
+        text = "this line looks like an error, no rule knows it, and nothing after it shows that the job went on"
+        yield undecided("unknown_error", text, events, host=host_of(events))
 
 
-def stood_still(job: Job) -> list[Hypothesis]:
+def stood_still(job: Job) -> Iterator[Hypothesis]:
     """The same line again and again at the end of a log, and no work between."""
-    events = [e for e in job.of("fact", what="repeated") if not any(d.file == e.file for d in job.of("done"))]
-    if not events:
-        return []
-    first = events[0]
-    times = first.number("times")
-    text = f"the log ends with the same line {times} times, and nothing moves between: {first.text.strip()}"
-    return [undecided("stalled", text, events[:4], host=host_of(events))]
+    done = {e.file for e in job.of("done")}
+    if events := [e for e in job.of("fact", what="repeated") if e.file not in done]:
+        times, line = events[0].number("times"), events[0].text.strip()
+        text = f"the log ends with the same line {times} times, and nothing moves between: {line}"
+        yield undecided("stalled", text, events, host=host_of(events))
 
 
-def statements(job: Job, attempt: int | None) -> list[Event]:
-    """The statements of a job that it did not outlive."""
-    return [e for e in job.of("said", attempt=attempt) if not _outlived(job, e)]
+def lasting(job: Job, said: list[Event]) -> list[Event]:
+    """The statements that the job did not outlive."""
+    return [e for e in said if not _outlived(job, e)]
 
 
 def _outlived(job: Job, event: Event) -> bool:
@@ -139,8 +129,9 @@ def _outlived(job: Job, event: Event) -> bool:
     return False
 
 
-def _ended_it(job: Job, event: Event) -> bool:
+def _ended_it(attempt: Attempt, event: Event) -> bool:
     """Whether the statement is near the end, or an end follows it: not the end of a start that went on."""
+    job = attempt.job
     if ended_before(job, event):
         return False
     if job.files[event.file].lines - event.line <= _MOST_LINES_AFTER:
