@@ -5,17 +5,15 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from msgspec.structs import replace
-
 from gpudoctor.facts.captures import BUS_ID, MOST_GPUS, clipped
 from gpudoctor.facts.captures.monitor import part_by_dcgm
 from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump
+from gpudoctor.facts.captures.nvidia_smi.query_gpu import GpuDump, GpuDumps
 from gpudoctor.facts.captures.nvidia_smi.table import OTHER_TABLE
 from gpudoctor.facts.captures.reader import Block, Part, TextReader, text_reader
 from gpudoctor.facts.captures.text_statements import from_tool
-from gpudoctor.facts.model.gpu import Gpu, LinkState, NvLink
+from gpudoctor.facts.model.gpu import LinkState, NvLink
 from gpudoctor.facts.model.missing import UNSUPPORTED
-from gpudoctor.facts.model.node import short_bus_id
 from gpudoctor.facts.model.reported import Loudness, Reported
 
 _BORDER = r"[|+][-=+]{10,}[|+]?\s*$"
@@ -177,7 +175,7 @@ def _read_health(block: Block) -> Part:
 @text_reader("dcgmi discovery", r"\| GPU ID +\| Device Information +\|", f"{_TABLE}|{_FOUND.pattern}")
 def _read_discovery(block: Block) -> Part:
     """The GPUs, in DCGM's order; what it lists below them (switches, CPUs) is not used."""
-    gpus: list[Gpu] = []
+    gpus, gpu = GpuDumps(), GpuDump()
     for line in block.lines:
         if _FOUND.match(line) and "GPU" not in line:
             break
@@ -185,20 +183,15 @@ def _read_discovery(block: Block) -> Part:
         entry = _ENTRY.match(row[2].strip()) if row is not None else None
         if row is None or entry is None:
             continue
-        if row[1].strip().isdecimal() and len(gpus) < MOST_GPUS:
-            gpus.append(Gpu(len(gpus), f"unknown-{len(gpus)}"))
-        if not gpus:
-            continue
-        key, value = entry[1], clipped(entry[2])
-        if key == "Name" and "<<<NULL>>>" not in value:
-            gpus[-1] = replace(gpus[-1], name=value)
-        elif key == "PCI Bus ID" and re.fullmatch(BUS_ID, value):
-            gpus[-1] = replace(gpus[-1], bus_id=short_bus_id(value))
-        elif key == "Device UUID":
-            gpus[-1] = replace(gpus[-1], uuid=value)
+        if row[1].strip().isdecimal():
+            gpu = gpus.at(len(gpus))
+        if entry[1] == "PCI Bus ID":
+            gpu.bus_id = entry[2]
+        elif "<<<NULL>>>" not in entry[2]:
+            gpu.values["product_name" if entry[1] == "Name" else "gpu_uuid"] = clipped(entry[2])
     if not gpus:
         return Part()
-    return Part(smi=(SmiDump(tuple(gpus), name="dcgmi discovery", beside=True),))
+    return Part(smi=(SmiDump(gpus.in_order(), name="dcgmi discovery", beside=True),))
 
 
 # `dcgmi nvlink -s`
@@ -211,15 +204,14 @@ def _read_discovery(block: Block) -> Part:
     r"|(?:GPUs|NvSwitches):\s*$|\s+(?:physicalId \d+:|No Nv)|Key: Up=U",
 )
 def _read_nvlink(block: Block) -> Part:
-    gpus: dict[int, Gpu] = {}
+    gpus = GpuDumps()
     index: int | None = None
     for line in block.lines:
         if found := _NVLINK_GPU.match(line):
             index = int(found[1])
         elif index is not None and _NVLINK_STATES.match(line):
             links = tuple(NvLink(n, state=_STATES[s]) for n, s in enumerate(line.split()) if s in _STATES)
-            if len(gpus) < MOST_GPUS:
-                gpus[index] = Gpu(index, f"unknown-{index}", nvlinks=links or UNSUPPORTED)
+            gpus.at(index).facts["nvlinks"] = links or UNSUPPORTED
             index = None
     return part_by_dcgm(gpus, "dcgmi nvlink")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -11,12 +11,12 @@ import msgspec
 from msgspec.structs import replace
 
 from gpudoctor.facts.captures import ABSENT, BUS_ID, SourceError
-from gpudoctor.facts.captures.nvidia_smi.query_gpu import GpuDump, gpu_from
-from gpudoctor.facts.captures.nvidia_smi.query_health import REASON_SECTIONS
+from gpudoctor.facts.captures.nvidia_smi.names import REASON_SECTIONS
+from gpudoctor.facts.captures.nvidia_smi.query_gpu import GpuDump, GpuDumps, gpu_from
 from gpudoctor.facts.captures.nvidia_smi.values import Values
 from gpudoctor.facts.captures.text_statements import from_tool
 from gpudoctor.facts.model.driver import DRIVER_VERSION
-from gpudoctor.facts.model.gpu import CallError, Gpu
+from gpudoctor.facts.model.gpu import UNKNOWN_BUS, CallError, Gpu
 from gpudoctor.facts.model.missing import NOT_READ, Fact, Missing
 from gpudoctor.facts.model.node import Driver, short_bus_id
 from gpudoctor.facts.model.reported import Reported
@@ -43,8 +43,6 @@ T = TypeVar("T", bound=msgspec.Struct)
 CUT = Missing("the text is cut off before it", "failed")
 _LACKING = Missing("not in its section, as it is in that of a GPU like it", "failed")
 _MOST_KINDS = 16  # more than any machine has
-# in no nvidia-smi -q, however complete
-_NEVER_PRINTED = frozenset({"path", "profile"})
 _SELECTED = re.compile(r" (?:-i|--id)[ =]?\d")
 _LICENCE = re.compile(
     r"(?P<gpu>GPU [0-9a-fA-F]{4,8}:|<gpu id=)"
@@ -105,7 +103,7 @@ def smi_dump(
         last = next(gpu for gpu in made if gpu.index == len(gpus) - 1)
         notes = (*notes, f"the dump is cut off inside GPU {last.bus_id_read or last.index}")
         made = tuple(_marked_as_cut(gpu, made, gpus[-1]) if gpu.index == len(gpus) - 1 else gpu for gpu in made)
-    made = _marked_as_lacking(made, {gpu.bus_id: len(gpu.values) for gpu in gpus})
+    made = _marked_as_lacking(made, [len(gpu.values) for gpu in gpus])
     if unnamed:
         notes = (*notes, f"the text does not name its GPU{'s' * (len(gpus) > 1)}: counted in its order, from 0")
     return SmiDump(
@@ -124,9 +122,9 @@ def smi_dump(
     )
 
 
-def numbered(gpus: Mapping[int, Gpu], name: str) -> SmiDump:
+def numbered(gpus: GpuDumps, name: str, driver: Driver = ANSWERED) -> SmiDump:
     """GPUs by their index, from a text that is no list of all GPUs."""
-    return SmiDump(tuple(gpus[index] for index in sorted(gpus)), name=name, indexed=True, ended=False, beside=True)
+    return SmiDump(gpus.by_index(), driver, name=name, indexed=True, ended=False, beside=True)
 
 
 def count_by_index(indices: Collection[int]) -> Missing:
@@ -171,9 +169,8 @@ def marked_as_cut(value: T, like: T | None = None, reason: Missing = CUT) -> T:
     news: dict[str, Any] = {}
     for field in made.__struct_fields__:
         old, same = getattr(made, field), getattr(like, field, None)
-        if old == ABSENT:
-            if field not in _NEVER_PRINTED and same != ABSENT:
-                news[field] = reason
+        if old == ABSENT and same != ABSENT:
+            news[field] = reason
         elif isinstance(old, Fact):
             news[field] = marked_as_cut(old, same, reason)
     made = replace(made, **news)
@@ -191,10 +188,13 @@ def _marked_as_cut(gpu: Gpu, gpus: tuple[Gpu, ...], dump: GpuDump) -> Gpu:
     return gpu
 
 
-def _marked_as_lacking(gpus: tuple[Gpu, ...], values: Mapping[str, int]) -> tuple[Gpu, ...]:
-    """The GPUs, with what a section lacks and the fullest one of a GPU like it has marked as failed."""
+def _marked_as_lacking(gpus: tuple[Gpu, ...], values: list[int]) -> tuple[Gpu, ...]:
+    """The GPUs, with what a section lacks and the fullest one of a GPU like it has marked as failed.
+
+    `values`: how many each GPU has, by index.
+    """
     fullest: dict[tuple[object, ...], Gpu] = {}
-    for gpu in sorted(gpus, key=lambda gpu: values[gpu.bus_id]):
+    for gpu in sorted(gpus, key=lambda gpu: values[gpu.index]):
         fullest[_kind(gpu)] = gpu
     kinds = list(fullest.items())[-_MOST_KINDS:]
     made = []
@@ -257,17 +257,13 @@ def _in_order(gpus: list[GpuDump]) -> tuple[Gpu, ...]:
     seen: set[str] = set()
     made: list[Gpu] = []
     for index, dump in enumerate(gpus):
-        if not dump.bus_id:
-            dump.bus_id = f"unknown-{index}"
-        elif not re.fullmatch(BUS_ID, dump.bus_id):
+        if dump.bus_id and not dump.address:
             raise SourceError(f"GPU {index} of the dump has no bus id but {dump.bus_id[:40]!r}")
-        else:
-            dump.bus_id = short_bus_id(dump.bus_id)
-        if dump.bus_id in seen:
-            raise SourceError(f"GPU {dump.bus_id} is there twice: more than one nvidia-smi -q dump in one file?")
-        seen.add(dump.bus_id)
         made.append(gpu_from(dump, index))
-    return tuple(sorted(made, key=lambda gpu: (gpu.bus_id.startswith("unknown-"), gpu.bus_id, gpu.index)))
+        if made[-1].bus_id in seen:
+            raise SourceError(f"GPU {made[-1].bus_id} is there twice: more than one nvidia-smi -q dump in one file?")
+        seen.add(made[-1].bus_id)
+    return tuple(sorted(made, key=lambda gpu: (gpu.bus_id.startswith(UNKNOWN_BUS), gpu.bus_id, gpu.index)))
 
 
 def time_in(text: str | Missing) -> str | Missing:

@@ -100,7 +100,7 @@ class _Sections:
             if len(self.gpus) >= MOST_GPUS:
                 raise SourceError(f"more than {MOST_GPUS} GPUs: not the dump of one machine")
             self._in_gpu = True
-            self.gpus.append(GpuDump(attributes.get("id", "")))
+            self.gpus.append(GpuDump(attributes.get("id", ""), lists_mig=True))
         else:
             self._path.append(normal_name(tag))
             kind = _LISTS.get("/".join(self._path)) if self._in_gpu else None

@@ -6,13 +6,13 @@ import re
 
 from msgspec.structs import replace
 
-from gpudoctor.facts.captures import BUS_ID, MOST_GPUS, SourceError, clipped
+from gpudoctor.facts.captures import BUS_ID, SourceError, clipped
+from gpudoctor.facts.captures.nvidia_smi.names import PATHS
 from gpudoctor.facts.captures.nvidia_smi.query_dump import ANSWERED, CUT, SmiDump, marked_as_cut, time_in
-from gpudoctor.facts.captures.nvidia_smi.query_gpu import GpuDump, gpu_from
+from gpudoctor.facts.captures.nvidia_smi.query_gpu import GpuDumps
 from gpudoctor.facts.captures.reader import Block, Part, text_reader
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import NOT_READ, Missing
-from gpudoctor.facts.model.node import short_bus_id
 
 NAME = "nvidia-smi"
 _DATE = re.compile(r"\s*([A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]?\d \d\d:\d\d:\d\d \d{4})$")
@@ -48,7 +48,6 @@ OTHER_TABLE = re.compile(
 _BORDER = re.compile(r"\s*\+[-=+]{10,}\+?$")
 _PROCESSES = re.compile(r"\s*\|\s*Processes:")
 _MIG_DEVICES = re.compile(r"\s*\|\s*MIG devices:")
-_PERSISTENCE = {"On": "Enabled", "Off": "Disabled"}
 _COMPUTE = {"E. Process": "Exclusive_Process", "E. Thread": "Exclusive_Thread", "Default": "Default"}
 _UNIT = re.compile(r"(\d+(?:\.\d+)?)(Mi?B|C|W|%)$")
 
@@ -86,7 +85,7 @@ class _Table:
         self.date: str | None = None
         self.has_head = False
         self._head = ""
-        self._gpus: dict[int, GpuDump] = {}
+        self._gpus = GpuDumps()
         self._rows: dict[int, int] = {}  # how many rows of each GPU were read
         self._current: int | None = None
         self._section = "gpus"
@@ -121,20 +120,18 @@ class _Table:
         index = int(row["index"])
         if index in self._gpus:
             raise SourceError(f"GPU {index} has two rows: more than one table")
-        if len(self._gpus) >= MOST_GPUS:
-            raise SourceError(f"more than {MOST_GPUS} GPUs: not the table of one machine")
-        ecc = row["ecc"]
-        values = {
-            "product_name": clipped(row["name"]),
-            "persistence_mode": _PERSISTENCE.get(row["mode"], "N/A" if row["mode"] != "ERR!" else "ERR!"),
-            "display_active": _PERSISTENCE.get(row["display"], row["display"]),
-        }
+        gpu, ecc = self._gpus.at(index, row["bus_id"]), row["ecc"]
+        gpu.lists_mig = True
+        values = gpu.values
+        values["product_name"] = clipped(row["name"])
+        # in place of the persistence mode, Windows shows the driver's model
+        values["persistence_mode"] = row["mode"] if row["mode"] in ("On", "Off", "ERR!") else "N/A"
+        values["display_active"] = row["display"]
         if ecc is not None and ecc.isdecimal():
             values["ecc_mode/current"], values["ecc_errors/volatile/double_bit/total"] = "Enabled", ecc
         elif ecc is not None:
             values["ecc_mode/current"] = "Disabled" if ecc == "Off" else ecc
             values["ecc_errors/volatile"] = "N/A" if ecc == "Off" else ecc
-        self._gpus[index] = GpuDump(short_bus_id(row["bus_id"]), values)
         self._rows[index], self._current = 1, index
 
     def _add_row(self, values: dict[str, str], line: str) -> None:
@@ -148,16 +145,10 @@ class _Table:
         if state is None:
             return
         self._rows[self._current] = 2
-        values["fan_speed"] = state["fan"]
-        values["temperature/gpu_current_temp"] = _spaced(state["temp"])
-        values["performance_state"] = state["perf"]
-        values["power_readings/power_draw"] = _spaced(state["draw"])
-        values["power_readings/current_power_limit"] = _spaced(state["limit"])
-        values["fb_memory_usage/used"] = _spaced(state["used"] or state["memory"])
-        values["fb_memory_usage/total"] = _spaced(state["total"] or state["memory"])
-        values["utilization/gpu"] = _spaced(state["util"])
-        compute = state["compute"]
-        values["compute_mode"] = _COMPUTE.get(compute, compute)
+        for name, cell in state.groupdict(state["memory"]).items():
+            if f"table.{name}" in PATHS:
+                values[PATHS[f"table.{name}"]] = _spaced(cell)
+        values["compute_mode"] = _COMPUTE.get(state["compute"], state["compute"])
 
     def _add_process(self, row: re.Match[str]) -> None:
         gpu = self._gpus.get(int(row["gpu"]))
@@ -185,7 +176,7 @@ class _Table:
         if not self._gpus and not self.has_head:
             return None
         whole = next((index for index, rows in self._rows.items() if rows == 2), None)
-        gpus = {index: gpu_from(gpu, index) for index, gpu in self._gpus.items()}
+        gpus = {gpu.index: gpu for gpu in self._gpus.by_index()}
         notes = []
         for index, rows in self._rows.items():
             if rows < 2:
