@@ -5,44 +5,41 @@ Source: dumps of drivers 390 to 610, nvidia-smi(1), `nvidia-smi --help-query-gpu
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 
 # The leaf of Gpu, how its text is read, its path in the text of `nvidia-smi -q`, and its other names: with slashes in
 # `-q -x`; in `--query-gpu`, unless only dots replace the slashes there; in tables (`table.`), `dmon.`, `dcgmi.` dmon,
 # dcgm-exporter (DCGM_) and /proc (`proc.`). A leaf with several rows: the first known one counts.
-# "-" in place of a leaf: a part of several, see query_gpu.
+# {a,b}: two rows, one with the first of each such choice, one with the second. "-" in place of a leaf: a part of
+# several, see query_gpu.
 _TABLE = """
 uuid text gpu_uuid uuid
 name text product_name gpu_name name proc.model
 brand text product_brand
 architecture text product_architecture
-pci_device_id pci_id pci/device_id pci/pci_device_id
-pci_subsystem_id pci_id pci/sub_system_id pci/pci_sub_system_id pci.sub_device_id
+pci_{device,subsystem}_id pci_id pci/{device,sub_system}_id pci/pci_{device,sub_system}_id
+pci_subsystem_id pci_id pci/sub_system_id pci.sub_device_id
 serial text serial_number serial gpu_serial
 vbios text vbios_version proc.video_bios
 board_part_number text board_part_number
 minor_number whole minor_number proc.device_minor
 module_id whole platform_info/module_id platforminfo/module_id
 module_id whole module_id gpu_module_id
-memory_total_mib whole fb_memory_usage/total memory.total table.total
-memory_reserved_mib whole fb_memory_usage/reserved memory.reserved
-memory_used_mib whole fb_memory_usage/used memory.used table.used dmon.fb dcgmi.FBUSD DCGM_FI_DEV_FB_USED
-memory_free_mib whole fb_memory_usage/free memory.free DCGM_FI_DEV_FB_FREE
-utilization.gpu_pct whole utilization/gpu utilization/gpu_util table.util dmon.sm dcgmi.GPUTL DCGM_FI_DEV_GPU_UTIL
-utilization.memory_pct whole utilization/memory utilization/memory_util dmon.mem dcgmi.MCUTL DCGM_FI_DEV_MEM_COPY_UTIL
+memory_{total,reserved,used,free}_mib whole fb_memory_usage/{total,reserved,used,free} memory.{total,reserved,used,free}
+memory_{total,used}_mib whole fb_memory_usage/{total,used} table.{total,used}
+memory_{used,free}_mib whole fb_memory_usage/{used,free} DCGM_FI_DEV_FB_{USED,FREE}
+memory_used_mib whole fb_memory_usage/used dmon.fb dcgmi.FBUSD
+utilization.{gpu,memory}_pct whole utilization/{gpu,memory} utilization/{gpu,memory}_util
+    dmon.{sm,mem} dcgmi.{GPUTL,MCUTL} DCGM_FI_DEV_{GPU,MEM_COPY}_UTIL
+utilization.gpu_pct whole utilization/gpu table.util
 
-pcie.generation whole pci/gpu_link_info/pcie_generation/current
-    pci/pci_gpu_link_info/pcie_gen/current_link_gen pcie.link.gen.current pcie.link.gen.gpucurrent
-pcie.generation_max whole pci/gpu_link_info/pcie_generation/max
-    pci/pci_gpu_link_info/pcie_gen/max_link_gen pcie.link.gen.max
-pcie.device_generation_max whole pci/gpu_link_info/pcie_generation/device_max
-    pci/pci_gpu_link_info/pcie_gen/max_device_link_gen pcie.link.gen.gpumax
-pcie.host_generation_max whole pci/gpu_link_info/pcie_generation/host_max
-    pci/pci_gpu_link_info/pcie_gen/max_host_link_gen pcie.link.gen.hostmax
-pcie.width whole pci/gpu_link_info/link_width/current
-    pci/pci_gpu_link_info/link_widths/current_link_width pcie.link.width.current
-pcie.width_max whole pci/gpu_link_info/link_width/max
-    pci/pci_gpu_link_info/link_widths/max_link_width pcie.link.width.max
+pcie.{generation,generation_max,device_generation_max,host_generation_max} whole
+    pci/gpu_link_info/pcie_generation/{current,max,device_max,host_max}
+    pci/pci_gpu_link_info/pcie_gen/{current,max,max_device,max_host}_link_gen pcie.link.gen.{current,max,gpumax,hostmax}
+pcie.generation whole pci/gpu_link_info/pcie_generation/current pcie.link.gen.gpucurrent
+pcie.{width,width_max} whole pci/gpu_link_info/link_width/{current,max}
+    pci/pci_gpu_link_info/link_widths/{current,max}_link_width pcie.link.width.{current,max}
 pcie.replays whole pci/replays_since_reset pci/replay_counter DCGM_FI_DEV_PCIE_REPLAY_COUNTER
 pcie.replay_rollovers whole pci/replay_number_rollovers pci/replay_rollover_counter
 
@@ -50,79 +47,57 @@ fabric.state hyphened fabric/state
 fabric.status lower fabric/status
 fabric.clique_id whole fabric/cliqueid fabric/clique_id
 fabric.cluster_uuid text fabric/clusteruuid fabric/cluster_uuid
-fabric.health_summary lower fabric/health/summary
-fabric.health_bandwidth lower fabric/health/bandwidth
-fabric.route_unhealthy flag fabric/health/route_unhealthy
-fabric.access_timeout_recovery flag fabric/health/access_timeout_recovery
+fabric.health_{summary,bandwidth} lower fabric/health/{summary,bandwidth}
+fabric.{route_unhealthy,access_timeout_recovery} flag fabric/health/{route_unhealthy,access_timeout_recovery}
 fabric.incorrect_configuration lower fabric/health/incorrect_configuration
 
-ecc.enabled flag ecc_mode/current ecc_mode/current_ecc ecc.mode.current
-ecc.pending flag ecc_mode/pending ecc_mode/pending_ecc ecc.mode.pending
-- - ecc_errors/volatile/single_bit/total ecc.errors.corrected.volatile.total DCGM_FI_DEV_ECC_SBE_VOL_TOTAL
-- - ecc_errors/volatile/double_bit/total ecc.errors.uncorrected.volatile.total DCGM_FI_DEV_ECC_DBE_VOL_TOTAL
-- - ecc_errors/volatile/sram_correctable ecc.errors.corrected.volatile.sram
-- - ecc_errors/volatile/dram_correctable ecc.errors.corrected.volatile.dram
-- - ecc_errors/volatile/sram_uncorrectable ecc.errors.uncorrected.volatile.sram
-- - ecc_errors/volatile/dram_uncorrectable ecc.errors.uncorrected.volatile.dram
-- - ecc_errors/aggregate/single_bit/total ecc.errors.corrected.aggregate.total dmon.sbecc DCGM_FI_DEV_ECC_SBE_AGG_TOTAL
-- - ecc_errors/aggregate/double_bit/total ecc.errors.uncorrected.aggregate.total dmon.dbecc
-    DCGM_FI_DEV_ECC_DBE_AGG_TOTAL
-- - ecc_errors/aggregate/sram_correctable ecc.errors.corrected.aggregate.sram
-- - ecc_errors/aggregate/dram_correctable ecc.errors.corrected.aggregate.dram
-- - ecc_errors/aggregate/sram_uncorrectable ecc.errors.uncorrected.aggregate.sram
-- - ecc_errors/aggregate/dram_uncorrectable ecc.errors.uncorrected.aggregate.dram
+ecc.{enabled,pending} flag ecc_mode/{current,pending} ecc_mode/{current,pending}_ecc ecc.mode.{current,pending}
+- - ecc_errors/{volatile,aggregate}/single_bit/total ecc.errors.corrected.{volatile,aggregate}.total
+    DCGM_FI_DEV_ECC_SBE_{VOL,AGG}_TOTAL
+- - ecc_errors/{volatile,aggregate}/double_bit/total ecc.errors.uncorrected.{volatile,aggregate}.total
+    DCGM_FI_DEV_ECC_DBE_{VOL,AGG}_TOTAL
+- - ecc_errors/aggregate/{single,double}_bit/total dmon.{sbecc,dbecc}
+- - ecc_errors/{volatile,aggregate}/sram_correctable ecc.errors.corrected.{volatile,aggregate}.sram
+- - ecc_errors/{volatile,aggregate}/dram_correctable ecc.errors.corrected.{volatile,aggregate}.dram
+- - ecc_errors/{volatile,aggregate}/sram_uncorrectable ecc.errors.uncorrected.{volatile,aggregate}.sram
+- - ecc_errors/{volatile,aggregate}/dram_uncorrectable ecc.errors.uncorrected.{volatile,aggregate}.dram
 ecc.sram_threshold_exceeded flag ecc_errors/aggregate/sram_threshold_exceeded
-memory_repair.channel_repair_pending flag ecc_errors/channel_repair_pending
-memory_repair.tpc_repair_pending flag ecc_errors/tpc_repair_pending
+memory_repair.{channel,tpc}_repair_pending flag ecc_errors/{channel,tpc}_repair_pending
 memory_repair.unrepairable flag ecc_errors/unrepairable_memory
-memory_repair.remapped_corrected whole remapped_rows/correctable_error
-    remapped_rows/remapped_row_corr remapped_rows.correctable DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS
-memory_repair.remapped_uncorrected whole remapped_rows/uncorrectable_error
-    remapped_rows/remapped_row_unc remapped_rows.uncorrectable DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS
+memory_repair.remapped_{corrected,uncorrected} whole remapped_rows/{correctable,uncorrectable}_error
+    remapped_rows/remapped_row_{corr,unc} remapped_rows.{correctable,uncorrectable}
+    DCGM_FI_DEV_{CORRECTABLE,UNCORRECTABLE}_REMAPPED_ROWS
 memory_repair.remap_pending flag remapped_rows/pending remapped_rows/remapped_row_pending
 memory_repair.remap_failed flag remapped_rows/remapping_failure_occurred
     remapped_rows/remapped_row_failure remapped_rows.failure DCGM_FI_DEV_ROW_REMAP_FAILURE
-memory_repair.banks_max_spare whole remapped_rows/bank_remap_availability_histogram/max
-    remapped_rows/row_remapper_histogram/row_remapper_histogram_max remapped_rows.histogram.max
-memory_repair.banks_high_spare whole remapped_rows/bank_remap_availability_histogram/high
-    remapped_rows/row_remapper_histogram/row_remapper_histogram_high remapped_rows.histogram.high
-memory_repair.banks_partial_spare whole remapped_rows/bank_remap_availability_histogram/partial
-    remapped_rows/row_remapper_histogram/row_remapper_histogram_partial remapped_rows.histogram.partial
-memory_repair.banks_low_spare whole remapped_rows/bank_remap_availability_histogram/low
-    remapped_rows/row_remapper_histogram/row_remapper_histogram_low remapped_rows.histogram.low
-memory_repair.banks_no_spare whole remapped_rows/bank_remap_availability_histogram/none
-    remapped_rows/row_remapper_histogram/row_remapper_histogram_none remapped_rows.histogram.none
-memory_repair.retired_single_bit whole retired_pages/single_bit_ecc
-    retired_pages/multiple_single_bit_retirement/retired_count retired_pages.single_bit_ecc.count retired_pages.sbe
-memory_repair.retired_double_bit whole retired_pages/double_bit_ecc
-    retired_pages/double_bit_retirement/retired_count retired_pages.double_bit.count retired_pages.dbe
+memory_repair.banks_{max,high,partial,low,no}_spare whole
+    remapped_rows/bank_remap_availability_histogram/{max,high,partial,low,none}
+    remapped_rows/row_remapper_histogram/row_remapper_histogram_{max,high,partial,low,none}
+    remapped_rows.histogram.{max,high,partial,low,none}
+memory_repair.retired_{single,double}_bit whole retired_pages/{single,double}_bit_ecc
+    retired_pages/{multiple_single,double}_bit_retirement/retired_count
+    retired_pages.{single_bit_ecc,double_bit}.count retired_pages.{sbe,dbe}
 memory_repair.retirement_pending flag retired_pages/pending_page_blacklist
     retired_pages/pending retired_pages/pending_retirement retired_pages/pending_blacklist retired_pages.pending
 
-clocks.graphics_mhz whole clocks/graphics clocks/graphics_clock clocks.current.graphics clocks.gr dmon.pclk dcgmi.SMCLK
-clocks.sm_mhz whole clocks/sm clocks/sm_clock clocks.current.sm DCGM_FI_DEV_SM_CLOCK
-clocks.memory_mhz whole clocks/memory
-    clocks/mem_clock clocks.current.memory clocks.mem dmon.mclk dcgmi.MMCLK DCGM_FI_DEV_MEM_CLOCK
-clocks.graphics_max_mhz whole max_clocks/graphics max_clocks/graphics_clock clocks.max.graphics clocks.max.gr
-clocks.sm_max_mhz whole max_clocks/sm max_clocks/sm_clock clocks.max.sm
-clocks.memory_max_mhz whole max_clocks/memory max_clocks/mem_clock clocks.max.memory clocks.max.mem
-clocks.application_graphics_mhz whole applications_clocks/graphics
-    applications_clocks/graphics_clock clocks.applications.graphics clocks.applications.gr
-clocks.application_memory_mhz whole applications_clocks/memory
-    applications_clocks/mem_clock clocks.applications.memory clocks.applications.mem
-clocks.default_graphics_mhz whole default_applications_clocks/graphics
-    default_applications_clocks/graphics_clock clocks.default_applications.graphics clocks.default_applications.gr
-clocks.default_memory_mhz whole default_applications_clocks/memory
-    default_applications_clocks/mem_clock clocks.default_applications.memory clocks.default_applications.mem
+clocks.{graphics,sm,memory}_mhz whole clocks/{graphics,sm,memory} clocks/{graphics,sm,mem}_clock
+    clocks.current.{graphics,sm,memory} clocks.{gr,sm,mem}
+clocks.{sm,memory}_mhz whole clocks/{sm,memory} DCGM_FI_DEV_{SM,MEM}_CLOCK
+clocks.{graphics,memory}_mhz whole clocks/{graphics,memory} dmon.{pclk,mclk} dcgmi.{SMCLK,MMCLK}
+clocks.{graphics,sm,memory}_max_mhz whole max_clocks/{graphics,sm,memory} max_clocks/{graphics,sm,mem}_clock
+    clocks.max.{graphics,sm,memory} clocks.max.{gr,sm,mem}
+clocks.{application,default}_graphics_mhz whole {applications,default_applications}_clocks/graphics
+    {applications,default_applications}_clocks/graphics_clock
+    clocks.{applications,default_applications}.graphics clocks.{applications,default_applications}.gr
+clocks.{application,default}_memory_mhz whole {applications,default_applications}_clocks/memory
+    {applications,default_applications}_clocks/mem_clock
+    clocks.{applications,default_applications}.memory clocks.{applications,default_applications}.mem
 clocks.performance_state p_state performance_state pstate table.perf
-throttle_times.sw_power_cap_us whole clocks_event_reasons_counters/sw_power_capping
-    clocks_event_reasons_counters/clocks_event_reasons_counters_sw_power_cap clocks_event_reasons_counters.sw_power_cap
-throttle_times.sync_boost_us whole clocks_event_reasons_counters/sync_boost
-    clocks_event_reasons_counters/clocks_event_reasons_counters_sync_boost
-throttle_times.sw_thermal_us whole clocks_event_reasons_counters/sw_thermal_slowdown
-    clocks_event_reasons_counters/clocks_event_reasons_counters_sw_therm_slowdown
-throttle_times.hw_thermal_us whole clocks_event_reasons_counters/hw_thermal_slowdown
-    clocks_event_reasons_counters/clocks_event_reasons_counters_hw_therm_slowdown
+throttle_times.{sw_power_cap,sync_boost}_us whole clocks_event_reasons_counters/{sw_power_capping,sync_boost}
+    clocks_event_reasons_counters/clocks_event_reasons_counters_{sw_power_cap,sync_boost}
+    clocks_event_reasons_counters.{sw_power_cap,sync_boost}
+throttle_times.{sw,hw}_thermal_us whole clocks_event_reasons_counters/{sw,hw}_thermal_slowdown
+    clocks_event_reasons_counters/clocks_event_reasons_counters_{sw,hw}_therm_slowdown
 throttle_times.hw_power_brake_us whole clocks_event_reasons_counters/hw_power_braking
     clocks_event_reasons_counters/clocks_event_reasons_counters_hw_power_brake
     clocks_event_reasons_counters.hw_power_brake_slowdown
@@ -131,15 +106,13 @@ thermal.gpu_c whole temperature/gpu_current_temp
     temperature/gpu_temp temperature.gpu table.temp dmon.gtemp dmon.temp dcgmi.TMPTR DCGM_FI_DEV_GPU_TEMP
 thermal.memory_c whole temperature/memory_current_temp
     temperature/memory_temp temperature.memory dmon.mtemp dcgmi.MMTMP DCGM_FI_DEV_MEMORY_TEMP
-thermal.slowdown_c whole temperature/gpu_slowdown_temp temperature/gpu_temp_slow_threshold
-thermal.shutdown_c whole temperature/gpu_shutdown_temp temperature/gpu_temp_max_threshold
-thermal.max_operating_c whole temperature/gpu_max_operating_temp temperature/gpu_temp_max_gpu_threshold
+thermal.{slowdown,shutdown,max_operating}_c whole temperature/gpu_{slowdown,shutdown,max_operating}_temp
+    temperature/gpu_temp_{slow,max,max_gpu}_threshold
 thermal.memory_max_c whole temperature/memory_max_operating_temp temperature/gpu_temp_max_mem_threshold
 thermal.margin_c whole temperature/gpu_t_limit_temp temperature/gpu_temp_tlimit temperature.gpu.tlimit
-thermal.slowdown_margin_c whole temperature/gpu_slowdown_t_limit_temp temperature/gpu_temp_slow_tlimit_threshold
-thermal.shutdown_margin_c whole temperature/gpu_shutdown_t_limit_temp temperature/gpu_temp_max_tlimit_threshold
-thermal.max_operating_margin_c whole temperature/gpu_max_operating_t_limit_temp
-    temperature/gpu_temp_max_gpu_tlimit_threshold
+thermal.{slowdown,shutdown,max_operating}_margin_c whole
+    temperature/gpu_{slowdown,shutdown,max_operating}_t_limit_temp
+    temperature/gpu_temp_{slow,max,max_gpu}_tlimit_threshold
 power.draw_w number power_readings/average_power_draw power.draw.average
 power.draw_w number power_readings/power_draw
     power.draw table.draw dmon.pwr dcgmi.POWER DCGM_FI_DEV_POWER_USAGE
@@ -149,14 +122,11 @@ power.limit_w number power_readings/current_power_limit table.limit
 power.limit_w number power_readings/power_limit power.limit
 power.requested_limit_w number power_readings/requested_power_limit
 power.requested_limit_w number power_readings/power_limit
-power.default_limit_w number power_readings/default_power_limit power.default_limit
-power.min_limit_w number power_readings/min_power_limit power.min_limit
-power.max_limit_w number power_readings/max_power_limit power.max_limit
+power.{default,min,max}_limit_w number power_readings/{default,min,max}_power_limit power.{default,min,max}_limit
 
 settings.persistence flag persistence_mode
 settings.compute_mode compute_mode compute_mode
-settings.mig_enabled flag mig_mode/current mig_mode/current_mig mig.mode.current
-settings.mig_pending flag mig_mode/pending mig_mode/pending_mig mig.mode.pending
+settings.mig_{enabled,pending} flag mig_mode/{current,pending} mig_mode/{current,pending}_mig mig.mode.{current,pending}
 settings.display_attached flag display_attached display_mode
 settings.display_active flag display_active
 settings.addressing_mode lower addressing_mode
@@ -182,6 +152,7 @@ ecc_errors/aggregate/sram_uncorrectable_parity ecc_errors/aggregate/sram_uncorre
 processes/process_id processes/type processes/name processes/used_gpu_memory processes/gpu_instance_id
 processes/compute_instance_id
 """
+_CHOICE = re.compile(r"\{([^}]*)\}")
 # names of the clocks' event reasons in the dumps -> in the facts, if not only hyphens differ
 REASONS = {
     "idle": "idle",
@@ -206,16 +177,22 @@ _COMMON = frozenset(
 
 
 def _rows() -> list[list[str]]:
-    return [row.split() for row in _TABLE.strip().replace("\n    ", " ").splitlines() if row]
+    found = []
+    for row in _TABLE.strip().replace("\n    ", " ").splitlines():
+        parts = _CHOICE.split(row)  # every second one is a choice
+        for at in range(max((len(part.split(",")) for part in parts[1::2]), default=1)):
+            found.append("".join(part.split(",")[at] if n % 2 else part for n, part in enumerate(parts)).split())
+    return [row for row in found if row]
 
 
 def _leaves() -> dict[str, tuple[str, tuple[str, ...]]]:
-    """Each leaf of Gpu: how it is read, and its names in the dumps, the best first."""
+    """Each leaf of Gpu: how it is read, and its names in -q and -q -x, the best first."""
     found: dict[str, tuple[str, tuple[str, ...]]] = {}
     for leaf, kind, *names in _rows():
+        known = [name for name in names if name.islower() and "." not in name]
         # newer drivers have several sections of power
-        newer = [f"gpu_{name}" for name in names if name.startswith("power_readings/")]
-        found[leaf] = (kind, (*found.get(leaf, ("", ()))[1], *newer, *names))
+        newer = [f"gpu_{name}" for name in known if name.startswith("power_readings/")]
+        found[leaf] = (kind, tuple(dict.fromkeys([*found.get(leaf, ("", ()))[1], *newer, *known])))
     found.pop("-")
     return found
 

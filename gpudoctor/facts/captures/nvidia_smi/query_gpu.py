@@ -40,6 +40,22 @@ class GpuDump(msgspec.Struct):
     lists_mig: bool = False
     facts: dict[str, Any] = {}
 
+    def keep(self, path: list[str], text: str) -> None:
+        """Keep a value of the tree of -q, text or XML; in a list, a name that is there already begins the next record."""
+        name = path[-1]
+        if len(path) == 1 or path[0] not in ("processes", "mig_device", "mig_devices"):
+            self.values["/".join(path)] = text
+            return
+        if path[0] == "processes":
+            records = self.processes
+            self.values.setdefault("processes", "")
+        else:
+            records = self.mig_devices
+            name = "/".join(path[1:]).removeprefix("mig_device/")
+        if not records or name in records[-1]:
+            records.append({})
+        records[-1][name] = text
+
     @property
     def address(self) -> str:
         """Its bus id as in the facts; "" if the text has none."""
@@ -70,7 +86,7 @@ def gpu_from(dump: GpuDump, index: int) -> Gpu:
     mig = v.flag(*LEAVES["settings.mig_enabled"][1])
     instances = tuple(_mig_instance(Values(device)) for device in dump.mig_devices)
     found = {leaf: v.read(kind, *names) for leaf, (kind, names) in LEAVES.items()}
-    found |= _ecc_counts(v)
+    found.update(_ecc_counts(v))
     found |= {
         "errors": errors_in_dump(item for item in dump.values.items() if item[0] != _FABRIC_STATUS),
         "recovery_action": _recovery(v),

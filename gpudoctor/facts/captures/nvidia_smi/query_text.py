@@ -166,7 +166,7 @@ class _Sections:
                 where = [*PARENTS[name], name]
             if self.gpus[-1].values.get("/".join(where), value) != value:
                 self._open_gpu("")
-        _keep(self.gpus[-1], where, value)
+        self.gpus[-1].keep(where, value or "")
 
 
 def _split(line: str) -> tuple[str, str | None]:
@@ -211,24 +211,6 @@ def _again(gpu: GpuDump, name: str) -> bool:
     """Whether a GPU without a bus id has this section already, so that it must be the next GPU's."""
     start = "/".join([*PARENTS.get(name, ()), name])
     return any(path == start or path.startswith(start + "/") for path in gpu.values)
-
-
-def _keep(gpu: GpuDump, path: list[str], value: str | None) -> None:
-    if path[0] == "mig_device":
-        if len(path) == 1 or not gpu.mig_devices:
-            gpu.mig_devices.append({})
-        if value is not None:
-            gpu.mig_devices[-1]["/".join(path[1:])] = value
-    elif path[0] == "processes" and len(path) > 1:
-        name = path[-1]
-        # a process starts with its instance id, or with its pid if the driver prints no instances
-        if not gpu.processes or name in gpu.processes[-1]:
-            gpu.processes.append({})
-        if value is not None:
-            gpu.processes[-1][name] = value
-        gpu.values.setdefault("processes", "")
-    else:
-        gpu.values["/".join(path)] = value if value is not None else ""
 
 
 def _cut(gpus: list[GpuDump]) -> bool:

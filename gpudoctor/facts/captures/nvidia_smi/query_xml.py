@@ -21,7 +21,6 @@ _ROOT = "nvidia_smi_log"
 _BEGIN = re.compile(r"\s*<(?:\?xml|!DOCTYPE nvidia_smi_log|nvidia_smi_log[\s>])")
 _ROOT_BEGIN = re.compile(r"\s*<nvidia_smi_log[\s>]")
 _DEEPEST = 32  # nvidia-smi nests 7 levels deep; a hostile file may have a million
-_LISTS = {"processes/process_info": "processes", "mig_devices/mig_device": "mig_devices"}
 
 
 def parse_smi_xml(text: str, *, selected: bool = False) -> SmiDump:
@@ -76,8 +75,6 @@ class _Sections:
         self._depth = 0
         self._in_gpu = False
         self._text: list[str] = []
-        self._record: dict[str, str] | None = None
-        self._record_depth = 0
 
     @property
     def gpu_ended(self) -> bool:
@@ -103,10 +100,6 @@ class _Sections:
             self.gpus.append(GpuDump(attributes.get("id", ""), lists_mig=True))
         else:
             self._path.append(normal_name(tag))
-            kind = _LISTS.get("/".join(self._path)) if self._in_gpu else None
-            if kind is not None:
-                self._record, self._record_depth = {}, len(self._path)
-                getattr(self.gpus[-1], kind).append(self._record)
 
     def data(self, text: str) -> None:
         self._text.append(text)
@@ -121,19 +114,11 @@ class _Sections:
         self._text.clear()
 
     def _keep(self, text: str, tag: str) -> None:
-        depth = len(self._path)
-        if self._record is not None:
-            if depth > self._record_depth and text:
-                self._record["/".join(self._path[self._record_depth :])] = text
-            elif depth == self._record_depth:
-                self._record = None
-            return
-        if self._in_gpu:
-            # an empty list of processes is a value; any other empty element is not
-            if text or tag == "processes":
-                self.gpus[-1].values["/".join(self._path)] = text or "None"
-        elif depth == 1 and text:
-            self.top["/".join(self._path)] = text
+        # an empty list of processes is a value; any other empty element is not
+        if self._in_gpu and (text or tag == "processes"):
+            self.gpus[-1].keep(self._path, text or "None")
+        elif not self._in_gpu and len(self._path) == 1 and text:
+            self.top[self._path[0]] = text
 
     def close(self) -> None:
         return None
