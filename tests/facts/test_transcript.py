@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.facts.captures import ABSENT, transcript
 from gpudoctor.facts.captures.lines import MAX_LINE, lines_of
-from gpudoctor.facts.captures.nvidia_smi.query_dump import CUT
+from gpudoctor.facts.captures.nvidia_smi.query_gpu import CUT
 from gpudoctor.facts.captures.source import SourceError, load_source
 from gpudoctor.facts.model.driver import FabricManager
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, known

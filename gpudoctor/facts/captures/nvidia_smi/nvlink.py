@@ -8,11 +8,12 @@ from collections.abc import Collection
 import msgspec
 from msgspec.structs import replace
 
-from gpudoctor.facts.captures import ABSENT, MOST_GPUS, SourceError, clipped
-from gpudoctor.facts.captures.nvidia_smi.query_dump import ANSWERED, CUT, SmiDump, count_by_index
+from gpudoctor.facts.captures import ABSENT, SourceError, clipped
+from gpudoctor.facts.captures.nvidia_smi.query_dump import ANSWERED, SmiDump, count_by_index
+from gpudoctor.facts.captures.nvidia_smi.query_gpu import CUT, GpuDump, GpuDumps
 from gpudoctor.facts.captures.nvidia_smi.values import missing_word
 from gpudoctor.facts.captures.reader import Block, Part, text_reader
-from gpudoctor.facts.model.gpu import Gpu, MigInstance, NvLink
+from gpudoctor.facts.model.gpu import Gpu, NvLink
 from gpudoctor.facts.model.missing import NOT_READ, UNSUPPORTED, Missing, known
 from gpudoctor.facts.model.node import Driver, short_bus_id
 
@@ -66,26 +67,19 @@ def _shows_links(text: str, command: str) -> bool:
 
 def _parse_gpu_list(text: str) -> SmiDump:
     """Read `nvidia-smi -L`: the GPUs and their MIG devices. Raise SourceError if a GPU is listed twice."""
-    gpus: dict[int, Gpu] = {}
-    current: Gpu | None = None
+    gpus, gpu = GpuDumps(), GpuDump()
     for line in map(str.strip, _RUN_TOGETHER.sub("\n", text).splitlines()):
-        header, mig = _GPU.match(line), _MIG.match(line)
-        if header is not None:
-            index = int(header.group(1))
+        if header := _GPU.match(line):
+            index = int(header[1])
             if index in gpus:
                 raise SourceError(f"GPU {index} is there twice: more than one list")
-            if len(gpus) >= MOST_GPUS:
-                raise SourceError(f"more than {MOST_GPUS} GPUs: not the list of one machine")
-            current = gpus[index] = Gpu(
-                index, f"unknown-{index}", uuid=header.group(3), name=clipped(header.group(2)) or NOT_READ
-            )
-        elif mig is not None and current is not None:
-            before = current.settings.mig_instances
-            instances = (*(known(before) or ()), MigInstance(mig.group(2), mig.group(1)))
-            settings = replace(current.settings, mig_enabled=True, mig_instances=instances)
-            current = gpus[current.index] = replace(current, settings=settings)
+            gpu = gpus.at(index)
+            gpu.values |= {"product_name": clipped(header[2]), "gpu_uuid": header[3]}
+        elif mig := _MIG.match(line):
+            gpu.values["mig_mode/current"] = "Enabled"
+            gpu.mig_devices.append({"uuid": mig[2], "profile": mig[1]})
     driver = replace(ANSWERED, device_count=count_by_index(gpus))
-    return SmiDump(tuple(gpus[index] for index in sorted(gpus)), driver, name="nvidia-smi -L", indexed=True)
+    return SmiDump(gpus.by_index(), driver, name="nvidia-smi -L", indexed=True)
 
 
 def parse_nvlink(text: str, *, whole_end: bool = True) -> list[LinkDump]:

@@ -15,9 +15,8 @@ from gpudoctor.facts.captures.nvidia_smi.query_dump import (
     SmiDump,
     count_by_index,
     is_selected,
-    marked_as_cut,
 )
-from gpudoctor.facts.captures.nvidia_smi.query_gpu import GpuDump, GpuDumps, gpu_from
+from gpudoctor.facts.captures.nvidia_smi.query_gpu import CUT, GpuDump, GpuDumps
 from gpudoctor.facts.captures.nvidia_smi.values import missing_word
 from gpudoctor.facts.captures.reader import Block, Part, text_reader
 from gpudoctor.facts.model.gpu import EVENT_REASONS, Gpu
@@ -73,8 +72,7 @@ class _Rows:
         self.of_driver: dict[str, str] = {}
         self._dumps = GpuDumps()
         self._indices: dict[str, int] = {}
-        self._unread: set[str] = set()
-        self._last: str | None = None
+        self._last: GpuDump | None = None
 
     def add(self, row: list[str], *, ends_with_line: bool = True) -> None:
         """Raise SourceError if these are more GPUs than a machine has, or two that have one index."""
@@ -98,24 +96,17 @@ class _Rows:
                 f"GPU {identity} is {before.address} in one row and {now.address} in another: keep those of one machine"
             )
         now.values |= _higher_counters(before.values, now.values)
-        self._dumps[identity] = now
-        self._last = identity
-        self._unread.discard(identity)
+        self._dumps[identity] = self._last = now
         if len(cells) != len(self.columns) and len(values) < len(self.columns):
-            self._unread.add(identity)
+            now.cut = _BROKEN_ROW
             self.notes.append(f"{counted} could not be read")
         self.of_driver |= {name: values[name] for name in ("driver_version", "count") if name in values}
 
     def gpus(self, *, last_is_cut: bool) -> tuple[Gpu, ...]:
-        """A GPU whose row could not be read, or was cut, lacks what a whole row has."""
-        gpus = {identity: gpu_from(dump, self._indices[identity]) for identity, dump in self._dumps.items()}
-        whole = next((gpu for key, gpu in gpus.items() if key not in self._unread and key != self._last), None)
-        for identity in self._unread:
-            gpus[identity] = marked_as_cut(gpus[identity], whole, _BROKEN_ROW)
         if last_is_cut and self._last is not None:
-            gpus[self._last] = marked_as_cut(gpus[self._last], whole)
+            self._last.cut = self._last.cut or CUT
             self.notes.append("the last line has no end: its last cell was not read")
-        return tuple(sorted(gpus.values(), key=lambda gpu: gpu.bus_id))
+        return self._dumps.numbered(self._indices)
 
 
 def _higher_counters(before: dict[str, str], now: dict[str, str]) -> dict[str, str]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from gpudoctor.facts.captures import ABSENT, BUS_ID, MOST_GPUS, SourceError
 from gpudoctor.facts.captures.nvidia_smi.names import LEAVES, REASON_SECTIONS, REASONS
@@ -18,6 +19,9 @@ from gpudoctor.facts.nvml.codes import RECOVERY_ACTIONS, errors_in_dump
 
 # the result of the GPU's registration with the fabric: its error words are the value, not a failed read
 _FABRIC_STATUS = "fabric/status"
+T = TypeVar("T", bound=msgspec.Struct)
+# in place of what a text would show if it were whole
+CUT = Missing("the text is cut off before it", "failed")
 # the sections of Gpu: Gpu.pcie is a PcieLink
 _SECTIONS = {
     name: type(default)
@@ -30,7 +34,7 @@ class GpuDump(msgspec.Struct):
     """A GPU as a text shows it: what it is called there, its values by their path in `-q`, and its two lists.
 
     `bus_id`: as the text has it, or "". `lists_mig`: instances would be listed if any. `facts`: leaves of Gpu that are
-    not in `-q`.
+    not in `-q`. `cut`: why it may have values that the text does not show.
     """
 
     bus_id: str = ""
@@ -39,9 +43,10 @@ class GpuDump(msgspec.Struct):
     mig_devices: list[dict[str, str]] = []
     lists_mig: bool = False
     facts: dict[str, Any] = {}
+    cut: Missing | None = None
 
     def keep(self, path: list[str], text: str) -> None:
-        """Keep a value of the tree of -q, text or XML; in a list, a name that is there already begins the next record."""
+        """Keep a value of the tree of -q, text or XML. In a list, a name that is there already begins a new record."""
         name = path[-1]
         if len(path) == 1 or path[0] not in ("processes", "mig_device", "mig_devices"):
             self.values["/".join(path)] = text
@@ -73,11 +78,43 @@ class GpuDumps(dict[Any, GpuDump]):
 
     def by_index(self) -> tuple[Gpu, ...]:
         """The facts of all GPUs, if the keys are their indices."""
-        return tuple(gpu_from(self[index], index) for index in sorted(self))
+        return self.numbered(dict(zip(self, self, strict=True)))
 
     def in_order(self) -> tuple[Gpu, ...]:
         """The facts of all GPUs, counted in the text's order."""
-        return tuple(gpu_from(dump, index) for index, dump in enumerate(self.values()))
+        return self.numbered({key: index for index, key in enumerate(self)})
+
+    def numbered(self, indices: Mapping[Any, int]) -> tuple[Gpu, ...]:
+        """The facts of all GPUs, in the order of the bus."""
+        made = [(dump, gpu_from(dump, indices[key])) for key, dump in self.items()]
+        whole = next((gpu for dump, gpu in made if dump.cut is None), None)
+        gpus = [gpu if dump.cut is None else _cut(gpu, whole, dump, dump.cut) for dump, gpu in made]
+        return tuple(sorted(gpus, key=lambda gpu: (gpu.bus_id_read or "~", gpu.index)))
+
+
+def _cut(gpu: Gpu, whole: Gpu | None, dump: GpuDump, reason: Missing) -> Gpu:
+    gpu = marked_as_cut(gpu, whole, reason)
+    if next(reversed(dump.values), "").partition("/")[0] in REASON_SECTIONS:
+        # it ends inside the list of reasons: one of the missing ones may be active
+        gpu = replace(gpu, clocks=replace(gpu.clocks, event_reasons=reason))
+    return gpu
+
+
+def marked_as_cut(value: T, like: T | None, reason: Missing) -> T:
+    """The facts with every absent leaf set to `reason`, except those that are absent in `like`, a complete one, too.
+
+    What a truncated text would have contained is unknown, so none of it may pass.
+    """
+    made: Any = value
+    news: dict[str, Any] = {}
+    for field in made.__struct_fields__:
+        old, same = getattr(made, field), getattr(like, field, None)
+        if old == ABSENT and same != ABSENT:
+            news[field] = reason
+        elif isinstance(old, Fact):
+            news[field] = marked_as_cut(old, same, reason)
+    result: T = replace(made, **news)
+    return result
 
 
 def gpu_from(dump: GpuDump, index: int) -> Gpu:

@@ -7,10 +7,10 @@ from collections import defaultdict
 
 from msgspec.structs import replace
 
-from gpudoctor.facts.captures import MOST_GPUS, SourceError, clipped
+from gpudoctor.facts.captures import SourceError, clipped
 from gpudoctor.facts.captures.nvidia_smi.names import HEAD_LABELS, LABELS, NAMES, PARENTS, SECTIONS
-from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump, is_selected, smi_dump, unlicensed
-from gpudoctor.facts.captures.nvidia_smi.query_gpu import GpuDump
+from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump, is_selected, smi_dump
+from gpudoctor.facts.captures.nvidia_smi.query_gpu import CUT, GpuDump, GpuDumps
 from gpudoctor.facts.captures.nvidia_smi.values import normal_name
 from gpudoctor.facts.captures.reader import Block, Part, text_reader
 from gpudoctor.facts.nvml.codes import cost_of, errors_in_dump
@@ -69,10 +69,11 @@ def parse_smi_text(text: str, *, whole_end: bool = True, selected: bool = False)
     top, gpus = read.top, read.gpus
     if not gpus and "attached_gpus" not in top and "driver_version" not in top:
         raise SourceError("holds no GPU: a line like 'GPU 00000000:18:00.0' is missing")
-    first, *again = _samples(gpus, top.get("attached_gpus", ""))
-    cut = bool(gpus) and _cut(gpus)
-    dump = smi_dump(top, first, "\n".join(read.outside), cut=cut and gpus[-1] is first[-1], selected=selected)
-    more = (smi_dump({}, each, cut=cut and gpus[-1] is each[-1]) for each in again)
+    if gpus and _cut(list(gpus.values())):
+        gpus[len(gpus) - 1].cut = CUT
+    first, *again = _samples(list(gpus.values()), top.get("attached_gpus", ""))
+    dump = smi_dump(top, first, "\n".join(read.outside), selected=selected)
+    more = (smi_dump({}, each) for each in again)
     at = dump.collected_at
     return (dump, *(replace(each, collected_at=at, ended=False, sample=n) for n, each in enumerate(more, 1)))
 
@@ -108,7 +109,8 @@ class _Sections:
 
     def __init__(self, *, flat: bool) -> None:
         self.top: dict[str, str] = {}
-        self.gpus: list[GpuDump] = []
+        self.gpus = GpuDumps()
+        self._gpu = GpuDump()
         self.outside: list[str] = []
         self._flat = flat
         self._path: list[tuple[int, str]] = []  # open sections with their indent
@@ -134,14 +136,13 @@ class _Sections:
                 self._keep(name, value)
 
     def _open_gpu(self, bus_id: str) -> None:
-        if len(self.gpus) >= MOST_GPUS:
-            raise SourceError(f"more than {MOST_GPUS} GPUs: not the dump of one machine")
-        self.gpus.append(GpuDump(bus_id, lists_mig=True))
+        self._gpu = self.gpus.at(len(self.gpus), bus_id)
+        self._gpu.lists_mig = True
 
     @property
     def _named(self) -> bool:
         """Whether a line has named the GPU that is read."""
-        return bool(self.gpus) and self.gpus[-1].bus_id != ""
+        return self._gpu.bus_id != ""
 
     def _is_of_gpu(self, line: str, indent: int, name: str) -> bool:
         """Whether the line is about the GPU that is read, or a next one, which is opened; closes sections above it."""
@@ -155,7 +156,7 @@ class _Sections:
             if name not in SECTIONS and name not in LABELS:
                 self.outside.append(line)
                 return False
-            if not self.gpus or _again(self.gpus[-1], name):
+            if not self.gpus or _again(self._gpu, name):
                 self._open_gpu("")
         return True
 
@@ -164,9 +165,9 @@ class _Sections:
         if not self._named and value is not None:
             if _misplaced(name, where[0]):
                 where = [*PARENTS[name], name]
-            if self.gpus[-1].values.get("/".join(where), value) != value:
+            if self._gpu.values.get("/".join(where), value) != value:
                 self._open_gpu("")
-        self.gpus[-1].keep(where, value or "")
+        self._gpu.keep(where, value or "")
 
 
 def _split(line: str) -> tuple[str, str | None]:
@@ -231,4 +232,4 @@ def _cut(gpus: list[GpuDump]) -> bool:
 @text_reader("nvidia-smi -q", _begins, _goes_on, restarts=_BANNER.match)
 def read_query_text(block: Block) -> Part:
     dumps = parse_smi_text(block.text, whole_end=block.whole_end, selected=is_selected(block.command))
-    return Part(smi=dumps, reported=unlicensed(block.text))
+    return Part(smi=dumps, reported=dumps[0].reported)

@@ -7,9 +7,9 @@ from xml.parsers.expat import ErrorString, errors
 
 import msgspec
 
-from gpudoctor.facts.captures import MOST_GPUS, SourceError, clipped
-from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump, is_selected, smi_dump, unlicensed
-from gpudoctor.facts.captures.nvidia_smi.query_gpu import GpuDump
+from gpudoctor.facts.captures import SourceError, clipped
+from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump, is_selected, smi_dump
+from gpudoctor.facts.captures.nvidia_smi.query_gpu import CUT, GpuDump, GpuDumps
 from gpudoctor.facts.captures.nvidia_smi.values import normal_name
 from gpudoctor.facts.captures.reader import Block, Part, text_reader
 from gpudoctor.lazy import lazy_imports
@@ -55,13 +55,10 @@ def parse_smi_xml(text: str, *, selected: bool = False) -> SmiDump:
         raise SourceError(cut)
     if not sections.gpus and "attached_gpus" not in sections.top:
         raise SourceError(f"<{_ROOT}> holds no GPU")
-    dump = smi_dump(
-        sections.top,
-        sections.gpus,
-        text[:start] + text[end:],
-        cut=bool(cut) and not sections.gpu_ended,
-        selected=selected,
-    )
+    gpus = list(sections.gpus.values())
+    if cut and not sections.gpu_ended:
+        gpus[-1].cut = CUT
+    dump = smi_dump(sections.top, gpus, text[:start] + text[end:], selected=selected)
     return msgspec.structs.replace(dump, notes=(*dump.notes, *filter(None, [cut])), ended=dump.ended and not cut)
 
 
@@ -70,7 +67,8 @@ class _Sections:
 
     def __init__(self) -> None:
         self.top: dict[str, str] = {}
-        self.gpus: list[GpuDump] = []
+        self.gpus = GpuDumps()
+        self._gpu = GpuDump()
         self._path: list[str] = []  # below the root, or below <gpu>
         self._depth = 0
         self._in_gpu = False
@@ -94,10 +92,8 @@ class _Sections:
             if tag != _ROOT:
                 raise SourceError(f"XML of something else: <{tag[:40]}>, not <{_ROOT}>")
         elif self._depth == 2 and tag == "gpu":
-            if len(self.gpus) >= MOST_GPUS:
-                raise SourceError(f"more than {MOST_GPUS} GPUs: not the dump of one machine")
-            self._in_gpu = True
-            self.gpus.append(GpuDump(attributes.get("id", ""), lists_mig=True))
+            self._gpu = self.gpus.at(len(self.gpus), attributes.get("id", ""))
+            self._gpu.lists_mig = self._in_gpu = True
         else:
             self._path.append(normal_name(tag))
 
@@ -116,7 +112,7 @@ class _Sections:
     def _keep(self, text: str, tag: str) -> None:
         # an empty list of processes is a value; any other empty element is not
         if self._in_gpu and (text or tag == "processes"):
-            self.gpus[-1].keep(self._path, text or "None")
+            self._gpu.keep(self._path, text or "None")
         elif not self._in_gpu and len(self._path) == 1 and text:
             self.top[self._path[0]] = text
 
@@ -133,4 +129,4 @@ class _Sections:
 )
 def read_query_xml(block: Block) -> Part:
     dump = parse_smi_xml(block.text, selected=is_selected(block.command))
-    return Part(smi=(dump,), reported=unlicensed(block.text))
+    return Part(smi=(dump,), reported=dump.reported)

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from gpudoctor.facts.captures import BUS_ID, SourceError, clipped
 from gpudoctor.facts.captures.nvidia_smi.names import PATHS
-from gpudoctor.facts.captures.nvidia_smi.query_dump import ANSWERED, CUT, SmiDump, marked_as_cut, time_in
-from gpudoctor.facts.captures.nvidia_smi.query_gpu import GpuDumps
+from gpudoctor.facts.captures.nvidia_smi.query_dump import ANSWERED, SmiDump, time_in
+from gpudoctor.facts.captures.nvidia_smi.query_gpu import CUT, GpuDump, GpuDumps
 from gpudoctor.facts.captures.reader import Block, Part, text_reader
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import NOT_READ, Missing
@@ -86,8 +86,7 @@ class _Table:
         self.has_head = False
         self._head = ""
         self._gpus = GpuDumps()
-        self._rows: dict[int, int] = {}  # how many rows of each GPU were read
-        self._current: int | None = None
+        self._current: GpuDump | None = None
         self._section = "gpus"
         self._ended = True  # whether the last section is complete
         self._has_processes = False
@@ -114,14 +113,14 @@ class _Table:
         elif self.has_head and (other := _OTHER_GPU.match(line)):
             self._unread.append(clipped(other[1]))
         elif self._current is not None:
-            self._add_row(self._gpus[self._current].values, line)
+            self._add_row(self._current, line)
 
     def _add_gpu(self, row: re.Match[str]) -> None:
         index = int(row["index"])
         if index in self._gpus:
             raise SourceError(f"GPU {index} has two rows: more than one table")
         gpu, ecc = self._gpus.at(index, row["bus_id"]), row["ecc"]
-        gpu.lists_mig = True
+        gpu.lists_mig, gpu.cut = True, CUT  # until its second row
         values = gpu.values
         values["product_name"] = clipped(row["name"])
         # in place of the persistence mode, Windows shows the driver's model
@@ -132,10 +131,10 @@ class _Table:
         elif ecc is not None:
             values["ecc_mode/current"] = "Disabled" if ecc == "Off" else ecc
             values["ecc_errors/volatile"] = "N/A" if ecc == "Off" else ecc
-        self._rows[index], self._current = 1, index
+        self._current = gpu
 
-    def _add_row(self, values: dict[str, str], line: str) -> None:
-        assert self._current is not None
+    def _add_row(self, gpu: GpuDump, line: str) -> None:
+        values = gpu.values
         if mig := _MIG_MODE.match(line):
             values["mig_mode/current"] = mig[1].rstrip("*")
             if mig[1].endswith("*"):  # a change is pending until a reset
@@ -144,7 +143,7 @@ class _Table:
         state = _STATE.match(line)
         if state is None:
             return
-        self._rows[self._current] = 2
+        gpu.cut = None
         for name, cell in state.groupdict(state["memory"]).items():
             if f"table.{name}" in PATHS:
                 values[PATHS[f"table.{name}"]] = _spaced(cell)
@@ -168,26 +167,20 @@ class _Table:
         """Drop the values of the last row, which has no line end and may be cut off inside a word."""
         self._ended = False
         if self._current is not None:
-            gpu = self._gpus[self._current]
-            gpu.values = {name: gpu.values[name] for name in ("product_name",) if name in gpu.values}
-            self._rows[self._current] = 1
+            shown = self._current.values
+            self._current.values = {name: shown[name] for name in ("product_name",) if name in shown}
+            self._current.cut = CUT
 
     def dump(self) -> SmiDump | None:
         if not self._gpus and not self.has_head:
             return None
-        whole = next((index for index, rows in self._rows.items() if rows == 2), None)
-        gpus = {gpu.index: gpu for gpu in self._gpus.by_index()}
-        notes = []
-        for index, rows in self._rows.items():
-            if rows < 2:
-                like = gpus[whole] if whole is not None else None
-                gpus[index] = marked_as_cut(gpus[index], like)
-                notes.append(f"the table is cut off inside GPU {index}")
+        notes = [f"the table is cut off inside GPU {index}" for index, gpu in self._gpus.items() if gpu.cut]
+        gpus = self._gpus.by_index()
         if self._has_processes:
-            gpus = {index: self._with_processes(gpu) for index, gpu in gpus.items()}
+            gpus = tuple(map(self._with_processes, gpus))
         version, module, cuda = (form.search(self._head) for form in (_DRIVER, _MODULE, _CUDA))
         return SmiDump(
-            tuple(sorted(gpus.values(), key=lambda gpu: gpu.bus_id)),
+            gpus,
             replace(
                 ANSWERED,
                 module_version=module[1] if module else NOT_READ,
