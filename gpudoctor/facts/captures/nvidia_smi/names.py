@@ -125,7 +125,7 @@ power.requested_limit_w number power_readings/power_limit
 power.{default,min,max}_limit_w number power_readings/{default,min,max}_power_limit power.{default,min,max}_limit
 
 settings.persistence flag persistence_mode
-settings.compute_mode compute_mode compute_mode
+settings.compute_mode compute_mode compute_mode table.compute
 settings.mig_{enabled,pending} flag mig_mode/{current,pending} mig_mode/{current,pending}_mig mig.mode.{current,pending}
 settings.display_attached flag display_attached display_mode
 settings.display_active flag display_active

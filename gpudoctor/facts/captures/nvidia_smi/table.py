@@ -37,7 +37,7 @@ _MIG_MODE = re.compile(r"\s*\|\s*\|\s*\|\s*(N/A|Disabled\*?|Enabled\*?|ERR!)\s*\
 _MIG = re.compile(r"\s*\|\s*(\d{1,4})\s+(\d{1,3})\s+(\d{1,3})\s+(\d{1,3})\s*\|\s*(\S+)\s*/\s*(\S+)\s*\|")
 _PROCESS = re.compile(
     r"\s*\|\s*(?P<gpu>\d{1,4})(?:\s+(?:\d{1,3}|N/A)\s+(?:\d{1,3}|N/A))?\s+(?P<pid>\d{1,10})\s+(?P<type>C\+G|M\+C|[CGM])\s+"
-    r"(?P<name>\S.{0,120}?)\s+(?P<memory>\d{1,9}Mi?B|N/A)\s*\|?\s*$"
+    r"(?P<name>\S.{0,120}?)\s+(?P<used_memory>\d{1,9}Mi?B|N/A)\s*\|?\s*$"
 )
 _LINE = re.compile(r"\s*[|+][-=+|\s]*|\s*\|")
 # the head of another tool's table, whose rows may look alike
@@ -48,8 +48,6 @@ OTHER_TABLE = re.compile(
 _BORDER = re.compile(r"\s*\+[-=+]{10,}\+?$")
 _PROCESSES = re.compile(r"\s*\|\s*Processes:")
 _MIG_DEVICES = re.compile(r"\s*\|\s*MIG devices:")
-_COMPUTE = {"E. Process": "Exclusive_Process", "E. Thread": "Exclusive_Thread", "Default": "Default"}
-_UNIT = re.compile(r"(\d+(?:\.\d+)?)(Mi?B|C|W|%)$")
 
 
 # also a table without its head; the date before a table begins another one: `nvidia-smi -l` prints many
@@ -146,22 +144,17 @@ class _Table:
         gpu.cut = None
         for name, cell in state.groupdict(state["memory"]).items():
             if f"table.{name}" in PATHS:
-                values[PATHS[f"table.{name}"]] = _spaced(cell)
-        values["compute_mode"] = _COMPUTE.get(state["compute"], state["compute"])
+                values[PATHS[f"table.{name}"]] = cell
 
     def _add_process(self, row: re.Match[str]) -> None:
-        gpu = self._gpus.get(int(row["gpu"]))
-        if gpu is not None:
-            gpu.processes.append(
-                {"pid": row["pid"], "type": row["type"], "name": row["name"], "used_memory": _spaced(row["memory"])}
-            )
+        gpu = self._gpus.get(int(row["gpu"]), GpuDump())
+        gpu.processes.append({name: row[name] for name in ("pid", "type", "name", "used_memory")})
 
     def _add_mig(self, row: re.Match[str]) -> None:
-        gpu = self._gpus.get(int(row[1]))
-        if gpu is not None:
-            gpu.mig_devices.append(
-                {"gpu_instance_id": row[2], "compute_instance_id": row[3], "fb_memory_usage/total": _spaced(row[6])}
-            )
+        gpu = self._gpus.get(int(row[1]), GpuDump())
+        gpu.mig_devices.append(
+            {"gpu_instance_id": row[2], "compute_instance_id": row[3], "fb_memory_usage/total": row[6]}
+        )
 
     def cut_in_line(self) -> None:
         """Drop the values of the last row, which has no line end and may be cut off inside a word."""
@@ -206,9 +199,3 @@ class _Table:
         if not self._ended:
             return replace(gpu, processes=CUT)
         return gpu if self._gpus[gpu.index].processes else replace(gpu, processes=())
-
-
-def _spaced(cell: str) -> str:
-    """A number and its unit as in -q: "87C" as "87 C"."""
-    found = _UNIT.match(cell)
-    return f"{found[1]} {found[2]}" if found else cell

@@ -8,38 +8,27 @@ from typing import Any, get_args
 
 from gpudoctor.facts.captures import ABSENT
 from gpudoctor.facts.model.gpu import ComputeMode
-from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.missing import Missing, MissingKind
 
-_NUMBER = re.compile(r"[-+]?\d{1,18}(?:\.\d{1,9})?(?![\w.,])|[-+]?\d{1,18}(?=x\b)")
+# with a unit behind it, or the x of lanes; no version, date or bus id
+_NUMBER = re.compile(r"[-+]?\d{1,18}(?:\.\d{1,9})?(?:(?![\w.,])|(?=(?:x|Mi?B|C|W)\b))")
 _TRUE = frozenset({"yes", "true", "enabled", "active", "on", "1"})
 _FALSE = frozenset({"no", "false", "disabled", "not active", "inactive", "off", "0"})
-_UNSUPPORTED = frozenset(
-    {"n/a", "not supported", "not available", "requested functionality has been deprecated", "function not found"}
-)
-_DENIED = frozenset({"insufficient permissions", "no permission", "gpu access blocked by the operating system"})
-_FAILED = frozenset(
-    {
-        "err!",
-        "error",
-        "unknown error",
-        "gpu is lost",
-        "gpu requires reset",
-        "timeout",
-        "driver error",
-        "corrupted inforom",
-    }
-)
+_MISSING: Mapping[str, MissingKind] = {
+    **dict.fromkeys(("n/a", "not supported", "not available", "function not found"), "unsupported"),
+    "requested functionality has been deprecated": "unsupported",
+    **dict.fromkeys(("insufficient permissions", "no permission"), "denied"),
+    "gpu access blocked by the operating system": "denied",
+    **dict.fromkeys(("err!", "error", "unknown error", "gpu is lost", "gpu requires reset"), "failed"),
+    **dict.fromkeys(("timeout", "driver error", "corrupted inforom"), "failed"),
+}
 
 
 def missing_word(text: str) -> Missing | None:
     """The Missing that a text stands for; None if the text is a value."""
-    word = _bare(text)
-    if word in _UNSUPPORTED:
-        return Missing(f"nvidia-smi says {text.strip()}", "unsupported")
-    if word in _DENIED:
-        return Missing(f"nvidia-smi says {text.strip()}", "denied")
-    if word in _FAILED:
-        return Missing(f"nvidia-smi says {text.strip()}", "failed")
+    word = text.strip().strip("[]").strip().lower()
+    if kind := _MISSING.get(word):
+        return Missing(f"nvidia-smi says {text.strip()}", kind)
     return ABSENT if word in ("", "redacted") else None
 
 
@@ -106,10 +95,6 @@ def not_understood(text: str) -> Missing:
     return Missing(f"not understood: {text[:60]!r}", "failed")
 
 
-def _bare(text: str) -> str:
-    return text.strip().strip("[]").strip().lower()
-
-
 # Kinds of values.
 
 
@@ -147,7 +132,10 @@ _VIRTUALIZATION = {
     "host vgpu": "host-vgpu",
     "host vsga": "host-vsga",
 }
-_COMPUTE_MODES = {mode: mode for mode in get_args(ComputeMode)}
+_COMPUTE_MODES = {mode: mode for mode in get_args(ComputeMode)} | {
+    "e. process": "exclusive-process",
+    "e. thread": "exclusive-thread",
+}
 KINDS: Mapping[str, Callable[[str], Any]] = {
     "text": str,
     "lower": str.lower,
