@@ -58,6 +58,7 @@ _STATES: dict[str, LinkState] = {"U": "active", "D": "inactive", "X": "disabled"
 def _read_diag(block: Block) -> Part:
     """The results in a table of DCGM 1 to 4: one row per test, from 4 on followed by a row per GPU."""
     results = _Results()
+    test = ""
     for line in block.lines:
         if not_run := _NOT_RUN.match(line):
             return Part(reported=(from_tool("dcgmi diag", f"did not run: {not_run[0]}", "unread"),))
@@ -66,15 +67,11 @@ def _read_diag(block: Block) -> Part:
             continue
         name, result = row[1].strip(" *"), _RESULT.match(row[2].strip(" *"))
         if name:
-            results.test = ""
-        if result is None:
-            continue
-        if name and not result[1]:
-            results.add(name, result[2], result[3].strip())
-        elif results.test and result[1]:
-            results.add_gpu(result[1], result[2])
-        elif results.test and result[3].startswith("GPU:") and result[2].lower() == "fail":
-            results.fail(result[3].strip())  # DCGM 2 and 3: a row per result, with the GPUs that had it
+            test = name if result else ""
+        if test and result:
+            where = f"GPU {result[1]}" if result[1] else result[3].strip()
+            if name or where.startswith("GPU"):  # DCGM 2 and 3: a row per result, with the GPUs that had it
+                results.add(test, result[2], where)
     return results.part()
 
 
@@ -87,23 +84,18 @@ def _read_diag(block: Block) -> Part:
 def _read_diag_json(block: Block) -> Part:
     """`dcgmi diag -j` of DCGM 3 and 4, whole or cut off."""
     results = _Results()
-    name = gpu = ""
+    test = gpu = ""
     for found in _JSON_FIELD.finditer(block.text):
         key, value = found[1], found[2] if found[2] is not None else found[3]
         if key == "runtime_error":
             results.reported.append(from_tool("dcgmi diag", f"did not run: {value}", "unread"))
         elif key in ("name", "category"):
-            name, gpu = value, ""
-        elif key != "status":
-            gpu = value
-        else:
-            if results.test != name:
-                results.add(name, value, "")
-            if gpu:
-                results.add_gpu(gpu, value)
-            elif value.lower() == "fail":
-                results.fail("")
+            test, gpu = value, ""
+        elif key == "status":
+            results.add(test, value, f"GPU {gpu}" if gpu else "")
             gpu = ""
+        else:
+            gpu = value
     return results.part()
 
 
@@ -111,26 +103,18 @@ class _Results:
     """The tests of one diagnostic, how each ended, and where it failed."""
 
     def __init__(self) -> None:
-        self.test = ""
         self.reported: list[Reported] = []
         self._ends: dict[str, str] = {}
         self._failed: dict[str, list[str]] = {}
 
     def add(self, test: str, end: str, where: str) -> None:
-        self.test = test
-        self._ends[test] = end.capitalize()
+        """A result of the whole test, or of a GPU in it."""
+        self._ends.setdefault(test, end.capitalize())
         if end.lower() == "fail":
-            self.fail(where)
-
-    def add_gpu(self, gpu: str, end: str) -> None:
-        if end.lower() == "fail":
-            self.fail(f"GPU {gpu}")
-
-    def fail(self, where: str) -> None:
-        self._ends[self.test] = "Fail"
-        places = self._failed.setdefault(self.test, [])
-        if where and where not in places and len(places) < MOST_GPUS:
-            places.append(where)
+            self._ends[test] = "Fail"
+            places = self._failed.setdefault(test, [])
+            if where and where not in places and len(places) < MOST_GPUS:
+                places.append(where)
 
     def part(self) -> Part:
         failed = [f"{test} ({', '.join(places)})" if places else test for test, places in self._failed.items()]
