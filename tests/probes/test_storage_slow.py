@@ -20,7 +20,7 @@ import pytest
 
 import gpudoctor
 from gpudoctor.api.config import Config, ConfigError, load_config
-from gpudoctor.api.load.devices import LoadRequest
+from gpudoctor.api.load.request import LoadRequest
 from gpudoctor.api.load.storage import with_storage
 from gpudoctor.api.node_check import CheckRequest, prepared
 from gpudoctor.checks.core.finding import Status
@@ -118,9 +118,9 @@ def test_a_home_that_hangs_costs_the_users_configuration_alone(tmp_path: Path, m
         server_ends = threading.Timer(10, server.kill)  # without a deadline the test would hang
         server_ends.start()
         environ = {"HOME": str(tmp_path / "home")}
-        config = load_config(None, environ, registry(), silent=said.append)
+        config = load_config(None, environ, registry, silent=said.append)
         with pytest.raises(ConfigError, match=r"did not answer within 1 s; XDG_CONFIG_HOME=/ leaves it out"):
-            load_config(None, environ, registry())
+            load_config(None, environ, registry)
         monkeypatch.setenv("HOME", environ["HOME"])
         monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
         for few in (CheckRequest(only=("pcie",)), CheckRequest(skip=("storage",)), CheckRequest(node="hgx-h100-8")):
