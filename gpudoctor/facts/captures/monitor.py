@@ -48,15 +48,15 @@ _Rows = dict[int, dict[str, str]]  # by GPU: column -> cell of its last sample
 
 
 def _samples(block: Block, head: re.Pattern[str], row: re.Pattern[str]) -> Iterator[tuple[int, dict[str, str]]]:
-    """Each sample's GPU and its cells by column; not one that is cut off."""
+    """Each sample's GPU and its cells by column; of a row that is cut off, not its last cell."""
     columns: list[str] = []
     for line in block.lines:
         if found := head.match(line):
             columns = re.split(r"[,\s]+", found["columns"].strip())
         elif columns and (found := row.match(line)):
             cells = re.split(r"[,\s]+", found["cells"].strip(), maxsplit=len(columns) - 1)
-            if len(cells) == len(columns):
-                yield int(found["gpu"]), dict(zip(columns, cells, strict=True))
+            whole = len(cells) == len(columns)
+            yield int(found["gpu"]), dict(zip(columns, cells if whole else cells[:-1], strict=False))
 
 
 def _with_readings(rows: _Rows, form: str) -> GpuDumps:
