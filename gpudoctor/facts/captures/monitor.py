@@ -47,16 +47,18 @@ _XID = "DCGM_FI_DEV_XID_ERRORS"
 _Rows = dict[int, dict[str, str]]  # by GPU: column -> cell of its last sample
 
 
-def _samples(block: Block, head: re.Pattern[str], row: re.Pattern[str]) -> Iterator[tuple[int, dict[str, str]]]:
-    """Each sample's GPU and its cells by column; of a row that is cut off, not its last cell."""
+def _samples(
+    block: Block, head: re.Pattern[str], row: re.Pattern[str], *, only_whole: bool
+) -> Iterator[tuple[int, dict[str, str]]]:
+    """Each sample's GPU and its cells by column; `only_whole`: not one that is cut off."""
     columns: list[str] = []
     for line in block.lines:
         if found := head.match(line):
             columns = re.split(r"[,\s]+", found["columns"].strip())
         elif columns and (found := row.match(line)):
             cells = re.split(r"[,\s]+", found["cells"].strip(), maxsplit=len(columns) - 1)
-            whole = len(cells) == len(columns)
-            yield int(found["gpu"]), dict(zip(columns, cells if whole else cells[:-1], strict=False))
+            if len(cells) == len(columns) or not only_whole:
+                yield int(found["gpu"]), dict(zip(columns, cells, strict=False))
 
 
 def _with_readings(rows: _Rows, form: str) -> GpuDumps:
@@ -89,7 +91,7 @@ def _read_dmon(block: Block) -> Part:
     processes: dict[tuple[int, str], dict[str, str]] = {}
     with_processes: set[int] = set()
     hot: dict[int, None] = {}
-    for index, cells in _samples(block, _BEGIN, _SAMPLE):
+    for index, cells in _samples(block, _BEGIN, _SAMPLE, only_whole=True):
         if "pid" in cells:
             with_processes.add(index)
             if cells["pid"].isdecimal() and len(processes) < _MOST_PROCESSES:
@@ -119,7 +121,7 @@ def _read_dmon(block: Block) -> Part:
 )
 def _read_entities(block: Block) -> Part:
     rows: _Rows = {}
-    for index, cells in _samples(block, _ENTITIES, _ENTITY):
+    for index, cells in _samples(block, _ENTITIES, _ENTITY, only_whole=False):
         rows.setdefault(index, {}).update(cells)
     part = part_by_dcgm(_with_readings(rows, "dcgmi."), "dcgmi dmon")
     return replace(part, reported=tuple(_unread_errors("dcgmi dmon", rows, "dcgmi.")))
