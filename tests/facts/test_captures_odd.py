@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from gpudoctor.facts.captures.nvidia_smi.query_dump import CUT
+from gpudoctor.facts.captures.nvidia_smi.query_gpu import CUT
 from gpudoctor.facts.captures.source import SourceError, load_source
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node, Source

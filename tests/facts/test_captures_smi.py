@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpudoctor.facts.captures import ABSENT
-from gpudoctor.facts.captures.nvidia_smi.query_dump import CUT
+from gpudoctor.facts.captures.nvidia_smi.query_gpu import CUT
 from gpudoctor.facts.captures.source import SourceError, load_source
 from gpudoctor.facts.model.gpu import EVENT_REASONS, Gpu
 from gpudoctor.facts.model.missing import Missing, known

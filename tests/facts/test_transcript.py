@@ -20,9 +20,10 @@ from msgspec.structs import replace
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.facts.captures import ABSENT, transcript
 from gpudoctor.facts.captures.lines import MAX_LINE, lines_of
-from gpudoctor.facts.captures.nvidia_smi.query_dump import CUT
+from gpudoctor.facts.captures.nvidia_smi.query_gpu import CUT
 from gpudoctor.facts.captures.source import SourceError, load_source
 from gpudoctor.facts.model.driver import FabricManager
+from gpudoctor.facts.model.gpu import ThrottleTimes
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, known
 from gpudoctor.facts.model.node import Node, NumaNode, Source
 from gpudoctor.facts.simulated.load import apply_faults, load_node
@@ -620,6 +621,25 @@ def test_ports_of_rdma_link() -> None:
 def test_gpus_that_the_kernel_module_knows() -> None:
     (gpu,) = read(transcripts.PROC_INFORMATION).gpus
     assert (gpu.bus_id, gpu.name, gpu.minor_number, gpu.vbios) == ("0000:19:00.0", "NVIDIA H100 80GB HBM3", 5, ABSENT)
+
+
+def test_times_of_throttling_in_csv() -> None:
+    names = ("sw_power_cap", "sync_boost", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
+    header = ", ".join(["index", "name", *(f"clocks_event_reasons_counters.{name} [us]" for name in names)])
+    (gpu,) = read(f"{header}\n0, NVIDIA H100, 1 us, 2 us, 3 us, 4 us, 5 us\n").gpus
+    assert gpu.throttle_times == ThrottleTimes(1, 2, 3, 4, 5)
+
+
+def test_a_name_with_a_comma_leaves_a_process_its_memory() -> None:
+    text = "gpu_bus_id, pid, process_name, used_gpu_memory [MiB]\n00000000:19:00.0, 4711, /opt/a, b, 12 MiB\n"
+    (gpu,) = read(text).gpus
+    assert [(p.pid, p.memory_mib) for p in known(gpu.processes) or ()] == [(4711, 12)]
+
+
+def test_a_value_without_indentation_is_of_its_section() -> None:
+    section = "GPU 00000000:19:00.0\nProduct Name : NVIDIA H100\nPCI\nDevice Id : 0x233010DE\nProcesses : None\n"
+    (gpu,) = read(f"Driver Version : 550.54.15\nAttached GPUs : 1\n{section}").gpus
+    assert (gpu.pci_device_id, gpu.processes) == ("0x233010de", ())
 
 
 def test_banks_without_spares_in_csv() -> None:

@@ -9,10 +9,10 @@ from msgspec.structs import replace
 
 from gpudoctor.facts.captures import clipped
 from gpudoctor.facts.captures.nvidia_smi.query_dump import ANSWERED, SmiDump
+from gpudoctor.facts.captures.nvidia_smi.query_gpu import GpuDumps
 from gpudoctor.facts.captures.reader import Block, Part, key_value, text_reader
 from gpudoctor.facts.captures.text_statements import from_tool
 from gpudoctor.facts.model.driver import DRIVER_VERSION
-from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import NOT_READ
 from gpudoctor.facts.model.node import Host, Node, Software
 from gpudoctor.facts.model.reported import Reported
@@ -46,13 +46,12 @@ def read_environment(block: Block) -> Part:
 )
 def read_collect_env(block: Block) -> Part:
     """GPUs by index and name, driver version, PyTorch and its CUDA. A topology matrix in it is a separate block."""
-    gpus: dict[int, Gpu] = {}
+    gpus = GpuDumps()
     fields: dict[str, str] = {}
     software: dict[str, Any] = {}
     for line in block.lines:
         if gpu := _GPU.match(line):
-            index, name = int(gpu[1]), clipped(gpu[2].strip())
-            gpus.setdefault(index, Gpu(index, f"unknown-{index}", name=name, uuid=gpu[3] or NOT_READ))
+            gpus.at(int(gpu[1])).values.update(product_name=clipped(gpu[2].strip()), gpu_uuid=gpu[3] or "")
         elif version := _NCCL.match(line):
             software["nccl"] = version[1]
         elif (field := key_value(line)) and field[1] not in _NONE:
@@ -69,5 +68,5 @@ def read_collect_env(block: Block) -> Part:
     if not gpus and version is None:
         return Part(node, reported=reported)
     driver = replace(ANSWERED, library_version=version[0] if version else NOT_READ)
-    whole = tuple(gpus[index] for index in sorted(gpus))
-    return Part(node, reported=reported, smi=(SmiDump(whole, driver, name="collect_env", indexed=True),))
+    dump = SmiDump(gpus.by_index(), driver, name="collect_env", indexed=True)
+    return Part(node, reported=reported, smi=(dump,))

@@ -5,17 +5,15 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from msgspec.structs import replace
-
 from gpudoctor.facts.captures import BUS_ID, MOST_GPUS, clipped
 from gpudoctor.facts.captures.monitor import part_by_dcgm
 from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump
+from gpudoctor.facts.captures.nvidia_smi.query_gpu import GpuDump, GpuDumps
 from gpudoctor.facts.captures.nvidia_smi.table import OTHER_TABLE
 from gpudoctor.facts.captures.reader import Block, Part, TextReader, text_reader
 from gpudoctor.facts.captures.text_statements import from_tool
-from gpudoctor.facts.model.gpu import Gpu, LinkState, NvLink
+from gpudoctor.facts.model.gpu import LinkState, NvLink
 from gpudoctor.facts.model.missing import UNSUPPORTED
-from gpudoctor.facts.model.node import short_bus_id
 from gpudoctor.facts.model.reported import Loudness, Reported
 
 _BORDER = r"[|+][-=+]{10,}[|+]?\s*$"
@@ -60,6 +58,7 @@ _STATES: dict[str, LinkState] = {"U": "active", "D": "inactive", "X": "disabled"
 def _read_diag(block: Block) -> Part:
     """The results in a table of DCGM 1 to 4: one row per test, from 4 on followed by a row per GPU."""
     results = _Results()
+    test = ""
     for line in block.lines:
         if not_run := _NOT_RUN.match(line):
             return Part(reported=(from_tool("dcgmi diag", f"did not run: {not_run[0]}", "unread"),))
@@ -68,15 +67,11 @@ def _read_diag(block: Block) -> Part:
             continue
         name, result = row[1].strip(" *"), _RESULT.match(row[2].strip(" *"))
         if name:
-            results.test = ""
-        if result is None:
-            continue
-        if name and not result[1]:
-            results.add(name, result[2], result[3].strip())
-        elif results.test and result[1]:
-            results.add_gpu(result[1], result[2])
-        elif results.test and result[3].startswith("GPU:") and result[2].lower() == "fail":
-            results.fail(result[3].strip())  # DCGM 2 and 3: a row per result, with the GPUs that had it
+            test = name if result else ""
+        if test and result:
+            where = f"GPU {result[1]}" if result[1] else result[3].strip()
+            if name or where.startswith("GPU"):  # DCGM 2 and 3: a row per result, with the GPUs that had it
+                results.add(test, result[2], where)
     return results.part()
 
 
@@ -89,23 +84,18 @@ def _read_diag(block: Block) -> Part:
 def _read_diag_json(block: Block) -> Part:
     """`dcgmi diag -j` of DCGM 3 and 4, whole or cut off."""
     results = _Results()
-    name = gpu = ""
+    test = gpu = ""
     for found in _JSON_FIELD.finditer(block.text):
         key, value = found[1], found[2] if found[2] is not None else found[3]
         if key == "runtime_error":
             results.reported.append(from_tool("dcgmi diag", f"did not run: {value}", "unread"))
         elif key in ("name", "category"):
-            name, gpu = value, ""
-        elif key != "status":
-            gpu = value
-        else:
-            if results.test != name:
-                results.add(name, value, "")
-            if gpu:
-                results.add_gpu(gpu, value)
-            elif value.lower() == "fail":
-                results.fail("")
+            test, gpu = value, ""
+        elif key == "status":
+            results.add(test, value, f"GPU {gpu}" if gpu else "")
             gpu = ""
+        else:
+            gpu = value
     return results.part()
 
 
@@ -113,26 +103,18 @@ class _Results:
     """The tests of one diagnostic, how each ended, and where it failed."""
 
     def __init__(self) -> None:
-        self.test = ""
         self.reported: list[Reported] = []
         self._ends: dict[str, str] = {}
         self._failed: dict[str, list[str]] = {}
 
     def add(self, test: str, end: str, where: str) -> None:
-        self.test = test
-        self._ends[test] = end.capitalize()
+        """A result of the whole test, or of a GPU in it."""
+        self._ends.setdefault(test, end.capitalize())
         if end.lower() == "fail":
-            self.fail(where)
-
-    def add_gpu(self, gpu: str, end: str) -> None:
-        if end.lower() == "fail":
-            self.fail(f"GPU {gpu}")
-
-    def fail(self, where: str) -> None:
-        self._ends[self.test] = "Fail"
-        places = self._failed.setdefault(self.test, [])
-        if where and where not in places and len(places) < MOST_GPUS:
-            places.append(where)
+            self._ends[test] = "Fail"
+            places = self._failed.setdefault(test, [])
+            if where and where not in places and len(places) < MOST_GPUS:
+                places.append(where)
 
     def part(self) -> Part:
         failed = [f"{test} ({', '.join(places)})" if places else test for test, places in self._failed.items()]
@@ -177,7 +159,7 @@ def _read_health(block: Block) -> Part:
 @text_reader("dcgmi discovery", r"\| GPU ID +\| Device Information +\|", f"{_TABLE}|{_FOUND.pattern}")
 def _read_discovery(block: Block) -> Part:
     """The GPUs, in DCGM's order; what it lists below them (switches, CPUs) is not used."""
-    gpus: list[Gpu] = []
+    gpus, gpu = GpuDumps(), GpuDump()
     for line in block.lines:
         if _FOUND.match(line) and "GPU" not in line:
             break
@@ -185,20 +167,15 @@ def _read_discovery(block: Block) -> Part:
         entry = _ENTRY.match(row[2].strip()) if row is not None else None
         if row is None or entry is None:
             continue
-        if row[1].strip().isdecimal() and len(gpus) < MOST_GPUS:
-            gpus.append(Gpu(len(gpus), f"unknown-{len(gpus)}"))
-        if not gpus:
-            continue
-        key, value = entry[1], clipped(entry[2])
-        if key == "Name" and "<<<NULL>>>" not in value:
-            gpus[-1] = replace(gpus[-1], name=value)
-        elif key == "PCI Bus ID" and re.fullmatch(BUS_ID, value):
-            gpus[-1] = replace(gpus[-1], bus_id=short_bus_id(value))
-        elif key == "Device UUID":
-            gpus[-1] = replace(gpus[-1], uuid=value)
+        if row[1].strip().isdecimal():
+            gpu = gpus.at(len(gpus))
+        if entry[1] == "PCI Bus ID":
+            gpu.bus_id = entry[2]
+        elif "<<<NULL>>>" not in entry[2]:
+            gpu.values["product_name" if entry[1] == "Name" else "gpu_uuid"] = clipped(entry[2])
     if not gpus:
         return Part()
-    return Part(smi=(SmiDump(tuple(gpus), name="dcgmi discovery", beside=True),))
+    return Part(smi=(SmiDump(gpus.in_order(), name="dcgmi discovery", beside=True),))
 
 
 # `dcgmi nvlink -s`
@@ -211,15 +188,14 @@ def _read_discovery(block: Block) -> Part:
     r"|(?:GPUs|NvSwitches):\s*$|\s+(?:physicalId \d+:|No Nv)|Key: Up=U",
 )
 def _read_nvlink(block: Block) -> Part:
-    gpus: dict[int, Gpu] = {}
+    gpus = GpuDumps()
     index: int | None = None
     for line in block.lines:
         if found := _NVLINK_GPU.match(line):
             index = int(found[1])
         elif index is not None and _NVLINK_STATES.match(line):
             links = tuple(NvLink(n, state=_STATES[s]) for n, s in enumerate(line.split()) if s in _STATES)
-            if len(gpus) < MOST_GPUS:
-                gpus[index] = Gpu(index, f"unknown-{index}", nvlinks=links or UNSUPPORTED)
+            gpus.at(index).facts["nvlinks"] = links or UNSUPPORTED
             index = None
     return part_by_dcgm(gpus, "dcgmi nvlink")
 

@@ -115,7 +115,7 @@ def _rank(pair: _Named) -> tuple[Any, ...]:
     dump = pair[1]
     best = _BEST_FIRST.index(dump.name) if dump.name in _BEST_FIRST else len(_BEST_FIRST)
     # an index that stands beside an address or UUID says more than one alone
-    alone = not any(_has_address(gpu) or known(gpu.uuid) for gpu in dump.gpus)
+    alone = not any(gpu.bus_id_read or known(gpu.uuid) for gpu in dump.gpus)
     at = known(dump.collected_at) or ""
     # the later one first; then anything that does not depend on the order of the files
     later = tuple(-ord(letter) for letter in at)
@@ -130,9 +130,8 @@ def _shown(dump: SmiDump, file: str) -> list[_Place]:
         uuid = known(gpu.uuid)
         if uuids[uuid] > 1 or not (uuid or "").lower().removeprefix("gpu-").strip("0-x*"):
             uuid = None
-        bus_id = gpu.bus_id if _has_address(gpu) else None
         reading = _Reading(dump.name, file, known(dump.collected_at), dump.sample)
-        shown.append(_Place(gpu, gpu.index, bus_id, uuid, dump.indexed, [file], reading))
+        shown.append(_Place(gpu, gpu.index, gpu.bus_id_read, uuid, dump.indexed, [file], reading))
     return shown
 
 
@@ -217,15 +216,11 @@ def _check_same_driver(ordered: list[_Named]) -> None:
 
 def _check_same_gpus(ordered: list[_Named]) -> None:
     """Raise SourceError if each of two dumps contains a GPU (by bus id) that the other lacks."""
-    sets = [(file, {gpu.bus_id for gpu in dump.gpus if _has_address(gpu)}) for file, dump in ordered if dump.ended]
+    sets = [(file, {gpu.bus_id for gpu in dump.gpus if gpu.bus_id_read}) for file, dump in ordered if dump.ended]
     for at, (file, own) in enumerate(sets):
         for other, others in sets[:at]:
             if own and others and not (own <= others or others <= own):
                 raise _contradiction(file, other, f"GPU {min(own ^ others)} is in one only")
-
-
-def _has_address(gpu: Gpu) -> bool:
-    return gpu.bus_id_read is not None
 
 
 def _numbered(places: list[_Place]) -> tuple[tuple[Gpu, ...], tuple[Gpu, ...]]:
@@ -239,7 +234,7 @@ def _numbered(places: list[_Place]) -> tuple[tuple[Gpu, ...], tuple[Gpu, ...]]:
     for place in sorted(places, key=lambda place: (place.bus_id or "~", place.uuid or "")):
         index = place.index if place.index is not None else next(free)
         made.append(replace(place.gpu, index=index, bus_id=place.bus_id or f"{UNKNOWN_BUS}{index}"))
-    made.sort(key=lambda gpu: (gpu.bus_id, 0) if _has_address(gpu) else ("~", gpu.index))
+    made.sort(key=lambda gpu: (gpu.bus_id, 0) if gpu.bus_id_read else ("~", gpu.index))
     return tuple(made), unnumbered
 
 
@@ -272,7 +267,7 @@ def with_addresses(gpus: tuple[Gpu, ...], functions: list[Function]) -> tuple[Gp
     if not gpus:
         return tuple(Gpu(index, function.bus_id, name=function.name) for index, function in enumerate(functions))
     ordered = sorted(gpus, key=lambda gpu: gpu.index)
-    if [gpu.index for gpu in ordered] != list(range(len(functions))) or any(map(_has_address, gpus)):
+    if [gpu.index for gpu in ordered] != list(range(len(functions))) or any(gpu.bus_id_read for gpu in gpus):
         return gpus
     # CUDA's order may differ from the bus'
     if any(_of_another_model(gpu, function) for gpu, function in zip(ordered, functions, strict=True)):

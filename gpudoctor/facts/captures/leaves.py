@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from gpudoctor.facts.captures import ABSENT, clipped
-from gpudoctor.facts.captures.nvidia_smi.query_dump import CUT
+from gpudoctor.facts.captures.nvidia_smi.query_gpu import CUT
 from gpudoctor.facts.model.gpu import (
     Clocks,
     Ecc,

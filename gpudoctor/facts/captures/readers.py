@@ -15,10 +15,10 @@ from gpudoctor.facts.captures.host.module import MODULE_READERS
 from gpudoctor.facts.captures.host.rdma import RDMA_READERS
 from gpudoctor.facts.captures.host.schedulers import SCHEDULER_READERS
 from gpudoctor.facts.captures.kernel_logs import read_kernel_log
-from gpudoctor.facts.captures.monitor import MONITOR_READERS, read_entities, read_series
+from gpudoctor.facts.captures.monitor import MONITOR_READERS
 from gpudoctor.facts.captures.nvidia_smi.messages import read_failure, read_inforom, read_proc
 from gpudoctor.facts.captures.nvidia_smi.nvlink import read_gpu_list
-from gpudoctor.facts.captures.nvidia_smi.query_csv import read_query
+from gpudoctor.facts.captures.nvidia_smi.query_csv import read_apps, read_query
 from gpudoctor.facts.captures.nvidia_smi.query_text import read_query_text
 from gpudoctor.facts.captures.nvidia_smi.query_xml import read_query_xml
 from gpudoctor.facts.captures.nvidia_smi.table import read_table
@@ -55,6 +55,6 @@ HOST_READERS: tuple[TextReader, ...] = tuple(
 )
 READERS: tuple[TextReader, ...] = (
     *(read_query_xml, read_failure, read_inforom, read_table, read_gpu_list, read_topology, read_query_text),
-    *(read_query, *MONITOR_READERS, read_proc, *DCGM_READERS, read_entities, *HOST_READERS, read_series),
+    *(read_query, read_apps, *MONITOR_READERS, read_proc, *DCGM_READERS, *HOST_READERS),
     *(read_collect_env, *BENCHMARK_READERS, read_kernel_log),
 )

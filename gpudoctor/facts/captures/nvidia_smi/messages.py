@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 
-from gpudoctor.facts.captures import BUS_ID, MOST_GPUS, SourceError, clipped
+from gpudoctor.facts.captures import BUS_ID, SourceError, clipped
+from gpudoctor.facts.captures.nvidia_smi.names import PATHS
 from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump, init_failure
-from gpudoctor.facts.captures.nvidia_smi.query_gpu import GpuDump, gpu_from
+from gpudoctor.facts.captures.nvidia_smi.query_gpu import GpuDump, GpuDumps, gpu_from
+from gpudoctor.facts.captures.nvidia_smi.values import normal_name
 from gpudoctor.facts.captures.reader import Block, Part, text_reader
 from gpudoctor.facts.captures.text_statements import from_tool
 from gpudoctor.facts.model.gpu import Gpu
@@ -30,18 +32,13 @@ _INFOROM_TOLD = re.compile(rf"(?:\s*(?i:WARNING: )?|.{{1,400}}WARNING: )(?i:{_CO
 # /proc/driver/nvidia/gpus/BUS/information
 _PROC = re.compile(r"Model:\s+\S")
 _PROC_BEGIN = re.compile(r"Model:[ \t]+(?:NVIDIA|Tesla|GeForce|Quadro|GRID)\b")
-_PROC_FIELD = re.compile(r"(Model|GPU UUID|Video BIOS|Bus Location|Device Minor):\s+(\S.{0,200})$")
-_PROC_EXCLUDED = re.compile(r"(?:GPU Excluded|Blacklisted):\s+Yes\b")  # the second up to driver 455
+# a GPU that is excluded is "Blacklisted" up to driver 455
+_PROC_FIELD = re.compile(
+    r"(Model|GPU UUID|Video BIOS|Bus Location|Device Minor|GPU Excluded|Blacklisted):\s+(\S.{0,200})$"
+)
 _PROC_MORE = re.compile(
     r"(?:Model|IRQ|GPU UUID|Video BIOS|Bus Type|DMA Size|DMA Mask|Bus Location|Device Minor|GPU \w+|Blacklisted):"
 )
-_PROC_PATHS = {
-    "Model": "product_name",
-    "GPU UUID": "uuid",
-    "Video BIOS": "vbios_version",
-    "Device Minor": "minor_number",
-    "Bus Location": "",
-}
 
 
 @text_reader("nvidia-smi message", _BEGIN.match, _MORE.match)
@@ -73,23 +70,20 @@ def read_inforom(block: Block) -> Part:
 @text_reader("/proc/driver/nvidia", _PROC_BEGIN.match, _PROC_MORE.match)
 def read_proc(block: Block) -> Part:
     """The GPUs that the kernel module knows; a UUID or version that it has not read yet has "?" in it."""
-    found: list[GpuDump] = []
-    excluded: list[GpuDump] = []
+    dumps, gpu = GpuDumps(), GpuDump()
     for line in block.lines:
-        if _PROC.match(line) and len(found) < MOST_GPUS:
-            found.append(GpuDump("", {}, lists_mig=False))
-        if found and _PROC_EXCLUDED.match(line):
-            excluded.append(found[-1])
-        if not found or (field := _PROC_FIELD.match(line)) is None or "?" in field[2]:
-            continue
-        if field[1] == "Bus Location":
-            found[-1].bus_id = short_bus_id(field[2]) if re.fullmatch(BUS_ID, field[2]) else ""
-        else:
-            found[-1].values[_PROC_PATHS[field[1]]] = clipped(field[2])
-    named = [dump for dump in found if dump.bus_id]
+        if _PROC.match(line):
+            gpu = dumps.at(len(dumps))
+        if (field := _PROC_FIELD.match(line)) and "?" not in field[2]:
+            name = normal_name(field[1])
+            gpu.values[PATHS.get(f"proc.{name}", name)] = clipped(field[2])
+    for gpu in dumps.values():
+        gpu.bus_id = gpu.values.get("bus_location", "")
+    named = [dump for dump in dumps.values() if dump.address]
     if not named:
         return Part()
+    excluded = [dump for dump in named if "Yes" in (dump.values.get("gpu_excluded"), dump.values.get("blacklisted"))]
     gpus = tuple(gpu_from(dump, index) for index, dump in enumerate(named) if dump not in excluded)
     # not evidence of a driver that answers: NVML may fail beside it
-    driver = Driver(module_loaded=True, excluded_gpus=tuple(dump.bus_id for dump in named if dump in excluded))
+    driver = Driver(module_loaded=True, excluded_gpus=tuple(dump.address for dump in excluded))
     return Part(smi=(SmiDump(gpus, driver, name="/proc/driver/nvidia", ended=False, beside=True),))

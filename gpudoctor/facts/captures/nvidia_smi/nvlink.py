@@ -8,11 +8,12 @@ from collections.abc import Collection
 import msgspec
 from msgspec.structs import replace
 
-from gpudoctor.facts.captures import ABSENT, MOST_GPUS, SourceError, clipped
-from gpudoctor.facts.captures.nvidia_smi.query_dump import ANSWERED, CUT, SmiDump, count_by_index
-from gpudoctor.facts.captures.nvidia_smi.values import missing_word
+from gpudoctor.facts.captures import ABSENT, SourceError, clipped
+from gpudoctor.facts.captures.nvidia_smi.query_dump import ANSWERED, SmiDump, count_by_index
+from gpudoctor.facts.captures.nvidia_smi.query_gpu import CUT, GpuDump, GpuDumps
+from gpudoctor.facts.captures.nvidia_smi.values import Values, missing_word
 from gpudoctor.facts.captures.reader import Block, Part, text_reader
-from gpudoctor.facts.model.gpu import Gpu, MigInstance, NvLink
+from gpudoctor.facts.model.gpu import Gpu, NvLink
 from gpudoctor.facts.model.missing import NOT_READ, UNSUPPORTED, Missing, known
 from gpudoctor.facts.model.node import Driver, short_bus_id
 
@@ -66,26 +67,19 @@ def _shows_links(text: str, command: str) -> bool:
 
 def _parse_gpu_list(text: str) -> SmiDump:
     """Read `nvidia-smi -L`: the GPUs and their MIG devices. Raise SourceError if a GPU is listed twice."""
-    gpus: dict[int, Gpu] = {}
-    current: Gpu | None = None
+    gpus, gpu = GpuDumps(), GpuDump()
     for line in map(str.strip, _RUN_TOGETHER.sub("\n", text).splitlines()):
-        header, mig = _GPU.match(line), _MIG.match(line)
-        if header is not None:
-            index = int(header.group(1))
+        if header := _GPU.match(line):
+            index = int(header[1])
             if index in gpus:
                 raise SourceError(f"GPU {index} is there twice: more than one list")
-            if len(gpus) >= MOST_GPUS:
-                raise SourceError(f"more than {MOST_GPUS} GPUs: not the list of one machine")
-            current = gpus[index] = Gpu(
-                index, f"unknown-{index}", uuid=header.group(3), name=clipped(header.group(2)) or NOT_READ
-            )
-        elif mig is not None and current is not None:
-            before = current.settings.mig_instances
-            instances = (*(known(before) or ()), MigInstance(mig.group(2), mig.group(1)))
-            settings = replace(current.settings, mig_enabled=True, mig_instances=instances)
-            current = gpus[current.index] = replace(current, settings=settings)
+            gpu = gpus.at(index)
+            gpu.values |= {"product_name": clipped(header[2]), "gpu_uuid": header[3]}
+        elif mig := _MIG.match(line):
+            gpu.values["mig_mode/current"] = "Enabled"
+            gpu.mig_devices.append({"uuid": mig[2], "profile": mig[1]})
     driver = replace(ANSWERED, device_count=count_by_index(gpus))
-    return SmiDump(tuple(gpus[index] for index in sorted(gpus)), driver, name="nvidia-smi -L", indexed=True)
+    return SmiDump(gpus.by_index(), driver, name="nvidia-smi -L", indexed=True)
 
 
 def parse_nvlink(text: str, *, whole_end: bool = True) -> list[LinkDump]:
@@ -97,8 +91,7 @@ def parse_nvlink(text: str, *, whole_end: bool = True) -> list[LinkDump]:
     its model has are Missing (failed). `whole_end`: False if the last line had no line end.
     """
     gpus: dict[tuple[int, str], LinkDump] = {}
-    current: LinkDump | None = None
-    blocks: list[_Block] = []
+    listings: list[_Listing] = []
     last = ""
     lines = text.splitlines()
     if not whole_end and lines and not _WHOLE_LINE.search(lines[-1]):
@@ -107,19 +100,18 @@ def parse_nvlink(text: str, *, whole_end: bool = True) -> list[LinkDump]:
         line = raw.strip()
         last = line or last
         if header := _GPU.match(line):
-            index, uuid = int(header.group(1)), header.group(3)
-            current = gpus.setdefault((index, uuid), LinkDump(index, header.group(2), uuid))
-            blocks.append(_Block(current.name, (index, uuid), number))
-        elif current is not None and "all links are inactive" in line.lower():
-            current.all_inactive = True
-        elif current is not None and (link := _LINK.match(line)):
-            place, reported = int(link.group(1)), link.group(2).strip()
-            blocks[-1].count(reported, number)
-            current.links[place] = _with(current.links.get(place) or _unread_link(place), reported)
+            gpu = LinkDump(int(header[1]), header[2], header[3])
+            listings.append(_Listing(gpus.setdefault((gpu.index, gpu.uuid), gpu), number))
+        elif listings and "all links are inactive" in line.lower():
+            listings[-1].gpu.all_inactive = True
+        elif listings and (link := _LINK.match(line)):
+            place, links = int(link[1]), listings[-1].gpu.links
+            listings[-1].count(link[2].strip(), number)
+            links[place] = _with(links.get(place) or _unread_link(place), link[2].strip())
     if not gpus:
         raise SourceError("no line like 'GPU 0: NAME (UUID: GPU-...)'")
     if _LINK.match(last) or _GPU.match(last):
-        _mark_cut(blocks, gpus)
+        _mark_cut(listings[-1], listings[:-1])
     _add_inactive(gpus.values())
     return list(gpus.values())
 
@@ -133,13 +125,12 @@ def _add_inactive(gpus: Collection[LinkDump]) -> None:
                 gpu.links[number] = replace(_unread_link(number), state="inactive")
 
 
-class _Block(msgspec.Struct):
+class _Listing(msgspec.Struct):
     """A GPU's header and the lines of links below it: the output of one option for that GPU."""
 
-    name: str
-    gpu: tuple[int, str]
+    gpu: LinkDump
     last_line: int
-    option: str | None = None  # None until the first link
+    option: str = ""  # until the first link
     lines: int = 0
 
     def count(self, told: str, line: int) -> None:
@@ -148,25 +139,19 @@ class _Block(msgspec.Struct):
         self.last_line = line
 
 
-def _mark_cut(blocks: list[_Block], gpus: dict[tuple[int, str], LinkDump]) -> None:
+def _mark_cut(last: _Listing, before: list[_Listing]) -> None:
     """Mark missing links: nvidia-smi lists every link, up or down, so fewer than on a similar GPU means truncation."""
-    last = blocks[-1]
+    like = [each for each in before if each.gpu.name == last.gpu.name and last.option in ("", each.option)]
+    whole = max(like, key=lambda listing: listing.lines, default=None)
     # remote ends of links that are down may be omitted
-    if last.option == "remote":
+    if whole is None or last.lines >= whole.lines or last.option == "remote":
         return
-    like = [b for b in blocks[:-1] if b.name == last.name and (last.option or b.option) == b.option]
-    whole = max(like, key=lambda block: block.lines, default=None)
-    if whole is None or last.lines >= whole.lines:
-        return
-    gpu = gpus[last.gpu]
-    gpu.cut = (
-        f"cut off after line {last.last_line}: {last.lines} lines of links for GPU {gpu.index}, {whole.lines} before"
-    )
-    for number in gpus[whole.gpu].links:
+    gpu, place = last.gpu, f"cut off after line {last.last_line}"
+    gpu.cut = f"{place}: {last.lines} lines of links for GPU {gpu.index}, {whole.lines} before"
+    for number in whole.gpu.links:
         link = gpu.links.get(number) or _unread_link(number)
         lacking = ("state",) if whole.option == "state" else tuple(_COUNTERS.values())
-        news = {field: CUT for field in lacking if getattr(link, field) == ABSENT}
-        gpu.links[number] = replace(link, **news)
+        gpu.links[number] = replace(link, **{field: CUT for field in lacking if getattr(link, field) == ABSENT})
 
 
 def _unread_link(number: int) -> NvLink:
@@ -188,13 +173,8 @@ def _with(link: NvLink, reported: str) -> NvLink:
     if refused is not None and refused is not ABSENT:
         return replace(link, state=refused)
     if count := _ERRORS.match(reported):
-        value = (count.group(2) or "").strip()
-        number: int | Missing = Missing(f"not understood: {value[:40]!r}", "failed")
-        if value.isdecimal():
-            number = int(value[:18])
-        elif value.strip("[]").upper() in ("N/A", ""):
-            number = UNSUPPORTED
-        return replace(link, **{_COUNTERS[count.group(1).lower()]: number})
+        number = Values({"": count[2] or "N/A"}).whole("")
+        return replace(link, **{_COUNTERS[count[1].lower()]: number})
     if _WORD.fullmatch(reported):
         return replace(link, state=Missing(f"not understood: {reported}", "failed"))
     return link

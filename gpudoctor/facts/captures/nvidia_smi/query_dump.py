@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from datetime import datetime
-from typing import Any, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
 from gpudoctor.facts.captures import ABSENT, BUS_ID, SourceError
-from gpudoctor.facts.captures.nvidia_smi.query_gpu import GpuDump, gpu_from
-from gpudoctor.facts.captures.nvidia_smi.query_health import REASON_SECTIONS
+from gpudoctor.facts.captures.nvidia_smi.query_gpu import GpuDump, GpuDumps, marked_as_cut
 from gpudoctor.facts.captures.nvidia_smi.values import Values
 from gpudoctor.facts.captures.text_statements import from_tool
 from gpudoctor.facts.model.driver import DRIVER_VERSION
 from gpudoctor.facts.model.gpu import CallError, Gpu
-from gpudoctor.facts.model.missing import NOT_READ, Fact, Missing
+from gpudoctor.facts.model.missing import NOT_READ, Missing
 from gpudoctor.facts.model.node import Driver, short_bus_id
 from gpudoctor.facts.model.reported import Reported
 from gpudoctor.facts.nvml.codes import DUMP_HANDLE, UNKNOWN, code_in_words
@@ -39,18 +37,10 @@ _LOST_GPU = re.compile(rf"GPU ?(?:(?P<index>\d{{1,3}}): ?)?(?P<bus_id>{BUS_ID})"
 _HANDLE = re.compile(r"(?:^.{0,40})?Unable to determine the device handle for.{0,300}", re.MULTILINE)
 
 
-T = TypeVar("T", bound=msgspec.Struct)
-CUT = Missing("the text is cut off before it", "failed")
 _LACKING = Missing("not in its section, as it is in that of a GPU like it", "failed")
 _MOST_KINDS = 16  # more than any machine has
-# in no nvidia-smi -q, however complete
-_NEVER_PRINTED = frozenset({"path", "profile"})
 _SELECTED = re.compile(r" (?:-i|--id)[ =]?\d")
-_LICENCE = re.compile(
-    r"(?P<gpu>GPU [0-9a-fA-F]{4,8}:|<gpu id=)"
-    r"|(?:Virtualization Mode\s{0,80}:|<virtualization_mode>)\s{0,8}(?P<mode>[\w/-]{1,40})"
-    r"|(?:License Status\s{0,80}:\s|<license_status>\s{0,8})\s{0,8}(?P<none>Unlicensed|Expired)\b"
-)
+_UNLICENSED = re.compile(r"Unlicensed|Expired")
 _NOT_VGPU = ("NONE", "PASS-THROUGH", "HOST")
 
 
@@ -66,6 +56,7 @@ class SmiDump(msgspec.Struct):
     report. `unnumbered`: GPUs whose bus id is in an error message and whose index is nowhere. `beside`: not a list of
     GPUs by nvidia-smi itself; beside one, it can only add facts to the GPUs of that list. `unlisted`: in words, GPUs
     that such a text shows and the list lacks. `sample`: a higher one stands further down in its file.
+    `reported`: what its text says of itself.
     """
 
     gpus: tuple[Gpu, ...] = ()
@@ -80,53 +71,52 @@ class SmiDump(msgspec.Struct):
     beside: bool = False
     unlisted: tuple[str, ...] = ()
     sample: int = 0
+    reported: tuple[Reported, ...] = ()
 
 
-def smi_dump(
-    top: dict[str, str], gpus: list[GpuDump], outside: str = "", *, cut: bool = False, selected: bool = False
-) -> SmiDump:
+def smi_dump(top: dict[str, str], gpus: list[GpuDump], outside: str = "", *, selected: bool = False) -> SmiDump:
     """Build a dump from its head, its GPUs in order, and the text around them.
 
-    `cut`: the text ends inside its last GPU. `selected`: it was limited to some GPUs (-i).
-    Raise SourceError for an invalid bus id, or one that occurs twice.
+    `selected`: it was limited to some GPUs (-i). Raise SourceError for an invalid bus id, or one that occurs twice.
     """
     v = Values(top)
     handle_errors = tuple(line.strip() for line in _HANDLE.findall(outside))
     counted = attached = v.whole("attached_gpus")
-    notes: tuple[str, ...] = ()
+    seen: set[str] = set()
+    for index, gpu in enumerate(gpus):
+        if gpu.bus_id and not gpu.address:
+            raise SourceError(f"GPU {index} of the dump has no bus id but {gpu.bus_id[:40]!r}")
+        if gpu.address in seen:
+            raise SourceError(f"GPU {gpu.address} is there twice: more than one nvidia-smi -q dump in one file?")
+        seen |= {gpu.address} - {""}
+    cut = [f"the dump is cut off inside GPU {gpu.address or index}" for index, gpu in enumerate(gpus) if gpu.cut]
     ended = not cut
     if not isinstance(attached, Missing) and len(gpus) < attached and not handle_errors:
         # `-i 0` shows one GPU of eight and still counts eight: the other seven must neither count as lost nor pass
         attached = Missing(f"the dump shows {len(gpus)} of {attached} GPUs", "absent" if selected else "failed")
         ended = False
-    unnamed = any(not gpu.bus_id for gpu in gpus)
-    made = _in_order(gpus)
-    if cut and made:
-        last = next(gpu for gpu in made if gpu.index == len(gpus) - 1)
-        notes = (*notes, f"the dump is cut off inside GPU {last.bus_id_read or last.index}")
-        made = tuple(_marked_as_cut(gpu, made, gpus[-1]) if gpu.index == len(gpus) - 1 else gpu for gpu in made)
-    made = _marked_as_lacking(made, {gpu.bus_id: len(gpu.values) for gpu in gpus})
-    if unnamed:
-        notes = (*notes, f"the text does not name its GPU{'s' * (len(gpus) > 1)}: counted in its order, from 0")
+    unnamed = f"the text does not name its GPU{'s' * (len(gpus) > 1)}: counted in its order, from 0"
+    driver = replace(
+        ANSWERED,
+        library_version=v.text("driver_version"),
+        cuda_version=v.text("cuda_version"),
+        device_count=attached,
+        handle_errors=handle_errors,
+    )
     return SmiDump(
-        made,
-        replace(
-            ANSWERED,
-            library_version=v.text("driver_version"),
-            cuda_version=v.text("cuda_version"),
-            device_count=attached,
-            handle_errors=handle_errors,
-        ),
+        _marked_as_lacking(GpuDumps(enumerate(gpus)).in_order(), [len(gpu.values) for gpu in gpus]),
+        driver,
         collected_at=time_in(v.text("timestamp")),
-        notes=notes,
+        notes=(*cut, *([unnamed] if any(not gpu.bus_id for gpu in gpus) else ())),
         attached=counted,
         ended=ended,
+        reported=_unlicensed(gpus),
     )
 
 
-def numbered(gpus: Mapping[int, Gpu], name: str) -> SmiDump:
+def numbered(gpus: GpuDumps, name: str, driver: Driver = ANSWERED) -> SmiDump:
     """GPUs by their index, from a text that is no list of all GPUs."""
-    return SmiDump(tuple(gpus[index] for index in sorted(gpus)), name=name, indexed=True, ended=False, beside=True)
+    return SmiDump(gpus.by_index(), driver, name=name, indexed=True, ended=False, beside=True)
 
 
 def count_by_index(indices: Collection[int]) -> Missing:
@@ -146,55 +136,26 @@ def is_selected(command: str) -> bool:
     return _SELECTED.search(command) is not None
 
 
-def unlicensed(text: str) -> tuple[Reported, ...]:
+def _unlicensed(gpus: list[GpuDump]) -> tuple[Reported, ...]:
     """That a vGPU has no licence: its driver slows it down then. Source: Virtual GPU Client Licensing User Guide.
 
     A GPU whose mode is not that of a vGPU shows the same line, and needs no licence.
     """
-    status, mode = "", ""
-    for found in (*_LICENCE.finditer(text), None):
-        if found is None or found["gpu"]:
-            if status and not mode.startswith(_NOT_VGPU):
-                return (from_tool("nvidia-smi", f"vGPU licence status {status}: the driver slows it down", "warning"),)
-            status, mode = "", ""
-        else:
-            mode, status = (found["mode"] or mode).upper(), found["none"] or status
+    for gpu in gpus:
+        mode = next((text for path, text in gpu.values.items() if text and path.endswith("virtualization_mode")), "")
+        states = (_UNLICENSED.match(text) for path, text in gpu.values.items() if path.endswith("license_status"))
+        if (status := next(filter(None, states), None)) and not mode.upper().startswith(_NOT_VGPU):
+            return (from_tool("nvidia-smi", f"vGPU licence status {status[0]}: the driver slows it down", "warning"),)
     return ()
 
 
-def marked_as_cut(value: T, like: T | None = None, reason: Missing = CUT) -> T:
-    """The facts with every absent leaf set to `reason`, except those that are absent in `like`, a complete one, too.
+def _marked_as_lacking(gpus: tuple[Gpu, ...], values: list[int]) -> tuple[Gpu, ...]:
+    """The GPUs, with what a section lacks and the fullest one of a GPU like it has marked as failed.
 
-    What a truncated text would have contained is unknown, so none of it may pass.
+    `values`: how many each GPU has, by index.
     """
-    made: Any = value
-    news: dict[str, Any] = {}
-    for field in made.__struct_fields__:
-        old, same = getattr(made, field), getattr(like, field, None)
-        if old == ABSENT:
-            if field not in _NEVER_PRINTED and same != ABSENT:
-                news[field] = reason
-        elif isinstance(old, Fact):
-            news[field] = marked_as_cut(old, same, reason)
-    made = replace(made, **news)
-    result: T = made
-    return result
-
-
-def _marked_as_cut(gpu: Gpu, gpus: tuple[Gpu, ...], dump: GpuDump) -> Gpu:
-    whole = next((other for other in gpus if other is not gpu and other.index < gpu.index), None)
-    gpu = marked_as_cut(gpu, whole)
-    ends_in = next(reversed(dump.values), "").partition("/")[0]
-    if ends_in in REASON_SECTIONS:
-        # it ends inside the list of reasons: one of the missing ones may be active
-        gpu = replace(gpu, clocks=replace(gpu.clocks, event_reasons=CUT))
-    return gpu
-
-
-def _marked_as_lacking(gpus: tuple[Gpu, ...], values: Mapping[str, int]) -> tuple[Gpu, ...]:
-    """The GPUs, with what a section lacks and the fullest one of a GPU like it has marked as failed."""
     fullest: dict[tuple[object, ...], Gpu] = {}
-    for gpu in sorted(gpus, key=lambda gpu: values[gpu.bus_id]):
+    for gpu in sorted(gpus, key=lambda gpu: values[gpu.index]):
         fullest[_kind(gpu)] = gpu
     kinds = list(fullest.items())[-_MOST_KINDS:]
     made = []
@@ -251,23 +212,6 @@ def _lost(handles: tuple[str, ...]) -> tuple[tuple[Gpu, ...], bool]:
         ),
         indexed,
     )
-
-
-def _in_order(gpus: list[GpuDump]) -> tuple[Gpu, ...]:
-    seen: set[str] = set()
-    made: list[Gpu] = []
-    for index, dump in enumerate(gpus):
-        if not dump.bus_id:
-            dump.bus_id = f"unknown-{index}"
-        elif not re.fullmatch(BUS_ID, dump.bus_id):
-            raise SourceError(f"GPU {index} of the dump has no bus id but {dump.bus_id[:40]!r}")
-        else:
-            dump.bus_id = short_bus_id(dump.bus_id)
-        if dump.bus_id in seen:
-            raise SourceError(f"GPU {dump.bus_id} is there twice: more than one nvidia-smi -q dump in one file?")
-        seen.add(dump.bus_id)
-        made.append(gpu_from(dump, index))
-    return tuple(sorted(made, key=lambda gpu: (gpu.bus_id.startswith("unknown-"), gpu.bus_id, gpu.index)))
 
 
 def time_in(text: str | Missing) -> str | Missing:

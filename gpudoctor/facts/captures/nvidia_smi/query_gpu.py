@@ -1,151 +1,204 @@
-"""One GPU of an `nvidia-smi -q` dump, XML or text, as facts; old and new field names are both accepted."""
+"""One GPU of any form of nvidia-smi's output as facts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TypeVar, get_args
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
-from gpudoctor.facts.captures import ABSENT
-from gpudoctor.facts.captures.nvidia_smi.query_health import (
-    clocks_of,
-    ecc_of,
-    memory_repair_of,
-    power_of,
-    thermal_of,
-    throttle_times_of,
-)
-from gpudoctor.facts.captures.nvidia_smi.values import Values
-from gpudoctor.facts.model.gpu import (
-    ComputeMode,
-    Fabric,
-    Gpu,
-    GpuProcess,
-    MigInstance,
-    PcieLink,
-    Settings,
-    Utilization,
-    Virtualization,
-)
-from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.captures import ABSENT, BUS_ID, MOST_GPUS, SourceError
+from gpudoctor.facts.captures.nvidia_smi.names import LEAVES, REASON_SECTIONS, REASONS
+from gpudoctor.facts.captures.nvidia_smi.values import Values, not_understood
+from gpudoctor.facts.model.gpu import UNKNOWN_BUS, Gpu, GpuProcess, MigInstance
+from gpudoctor.facts.model.missing import Fact, Missing
+from gpudoctor.facts.model.node import short_bus_id
 from gpudoctor.facts.nvml.codes import RECOVERY_ACTIONS, errors_in_dump
-
-_VIRTUALIZATION: dict[str, Virtualization] = {
-    "none": "none",
-    "pass-through": "passthrough",
-    "vgpu": "vgpu",
-    "host vgpu": "host-vgpu",
-    "host vsga": "host-vsga",
-}
-
 
 # the result of the GPU's registration with the fabric: its error words are the value, not a failed read
 _FABRIC_STATUS = "fabric/status"
-_COMPUTE_MODES: dict[str, ComputeMode] = {mode: mode for mode in get_args(ComputeMode)}
-
-W = TypeVar("W")
+T = TypeVar("T", bound=msgspec.Struct)
+# in place of what a text would show if it were whole
+CUT = Missing("the text is cut off before it", "failed")
+# the sections of Gpu: Gpu.pcie is a PcieLink
+_SECTIONS = {
+    name: type(default)
+    for name, default in zip(Gpu.__struct_fields__[::-1], Gpu.__struct_defaults__[::-1], strict=False)
+    if isinstance(default, Fact)
+}
 
 
 class GpuDump(msgspec.Struct):
-    """A GPU's section as normalised path -> text, and its two lists. `lists_mig`: instances would be listed if any."""
+    """A GPU as a text shows it: what it is called there, its values by their path in `-q`, and its two lists.
 
-    bus_id: str
+    `bus_id`: as the text has it, or "". `lists_mig`: instances would be listed if any. `facts`: leaves of Gpu that are
+    not in `-q`. `cut`: why it may have values that the text does not show.
+    """
+
+    bus_id: str = ""
     values: dict[str, str] = {}
     processes: list[dict[str, str]] = []
     mig_devices: list[dict[str, str]] = []
-    lists_mig: bool = True
+    lists_mig: bool = False
+    facts: dict[str, Any] = {}
+    cut: Missing | None = None
+
+    def keep(self, path: list[str], text: str) -> None:
+        """Keep a value of the tree of -q, text or XML. In a list, a name that is there already begins a new record."""
+        name = path[-1]
+        if len(path) == 1 or path[0] not in ("processes", "mig_device", "mig_devices"):
+            self.values["/".join(path)] = text
+            return
+        if path[0] == "processes":
+            records = self.processes
+            self.values.setdefault("processes", "")
+        else:
+            records = self.mig_devices
+            name = "/".join(path[1:]).removeprefix("mig_device/")
+        if not records or name in records[-1]:
+            records.append({})
+        records[-1][name] = text
+
+    @property
+    def address(self) -> str:
+        """Its bus id as in the facts; "" if the text has none."""
+        return short_bus_id(self.bus_id) if re.fullmatch(BUS_ID, self.bus_id) else ""
+
+
+class GpuDumps(dict[Any, GpuDump]):
+    """The GPUs of one text, by what tells them apart in it."""
+
+    def at(self, key: Any, bus_id: str = "") -> GpuDump:
+        """The GPU, new or known. Raise SourceError if these are more than a machine has."""
+        if key not in self and len(self) >= MOST_GPUS:
+            raise SourceError(f"more than {MOST_GPUS} GPUs: not those of one machine")
+        return self.setdefault(key, GpuDump(bus_id))
+
+    def by_index(self) -> tuple[Gpu, ...]:
+        """The facts of all GPUs, if the keys are their indices."""
+        return self.numbered(dict(zip(self, self, strict=True)))
+
+    def in_order(self) -> tuple[Gpu, ...]:
+        """The facts of all GPUs, counted in the text's order."""
+        return self.numbered({key: index for index, key in enumerate(self)})
+
+    def numbered(self, indices: Mapping[Any, int]) -> tuple[Gpu, ...]:
+        """The facts of all GPUs, in the order of the bus."""
+        made = [(dump, gpu_from(dump, indices[key])) for key, dump in self.items()]
+        whole = next((gpu for dump, gpu in made if dump.cut is None), None)
+        gpus = [gpu if dump.cut is None else _cut(gpu, whole, dump, dump.cut) for dump, gpu in made]
+        return tuple(sorted(gpus, key=lambda gpu: (gpu.bus_id_read or "~", gpu.index)))
+
+
+def _cut(gpu: Gpu, whole: Gpu | None, dump: GpuDump, reason: Missing) -> Gpu:
+    gpu = marked_as_cut(gpu, whole, reason)
+    if next(reversed(dump.values), "").partition("/")[0] in REASON_SECTIONS:
+        # it ends inside the list of reasons: one of the missing ones may be active
+        gpu = replace(gpu, clocks=replace(gpu.clocks, event_reasons=reason))
+    return gpu
+
+
+def marked_as_cut(value: T, like: T | None, reason: Missing) -> T:
+    """The facts with every absent leaf set to `reason`, except those that are absent in `like`, a complete one, too.
+
+    What a truncated text would have contained is unknown, so none of it may pass.
+    """
+    made: Any = value
+    news: dict[str, Any] = {}
+    for field in made.__struct_fields__:
+        old, same = getattr(made, field), getattr(like, field, None)
+        if old == ABSENT and same != ABSENT:
+            news[field] = reason
+        elif isinstance(old, Fact):
+            news[field] = marked_as_cut(old, same, reason)
+    result: T = replace(made, **news)
+    return result
 
 
 def gpu_from(dump: GpuDump, index: int) -> Gpu:
-    """The facts of one GPU; values that are not in the section are `ABSENT`."""
+    """The facts of one GPU; values that are not in the text are `ABSENT`, or not read."""
     v = Values(dump.values)
-    return Gpu(
-        index=index,
-        bus_id=dump.bus_id,
-        uuid=v.text("uuid", "gpu_uuid"),
-        name=v.text("product_name"),
-        brand=v.text("product_brand"),
-        architecture=v.text("product_architecture"),
-        pci_device_id=_pci_id(v.text("pci/pci_device_id", "pci/device_id")),
-        pci_subsystem_id=_pci_id(v.text("pci/pci_sub_system_id", "pci/sub_system_id")),
-        serial=v.text("serial", "serial_number"),
-        vbios=v.text("vbios_version"),
-        board_part_number=v.text("board_part_number"),
-        minor_number=v.whole("minor_number"),
-        module_id=v.whole("platforminfo/module_id", "platform_info/module_id", "gpu_module_id", "module_id"),
-        errors=errors_in_dump(item for item in dump.values.items() if item[0] != _FABRIC_STATUS),
-        recovery_action=_recovery(v),
-        memory_total_mib=v.whole("fb_memory_usage/total"),
-        memory_reserved_mib=v.whole("fb_memory_usage/reserved"),
-        memory_used_mib=v.whole("fb_memory_usage/used"),
-        memory_free_mib=v.whole("fb_memory_usage/free"),
-        pcie=_pcie(v),
-        fabric=_fabric(v),
-        ecc=ecc_of(v),
-        memory_repair=memory_repair_of(v),
-        clocks=clocks_of(v),
-        throttle_times=throttle_times_of(v),
-        thermal=thermal_of(v),
-        power=power_of(v),
-        settings=_settings(v, dump),
-        processes=_processes(v, dump.processes),
-        utilization=Utilization(
-            gpu_pct=v.whole("utilization/gpu_util", "utilization/gpu"),
-            memory_pct=v.whole("utilization/memory_util", "utilization/memory"),
-        ),
-    )
-
-
-def _pcie(v: Values) -> PcieLink:
-    generation, width = "pci/pci_gpu_link_info/pcie_gen/", "pci/pci_gpu_link_info/link_widths/"
-    in_text, width_in_text = "pci/gpu_link_info/pcie_generation/", "pci/gpu_link_info/link_width/"
-    return PcieLink(
-        generation=v.whole(generation + "current_link_gen", in_text + "current"),
-        generation_max=v.whole(generation + "max_link_gen", in_text + "max"),
-        device_generation_max=v.whole(generation + "max_device_link_gen", in_text + "device_max"),
-        host_generation_max=v.whole(generation + "max_host_link_gen", in_text + "host_max"),
-        width=v.whole(width + "current_link_width", width_in_text + "current"),
-        width_max=v.whole(width + "max_link_width", width_in_text + "max"),
-        replays=v.whole("pci/replay_counter", "pci/replays_since_reset"),
-        replay_rollovers=v.whole("pci/replay_rollover_counter", "pci/replay_number_rollovers"),
-        path=ABSENT,
-    )
-
-
-def _fabric(v: Values) -> Fabric:
-    return Fabric(
-        state=_lower(v.text("fabric/state"), " "),
-        status=_lower(v.said(_FABRIC_STATUS)),
-        clique_id=v.whole("fabric/cliqueid", "fabric/clique_id"),
-        cluster_uuid=v.text("fabric/clusteruuid", "fabric/cluster_uuid"),
-        health_summary=_lower(v.text("fabric/health/summary")),
-        health_bandwidth=_lower(v.text("fabric/health/bandwidth")),
-        route_unhealthy=v.flag("fabric/health/route_unhealthy"),
-        access_timeout_recovery=v.flag("fabric/health/access_timeout_recovery"),
-        incorrect_configuration=_lower(v.text("fabric/health/incorrect_configuration")),
-    )
-
-
-def _settings(v: Values, dump: GpuDump) -> Settings:
-    mig = v.flag("mig_mode/current_mig", "mig_mode/current")
+    mig = v.flag(*LEAVES["settings.mig_enabled"][1])
     instances = tuple(_mig_instance(Values(device)) for device in dump.mig_devices)
-    return Settings(
-        persistence=v.flag("persistence_mode"),
-        compute_mode=_one_of(_lower(v.text("compute_mode"), "_"), _COMPUTE_MODES),
-        mig_enabled=mig,
-        mig_pending=v.flag("mig_mode/pending_mig", "mig_mode/pending"),
-        mig_instances=mig if isinstance(mig, Missing) else instances if instances or dump.lists_mig else ABSENT,
-        display_attached=v.flag("display_attached", "display_mode"),
-        display_active=v.flag("display_active"),
-        addressing_mode=_lower(v.text("addressing_mode")),
-        virtualization=_one_of(_lower(v.text("gpu_virtualization_mode/virtualization_mode")), _VIRTUALIZATION),
-    )
+    found = {leaf: v.read(kind, *names) for leaf, (kind, names) in LEAVES.items()}
+    found.update(_ecc_counts(v))
+    found |= {
+        "errors": errors_in_dump(item for item in dump.values.items() if item[0] != _FABRIC_STATUS),
+        "recovery_action": _recovery(v),
+        "clocks.event_reasons": _event_reasons(v),
+        "settings.mig_instances": mig
+        if isinstance(mig, Missing)
+        else instances
+        if instances or dump.lists_mig
+        else ABSENT,
+        "processes": _processes(v, dump.processes),
+    }
+    status = found["fabric.status"]
+    if isinstance(status, Missing) and status.kind == "failed":
+        found["fabric.status"] = dump.values[_FABRIC_STATUS].lower()
+    made: dict[str, dict[str, Any]] = {name: {} for name in ("", *_SECTIONS)}
+    for leaf, value in found.items():
+        section, _, field = leaf.rpartition(".")
+        made[section][field] = value
+    leaves = made.pop("") | {name: _SECTIONS[name](**fields) for name, fields in made.items()} | dump.facts
+    return Gpu(index, dump.address or f"{UNKNOWN_BUS}{index}", **leaves)
+
+
+def _combined(how: Callable[[Iterable[int]], int], *counts: int | Missing) -> int | Missing:
+    """The known counts in one; failed if one of them failed, Missing if none is known."""
+    failed = [count for count in counts if isinstance(count, Missing) and count.kind == "failed"]
+    if failed:
+        return failed[0]
+    numbers = [count for count in counts if not isinstance(count, Missing)]
+    if numbers:
+        return how(numbers)
+    return next((count for count in counts if count != ABSENT), ABSENT)
+
+
+def _ecc_counts(v: Values) -> Iterator[tuple[str, int | Missing]]:
+    """The counts of errors, in which GPUs print parts, the total, or both."""
+    for scope in ("volatile", "aggregate"):
+        at = f"ecc_errors/{scope}/"
+        names = ("sram_uncorrectable", "sram_uncorrectable_parity", "sram_uncorrectable_sec_ded")
+        sram = _combined(sum, *(v.whole(at + name, at + name.replace("sec_ded", "secded")) for name in names))
+        parts = _combined(sum, sram, v.whole(at + "dram_uncorrectable"))
+        yield f"ecc.sram_uncorrected_{scope}", sram
+        yield f"ecc.uncorrected_{scope}", _combined(max, parts, v.whole(at + "double_bit/total"))
+        parts = _combined(sum, v.whole(at + "sram_correctable"), v.whole(at + "dram_correctable"))
+        yield f"ecc.corrected_{scope}", _combined(max, parts, v.whole(at + "single_bit/total"))
+
+
+def _event_reasons(v: Values) -> tuple[str, ...] | Missing:
+    """The active reasons; Missing if none could be read, or one failed."""
+    paths = [path for section in REASON_SECTIONS for path in v.under(section)]
+    if not paths:
+        whole = v.text(*REASON_SECTIONS)
+        return whole if isinstance(whole, Missing) else ABSENT
+    active: list[str] = []
+    reported = False
+    missing = ABSENT
+    for path in paths:
+        flag = v.flag(path)
+        if isinstance(flag, Missing):
+            if flag.kind == "failed":
+                return flag
+            missing = flag
+            continue
+        reported = True
+        word = path.rpartition("/")[2]
+        for prefix in ("clocks_event_reason_", "clocks_throttle_reason_", "gpu_"):
+            word = word.removeprefix(prefix)
+        if flag:
+            active.append(REASONS.get(word, word.replace("_", "-")))
+    return tuple(dict.fromkeys(active)) if reported else missing
 
 
 def _mig_instance(v: Values) -> MigInstance:
     return MigInstance(
         uuid=v.text("uuid"),
+        profile=v.text("profile"),
         gpu_instance=v.whole("gpu_instance_id"),
         compute_instance=v.whole("compute_instance_id"),
         memory_mib=v.whole("fb_memory_usage/total"),
@@ -157,7 +210,7 @@ def _processes(v: Values, listed: list[dict[str, str]]) -> tuple[GpuProcess, ...
         reported = v.text("processes", "compute_processes")
         if isinstance(reported, Missing):
             return reported
-        return () if reported.lower() == "none" else Missing(f"not understood: {reported[:60]!r}", "failed")
+        return () if reported.lower() == "none" else not_understood(reported)
     found = []
     for fields in listed:
         p = Values(fields)
@@ -191,19 +244,3 @@ def _recovery(v: Values) -> str | Missing:
     if reset is False and drain is False:
         return "none"
     return next((m for m in (reported, reset, drain) if isinstance(m, Missing) and m != ABSENT), ABSENT)
-
-
-def _one_of(word: str | Missing, table: Mapping[str, W]) -> W | Missing:
-    if isinstance(word, Missing):
-        return word
-    return table.get(word) or Missing(f"not understood: {word[:60]!r}", "failed")
-
-
-def _pci_id(text: str | Missing) -> str | Missing:
-    """NVML's packed id, the device before the vendor: 0x233010de."""
-    return text if isinstance(text, Missing) else "0x" + text.lower().removeprefix("0x")
-
-
-def _lower(text: str | Missing, blank: str = "-") -> str | Missing:
-    """In lower case, with a hyphen for each `blank`."""
-    return text if isinstance(text, Missing) else text.lower().replace(blank, "-")

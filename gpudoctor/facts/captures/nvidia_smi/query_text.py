@@ -7,78 +7,13 @@ from collections import defaultdict
 
 from msgspec.structs import replace
 
-from gpudoctor.facts.captures import MOST_GPUS, SourceError, clipped
-from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump, is_selected, smi_dump, unlicensed
-from gpudoctor.facts.captures.nvidia_smi.query_gpu import GpuDump
+from gpudoctor.facts.captures import SourceError, clipped
+from gpudoctor.facts.captures.nvidia_smi.names import HEAD_LABELS, LABELS, NAMES, PARENTS, SECTIONS
+from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump, is_selected, smi_dump
+from gpudoctor.facts.captures.nvidia_smi.query_gpu import CUT, GpuDump, GpuDumps
 from gpudoctor.facts.captures.nvidia_smi.values import normal_name
 from gpudoctor.facts.captures.reader import Block, Part, text_reader
 from gpudoctor.facts.nvml.codes import cost_of, errors_in_dump
-
-# The labels of `nvidia-smi -q`. They distinguish a part of a dump from prose, and give the level of a line if the
-# indentation is lost. Source: dumps of drivers 390 to 610, and the man page nvidia-smi(1).
-
-HEAD_LABELS = frozenset({"timestamp", "driver_version", "cuda_version", "attached_gpus"})
-# sections of a GPU, and the sections inside them
-_TOP = """
-mig_mode driver_model inforom_version inforom_bbx_object_flush gpu_operation_mode gpu_virtualization_mode
-gpu_reset_status ibmnpu pci clocks_throttle_reasons clocks_event_reasons clocks_event_reasons_counters
-sparse_operation_mode fb_memory_usage conf_compute_protected_memory_usage bar1_memory_usage utilization
-encoder_stats fbc_stats ecc_mode ecc_errors retired_pages remapped_rows temperature power_readings
-gpu_power_readings gpu_memory_power_readings module_power_readings power_smoothing workload_power_profiles
-clocks applications_clocks default_applications_clocks deferred_clocks max_clocks max_customer_boost_clocks
-clock_policy voltage fabric capabilities platform_info processes dram_encryption_mode
-vgpu_software_licensed_product grid_licensed_product
-"""
-_INNER = {
-    **dict.fromkeys(("volatile", "aggregate", "aggregate_uncorrectable_sram_sources"), ("ecc_errors",)),
-    **dict.fromkeys(("gpu_link_info", "bridge_chip"), ("pci",)),
-    **dict.fromkeys(("pcie_generation", "link_width"), ("pci", "gpu_link_info")),
-    "bank_remap_availability_histogram": ("remapped_rows",),
-    "health": ("fabric",),
-}
-_SINGLE = """
-product_name product_brand product_architecture display_mode display_attached display_active persistence_mode
-addressing_mode accounting_mode accounting_mode_buffer_size serial_number gpu_uuid minor_number vbios_version
-multigpu_board board_id board_part_number gpu_part_number fru_part_number module_id gsp_firmware_version
-fan_speed performance_state gpu_recovery_action compute_mode
-"""
-# values that occur in one section only: they identify the section if the line with its name is lost
-_OF_SECTION = {
-    ("temperature",): """gpu_current_temp gpu_t_limit_temp gpu_shutdown_temp gpu_slowdown_temp gpu_max_operating_temp
-        memory_current_temp memory_max_operating_temp gpu_shutdown_t_limit_temp gpu_slowdown_t_limit_temp
-        gpu_max_operating_t_limit_temp gpu_target_temperature""",
-    ("gpu_power_readings",): """power_draw average_power_draw instantaneous_power_draw current_power_limit
-        requested_power_limit default_power_limit min_power_limit max_power_limit enforced_power_limit power_limit""",
-    ("clocks_event_reasons",): """applications_clocks_setting sw_power_cap hw_slowdown hw_thermal_slowdown sync_boost
-        hw_power_brake_slowdown sw_thermal_slowdown display_clock_setting""",
-    ("remapped_rows",): "correctable_error uncorrectable_error remapping_failure_occurred",
-    ("retired_pages",): "single_bit_ecc double_bit_ecc pending_page_blacklist",
-    ("pci",): "replays_since_reset replay_number_rollovers tx_throughput rx_throughput bus_id",
-    ("fabric",): "cliqueid clusteruuid",
-}
-
-# values that occur in several sections
-CHILDREN = frozenset(
-    """
-graphics sm memory video total used free reserved gpu encoder decoder max current pending device_max device_current
-host_max none high partial low sram_correctable sram_uncorrectable sram_uncorrectable_parity
-sram_uncorrectable_sec_ded dram_correctable dram_uncorrectable sram_threshold_exceeded idle state status
-virtualization_mode process_id type name used_gpu_memory gpu_instance_id compute_instance_id
-""".split()  # noqa: SIM905
-)
-
-PARENTS: dict[str, tuple[str, ...]] = {
-    **_INNER,
-    **{name: section for section, names in _OF_SECTION.items() for name in names.split()},
-}
-SECTIONS = frozenset((*_TOP.split(), *_INNER))
-LABELS = frozenset((*_SINGLE.split(), *(name for names in _OF_SECTION.values() for name in names.split())))
-# the indent of a section's line, in spaces
-INDENTS: dict[str, int] = {
-    **dict.fromkeys((*_TOP.split(), *_SINGLE.split()), 4),
-    **{name: 4 + 4 * len(parents) for name, parents in _INNER.items()},
-}
-
 
 # by whatever drivers and devices they are named after
 _SECTION_KINDS = ("reasons", "power_readings")
@@ -111,7 +46,7 @@ def _goes_on(line: str) -> bool:
     if line[0] in " \t":
         return _LABEL.match(line) is not None and not line.endswith(".")
     label, value = _split(line)
-    return _begins(line) or (value is not None and normal_name(label) in LABELS | CHILDREN)
+    return _begins(line) or (value is not None and normal_name(label) in NAMES)
 
 
 def parse_smi_text(text: str, *, whole_end: bool = True, selected: bool = False) -> tuple[SmiDump, ...]:
@@ -134,10 +69,11 @@ def parse_smi_text(text: str, *, whole_end: bool = True, selected: bool = False)
     top, gpus = read.top, read.gpus
     if not gpus and "attached_gpus" not in top and "driver_version" not in top:
         raise SourceError("holds no GPU: a line like 'GPU 00000000:18:00.0' is missing")
-    first, *again = _samples(gpus, top.get("attached_gpus", ""))
-    cut = bool(gpus) and _cut(gpus)
-    dump = smi_dump(top, first, "\n".join(read.outside), cut=cut and gpus[-1] is first[-1], selected=selected)
-    more = (smi_dump({}, each, cut=cut and gpus[-1] is each[-1]) for each in again)
+    if gpus and _cut(list(gpus.values())):
+        gpus[len(gpus) - 1].cut = CUT
+    first, *again = _samples(list(gpus.values()), top.get("attached_gpus", ""))
+    dump = smi_dump(top, first, "\n".join(read.outside), selected=selected)
+    more = (smi_dump({}, each) for each in again)
     at = dump.collected_at
     return (dump, *(replace(each, collected_at=at, ended=False, sample=n) for n, each in enumerate(more, 1)))
 
@@ -173,7 +109,8 @@ class _Sections:
 
     def __init__(self, *, flat: bool) -> None:
         self.top: dict[str, str] = {}
-        self.gpus: list[GpuDump] = []
+        self.gpus = GpuDumps()
+        self._gpu = GpuDump()
         self.outside: list[str] = []
         self._flat = flat
         self._path: list[tuple[int, str]] = []  # open sections with their indent
@@ -199,14 +136,13 @@ class _Sections:
                 self._keep(name, value)
 
     def _open_gpu(self, bus_id: str) -> None:
-        if len(self.gpus) >= MOST_GPUS:
-            raise SourceError(f"more than {MOST_GPUS} GPUs: not the dump of one machine")
-        self.gpus.append(GpuDump(bus_id))
+        self._gpu = self.gpus.at(len(self.gpus), bus_id)
+        self._gpu.lists_mig = True
 
     @property
     def _named(self) -> bool:
         """Whether a line has named the GPU that is read."""
-        return bool(self.gpus) and self.gpus[-1].bus_id != ""
+        return self._gpu.bus_id != ""
 
     def _is_of_gpu(self, line: str, indent: int, name: str) -> bool:
         """Whether the line is about the GPU that is read, or a next one, which is opened; closes sections above it."""
@@ -217,10 +153,10 @@ class _Sections:
         while self._path and self._path[-1][0] >= indent:
             self._path.pop()
         if not self._path and not self._named:
-            if not _begins_part(name):
+            if name not in SECTIONS and name not in LABELS:
                 self.outside.append(line)
                 return False
-            if not self.gpus or _again(self.gpus[-1], name):
+            if not self.gpus or _again(self._gpu, name):
                 self._open_gpu("")
         return True
 
@@ -229,9 +165,9 @@ class _Sections:
         if not self._named and value is not None:
             if _misplaced(name, where[0]):
                 where = [*PARENTS[name], name]
-            if self.gpus[-1].values.get("/".join(where), value) != value:
+            if self._gpu.values.get("/".join(where), value) != value:
                 self._open_gpu("")
-        _keep(self.gpus[-1], where, value)
+        self._gpu.keep(where, value or "")
 
 
 def _split(line: str) -> tuple[str, str | None]:
@@ -258,13 +194,12 @@ def _is_flat(lines: list[str]) -> bool:
 
 
 def _flat_indent(name: str, value: str | None, path: list[tuple[int, str]]) -> int:
-    if name in INDENTS:
-        return INDENTS[name]
-    return (path[-1][0] if value is None and path else max((at for at, step in path if step in INDENTS), default=0)) + 4
-
-
-def _begins_part(name: str) -> bool:
-    return name in SECTIONS or name in LABELS or name in PARENTS
+    """The indent that the line would have: its own section's, or below the one that is open."""
+    if name in SECTIONS or (name in LABELS and name not in PARENTS):
+        return 4 + 4 * len(PARENTS.get(name, ()))
+    return (
+        path[-1][0] if value is None and path else max((at for at, step in path if step in SECTIONS), default=0)
+    ) + 4
 
 
 def _misplaced(name: str, section: str) -> bool:
@@ -277,24 +212,6 @@ def _again(gpu: GpuDump, name: str) -> bool:
     """Whether a GPU without a bus id has this section already, so that it must be the next GPU's."""
     start = "/".join([*PARENTS.get(name, ()), name])
     return any(path == start or path.startswith(start + "/") for path in gpu.values)
-
-
-def _keep(gpu: GpuDump, path: list[str], value: str | None) -> None:
-    if path[0] == "mig_device":
-        if len(path) == 1 or not gpu.mig_devices:
-            gpu.mig_devices.append({})
-        if value is not None:
-            gpu.mig_devices[-1]["/".join(path[1:])] = value
-    elif path[0] == "processes" and len(path) > 1:
-        name = path[-1]
-        # a process starts with its instance id, or with its pid if the driver prints no instances
-        if not gpu.processes or name in gpu.processes[-1]:
-            gpu.processes.append({})
-        if value is not None:
-            gpu.processes[-1][name] = value
-        gpu.values.setdefault("processes", "")
-    else:
-        gpu.values["/".join(path)] = value if value is not None else ""
 
 
 def _cut(gpus: list[GpuDump]) -> bool:
@@ -315,4 +232,4 @@ def _cut(gpus: list[GpuDump]) -> bool:
 @text_reader("nvidia-smi -q", _begins, _goes_on, restarts=_BANNER.match)
 def read_query_text(block: Block) -> Part:
     dumps = parse_smi_text(block.text, whole_end=block.whole_end, selected=is_selected(block.command))
-    return Part(smi=dumps, reported=unlicensed(block.text))
+    return Part(smi=dumps, reported=dumps[0].reported)

@@ -7,9 +7,9 @@ from xml.parsers.expat import ErrorString, errors
 
 import msgspec
 
-from gpudoctor.facts.captures import MOST_GPUS, SourceError, clipped
-from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump, is_selected, smi_dump, unlicensed
-from gpudoctor.facts.captures.nvidia_smi.query_gpu import GpuDump
+from gpudoctor.facts.captures import SourceError, clipped
+from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump, is_selected, smi_dump
+from gpudoctor.facts.captures.nvidia_smi.query_gpu import CUT, GpuDump, GpuDumps
 from gpudoctor.facts.captures.nvidia_smi.values import normal_name
 from gpudoctor.facts.captures.reader import Block, Part, text_reader
 from gpudoctor.lazy import lazy_imports
@@ -21,7 +21,6 @@ _ROOT = "nvidia_smi_log"
 _BEGIN = re.compile(r"\s*<(?:\?xml|!DOCTYPE nvidia_smi_log|nvidia_smi_log[\s>])")
 _ROOT_BEGIN = re.compile(r"\s*<nvidia_smi_log[\s>]")
 _DEEPEST = 32  # nvidia-smi nests 7 levels deep; a hostile file may have a million
-_LISTS = {"processes/process_info": "processes", "mig_devices/mig_device": "mig_devices"}
 
 
 def parse_smi_xml(text: str, *, selected: bool = False) -> SmiDump:
@@ -56,13 +55,10 @@ def parse_smi_xml(text: str, *, selected: bool = False) -> SmiDump:
         raise SourceError(cut)
     if not sections.gpus and "attached_gpus" not in sections.top:
         raise SourceError(f"<{_ROOT}> holds no GPU")
-    dump = smi_dump(
-        sections.top,
-        sections.gpus,
-        text[:start] + text[end:],
-        cut=bool(cut) and not sections.gpu_ended,
-        selected=selected,
-    )
+    gpus = list(sections.gpus.values())
+    if cut and not sections.gpu_ended:
+        gpus[-1].cut = CUT
+    dump = smi_dump(sections.top, gpus, text[:start] + text[end:], selected=selected)
     return msgspec.structs.replace(dump, notes=(*dump.notes, *filter(None, [cut])), ended=dump.ended and not cut)
 
 
@@ -71,13 +67,12 @@ class _Sections:
 
     def __init__(self) -> None:
         self.top: dict[str, str] = {}
-        self.gpus: list[GpuDump] = []
+        self.gpus = GpuDumps()
+        self._gpu = GpuDump()
         self._path: list[str] = []  # below the root, or below <gpu>
         self._depth = 0
         self._in_gpu = False
         self._text: list[str] = []
-        self._record: dict[str, str] | None = None
-        self._record_depth = 0
 
     @property
     def gpu_ended(self) -> bool:
@@ -97,16 +92,10 @@ class _Sections:
             if tag != _ROOT:
                 raise SourceError(f"XML of something else: <{tag[:40]}>, not <{_ROOT}>")
         elif self._depth == 2 and tag == "gpu":
-            if len(self.gpus) >= MOST_GPUS:
-                raise SourceError(f"more than {MOST_GPUS} GPUs: not the dump of one machine")
-            self._in_gpu = True
-            self.gpus.append(GpuDump(attributes.get("id", "")))
+            self._gpu = self.gpus.at(len(self.gpus), attributes.get("id", ""))
+            self._gpu.lists_mig = self._in_gpu = True
         else:
             self._path.append(normal_name(tag))
-            kind = _LISTS.get("/".join(self._path)) if self._in_gpu else None
-            if kind is not None:
-                self._record, self._record_depth = {}, len(self._path)
-                getattr(self.gpus[-1], kind).append(self._record)
 
     def data(self, text: str) -> None:
         self._text.append(text)
@@ -121,19 +110,11 @@ class _Sections:
         self._text.clear()
 
     def _keep(self, text: str, tag: str) -> None:
-        depth = len(self._path)
-        if self._record is not None:
-            if depth > self._record_depth and text:
-                self._record["/".join(self._path[self._record_depth :])] = text
-            elif depth == self._record_depth:
-                self._record = None
-            return
-        if self._in_gpu:
-            # an empty list of processes is a value; any other empty element is not
-            if text or tag == "processes":
-                self.gpus[-1].values["/".join(self._path)] = text or "None"
-        elif depth == 1 and text:
-            self.top["/".join(self._path)] = text
+        # an empty list of processes is a value; any other empty element is not
+        if self._in_gpu and (text or tag == "processes"):
+            self._gpu.keep(self._path, text or "None")
+        elif not self._in_gpu and len(self._path) == 1 and text:
+            self.top[self._path[0]] = text
 
     def close(self) -> None:
         return None
@@ -148,4 +129,4 @@ class _Sections:
 )
 def read_query_xml(block: Block) -> Part:
     dump = parse_smi_xml(block.text, selected=is_selected(block.command))
-    return Part(smi=(dump,), reported=unlicensed(block.text))
+    return Part(smi=(dump,), reported=dump.reported)

@@ -6,13 +6,13 @@ import re
 
 from msgspec.structs import replace
 
-from gpudoctor.facts.captures import BUS_ID, MOST_GPUS, SourceError, clipped
-from gpudoctor.facts.captures.nvidia_smi.query_dump import ANSWERED, CUT, SmiDump, marked_as_cut, time_in
-from gpudoctor.facts.captures.nvidia_smi.query_gpu import GpuDump, gpu_from
+from gpudoctor.facts.captures import BUS_ID, SourceError, clipped
+from gpudoctor.facts.captures.nvidia_smi.names import PATHS
+from gpudoctor.facts.captures.nvidia_smi.query_dump import ANSWERED, SmiDump, time_in
+from gpudoctor.facts.captures.nvidia_smi.query_gpu import CUT, GpuDump, GpuDumps
 from gpudoctor.facts.captures.reader import Block, Part, text_reader
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import NOT_READ, Missing
-from gpudoctor.facts.model.node import short_bus_id
 
 NAME = "nvidia-smi"
 _DATE = re.compile(r"\s*([A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]?\d \d\d:\d\d:\d\d \d{4})$")
@@ -37,7 +37,7 @@ _MIG_MODE = re.compile(r"\s*\|\s*\|\s*\|\s*(N/A|Disabled\*?|Enabled\*?|ERR!)\s*\
 _MIG = re.compile(r"\s*\|\s*(\d{1,4})\s+(\d{1,3})\s+(\d{1,3})\s+(\d{1,3})\s*\|\s*(\S+)\s*/\s*(\S+)\s*\|")
 _PROCESS = re.compile(
     r"\s*\|\s*(?P<gpu>\d{1,4})(?:\s+(?:\d{1,3}|N/A)\s+(?:\d{1,3}|N/A))?\s+(?P<pid>\d{1,10})\s+(?P<type>C\+G|M\+C|[CGM])\s+"
-    r"(?P<name>\S.{0,120}?)\s+(?P<memory>\d{1,9}Mi?B|N/A)\s*\|?\s*$"
+    r"(?P<name>\S.{0,120}?)\s+(?P<used_memory>\d{1,9}Mi?B|N/A)\s*\|?\s*$"
 )
 _LINE = re.compile(r"\s*[|+][-=+|\s]*|\s*\|")
 # the head of another tool's table, whose rows may look alike
@@ -48,9 +48,6 @@ OTHER_TABLE = re.compile(
 _BORDER = re.compile(r"\s*\+[-=+]{10,}\+?$")
 _PROCESSES = re.compile(r"\s*\|\s*Processes:")
 _MIG_DEVICES = re.compile(r"\s*\|\s*MIG devices:")
-_PERSISTENCE = {"On": "Enabled", "Off": "Disabled"}
-_COMPUTE = {"E. Process": "Exclusive_Process", "E. Thread": "Exclusive_Thread", "Default": "Default"}
-_UNIT = re.compile(r"(\d+(?:\.\d+)?)(Mi?B|C|W|%)$")
 
 
 # also a table without its head; the date before a table begins another one: `nvidia-smi -l` prints many
@@ -86,9 +83,8 @@ class _Table:
         self.date: str | None = None
         self.has_head = False
         self._head = ""
-        self._gpus: dict[int, GpuDump] = {}
-        self._rows: dict[int, int] = {}  # how many rows of each GPU were read
-        self._current: int | None = None
+        self._gpus = GpuDumps()
+        self._current: GpuDump | None = None
         self._section = "gpus"
         self._ended = True  # whether the last section is complete
         self._has_processes = False
@@ -115,30 +111,28 @@ class _Table:
         elif self.has_head and (other := _OTHER_GPU.match(line)):
             self._unread.append(clipped(other[1]))
         elif self._current is not None:
-            self._add_row(self._gpus[self._current].values, line)
+            self._add_row(self._current, line)
 
     def _add_gpu(self, row: re.Match[str]) -> None:
         index = int(row["index"])
         if index in self._gpus:
             raise SourceError(f"GPU {index} has two rows: more than one table")
-        if len(self._gpus) >= MOST_GPUS:
-            raise SourceError(f"more than {MOST_GPUS} GPUs: not the table of one machine")
-        ecc = row["ecc"]
-        values = {
-            "product_name": clipped(row["name"]),
-            "persistence_mode": _PERSISTENCE.get(row["mode"], "N/A" if row["mode"] != "ERR!" else "ERR!"),
-            "display_active": _PERSISTENCE.get(row["display"], row["display"]),
-        }
+        gpu, ecc = self._gpus.at(index, row["bus_id"]), row["ecc"]
+        gpu.lists_mig, gpu.cut = True, CUT  # until its second row
+        values = gpu.values
+        values["product_name"] = clipped(row["name"])
+        # in place of the persistence mode, Windows shows the driver's model
+        values["persistence_mode"] = row["mode"] if row["mode"] in ("On", "Off", "ERR!") else "N/A"
+        values["display_active"] = row["display"]
         if ecc is not None and ecc.isdecimal():
             values["ecc_mode/current"], values["ecc_errors/volatile/double_bit/total"] = "Enabled", ecc
         elif ecc is not None:
             values["ecc_mode/current"] = "Disabled" if ecc == "Off" else ecc
             values["ecc_errors/volatile"] = "N/A" if ecc == "Off" else ecc
-        self._gpus[index] = GpuDump(short_bus_id(row["bus_id"]), values)
-        self._rows[index], self._current = 1, index
+        self._current = gpu
 
-    def _add_row(self, values: dict[str, str], line: str) -> None:
-        assert self._current is not None
+    def _add_row(self, gpu: GpuDump, line: str) -> None:
+        values = gpu.values
         if mig := _MIG_MODE.match(line):
             values["mig_mode/current"] = mig[1].rstrip("*")
             if mig[1].endswith("*"):  # a change is pending until a reset
@@ -147,56 +141,39 @@ class _Table:
         state = _STATE.match(line)
         if state is None:
             return
-        self._rows[self._current] = 2
-        values["fan_speed"] = state["fan"]
-        values["temperature/gpu_current_temp"] = _spaced(state["temp"])
-        values["performance_state"] = state["perf"]
-        values["power_readings/power_draw"] = _spaced(state["draw"])
-        values["power_readings/current_power_limit"] = _spaced(state["limit"])
-        values["fb_memory_usage/used"] = _spaced(state["used"] or state["memory"])
-        values["fb_memory_usage/total"] = _spaced(state["total"] or state["memory"])
-        values["utilization/gpu"] = _spaced(state["util"])
-        compute = state["compute"]
-        values["compute_mode"] = _COMPUTE.get(compute, compute)
+        gpu.cut = None
+        for name, cell in state.groupdict(state["memory"]).items():
+            if f"table.{name}" in PATHS:
+                values[PATHS[f"table.{name}"]] = cell
 
     def _add_process(self, row: re.Match[str]) -> None:
-        gpu = self._gpus.get(int(row["gpu"]))
-        if gpu is not None:
-            gpu.processes.append(
-                {"pid": row["pid"], "type": row["type"], "name": row["name"], "used_memory": _spaced(row["memory"])}
-            )
+        gpu = self._gpus.get(int(row["gpu"]), GpuDump())
+        gpu.processes.append({name: row[name] for name in ("pid", "type", "name", "used_memory")})
 
     def _add_mig(self, row: re.Match[str]) -> None:
-        gpu = self._gpus.get(int(row[1]))
-        if gpu is not None:
-            gpu.mig_devices.append(
-                {"gpu_instance_id": row[2], "compute_instance_id": row[3], "fb_memory_usage/total": _spaced(row[6])}
-            )
+        gpu = self._gpus.get(int(row[1]), GpuDump())
+        gpu.mig_devices.append(
+            {"gpu_instance_id": row[2], "compute_instance_id": row[3], "fb_memory_usage/total": row[6]}
+        )
 
     def cut_in_line(self) -> None:
         """Drop the values of the last row, which has no line end and may be cut off inside a word."""
         self._ended = False
         if self._current is not None:
-            gpu = self._gpus[self._current]
-            gpu.values = {name: gpu.values[name] for name in ("product_name",) if name in gpu.values}
-            self._rows[self._current] = 1
+            shown = self._current.values
+            self._current.values = {name: shown[name] for name in ("product_name",) if name in shown}
+            self._current.cut = CUT
 
     def dump(self) -> SmiDump | None:
         if not self._gpus and not self.has_head:
             return None
-        whole = next((index for index, rows in self._rows.items() if rows == 2), None)
-        gpus = {index: gpu_from(gpu, index) for index, gpu in self._gpus.items()}
-        notes = []
-        for index, rows in self._rows.items():
-            if rows < 2:
-                like = gpus[whole] if whole is not None else None
-                gpus[index] = marked_as_cut(gpus[index], like)
-                notes.append(f"the table is cut off inside GPU {index}")
+        notes = [f"the table is cut off inside GPU {index}" for index, gpu in self._gpus.items() if gpu.cut]
+        gpus = self._gpus.by_index()
         if self._has_processes:
-            gpus = {index: self._with_processes(gpu) for index, gpu in gpus.items()}
+            gpus = tuple(map(self._with_processes, gpus))
         version, module, cuda = (form.search(self._head) for form in (_DRIVER, _MODULE, _CUDA))
         return SmiDump(
-            tuple(sorted(gpus.values(), key=lambda gpu: gpu.bus_id)),
+            gpus,
             replace(
                 ANSWERED,
                 module_version=module[1] if module else NOT_READ,
@@ -222,9 +199,3 @@ class _Table:
         if not self._ended:
             return replace(gpu, processes=CUT)
         return gpu if self._gpus[gpu.index].processes else replace(gpu, processes=())
-
-
-def _spaced(cell: str) -> str:
-    """A number and its unit as in -q: "87C" as "87 C"."""
-    found = _UNIT.match(cell)
-    return f"{found[1]} {found[2]}" if found else cell

@@ -3,40 +3,32 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
+from typing import Any, get_args
 
 from gpudoctor.facts.captures import ABSENT
-from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.gpu import ComputeMode
+from gpudoctor.facts.model.missing import Missing, MissingKind
 
-_NUMBER = re.compile(r"[-+]?\d{1,18}(?:\.\d{1,9})?(?![\w.,])|[-+]?\d{1,18}(?=x\b)")
-_TRUE = frozenset({"yes", "true", "enabled", "active", "on"})
-_FALSE = frozenset({"no", "false", "disabled", "not active", "inactive", "off"})
-_UNSUPPORTED = frozenset(
-    {"n/a", "not supported", "not available", "requested functionality has been deprecated", "function not found"}
-)
-_DENIED = frozenset({"insufficient permissions", "no permission", "gpu access blocked by the operating system"})
-_FAILED = frozenset(
-    {
-        "err!",
-        "error",
-        "unknown error",
-        "gpu is lost",
-        "gpu requires reset",
-        "timeout",
-        "driver error",
-        "corrupted inforom",
-    }
-)
+# with a unit behind it, or the x of lanes; no version, date or bus id
+_NUMBER = re.compile(r"[-+]?\d{1,18}(?:\.\d{1,9})?(?:(?![\w.,])|(?=(?:x|Mi?B|C|W)\b))")
+_TRUE = frozenset({"yes", "true", "enabled", "active", "on", "1"})
+_FALSE = frozenset({"no", "false", "disabled", "not active", "inactive", "off", "0"})
+_MISSING: Mapping[str, MissingKind] = {
+    **dict.fromkeys(("n/a", "not supported", "not available", "function not found"), "unsupported"),
+    "requested functionality has been deprecated": "unsupported",
+    **dict.fromkeys(("insufficient permissions", "no permission"), "denied"),
+    "gpu access blocked by the operating system": "denied",
+    **dict.fromkeys(("err!", "error", "unknown error", "gpu is lost", "gpu requires reset"), "failed"),
+    **dict.fromkeys(("timeout", "driver error", "corrupted inforom"), "failed"),
+}
 
 
 def missing_word(text: str) -> Missing | None:
     """The Missing that a text stands for; None if the text is a value."""
-    word = _bare(text)
-    if word in _UNSUPPORTED:
-        return Missing(f"nvidia-smi says {text.strip()}", "unsupported")
-    if word in _DENIED:
-        return Missing(f"nvidia-smi says {text.strip()}", "denied")
-    if word in _FAILED:
-        return Missing(f"nvidia-smi says {text.strip()}", "failed")
+    word = text.strip().strip("[]").strip().lower()
+    if kind := _MISSING.get(word):
+        return Missing(f"nvidia-smi says {text.strip()}", kind)
     return ABSENT if word in ("", "redacted") else None
 
 
@@ -48,7 +40,7 @@ class Values:
     applies to all values in it.
     """
 
-    def __init__(self, values: dict[str, str]) -> None:
+    def __init__(self, values: Mapping[str, str]) -> None:
         self._values = values
 
     def text(self, *paths: str) -> str | Missing:
@@ -61,50 +53,22 @@ class Values:
                 missing = text
         return missing
 
-    def said(self, *paths: str) -> str | Missing:
-        """Like `text`, but error words are returned as the value: they are the result of an operation."""
+    def read(self, kind: str, *paths: str) -> Any:
+        """The value as one of `KINDS`; Missing (failed) if its text is none."""
         text = self.text(*paths)
-        if isinstance(text, Missing) and text.kind == "failed":
-            return next(self._values[path] for path in paths if path in self._values)
-        return text
-
-    def number(self, *paths: str) -> float | Missing:
-        text = self.text(*paths)
-        if isinstance(text, Missing):
-            return text
-        match = _NUMBER.match(text)
-        return float(match.group()) if match else _nonsense(text)
+        return text if isinstance(text, Missing) else KINDS[kind](text)
 
     def whole(self, *paths: str) -> int | Missing:
-        number = self.number(*paths)
-        if isinstance(number, Missing):
-            return number
-        return int(number) if number.is_integer() else _nonsense(str(number))
+        found: int | Missing = self.read("whole", *paths)
+        return found
 
     def flag(self, *paths: str) -> bool | Missing:
-        text = self.text(*paths)
-        if isinstance(text, Missing):
-            return text
-        word = text.lower()
-        if word in _TRUE:
-            return True
-        return False if word in _FALSE else _nonsense(text)
+        found: bool | Missing = self.read("flag", *paths)
+        return found
 
-    def total(self, *parts: int | Missing) -> int | Missing:
-        """The sum of the known parts; failed if one part failed, Missing if none is known."""
-        failed = [part for part in parts if isinstance(part, Missing) and part.kind == "failed"]
-        if failed:
-            return failed[0]
-        numbers = [part for part in parts if not isinstance(part, Missing)]
-        if numbers:
-            return sum(numbers)
-        statements = [part for part in parts if isinstance(part, Missing) and part != ABSENT]
-        return statements[0] if statements else ABSENT
-
-    def under(self, section: str) -> dict[str, str]:
-        """All values below a section, by their path without the section's name."""
-        start = section + "/"
-        return {path[len(start) :]: text for path, text in self._values.items() if path.startswith(start)}
+    def under(self, section: str) -> list[str]:
+        """The paths of all values in a section."""
+        return [path for path in self._values if path.startswith(section + "/")]
 
     def _find(self, path: str) -> str | Missing:
         text = self._values.get(path)
@@ -127,9 +91,61 @@ def normal_name(name: str) -> str:
     return "_".join(re.findall(r"[a-z0-9]+", name.lower()))
 
 
-def _bare(text: str) -> str:
-    return text.strip().strip("[]").strip().lower()
-
-
-def _nonsense(text: str) -> Missing:
+def not_understood(text: str) -> Missing:
     return Missing(f"not understood: {text[:60]!r}", "failed")
+
+
+# Kinds of values.
+
+
+def _number(text: str) -> float | Missing:
+    match = _NUMBER.match(text)
+    return float(match.group()) if match else not_understood(text)
+
+
+def _whole(text: str) -> int | Missing:
+    number = _number(text)
+    if isinstance(number, Missing):
+        return number
+    return int(number) if number.is_integer() else not_understood(str(number))
+
+
+def _flag(text: str) -> bool | Missing:
+    word = text.lower()
+    return True if word in _TRUE else False if word in _FALSE else not_understood(text)
+
+
+def _performance_state(text: str) -> int | Missing:
+    level = text.removeprefix("P")
+    return int(level[:3]) if level.isdecimal() else not_understood(text)
+
+
+def _one_of(words: Mapping[str, str], text: str) -> str | Missing:
+    word = text.lower().replace("_", "-")
+    return words.get(word) or not_understood(text.lower())
+
+
+_VIRTUALIZATION = {
+    "none": "none",
+    "pass-through": "passthrough",
+    "vgpu": "vgpu",
+    "host vgpu": "host-vgpu",
+    "host vsga": "host-vsga",
+}
+_COMPUTE_MODES = {mode: mode for mode in get_args(ComputeMode)} | {
+    "e. process": "exclusive-process",
+    "e. thread": "exclusive-thread",
+}
+KINDS: Mapping[str, Callable[[str], Any]] = {
+    "text": str,
+    "lower": str.lower,
+    "hyphened": lambda text: text.lower().replace(" ", "-"),
+    "number": _number,
+    "whole": _whole,
+    "flag": _flag,
+    "p_state": _performance_state,
+    "compute_mode": lambda text: _one_of(_COMPUTE_MODES, text),
+    "virtualization": lambda text: _one_of(_VIRTUALIZATION, text),
+    # NVML's packed id, the device before the vendor: 0x233010de
+    "pci_id": lambda text: "0x" + text.lower().removeprefix("0x"),
+}
