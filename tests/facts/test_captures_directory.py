@@ -331,7 +331,7 @@ def test_a_packed_bug_report_reads_the_same_alone_and_in_a_directory(report: str
 def test_a_bug_report_with_a_broken_section_says_so(captures: Path, tmp_path: Path) -> None:
     path = tmp_path / "report"
     path.write_text(bug_report(captures, "/usr/bin/nvidia-smi topo -m\n\n\tGPU0\tGPU1\nGPU0\t X \tWOW\n"))
-    assert "the topology section was not read: line 2: 'WOW' is no connection" in node_of(path).source.notes[0]
+    assert "nvidia-smi topo in line 1812: not read: line 2: 'WOW' is no connection" in node_of(path).source.notes[0]
     path.write_text(bug_report(captures).partition("GPU 00000000:2A:00.0")[0] + "GPU 00000000:2A:00.0\n")
     assert "the dump is cut off inside GPU 0000:2a:00.0" in node_of(path).source.notes
     path.write_text("Start of NVIDIA bug report log file.\n" + RULER + "nothing\n")

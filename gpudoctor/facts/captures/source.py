@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import errno
 import io
 import os
@@ -56,11 +55,11 @@ def load_source(
     """Load the node that `name` stands for.
 
     Tried in this order: `-` is stdin; an existing file is facts (JSON, YAML), a report, a stream of `gpudoctor watch`
-    (its first facts), any text with tool output, or a bug report, gzipped or not, a bundle of `gpudoctor bundle`, or an
-    archive of texts; an existing directory contains texts; anything else is the name of a packaged simulated node,
-    which takes CUDA_*, FI_*, NCCL_* and SLURM_* variables from `environ` (default: this process's environment), so
-    that a setting can be tried on it. `deadline_s` limits the reading of texts, which may be anything, and `progress`
-    gets a line for each file of a directory.
+    (its first facts) or any text with tool output, gzipped or not, a bundle of `gpudoctor bundle`, or an archive of
+    texts; an existing directory contains texts; anything else is the name of a packaged simulated node, which takes
+    CUDA_*, FI_*, NCCL_* and SLURM_* variables from `environ` (default: this process's environment), so that a setting
+    can be tried on it. `deadline_s` limits the reading of texts, which may be anything, and `progress` gets a line for
+    each file of a directory.
     Raise SourceError, one line with the file and the position, if it cannot be read.
     """
     try:
@@ -135,7 +134,7 @@ def _from_stream(stream: BinaryIO, name: str, deadline_s: float | None, size: in
     text = opened.head_text(head).lstrip()
     braces = text.startswith("{") and not kernel_logs.is_kernel_line(text.partition("\n")[0].rstrip("\r"))
     packed = head.startswith((opened.GZIP, archives.ZIP)) or archives.is_tar(head)
-    if packed or braces or facts_file.is_yaml_facts(text) or opened.recognise(text) == "bug-report":
+    if packed or braces or facts_file.is_yaml_facts(text):
         return _from_bytes(opened.read_stream(stream, size, head), name, limit)
     if not head.strip():
         raise SourceError("there is nothing in it")
@@ -143,8 +142,7 @@ def _from_stream(stream: BinaryIO, name: str, deadline_s: float | None, size: in
 
 
 def _from_text(head: bytes, stream: BinaryIO, name: str, limit: lines.TimeLimit) -> Loaded:
-    is_utf16 = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    if b"\0" in head and not is_utf16 and opened.recognise(opened.head_text(head)) != "environment":
+    if lines.is_binary(head[: opened.HEAD_BYTES]):
         raise SourceError("binary data, no dump")
     node = directory.node_from_text(head, stream, name, limit)
     if node is None:
@@ -170,8 +168,6 @@ def _from_bytes(data: bytes, name: str, limit: lines.TimeLimit) -> Loaded:
         return Loaded(node) if node else _of_file(name, Loaded(*facts_file.load_json(data)))
     if facts_file.is_yaml_facts(head):
         return _of_file(name, Loaded(*facts_file.load_yaml(data)))
-    if opened.recognise(head) == "bug-report":
-        return Loaded(directory.node_from_bug_report(data, name, limit))
     return _from_text(data, io.BytesIO(), name, limit)
 
 
