@@ -9,9 +9,8 @@ import msgspec
 from msgspec.structs import replace
 
 from gpudoctor.facts.captures import MOST_GPUS, NOT_IN_FILE, SourceError
-from gpudoctor.facts.captures.contradictions import refuse_contradictions
+from gpudoctor.facts.captures.handwritten import refuse_contradictions, without_unknown_keys
 from gpudoctor.facts.captures.leaves import plausible
-from gpudoctor.facts.captures.unknown_keys import without_unknown_keys
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import NOT_READ, fill, known
