@@ -15,8 +15,7 @@ from typing import BinaryIO
 import msgspec
 
 from gpudoctor.errors import nearest_names
-from gpudoctor.facts.captures import SourceError, naming, printable
-from gpudoctor.facts.model.measurements import Measurements
+from gpudoctor.facts.captures import Loaded, SourceError, naming, printable
 from gpudoctor.facts.model.node import Node
 from gpudoctor.lazy import lazy_imports
 
@@ -35,13 +34,6 @@ _STDIN = "standard input"
 _STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"')
 _DEEPEST_JSON = 500
 _NO_FILE = (None, errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
-
-
-class Loaded(msgspec.Struct, frozen=True):
-    """The node from a source, and the measurements if the source is a report."""
-
-    node: Node
-    measurements: Measurements | None = None
 
 
 def load_source(
@@ -154,7 +146,7 @@ def _from_bytes(data: bytes, name: str, limit: lines.TimeLimit) -> Loaded:
     """Load the unpacked content of a whole file."""
     head = opened.head_text(data)
     if archives.is_tar(data) and archives.is_bundle(data):
-        return Loaded(*archives.load_bundle(data))
+        return archives.load_bundle(data)
     if archives.is_tar(data) or data.startswith(archives.ZIP):
         return Loaded(directory.node_from_archive(archives.texts_in(data), name, limit))
     if head.lstrip().startswith("{"):
@@ -165,9 +157,9 @@ def _from_bytes(data: bytes, name: str, limit: lines.TimeLimit) -> Loaded:
         # it may be JSON in a log line; if no reader knows it, it was meant as facts
         own = b'"gpudoctor.' in data[: opened.HEAD_BYTES]
         node = None if own else directory.node_from_text(data, io.BytesIO(), name, limit)
-        return Loaded(node) if node else _of_file(name, Loaded(*facts_file.load_json(data)))
+        return Loaded(node) if node else _of_file(name, facts_file.load_json(data))
     if facts_file.is_yaml_facts(head):
-        return _of_file(name, Loaded(*facts_file.load_yaml(data)))
+        return _of_file(name, facts_file.load_yaml(data))
     return _from_text(data, io.BytesIO(), name, limit)
 
 

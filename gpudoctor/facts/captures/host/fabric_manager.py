@@ -86,7 +86,7 @@ def read_service(block: Block) -> Part:
             failed = True
         elif service is None and _IS_ACTIVE_COMMAND.search(block.command) and (word := _IS_ACTIVE.match(line)):
             service = word[1]
-    part = _service_part(block, None if service == "unknown" else service, result)
+    part = _part(block, None if service == "unknown" else service, result)
     return (
         replace(part, reported=(from_tool("systemctl", "nvidia-persistenced has failed", "warning"),))
         if failed
@@ -94,9 +94,16 @@ def read_service(block: Block) -> Part:
     )
 
 
-@text_reader("fabric manager journal", _JOURNAL.match, _JOURNAL.match, interleaved=True)
-def read_journal(block: Block) -> Part:
-    """`journalctl -u nvidia-fabricmanager`: the state in which its last start ended, with the errors of that start."""
+def _begins_log(line: str) -> object:
+    return _LOG.match(line) or _JOURNAL.match(line) or _RUNNING.match(line)
+
+
+@text_reader("fabric manager log", _begins_log, _begins_log, interleaved=True)
+def read_log(block: Block) -> Part:
+    """/var/log/fabricmanager.log, and its lines and systemd's in the journal: the state in which its last start ended.
+
+    With the errors of that start; a log of its own that has none tells that there were none.
+    """
     lines: list[str] = []
     service = result = None
     for line in block.lines:
@@ -110,22 +117,16 @@ def read_journal(block: Block) -> Part:
         elif script := _SCRIPT_STATE.search(line):
             service = _STATE_WORDS[script[1]]
         lines.append(line)
-    return _service_part(Block(lines), service, result)
+    return _part(Block(lines), service, result, is_log=any(map(_LOG.match, block.lines)))
 
 
-def _service_part(block: Block, service: str | None, result: str | None) -> Part:
-    fabric_manager = _in_lines(block, FabricManager())
+def _part(block: Block, service: str | None, result: str | None, *, is_log: bool = False) -> Part:
+    fabric_manager = _in_lines(block, FabricManager(errors=()) if is_log else FabricManager())
     if service is not None:
         fabric_manager = replace(fabric_manager, service=service)
         if result is not None:
             fabric_manager = replace(fabric_manager, result=result)
-    return Part(Node(fabric_manager=fabric_manager)) if fabric_manager != FabricManager() else Part()
-
-
-@text_reader("fabric manager log", _LOG.match, _LOG.match, in_pieces=True)
-def read_log(block: Block) -> Part:
-    """/var/log/fabricmanager.log: the version, and the errors since the last start."""
-    return Part(Node(fabric_manager=_in_lines(block, FabricManager(errors=()))))
+    return Part(Node(fabric_manager=fabric_manager))
 
 
 def _in_lines(block: Block, start: FabricManager) -> FabricManager:
@@ -163,7 +164,4 @@ def without_failed_jobs(node: Node) -> Node:
     return replace(node, fabric_manager=left)
 
 
-FABRIC_MANAGER_READERS: tuple[TextReader, ...] = (
-    *(read_job, read_service, read_journal, read_log),
-    text_reader("nv-fabricmanager --version", _RUNNING.match, _RUNNING.match)(read_service.read),
-)
+FABRIC_MANAGER_READERS: tuple[TextReader, ...] = (read_job, read_service, read_log)
