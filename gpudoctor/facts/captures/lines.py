@@ -54,10 +54,6 @@ def _is_wide(head: bytes) -> bool:
     return head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
 
 
-class TooSlowError(SourceError):
-    """A source was not read within the time that the user gave."""
-
-
 class TimeLimit:
     """How long the reading of a source may take, from now on; without seconds there is no limit."""
 
@@ -70,10 +66,10 @@ class TimeLimit:
         return self.seconds is not None and monotonic() - self._begun_s > self.seconds
 
     def held(self, lines: Iterable[tuple[str, bool]]) -> Iterator[tuple[str, bool]]:
-        """Yield the lines. Raise TooSlowError when the time is over: half of a text is not judged."""
+        """Yield the lines. Raise SourceError when the time is over: half of a text is not judged."""
         for number, line in enumerate(lines):
             if number % _LINES_A_LOOK == 0 and self.is_over:
-                raise TooSlowError(
+                raise SourceError(
                     f"{number} lines of this text were read within --deadline {self.seconds:g}: "
                     "keep only those of one machine in it, or give more time"
                 )

@@ -106,8 +106,8 @@ class _Line(msgspec.Struct):
 class Transcript:
     """Splits lines into blocks and passes each complete block, with its reader, to `take`.
 
-    A line that no reader takes does not end a block, so prose in the middle of a dump changes nothing, and neither
-    does a line that is a text of its own. A prompt, a ruler, a fence, or the first line of another tool's text ends it.
+    A line that no reader takes does not end a block, so prose in the middle of a dump changes nothing. A prompt, a
+    ruler, a fence, or the first line of another tool's text ends it.
     What no reader takes, headings included, is offered to `statements`.
     """
 
@@ -122,7 +122,7 @@ class Transcript:
         self._characters = 0
         self._blank = self._by_command = False
         self._command = ""
-        # the lines of each reader that is `interleaved` or `alone`, until the next boundary
+        # the lines of each reader that is `interleaved`, until the next boundary
         self._asides: dict[TextReader, Block] = {}
         self._margin = ""  # the blanks before the first line of a block, as before code in Markdown
         # forms of lines that no reader took: programs repeat lines that differ only in digits (an Xid's number counts)
@@ -203,8 +203,7 @@ class Transcript:
             return _Line(self._continue, line)
         maybe = next((r for r in self._readers if r.may_be is not None and r.may_be(line)), None)
         if maybe is not None:
-            step = self._put_aside if maybe.alone else self._begin if maybe is not self._reader else self._continue
-            return _Line(step, line, line, maybe)
+            return _Line(self._begin if maybe is not self._reader else self._continue, line, line, maybe)
         return (self._boundary(line) if line[0] == ">" else None) or _Line(self._pass_and_remember, line, line)
 
     def _of_reader(self, line: str) -> _Line | None:
@@ -220,8 +219,6 @@ class Transcript:
         begun = self._begun_by(line)
         if begun is None:
             return _Line(self._continue, line) if goes_on else None
-        if begun.alone:
-            return _Line(self._put_aside, line, reader=begun)
         if begun.interleaved:
             # `systemctl status` ends with lines of the journal
             if in_text:
@@ -287,12 +284,8 @@ class Transcript:
             return
         block = self._asides.setdefault(reader, Block([], number, self._command, self._file))
         if len(block.lines) >= 2 * PIECE_LINES:
-            if reader.alone:
-                self._take_aside(reader)
-                block = self._asides[reader] = Block([], number, self._command, self._file)
-            else:  # the last lines show the state
-                del block.lines[:PIECE_LINES]
-                self.too_long.count += PIECE_LINES
+            del block.lines[:PIECE_LINES]  # the last lines show the state
+            self.too_long.count += PIECE_LINES
         block.lines.append(line.text[:MAX_ASIDE_LINE])
 
     def _close_and_put_aside(self, line: _Line, number: int) -> None:
