@@ -12,7 +12,6 @@ from gpudoctor.checks.core.subject import NODE, Subject, of_gpu, of_nic
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.reported import OWN, Reported
 from gpudoctor.lazy import lazy_pattern
-from gpudoctor.statements.catalogue import bucket_of_xid
 from gpudoctor.statements.forms import form_of
 from gpudoctor.statements.xids import xid
 
@@ -96,7 +95,7 @@ def _finding(case: Case, reported: Reported) -> Finding:
     if reported.loudness == "unread":
         own = reported.said_by == OWN
         return unknown(subject, f"could not be read, and may hold a failure: {reported.text}" if own else reported.text)
-    if reported.xid is not None and bucket_of_xid(reported.xid) in ("application", "info"):
+    if reported.xid is not None and xid(reported.xid).bucket in ("application", "info"):
         words = f"Xid {reported.xid} ({xid(reported.xid).words})"
         return skip(subject, f"{words} is of a program, or tells of nothing: {reported.text}")
     if reported.label is None and reported.loudness == "error" and _is_not_read(reported):
@@ -127,7 +126,7 @@ def _is_not_read(reported: Reported) -> bool:
 def _is_of_node(reported: Reported) -> bool:
     """Whether the statement says that the node, or a device of it, is broken."""
     if reported.xid is not None:
-        return bucket_of_xid(reported.xid) in ("hardware", "reset")
+        return xid(reported.xid).bucket in ("hardware", "reset")
     if reported.effect == "hardware" or reported.label in _SETUP_OF_NODE[1:]:
         return True
     if reported.loudness == "warning":

@@ -66,9 +66,7 @@ class Dumps:
             raise self._errors[0][1]
         for place, error in self._errors:
             self.could_not_read(f"{file}, {place}: not read: {error}")
-        statements = () if quiet else transcript.statements.found
-        if not self._read and transcript.statements.only_about_errors:
-            statements = (table,) if (table := transcript.statements.table) and not quiet else ()
+        statements = () if quiet else transcript.statements.said(alone=not self._read)
         self._reported.extend(statements)
         if self._read and transcript.passed.count and not quiet:
             self.notes.append(f"{file}: {transcript.passed.words()}")
