@@ -50,10 +50,14 @@ class SourceError(UserError):
     Parsers raise it with the position only; the code that opened the file prepends its name (`naming`).
     """
 
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
+
 
 @contextmanager
 def naming(name: str) -> Iterator[None]:
     """Prepend the name of a source to each SourceError from inside that does not begin with it; an OSError is one."""
+    name = printable(name)
     try:
         yield
     except OSError as error:

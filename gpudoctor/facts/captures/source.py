@@ -54,19 +54,6 @@ def load_source(
     each file of a directory.
     Raise SourceError, one line with the file and the position, if it cannot be read.
     """
-    try:
-        return _load(name, stdin, environ, deadline_s, progress)
-    except SourceError as error:
-        raise SourceError(printable(str(error))) from None
-
-
-def _load(
-    name: str,
-    stdin: BinaryIO | None,
-    environ: Mapping[str, str] | None,
-    deadline_s: float | None,
-    progress: Callable[[str], None] | None,
-) -> Loaded:
     if not name:
         raise SourceError("the source is an empty name: give a file, a directory, a simulated node, or - for stdin")
     if name == "-":
