@@ -308,6 +308,9 @@ def report(captures: Path) -> str:
         "*** /proc/meminfo\n\nMemTotal:       2113396736 kB\nMemFree:        1 kB\n",
         "/usr/bin/nvidia-smi --query --unit\n\n==============NVSMI LOG==============\n\nAttached Units : 0\n",
         "something else\n\nwhatever\n",
+        # what another program quotes of an older kernel log
+        "*** /var/log/nvidia-installer.log\n\n" + "-> building\n" * 9 + "ERROR: Unable to find the kernel source tree\n"
+        f"{XID.replace('79', '48')}\n",
     )
 
 
@@ -320,6 +323,7 @@ def check_bug_report(node: Node) -> None:
     path = known(node.gpus[0].pcie.path)
     assert path is not None
     assert len(path) == 4
+    assert node.driver.load_failures == node.reported == ()
 
 
 def test_a_bug_report_is_read_section_by_section(report: str, tmp_path: Path) -> None:
@@ -340,6 +344,7 @@ def test_a_bug_report_with_a_broken_section_says_so(captures: Path, tmp_path: Pa
     path = tmp_path / "report"
     path.write_text(bug_report(captures, "/usr/bin/nvidia-smi topo -m\n\n\tGPU0\tGPU1\nGPU0\t X \tWOW\n"))
     assert "nvidia-smi topo in line 1812: not read: line 2: 'WOW' is no connection" in node_of(path).source.notes[0]
+    assert [each.loudness for each in node_of(path).reported] == ["unread"]
     path.write_text(bug_report(captures).partition("GPU 00000000:2A:00.0")[0] + "GPU 00000000:2A:00.0\n")
     assert "the dump is cut off inside GPU 0000:2a:00.0" in node_of(path).source.notes
     path.write_text("Start of NVIDIA bug report log file.\n" + RULER + "nothing\n")
