@@ -43,7 +43,7 @@ def _run() -> int:
         code = main()
     finally:
         dismiss_ahead()
-    leave(code)  # everything is written; to take all modules down would cost a twentieth of the run
+    return leave(code)  # everything is written; to take all modules down would cost a twentieth of the run
 
 
 def _import_msgspec() -> None:

@@ -11,9 +11,11 @@ from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu, of_nic
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.reported import OWN, Reported
-from gpudoctor.lazy import lazy_pattern
-from gpudoctor.statements.forms import form_of
+from gpudoctor.lazy import lazy_imports, lazy_pattern
 from gpudoctor.statements.xids import xid
+
+with lazy_imports():
+    from gpudoctor.statements import forms  # only what a text says is looked up in it
 
 NO_STATEMENT = "no statement of a failure in this text"
 _MOST = 12
@@ -118,9 +120,9 @@ def _is_not_read(reported: Reported) -> bool:
     """Whether a value could not be read or does not exist, or reads ERR! in a sentence, without other bad news."""
     if found := _NOT_READ.search(reported.text):
         before = _CLAUSES_BEFORE.match(reported.text[: found.start()])
-        return before is None or form_of(_TRIED.sub("", before[1])) is None
+        return before is None or forms.form_of(_TRIED.sub("", before[1])) is None
     rest = reported.text.replace("ERR!", "")
-    return reported.form == "sentence" and rest != reported.text and form_of(rest) is None
+    return reported.form == "sentence" and rest != reported.text and forms.form_of(rest) is None
 
 
 def _is_of_node(reported: Reported) -> bool:
