@@ -340,6 +340,13 @@ def test_a_packed_bug_report_reads_the_same_alone_and_in_a_directory(report: str
     check_bug_report(node_of(tmp_path))
 
 
+def test_a_mail_that_quotes_a_bug_report_is_read_with_what_its_writer_says(report: str, tmp_path: Path) -> None:
+    quoted = "".join(f"> {line}\n" for line in report.splitlines())
+    (tmp_path / "mail.txt").write_text(f"{quoted}\nGPU 3 has fallen off the bus\n")
+    node = node_of(tmp_path / "mail.txt")
+    assert (len(node.gpus), [each.gpu for each in node.reported if each.label == "gpu_lost"]) == (8, [3])
+
+
 def test_a_bug_report_with_a_broken_section_says_so(captures: Path, tmp_path: Path) -> None:
     path = tmp_path / "report"
     path.write_text(bug_report(captures, "/usr/bin/nvidia-smi topo -m\n\n\tGPU0\tGPU1\nGPU0\t X \tWOW\n"))

@@ -18,7 +18,10 @@ HEAD_BYTES = 64 * 1024
 MAX_BYTES = 64 * 1024 * 1024
 MAX_BUG_REPORT_BYTES = 256 * 1024 * 1024
 GZIP = b"\x1f\x8b"
-_BUG_REPORT = re.compile(rb"NVIDIA bug report log file|nvidia-bug-report\.sh Version")
+# a mail that quotes one is a text like any other: its writer may have said something, too
+_BUG_REPORT = re.compile(
+    rb"^(?:(?:Start|End) of )?NVIDIA bug report log file|^nvidia-bug-report\.sh Version", re.MULTILINE
+)
 
 
 def head_text(data: bytes) -> str:
