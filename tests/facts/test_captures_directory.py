@@ -323,7 +323,7 @@ def check_bug_report(node: Node) -> None:
     path = known(node.gpus[0].pcie.path)
     assert path is not None
     assert len(path) == 4
-    assert node.driver.load_failures == node.reported == ()
+    assert (node.driver.load_failures, node.reported) == ((), ())
 
 
 def test_a_bug_report_is_read_section_by_section(report: str, tmp_path: Path) -> None:
