@@ -14,7 +14,6 @@ from typing import Literal
 import msgspec
 
 from gpudoctor.lazy import lazy_pattern
-from gpudoctor.statements.xids import Bucket, xid
 
 # hardware: a GPU or link is at fault. kernel: work on a GPU died; program or hardware. refused: the GPU accepts no
 # process. memory: none is left. setup: driver, library, container or configuration. program: its own input
@@ -159,38 +158,22 @@ def _rows_of(kind: str) -> tuple[KnownError, ...]:
     return tuple(row for row in KNOWN_ERRORS if row.needle in kind)
 
 
-def label_of(text: str) -> str | None:
-    """The label of an error text or of an Xid that is named; None if it is unknown.
-
-    >>> label_of("NVRM: Xid (PCI:0000:4b:00): 79, pid=77"), label_of("Connection reset by peer")
-    ('gpu_lost', None)
-    """
-    found = find_label(text)
-    return found[0] if found else None
-
-
 def find_label(text: str) -> tuple[str, int] | None:
-    """The label, and where in the text that begins which has it."""
+    """The label of an error text or of an Xid that is named, and where in the text that begins; None if it is unknown.
+
+    >>> find_label("NVRM: Xid (PCI:0000:4b:00): 79, pid=77"), find_label("Connection reset by peer")
+    (('gpu_lost', 6), None)
+    """
     if row := known_error(text):
         found = row.text.search(text)
         return row.label, found.start() if found else 0
-    code = xid_code(text)
-    return (label_of_xid(code), text.find("Xid")) if code is not None else None
+    if (code := xid_code(text)) is None:
+        return None
+    label = "gpu_lost" if code == 79 else "gpu_ecc" if code in ECC_XIDS else "gpu_xid"
+    return label, text.find("Xid")
 
 
 def xid_code(text: str) -> int | None:
     """The Xid that a line names; None if it names none."""
     found = _XID.search(text) if "Xid" in text else None
     return int(found[1]) if found else None
-
-
-def label_of_xid(code: int) -> str:
-    """The word of `gpudoctor diagnose` for an Xid."""
-    if code in (79,):
-        return "gpu_lost"
-    return "gpu_ecc" if code in ECC_XIDS else "gpu_xid"
-
-
-def bucket_of_xid(code: int) -> Bucket:
-    """How bad an Xid is."""
-    return xid(code).bucket

@@ -33,56 +33,56 @@ _COLOURS = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]")
 _TIME = r"\d\d:\d\d:\d\d(?:[.,]\d{1,9})?"
 _CAPITALS, _DIGITS = string.ascii_uppercase, string.digits
 _WORD = "_" + string.ascii_letters + _DIGITS
-# what it may begin with, how it is taken, the expression
-_PATTERNS: tuple[tuple[str, str, re.Pattern[str]], ...] = tuple(
-    (first, how, re.compile(text))
-    for first, how, text in (
+# what it may begin with, and the expression; its groups are fields of `Origin`, or of `_take`
+_PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
+    (first, re.compile(text))
+    for first, text in (
         # torch's C++ logger, Python's glog-like logger of torch
-        ("[", "", rf"\[(?P<level>[IWEFV])(?P<mmdd>\d{{3,4}}) (?P<clock>{_TIME}) (?P<source>[\w.-]+:\d+)\] ?"),
-        ("[", "", r"\[(?P<level>[IWEF]) (?P<source>[\w.-]+\.cpp:\d+)\] ?"),
-        ("IWEFV", "", rf"(?P<level>[IWEFV])(?P<mmdd>\d{{4}}) (?P<clock>{_TIME}) +(?P<thread>\d+) (?P<source>[\w./-]+:\d+)\] ?"),
-        ("[", "", r"\[rank: ?(?P<rank>\d{1,6})\] ?"),
-        ("[", "", r"\[rank(?P<rank>\d{1,6})\]: ?"),
-        ("[", "in group", r"\[(?:rank|Rank|RANK) ?(?P<rank>\d{1,6})\]:? ?"),
-        ("[", "local", r"\[(?P<role>[A-Za-z_]\w{0,30}?)(?P<local_rank>\d{1,5})\]: ?"),
-        ("[", "", r"\[(?P<role>\w{1,40})\|(?P<replica>\d{1,5})\]: ?"),
-        ("[", "", r"\[(?:\d{1,6},)?(?P<rank>\d{1,6})\]<std(?:out|err|diag)>: ?"),
-        ("[", "", r"\[pod/(?P<host>[^/\]\s]{1,253})(?:/[^\]\s]{1,253})?\] ?"),
-        ("(", "", r"\((?P<actor>[\w.<>]{1,60})(?: rank=(?P<rank>\d{1,6}))? pid=(?P<pid>\d{1,10})"
+        ("[", rf"\[(?P<level>[IWEFV])(?P<mmdd>\d{{3,4}}) (?P<clock>{_TIME}) (?P<source>[\w.-]+:\d+)\] ?"),
+        ("[", r"\[(?P<level>[IWEF]) (?P<source>[\w.-]+\.cpp:\d+)\] ?"),
+        ("IWEFV", rf"(?P<level>[IWEFV])(?P<mmdd>\d{{4}}) (?P<clock>{_TIME}) +(?P<thread>\d+) (?P<source>[\w./-]+:\d+)\] ?"),
+        ("[", r"\[rank: ?(?P<rank>\d{1,6})\] ?"),
+        ("[", r"\[rank(?P<rank>\d{1,6})\]: ?"),
+        ("[", r"\[(?:rank|Rank|RANK) ?(?P<group_rank>\d{1,6})\]:? ?"),
+        ("[", r"\[(?!(?i:rank|pg|step|epoch)\d{1,5}\])[A-Za-z_]\w{0,30}?(?P<local_rank>\d{1,5})\]: ?"),
+        ("[", r"\[\w{1,40}\|\d{1,5}\]: ?"),
+        ("[", r"\[(?:\d{1,6},)?(?P<rank>\d{1,6})\]<std(?:out|err|diag)>: ?"),
+        ("[", r"\[pod/(?P<host>[^/\]\s]{1,253})(?:/[^\]\s]{1,253})?\] ?"),
+        ("(", r"\((?P<actor>[\w.<>]{1,60})(?: rank=(?P<rank>\d{1,6}))? pid=(?P<pid>\d{1,10})"
          r"(?:, ip=(?P<ip>[0-9a-fA-F.:]{3,45}))?\) ?"),
         # UCX
-        ("[", "", r"(?:\[\d{1,12}\.\d{1,9}\] )?\[(?P<host>[\w.-]{1,253}):(?P<pid>\d{1,10}) *:\d{1,10}(?::\d{1,10})?\] +"
+        ("[", r"(?:\[\d{1,12}\.\d{1,9}\] )?\[(?P<host>[\w.-]{1,253}):(?P<pid>\d{1,10}) *:\d{1,10}(?::\d{1,10})?\] +"
          r"(?P<source>\w{1,80}\.c:\d+) +"),
         # SkyPilot: this rank is the node's
-        ("(", "", r"\((?P<label>[\w.-]{1,64}), rank=\d{1,6}, pid=\d{1,10}(?:, ip=(?P<ip>[0-9a-fA-F.:]{3,45}))?\) ?"),
-        ("(", "", r"\((?P<actor>raylet|autoscaler|gcs_server)(?: ip=(?P<ip>[0-9a-fA-F.:]{3,45}))?\) ?"),
-        ("DIWEC", "", rf"(?P<level_word>DEBUG|INFO|WARNING|ERROR|CRITICAL) (?P<mmdd>\d\d-\d\d) (?P<clock>{_TIME}) "
+        ("(", r"\((?P<label>[\w.-]{1,64}), rank=\d{1,6}, pid=\d{1,10}(?:, ip=(?P<ip>[0-9a-fA-F.:]{3,45}))?\) ?"),
+        ("(", r"\((?P<actor>raylet|autoscaler|gcs_server)(?: ip=(?P<ip>[0-9a-fA-F.:]{3,45}))?\) ?"),
+        ("DIWEC", rf"(?P<level_word>DEBUG|INFO|WARNING|ERROR|CRITICAL) (?P<mmdd>\d\d-\d\d) (?P<clock>{_TIME}) "
          r"(?:\[[^\]]{1,80}|[\w./-]{1,80}:\d+)\] ?"),
-        ("[", "", rf"\[(?P<date>\d{{4}}-\d\d-\d\d)[ T](?P<clock>{_TIME})(?: (?P<tp>(?:DP\d+ )?TP(?P<tprank>\d+)))?\] ?"),
+        ("[", rf"\[(?P<date>\d{{4}}-\d\d-\d\d)[ T](?P<clock>{_TIME})(?: (?P<tp>(?:DP\d+ )?TP(?P<tprank>\d+)))?\] ?"),
         # srun -l labels each line of a task: where few lines have it, those of a traceback still show what it is
-        (_DIGITS, "", r"(?P<task>\d{1,6}): (?=Traceback \(most recent|  File \"|    \S|(?:[a-z_]\w{0,60}\.){0,8}[A-Z]\w{0,60}(?:Error|Exception|Interrupt): )"),
-        (_DIGITS, "", rf"(?P<date>\d{{4}}[-/]\d\d[-/]\d\d)[ T_](?P<clock>{_TIME})(?:Z|[+-]\d\d:?\d\d)?,? ?"),
-        ("s", "", r"std(?:out|err)(?: [FP]|:) "),
-        ("[" + _CAPITALS, "", rf"(?:\[?(?:[A-Z][a-z]{{2}} )?(?P<month>[A-Z][a-z]{{2}}) +(?P<day>\d{{1,2}}) (?P<clock>{_TIME})"
+        (_DIGITS, r"(?P<task>\d{1,6}): (?=Traceback \(most recent|  File \"|    \S|(?:[a-z_]\w{0,60}\.){0,8}[A-Z]\w{0,60}(?:Error|Exception|Interrupt): )"),
+        (_DIGITS, rf"(?P<date>\d{{4}}[-/]\d\d[-/]\d\d)[ T_](?P<clock>{_TIME})(?:Z|[+-]\d\d:?\d\d)?,? ?"),
+        ("s", r"std(?:out|err)(?: [FP]|:) "),
+        ("[" + _CAPITALS, rf"(?:\[?(?:[A-Z][a-z]{{2}} )?(?P<month>[A-Z][a-z]{{2}}) +(?P<day>\d{{1,2}}) (?P<clock>{_TIME})"
          r"(?: \d{4})?(?:\]? |(?=\[\d{1,6}\]<std)))"
          r"(?:(?P<host>(?!kernel)[\w.-]{1,253}) (?:(?=kernel|slurm|srun)|(?P<program>[\w./-]{1,64})(?:\[(?P<program_pid>\d{1,10})\])?: ))?"),
         # the journal's other forms, behind a date of any form
-        (_WORD, "", r"(?P<host>[A-Za-z][\w.-]{1,253}) (?P<program>[\w./@-]{1,64})\[(?P<program_pid>\d{1,10})\]: "),
+        (_WORD, r"(?P<host>[A-Za-z][\w.-]{1,253}) (?P<program>[\w./@-]{1,64})\[(?P<program_pid>\d{1,10})\]: "),
         # grep over several files
-        (_WORD + "./", "", r"(?P<log>[\w./-]{1,200}\.(?:log|out|err|txt))[:-]\d{1,9}[:-] ?"),
-        (_WORD, "stream", r"(?P<host>[\w.-]{1,253}) \[std(?:out|err)\] ?"),
-        (_WORD, "", r"(?P<label>[\w.-]{1,64}) {0,40}\| "),
-        (_WORD, "", r"(?P<label>[\w.-]{1,64}/\d{1,5}) (?=\[)"),
-        (_WORD, "", r"(?P<host>[A-Za-z][\w.-]{1,80}|\d{1,3}(?:\.\d{1,3}){3}): (?=\[(?:rank|default)\d{1,6}\]:)"),
-        (_DIGITS, "", r"\d{1,7}\.\d{1,3}s\t\d{1,8}\t"),
-        ("-", "", r"- (?P<label>[\w.-]{1,64}) - (?P<level_word>DEBUG|INFO|WARNING|ERROR|CRITICAL) - (?=\[(?:rank|default)\d)"),
-        ("[", "", r"\[\d{2,10}\] (?=\[)"),
-        ("[IWEC", "", r"(?:\[(?P<level_word>INFO|WARNING|ERROR|DEBUG|CRITICAL)\]|(?P<level_mark>INFO|WARNING|ERROR|CRITICAL):) (?=\[|\()"),
+        (_WORD + "./", r"(?P<log>[\w./-]{1,200}\.(?:log|out|err|txt))[:-]\d{1,9}[:-] ?"),
+        (_WORD, r"(?P<stream_host>[\w.-]{1,253}) \[std(?:out|err)\] ?"),
+        (_WORD, r"(?P<label>[\w.-]{1,64}) {0,40}\| "),
+        (_WORD, r"(?P<label>[\w.-]{1,64}/\d{1,5}) (?=\[)"),
+        (_WORD, r"(?P<host>[A-Za-z][\w.-]{1,80}|\d{1,3}(?:\.\d{1,3}){3}): (?=\[(?:rank|default)\d{1,6}\]:)"),
+        (_DIGITS, r"\d{1,7}\.\d{1,3}s\t\d{1,8}\t"),
+        ("-", r"- (?P<label>[\w.-]{1,64}) - (?P<level_word>DEBUG|INFO|WARNING|ERROR|CRITICAL) - (?=\[(?:rank|default)\d)"),
+        ("[", r"\[\d{2,10}\] (?=\[)"),
+        ("[IWEC", r"(?:\[(?P<level_word>INFO|WARNING|ERROR|DEBUG|CRITICAL)\]|(?P<level_mark>INFO|WARNING|ERROR|CRITICAL):) (?=\[|\()"),
     )
 )  # fmt: skip
 # by first letter, since most prefixes can begin with only one or two
-_PREFIXES: dict[str, tuple[tuple[str, re.Pattern[str]], ...]] = {
-    letter: tuple((how, pattern) for first, how, pattern in _PATTERNS if letter in first) for letter in "[(-./" + _WORD
+_PREFIXES: dict[str, tuple[re.Pattern[str], ...]] = {
+    letter: tuple(pattern for first, pattern in _PATTERNS if letter in first) for letter in "[(-./" + _WORD
 }
 _MARGIN = re.compile(r"[ \t>]{0,40}")
 _INDENTED = re.compile(r"[ \t]+\[(?:rank|default|[IWEF]\d{3,4} )")  # a log that was quoted
@@ -192,9 +192,9 @@ def stripped(line: str, labels: Labels = NO_LABELS) -> tuple[Origin, str]:
             line = line.lstrip(" \t")
         rest = _without_label(origin, line, labels)
         if rest is None:
-            for how, pattern in _PREFIXES.get(line[:1], ()):
-                found = pattern.match(line)
-                if found is not None and found.end() and _take(origin, how, found):
+            for pattern in _PREFIXES.get(line[:1], ()):
+                if (found := pattern.match(line)) is not None:
+                    _take(origin, found)
                     rest = line[found.end() :]
                     break
         if rest is None:
@@ -231,56 +231,43 @@ def _without_label(origin: Origin, line: str, labels: Labels) -> str | None:
 
 
 # groups of the expressions, and what of a line's origin they are
-_FIELDS = {
-    name: name for name in ("ip", "source", "level", "level_word", "thread", "program", "pid", "program_pid", "task")
-}
-_FIELDS |= {"tprank": "rank", "level_mark": "level_word", "actor": "label", "label": "label"}
+_FIELDS = {name: name for name in ("ip", "source", "level", "level_word", "thread", "program", "label")}
+_FIELDS |= {"level_mark": "level_word", "actor": "label"}
+_NUMBERS = {name: name for name in ("pid", "program_pid", "task", "local_rank")} | {"tprank": "rank"}
 
 
-def _take(origin: Origin, how: str, found: re.Match[str]) -> bool:
-    groups = found.groupdict()
-    if how == "local":
-        role, number = groups["role"], int(groups["local_rank"])
-        if role.lower() in ("rank", "pg", "step", "epoch"):
-            return False
-        origin.local_rank = number
-        return True
-    if how == "in group":
-        # after torch's own label this is the rank in a process group, not in the job
-        if origin.rank is None:
-            origin.rank = int(groups["rank"])
-        return True
-    if groups.get("rank") is not None:
+def _take(origin: Origin, found: re.Match[str]) -> None:
+    groups = {name: value for name, value in found.groupdict().items() if value is not None}
+    if "rank" in groups:
         # `[rank0]:[rank12]:` comes from a changed template: the local rank, then torch's own label with the global rank
         if origin.rank is not None and origin.local_rank is None:
             origin.local_rank = origin.rank
         origin.rank = int(groups["rank"])
-    actor = groups.get("actor")
-    if actor and origin.rank is None and (worker := re.fullmatch(r"Worker_TP(\d+)", actor)):
-        origin.rank = int(worker[1])
-    for name, field in _FIELDS.items():
-        if groups.get(name) is not None:
-            setattr(
-                origin, field, int(groups[name]) if field in ("rank", "pid", "program_pid", "task") else groups[name]
-            )
-    if host := groups.get("host"):
-        host = (host.rpartition(".")[2] or host) if how == "stream" else host
-        if not _NO_HOSTS.fullmatch(host):  # `stderr: [rank0]: `
-            origin.host = host
-    if groups.get("clock") is not None and origin.time_s is None:
+    elif origin.rank is None:
+        # after torch's own label, `group_rank` is the rank in a process group, not in the job
+        worker = re.fullmatch(r"Worker_TP(\d+)", groups.get("actor", ""))
+        rank = worker[1] if worker else groups.get("group_rank")
+        origin.rank = int(rank) if rank else None
+    for name in groups.keys() & _FIELDS.keys():
+        setattr(origin, _FIELDS[name], groups[name])
+    for name in groups.keys() & _NUMBERS.keys():
+        setattr(origin, _NUMBERS[name], int(groups[name]))
+    host = groups.get("host") or groups.get("stream_host", "").rstrip(".").rpartition(".")[2]
+    if host and not _NO_HOSTS.fullmatch(host):  # `stderr: [rank0]: `
+        origin.host = host
+    if "clock" in groups and origin.time_s is None:
         origin.time_s = _seconds(groups)
-    return True
 
 
-def _seconds(groups: dict[str, str | None]) -> float | None:
-    date, mmdd, clock = groups.get("date"), groups.get("mmdd"), groups.get("clock") or ""
+def _seconds(groups: dict[str, str]) -> float | None:
+    date, mmdd, clock = groups.get("date"), groups.get("mmdd"), groups["clock"]
     if date:
         month, day = int(date[5:7]), int(date[8:10])
     elif mmdd:
         digits = mmdd.replace("-", "")
         month, day = int(digits[:-2]), int(digits[-2:])
     else:
-        month, day = _MONTHS.get(groups.get("month") or "", 0), int(groups.get("day") or 0)
+        month, day = _MONTHS.get(groups.get("month", ""), 0), int(groups.get("day", 0))
     return seconds_in_year(month, day, clock)
 
 

@@ -12,11 +12,12 @@ import pytest
 
 from gpudoctor.facts.captures import ABSENT
 from gpudoctor.facts.captures.directory import node_from_directory
-from gpudoctor.facts.captures.host.cpu_and_memory import parse_df, parse_free, parse_meminfo
+from gpudoctor.facts.captures.host.cpu_and_memory import read_df, read_free, read_meminfo
 from gpudoctor.facts.captures.opened import HEAD_BYTES
+from gpudoctor.facts.captures.reader import Block, TextReader
 from gpudoctor.facts.captures.source import SourceError, load_source
 from gpudoctor.facts.model.missing import Missing, known
-from gpudoctor.facts.model.node import Node
+from gpudoctor.facts.model.node import Host, Node
 
 DUMPS = Path(__file__).parent / "dumps"
 XID = "[  912.345678] NVRM: Xid (PCI:0000:18:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
@@ -248,6 +249,10 @@ def test_free_on_a_grace_node_is_not_its_ram(captures: Path, tmp_path: Path) -> 
     assert "GPU memory" in ram.reason
 
 
+def host_in(reader: TextReader, text: str) -> Host:
+    return reader.read(Block(text.splitlines())).node.host
+
+
 @pytest.mark.parametrize(
     ("cells", "swap", "mib"),
     [
@@ -261,19 +266,22 @@ def test_free_on_a_grace_node_is_not_its_ram(captures: Path, tmp_path: Path) -> 
     ],
 )
 def test_free_is_read_in_every_unit_it_may_have(cells: str, swap: str, mib: int) -> None:
-    host = parse_free(f"        total        used        free\nMem:   {cells}\nSwap:  {swap} 0 {swap}\n")
+    host = host_in(read_free, f"        total        used        free\nMem:   {cells}\nSwap:  {swap} 0 {swap}\n")
     assert host.ram_mib == mib
     assert not isinstance(host.swap_mib, Missing)
     assert host.swap_free_mib == host.swap_mib
 
 
 def test_free_meminfo_and_df_refuse_what_they_cannot_read() -> None:
-    assert parse_meminfo("MemTotal:       16371712 kB\nMemAvailable:    1048576 kB\n").ram_available_mib == 1024
-    assert isinstance(parse_free("  total used free\nMem: lots 1 2\n").ram_mib, Missing)
-    assert parse_df("Filesystem 1M-blocks Used Available Use% Mounted on\ntmpfs 64 0 64 0% /dev/shm\n").shm_mib == 64
-    for parse, text in ((parse_free, "Mem: 1\n"), (parse_meminfo, "MemFree: 1 kB\n"), (parse_df, "tmpfs /dev/shm\n")):
+    assert host_in(read_meminfo, "MemTotal:       16371712 kB\nMemAvailable:    1048576 kB\n").ram_available_mib == 1024
+    assert isinstance(host_in(read_free, "  total used free\nMem: lots 1 2\n").ram_mib, Missing)
+    assert (
+        host_in(read_df, "Filesystem 1M-blocks Used Available Use% Mounted on\ntmpfs 64 0 64 0% /dev/shm\n").shm_mib
+        == 64
+    )
+    for reader, text in ((read_free, "Mem: 1\n"), (read_meminfo, "MemFree: 1 kB\n"), (read_df, "tmpfs /dev/shm\n")):
         with pytest.raises(SourceError):
-            parse(text)
+            host_in(reader, text)
 
 
 def bug_report(captures: Path, *sections: str) -> str:
@@ -300,6 +308,9 @@ def report(captures: Path) -> str:
         "*** /proc/meminfo\n\nMemTotal:       2113396736 kB\nMemFree:        1 kB\n",
         "/usr/bin/nvidia-smi --query --unit\n\n==============NVSMI LOG==============\n\nAttached Units : 0\n",
         "something else\n\nwhatever\n",
+        # what another program quotes of an older kernel log
+        "*** /var/log/nvidia-installer.log\n\n" + "-> building\n" * 9 + "ERROR: Unable to find the kernel source tree\n"
+        f"{XID.replace('79', '48')}\n",
     )
 
 
@@ -312,6 +323,7 @@ def check_bug_report(node: Node) -> None:
     path = known(node.gpus[0].pcie.path)
     assert path is not None
     assert len(path) == 4
+    assert (node.driver.load_failures, node.reported) == ((), ())
 
 
 def test_a_bug_report_is_read_section_by_section(report: str, tmp_path: Path) -> None:
@@ -328,10 +340,18 @@ def test_a_packed_bug_report_reads_the_same_alone_and_in_a_directory(report: str
     check_bug_report(node_of(tmp_path))
 
 
+def test_a_mail_that_quotes_a_bug_report_is_read_with_what_its_writer_says(report: str, tmp_path: Path) -> None:
+    quoted = "".join(f"> {line}\n" for line in report.splitlines())
+    (tmp_path / "mail.txt").write_text(f"{quoted}\nGPU 3 has fallen off the bus\n")
+    node = node_of(tmp_path / "mail.txt")
+    assert (len(node.gpus), [each.gpu for each in node.reported if each.label == "gpu_lost"]) == (8, [3])
+
+
 def test_a_bug_report_with_a_broken_section_says_so(captures: Path, tmp_path: Path) -> None:
     path = tmp_path / "report"
     path.write_text(bug_report(captures, "/usr/bin/nvidia-smi topo -m\n\n\tGPU0\tGPU1\nGPU0\t X \tWOW\n"))
-    assert "the topology section was not read: line 2: 'WOW' is no connection" in node_of(path).source.notes[0]
+    assert "nvidia-smi topo in line 1812: not read: line 2: 'WOW' is no connection" in node_of(path).source.notes[0]
+    assert [each.loudness for each in node_of(path).reported] == ["unread"]
     path.write_text(bug_report(captures).partition("GPU 00000000:2A:00.0")[0] + "GPU 00000000:2A:00.0\n")
     assert "the dump is cut off inside GPU 0000:2a:00.0" in node_of(path).source.notes
     path.write_text("Start of NVIDIA bug report log file.\n" + RULER + "nothing\n")

@@ -15,7 +15,7 @@ from gpudoctor.lazy import lazy_imports, lazy_pattern
 from gpudoctor.statements.xids import xid
 
 with lazy_imports():
-    from gpudoctor.statements import catalogue, forms  # only what a text says is looked up in them
+    from gpudoctor.statements import forms  # only what a text says is looked up in it
 
 NO_STATEMENT = "no statement of a failure in this text"
 _MOST = 12
@@ -105,7 +105,7 @@ def _finding(case: Case, reported: Reported) -> Finding:
     if reported.loudness == "unread":
         own = reported.said_by == OWN
         return unknown(subject, f"could not be read, and may hold a failure: {reported.text}" if own else reported.text)
-    if reported.xid is not None and catalogue.bucket_of_xid(reported.xid) in ("application", "info"):
+    if reported.xid is not None and xid(reported.xid).bucket in ("application", "info"):
         words = f"Xid {reported.xid} ({xid(reported.xid).words})"
         return skip(subject, f"{words} is of a program, or tells of nothing: {reported.text}")
     if reported.label is None and reported.loudness == "error" and _is_not_read(reported):
@@ -136,7 +136,7 @@ def _is_not_read(reported: Reported) -> bool:
 def _is_of_node(reported: Reported) -> bool:
     """Whether the statement says that the node, or a device of it, is broken."""
     if reported.xid is not None:
-        return catalogue.bucket_of_xid(reported.xid) in ("hardware", "reset")
+        return xid(reported.xid).bucket in ("hardware", "reset")
     if reported.effect == "hardware" or reported.label in _SETUP_OF_NODE[1:]:
         return True
     if reported.loudness == "warning":

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import msgspec
+
 from gpudoctor.errors import UserError
+from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Node
 
 MOST_GPUS = 1024  # no machine has this many, and each GPU is compared with all of its peers
 LONGEST_TEXT = 1000
@@ -15,6 +19,13 @@ BUS_ID = r"(?:[0-9A-Fa-f]{4,8}:)?[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]"
 ABSENT = Missing("not in this capture", "absent")
 # gpudoctor writes every leaf of a node and its GPUs, with a value or the reason why there is none
 NOT_IN_FILE = Missing("not in this file", "failed")
+
+
+class Loaded(msgspec.Struct, frozen=True):
+    """The node from a source, and the measurements if the source is a report."""
+
+    node: Node
+    measurements: Measurements | None = None
 
 
 def clipped(text: str) -> str:
@@ -39,10 +50,14 @@ class SourceError(UserError):
     Parsers raise it with the position only; the code that opened the file prepends its name (`naming`).
     """
 
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
+
 
 @contextmanager
 def naming(name: str) -> Iterator[None]:
     """Prepend the name of a source to each SourceError from inside that does not begin with it; an OSError is one."""
+    name = printable(name)
     try:
         yield
     except OSError as error:

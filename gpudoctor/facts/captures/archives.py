@@ -9,8 +9,8 @@ import re
 import zlib
 from collections.abc import Iterator, Mapping
 
-from gpudoctor.facts.captures import SourceError
-from gpudoctor.facts.captures.facts_file import Loaded, load_json, load_measurements
+from gpudoctor.facts.captures import Loaded, SourceError
+from gpudoctor.facts.captures.facts_file import load_json, load_measurements
 from gpudoctor.facts.captures.opened import GZIP, unpacked
 from gpudoctor.lazy import lazy_imports
 
@@ -86,10 +86,8 @@ def members(data: bytes) -> dict[str, bytes]:
 def load_bundle(data: bytes) -> Loaded:
     """The facts in a bundle, and an acceptance run's measurements if there are any. Raise SourceError."""
     found = members(data)
-    node, measured = load_json(found[FACTS])
-    if MEASURED in found:
-        measured = load_measurements(found[MEASURED])
-    return node, measured
+    loaded = load_json(found[FACTS])
+    return Loaded(loaded.node, load_measurements(found[MEASURED])) if MEASURED in found else loaded
 
 
 def _verified(found: dict[str, bytes]) -> dict[str, bytes]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import itertools
 import os
 import re
@@ -13,112 +12,102 @@ from typing import BinaryIO, NamedTuple
 
 from gpudoctor.facts.captures import SourceError, naming, printable
 from gpudoctor.facts.captures.join import Dumps
-from gpudoctor.facts.captures.lines import NO_LIMIT, TimeLimit, TooSlowError, chunks_of, lines_of
-from gpudoctor.facts.captures.opened import GZIP, HEAD_BYTES, MAX_BYTES, head_text, open_plain, read_file, recognise
+from gpudoctor.facts.captures.kernel_logs import is_kernel_line
+from gpudoctor.facts.captures.lines import NO_LIMIT, TimeLimit, chunks_of, is_binary, lines_of
+from gpudoctor.facts.captures.opened import GZIP, HEAD_BYTES, MAX_BYTES, is_bug_report, open_plain, read_file
 from gpudoctor.facts.captures.reader import TextReader
-from gpudoctor.facts.captures.readers import READERS
+from gpudoctor.facts.captures.readers import READERS, REPORT_READERS
 from gpudoctor.facts.captures.transcript import Transcript
 from gpudoctor.facts.model.node import Node
 
-# `nvidia-bug-report.log`: one large text with the output of many commands.
-
-# a line of underscores precedes each command's output
-_RULER = b"\n" + b"_" * 20
-# the journal of an earlier boot is no evidence about the current one
-_EARLIER_BOOT = re.compile(r"journalctl\b.{0,80}(?:-b|--boot)[ =]?-[1-9]")
-_SMI_KINDS = ("smi-xml", "smi-text")
 MAX_FILES = 1000
 MAX_TOTAL_BYTES = 512 * 1024 * 1024  # unpacked: twice the largest bug report that is read
 _MAX_DEFLATE_RATIO = 1032  # 1032:1 according to zlib's technical details
 MAX_NAMED = 10  # files listed by name that are not dumps
 _PSEUDO = ("/proc", "/sys", "/dev")
+_SMI_XML = re.compile(rb"<(?:!DOCTYPE )?nvidia_smi_log[\s>]")  # in a longer line, or behind a prompt
+
+# nvidia-bug-report.log: before each command's output, a line of underscores
+_RULER = "_" * 20
+_HEAD_LINES = 200  # of a section show what it is
+# the journal of an earlier boot is no evidence about the current one; units are boards of long ago
+_NOT_READ = re.compile(r"journalctl\b.{0,80}(?:-b|--boot)[ =]?-[1-9]|Attached Units")
 
 
-def add_bug_report(dumps: Dumps, data: bytes, file: str) -> None:
-    """Add every section that gpudoctor can read to `dumps`.
+def _sections_read(lines: Iterable[tuple[str, bool]]) -> Iterator[tuple[str, bool]]:
+    """The lines of a bug report, empty where nothing of their section is read.
 
-    Raise SourceError if there is none, or if the nvidia-smi section is broken; any other broken section is listed in
-    the notes.
+    The output of most of its commands is about something else, and logs of other programs quote old kernel messages.
     """
-    found = 0
-    for section in _sections(data):
-        head = head_text(section)
-        if _EARLIER_BOOT.search(head[:500]):
-            continue
-        kind = recognise(head)
-        if kind is None or kind == "bug-report":
-            continue
-        try:
-            read = dumps.add(lines_of([section]), file, quiet=True)
-        except TooSlowError:
-            raise
-        except SourceError as error:
-            if kind in _SMI_KINDS:
-                raise SourceError(f"nvidia-smi section: {error}") from None
-            dumps.could_not_read(f"{file}: the {kind} section was not read: {error}")
-            continue
-        found += read
-    if not found:
+    head: list[tuple[str, bool]] = []
+    shown: bool | None = None  # of this section; None while its head is collected
+    for line in itertools.chain(lines, [(_RULER, True)]):
+        if line[0].startswith(_RULER) or (shown is None and len(head) >= _HEAD_LINES):
+            shown = _is_read([text for text, _ in head]) if shown is None else shown
+            yield from head if shown else (("", True) for _ in head)
+            head = []
+        if line[0].startswith(_RULER):
+            shown = None
+        if shown is None:
+            head.append(line)
+        else:
+            yield line if shown else ("", True)
+
+
+def _is_read(section: list[str]) -> bool:
+    """Whether a section that begins so is of this boot, and mostly of the kernel, or of a reader of bug reports."""
+    if any(map(_NOT_READ.search, section[:10])):
+        return False
+    filled = [line for line in section if line.strip()][1:]
+    mostly_kernel = sum(map(is_kernel_line, filled)) * 2 > len(filled)
+    return mostly_kernel or any(reader.begins(line) for line in filled for reader in REPORT_READERS)
+
+
+def _read_into(dumps: Dumps, chunks: Iterable[bytes], name: str, head: bytes) -> bool:
+    """Read one text, of which `head` is the beginning; whether anything was recognised in it."""
+    if not is_bug_report(head):
+        return dumps.add(lines_of(chunks), name) > 0
+    if not dumps.add(_sections_read(lines_of(chunks)), name, quiet=True):
         raise SourceError("a bug report without any section that gpudoctor reads (cut off, or the driver not loaded)")
-
-
-def _sections(data: bytes) -> Iterator[bytes]:
-    """Yield the text between rulers, beginning with the head of the report."""
-    start = 0
-    while start < len(data):
-        ruler = data.find(_RULER, start)
-        if ruler < 0:
-            ruler = len(data)
-        if ruler > start:
-            yield data[start : ruler + 1]  # including the line end at which the ruler match starts
-        line_end = data.find(b"\n", ruler + 1)
-        start = len(data) if line_end < 0 else line_end
+    return True
 
 
 def node_from_text(head: bytes, stream: BinaryIO, path: str, limit: TimeLimit = NO_LIMIT) -> Node | None:
     """The node from a text of any size whose first bytes, `head`, were already read; None if nothing is recognised."""
     name = printable(Path(path).name)
     dumps = Dumps(limit)
-    found = dumps.add(lines_of(chunks_of(_by_lines(head), stream)), name)
-    return dumps.node(name) if found else None
-
-
-def node_from_bug_report(data: bytes, path: str, limit: TimeLimit = NO_LIMIT) -> Node:
-    """The node from an unpacked nvidia-bug-report.log."""
-    name = printable(Path(path).name)
-    dumps = Dumps(limit)
-    add_bug_report(dumps, data, name)
-    return dumps.node(name)
-
-
-def node_from_archive(files: Iterable[tuple[str, bytes]], path: str, limit: TimeLimit = NO_LIMIT) -> Node:
-    """The node from the dumps in an archive, joined as in a directory."""
-    dumps = Dumps(limit)
-    passed_over: list[str] = []
-    for name, data in files:
-        shown = printable(Path(name).name)
-        if not is_dump(data[:HEAD_BYTES]):
-            passed_over.append(f"{shown}: not recognised as a dump")
-        else:
-            with naming(shown):
-                _add(dumps, data, shown)
-    return _node_of_many(dumps, passed_over, path, "archive")
+    return dumps.node(name) if _read_into(dumps, chunks_of(head, stream), name, head) else None
 
 
 def is_dump(head: bytes) -> bool:
     """Whether a text that starts with `head` contains anything that a reader recognises."""
-    if recognise(head_text(head)) is not None:
+    if is_bug_report(head) or _SMI_XML.search(head):
         return True
-    if b"\0" in head and not head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+    if is_binary(head):
         return False
     found: list[TextReader] = []
     Transcript(READERS, lambda reader, _: found.append(reader)).read(lines_of([head]))
     return bool(found)
 
 
-def _by_lines(head: bytes) -> bytes:
-    """Replace the zero bytes in a /proc/PID/environ dump with line ends."""
-    return head.replace(b"\0", b"\n") if b"\0" in head and recognise(head_text(head)) == "environment" else head
+class _File(NamedTuple):
+    """A file of a directory or archive: its content if it is a dump, else a note that says why it was not read.
+
+    `path` names it in errors. `most_bytes`: how many were read at most. `may_be_dump`: it could not be read, so that
+    nobody knows.
+    """
+
+    path: str
+    data: bytes | None = None
+    note: str = ""
+    most_bytes: int = 0
+    may_be_dump: bool = False
+
+
+def node_from_archive(files: Iterable[tuple[str, bytes]], path: str, limit: TimeLimit = NO_LIMIT) -> Node:
+    """The node from the dumps in an archive, joined as in a directory."""
+    named = ((printable(Path(name).name), data) for name, data in files)
+    return _node_of_many((_checked(name, data) for name, data in named), path, "archive", limit)
 
 
 def node_from_directory(
@@ -139,24 +128,33 @@ def node_from_directory(
         found = sorted(itertools.islice(shown_ones, MAX_FILES + 1), key=lambda entry: entry.name)
     if len(found) > MAX_FILES:
         raise SourceError(f"{len(found)} files or more; a directory of dumps has at most {MAX_FILES}")
+
+    def files() -> Iterator[_File]:
+        for place, entry in enumerate(found):
+            if limit.is_over:
+                raise SourceError(
+                    f"{place} of {len(found)} files of this directory were read within --deadline {deadline_s:g}: "
+                    "keep only dumps of one machine in it, or give more time"
+                )
+            if progress is not None:
+                progress(f"reading the directory: file {place + 1} of {len(found)}, {printable(entry.name)}")
+            with naming(entry.path):
+                file = _file_in(entry.path)
+            yield file
+
+    return _node_of_many(files(), real, "directory", limit)
+
+
+def _node_of_many(files: Iterable[_File], path: str, container: str, limit: TimeLimit) -> Node:
     dumps = Dumps(limit)
-    total_bytes = 0
     passed_over: list[str] = []
-    for place, entry in enumerate(found):
-        shown = printable(entry.name)
-        if limit.is_over:
-            raise SourceError(
-                f"{place} of {len(found)} files of this directory were read within --deadline {deadline_s:g}: keep "
-                "only dumps of one machine in it, or give more time"
-            )
-        if progress is not None:
-            progress(f"reading the directory: file {place + 1} of {len(found)}, {shown}")
-        with naming(entry.path):
-            file = _file_in(entry.path)
+    total_bytes = 0
+    for file in files:
+        shown = printable(Path(file.path).name)
         total_bytes += file.most_bytes
         if total_bytes > MAX_TOTAL_BYTES:
             raise SourceError(
-                f"more than {MAX_TOTAL_BYTES >> 20} MiB unpacked; a directory of dumps has at most that: "
+                f"more than {MAX_TOTAL_BYTES >> 20} MiB unpacked; a {container} of dumps has at most that: "
                 "keep those of one machine in it"
             )
         if file.may_be_dump:
@@ -164,12 +162,9 @@ def node_from_directory(
         elif file.data is None:
             passed_over.append(f"{shown}: {file.note}")
         else:
-            with naming(entry.path):
-                _add(dumps, file.data, shown)
-    return _node_of_many(dumps, passed_over, real, "directory")
-
-
-def _node_of_many(dumps: Dumps, passed_over: list[str], path: str, container: str) -> Node:
+            with naming(file.path):
+                if not _read_into(dumps, [file.data], shown, file.data):
+                    dumps.could_not_read(f"{shown}: it begins like a dump, but nothing in it was recognised")
     dumps.notes.extend(passed_over[:MAX_NAMED])
     if len(passed_over) > MAX_NAMED:
         dumps.notes.append(f"and {len(passed_over) - MAX_NAMED} more files that were not read")
@@ -181,16 +176,11 @@ def _node_of_many(dumps: Dumps, passed_over: list[str], path: str, container: st
     return dumps.node(printable(Path(path).name or path))
 
 
-class _File(NamedTuple):
-    """A file of a directory: its content if it is a dump, else a note that says why it was not read.
-
-    `most_bytes`: how many were read at most. `may_be_dump`: it could not be read, so that nobody knows.
-    """
-
-    data: bytes | None = None
-    note: str = ""
-    most_bytes: int = 0
-    may_be_dump: bool = False
+def _checked(path: str, data: bytes) -> _File:
+    """A file that was read, if it is a dump."""
+    if not is_dump(data[:HEAD_BYTES]):
+        return _File(path, note="not recognised as a dump", most_bytes=len(data))
+    return _File(path, data, most_bytes=len(data))
 
 
 def _file_in(path: str) -> _File:
@@ -199,34 +189,25 @@ def _file_in(path: str) -> _File:
         info = Path(path).stat()
         mode = info.st_mode
         if stat.S_ISDIR(mode):
-            return _File(note="a directory, not looked into")
+            return _File(path, note="a directory, not looked into")
         if not stat.S_ISREG(mode):
-            return _File(note="not a regular file")
+            return _File(path, note="not a regular file")
         if info.st_size == 0:
-            return _File(note="empty")
+            return _File(path, note="empty")
         with open_plain(path) as file:
             head = file.read(HEAD_BYTES) or b""
     except OSError as error:
-        return _File(note=f"cannot be read: {error.strerror}", may_be_dump=True)
+        return _File(path, note=f"cannot be read: {error.strerror}", may_be_dump=True)
     if not head.strip():
-        return _File(note="empty", most_bytes=len(head))
+        return _File(path, note="empty", most_bytes=len(head))
     packed = head.startswith(GZIP)
     if not packed and not is_dump(head):
-        return _File(note="not recognised as a dump", most_bytes=len(head))
+        return _File(path, note="not recognised as a dump", most_bytes=len(head))
     try:
         data = read_file(path)
     except SourceError as error:
-        if packed:  # the content of a broken .gz is unknown
-            most_bytes = min(MAX_BYTES, _MAX_DEFLATE_RATIO * info.st_size)
-            return _File(note=str(error), most_bytes=most_bytes, may_be_dump=True)
-        raise
-    if packed and not is_dump(data[:HEAD_BYTES]):
-        return _File(note="not recognised as a dump", most_bytes=len(data))
-    return _File(data, most_bytes=len(data))
-
-
-def _add(dumps: Dumps, data: bytes, name: str) -> None:
-    if recognise(head_text(data)) == "bug-report":
-        add_bug_report(dumps, data, name)
-    elif not dumps.add(lines_of([_by_lines(data)]), name):
-        dumps.could_not_read(f"{name}: it begins like a dump, but nothing in it was recognised")
+        if not packed:
+            raise
+        most_bytes = min(MAX_BYTES, _MAX_DEFLATE_RATIO * info.st_size)
+        return _File(path, note=str(error), most_bytes=most_bytes, may_be_dump=True)
+    return _checked(path, data) if packed else _File(path, data, most_bytes=len(data))

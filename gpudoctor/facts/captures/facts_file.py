@@ -8,10 +8,9 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from gpudoctor.facts.captures import MOST_GPUS, NOT_IN_FILE, SourceError
-from gpudoctor.facts.captures.contradictions import refuse_contradictions
+from gpudoctor.facts.captures import MOST_GPUS, NOT_IN_FILE, Loaded, SourceError
+from gpudoctor.facts.captures.handwritten import refuse_contradictions, without_unknown_keys
 from gpudoctor.facts.captures.leaves import plausible
-from gpudoctor.facts.captures.unknown_keys import without_unknown_keys
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import NOT_READ, fill, known
@@ -36,8 +35,6 @@ _MOST_YAML_EVENTS = 2_000_000
 _NUMBER = re.compile(r"[-+0-9:._]+")
 _LONGEST_NUMBER = 100
 _BUS_ID = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
-
-Loaded = tuple[Node, Measurements | None]
 
 
 class _Schema(msgspec.Struct):
@@ -68,7 +65,7 @@ def load_json(data: bytes) -> Loaded:
         if schema == FACTS:
             node = msgspec.json.decode(text, type=Node)
             by_hand = node.source.kind == "simulated"
-            return _written(without_unknown_keys(msgspec.json.decode(text), node) if by_hand else node), None
+            return Loaded(_written(without_unknown_keys(msgspec.json.decode(text), node) if by_hand else node))
         report = msgspec.json.decode(text, type=_Report)
     except UnicodeDecodeError as error:
         raise SourceError(f"not UTF-8 at byte {error.start}") from None
@@ -82,7 +79,7 @@ def load_json(data: bytes) -> Loaded:
         raise SourceError(cut if _is_cut(text, reported) else f"broken JSON: {reported}") from None
     if report.facts is None:
         raise SourceError("a report without facts: make it with `gpudoctor check --json --include-facts`")
-    return checked(report.facts), report.measurements
+    return Loaded(checked(report.facts), report.measurements)
 
 
 def load_measurements(data: bytes) -> Measurements:
@@ -116,7 +113,7 @@ def load_yaml(data: bytes) -> Loaded:
         _check_schema(str(schema))
         node = _written(without_unknown_keys(raw, msgspec.convert(raw, Node)))
         _check_end(text, raw)
-        return node, None
+        return Loaded(node)
     except UnicodeDecodeError as error:
         raise SourceError(f"not UTF-8 at byte {error.start}") from None
     except yaml.MarkedYAMLError as error:
@@ -218,19 +215,13 @@ def checked(node: Node) -> Node:
     """
     if len(node.gpus) > MOST_GPUS:
         raise SourceError(f"more than {MOST_GPUS} GPUs: not the facts of one machine - at `$.gpus`")
-    indices: set[int] = set()
-    bus_ids: set[str] = set()
-    uuids: set[str] = set()
+    seen: set[tuple[str, object]] = set()
     for place, gpu in enumerate(node.gpus):
-        if gpu.index in indices:
-            raise SourceError(f"index {gpu.index} is there twice - at `$.gpus[{place}].index`")
-        if gpu.bus_id in bus_ids:
-            raise SourceError(f"bus id {gpu.bus_id[:40]} is there twice - at `$.gpus[{place}].bus_id`")
-        if (uuid := known(gpu.uuid)) in uuids:
-            raise SourceError(f"UUID {str(uuid)[:60]} is there twice - at `$.gpus[{place}].uuid`")
-        if uuid:
-            uuids.add(uuid)
-        indices.add(gpu.index)
-        bus_ids.add(gpu.bus_id)
+        for field, name, value in (
+            ("index", "index", gpu.index), ("bus_id", "bus id", gpu.bus_id), ("uuid", "UUID", known(gpu.uuid)),
+        ):  # fmt: skip
+            if value is not None and value != "" and (field, value) in seen:
+                raise SourceError(f"{name} {str(value)[:60]} is there twice - at `$.gpus[{place}].{field}`")
+            seen.add((field, value))
     gpus = tuple(fill(gpu, NOT_IN_FILE) for gpu in node.gpus)
     return plausible(replace(fill(node, NOT_IN_FILE), gpus=gpus, source=node.source))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import reduce
 from typing import Any
 
 from msgspec.structs import replace
@@ -17,7 +18,7 @@ from gpudoctor.facts.captures.gpu_lists import (
 from gpudoctor.facts.captures.host.fabric_manager import without_failed_jobs
 from gpudoctor.facts.captures.host.lspci import PciTree
 from gpudoctor.facts.captures.host.module import shows_gpus_in_container, without_container_failures
-from gpudoctor.facts.captures.kernel_logs import continued, joined_logs
+from gpudoctor.facts.captures.kernel_logs import joined, joined_logs
 from gpudoctor.facts.captures.leaves import merged, plausible, say_absent
 from gpudoctor.facts.captures.lines import NO_LIMIT, TimeLimit
 from gpudoctor.facts.captures.nvidia_smi.nvlink import with_remote_kinds
@@ -65,9 +66,7 @@ class Dumps:
             raise self._errors[0][1]
         for place, error in self._errors:
             self.could_not_read(f"{file}, {place}: not read: {error}")
-        statements = () if quiet else transcript.statements.found
-        if not self._read and transcript.statements.only_about_errors:
-            statements = (table,) if (table := transcript.statements.table) and not quiet else ()
+        statements = () if quiet else transcript.statements.said(alone=not self._read)
         self._reported.extend(statements)
         if self._read and transcript.passed.count and not quiet:
             self.notes.append(f"{file}: {transcript.passed.words()}")
@@ -118,11 +117,11 @@ class Dumps:
 
     def _add_log(self, log: KernelLog, block: Block) -> None:
         if block.goes_on_from and self._logs:
-            self._logs[-1] = continued(self._logs[-1], log)
+            self._logs[-1] = joined(self._logs[-1], log, goes_on=True)
         else:
             self._logs.append(log)
-            if len(self._logs) > MAX_PARTS and (joined := joined_logs(self._logs)):
-                self._logs = [joined]
+            if len(self._logs) > MAX_PARTS and (whole := joined_logs(self._logs)):
+                self._logs = [whole]
 
     @property
     def shows_gpus(self) -> bool:
@@ -141,7 +140,9 @@ class Dumps:
         """
         parts = sorted(self._parts, key=lambda item: (item[0], item[1]))
         topology = self._topology([part.topology for _, _, part in parts if part.topology is not None])
-        tree = _joined_tree([part.pci_tree for _, _, part in parts if part.pci_tree is not None])
+        # of a function that is in two dumps, a plain `lspci` shows less than -vvv
+        trees = [part.pci_tree for _, _, part in parts if part.pci_tree is not None]
+        tree = reduce(lambda one, other: merged(one, other, []), trees) if trees else None
         dumps = [(file, dump) for file, _, part in parts for dump in part.smi]
         conflicts: list[str] = []
         node = Node()
@@ -204,18 +205,6 @@ class Dumps:
         return first
 
 
-def _joined_tree(trees: list[PciTree]) -> PciTree | None:
-    """All functions; one that is in two dumps is merged (a plain `lspci` shows less than -vvv)."""
-    if not trees:
-        return None
-    functions: dict[str, Any] = {}
-    for tree in trees:
-        for bus_id, function in tree.functions.items():
-            before = functions.get(bus_id)
-            functions[bus_id] = function if before is None else merged(before, function, [])
-    return PciTree(functions)
-
-
 def _driver(smi: Driver, other: Driver) -> Driver:
     """The driver from nvidia-smi, completed by other dumps; module facts come from the kernel if it reported them."""
     made = merged(smi, other, [])
@@ -231,6 +220,6 @@ def _with_location(gpu: Gpu, tree: PciTree | None) -> Gpu:
     """The GPU with its PCIe path from lspci, and its NUMA node if topo -m is not there."""
     if tree is None:
         return gpu
-    function = tree.functions.get(gpu.bus_id)
+    function = tree.of(gpu.bus_id)
     node = function.numa_node if function is not None and gpu.numa_node == NOT_READ else gpu.numa_node
     return replace(gpu, pcie=tree.link(gpu), numa_node=node)

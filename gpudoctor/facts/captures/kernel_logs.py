@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import reduce
 from operator import add
 
 import msgspec
@@ -64,59 +65,39 @@ def read_kernel_log(block: Block) -> Part:
     return Part(Node(kernel_log=read_kernel_text(block.text, block.file)))
 
 
-def continued(log: KernelLog, piece: KernelLog) -> KernelLog:
-    """A log with its next piece appended."""
-    if isinstance(log.events, Missing) or isinstance(piece.events, Missing):
-        return piece if isinstance(log.events, Missing) else log
-    hosts = _host_events(log, piece)
-    return _capped(
-        msgspec.structs.replace(
-            log,
-            events=(*log.events, *piece.events),
-            quoted=log.quoted + piece.quoted,
-            forgeable=log.forgeable or piece.forgeable,
-            truncated=log.truncated or piece.truncated,
-            gap=log.gap or piece.gap,
-            host_events=tuple(_joined_events(hosts, add).values()) if hosts else log.host_events,
-            api_mismatch=piece.api_mismatch or log.api_mismatch,
-        )
-    )
-
-
 def joined_logs(logs: Iterable[KernelLog]) -> KernelLog | None:
     """Merge the logs: dmesg and the journal contain the same lines, so the highest count of each event is kept."""
     ordered = sorted(logs, key=lambda log: (-len(known(log.events) or ()), repr(log)))
-    if not ordered:
-        return None
-    first, *others = ordered
-    for log in others:
-        first = _with(first, log)
-    return _capped(first)
+    return _capped(reduce(joined, ordered)) if ordered else None
 
 
-def _with(log: KernelLog, other: KernelLog) -> KernelLog:
+def joined(log: KernelLog, other: KernelLog, *, goes_on: bool = False) -> KernelLog:
+    """Two logs of the same time, or a log and its next piece, which counts what the first does not."""
     if isinstance(log.events, Missing) or isinstance(other.events, Missing):
         return other if isinstance(log.events, Missing) else log
-    more = _not_in(log.events, other.events)
-    by_subject = _joined_events(_host_events(log, other), max)
+    count: Callable[[int, int], int] = add if goes_on else max
+    more = other.events if goes_on else _not_in(log.events, other.events)
+    by_subject = _joined_events(_host_events(log, other), count)
     hosts = tuple(by_subject[key] for key in sorted(by_subject, key=repr))
     sources = dict.fromkeys(
         part for source in (known(log.source), known(other.source)) if source for part in source.split(", ")
     )
-    both_cut = log.truncated and other.truncated
-    return msgspec.structs.replace(
+    # what one log of the same time leaves out may be in the other
+    cut = (log.truncated or other.truncated) if goes_on else (log.truncated and other.truncated)
+    mismatches = (other.api_mismatch, log.api_mismatch) if goes_on else (log.api_mismatch, other.api_mismatch)
+    whole = msgspec.structs.replace(
         log,
         events=(*log.events, *more),
         source=", ".join(sources) or log.source,
-        quoted=max(log.quoted, other.quoted),
+        quoted=count(log.quoted, other.quoted),
         # events that no log confirms as the kernel's could have been written by any user
         forgeable=log.forgeable or (other.forgeable and bool(more)),
-        truncated=both_cut,
-        gap=log.gap if both_cut else None,
-        starts_s=log.starts_s if both_cut else None,
+        truncated=cut,
+        gap=(log.gap or other.gap) if cut else None,
         host_events=hosts or (log.host_events if known(log.host_events) is not None else other.host_events),
-        api_mismatch=log.api_mismatch or other.api_mismatch,
+        api_mismatch=mismatches[0] or mismatches[1],
     )
+    return _capped(whole) if goes_on else whole
 
 
 def _host_events(log: KernelLog, other: KernelLog) -> tuple[HostEvent, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from functools import cache
 from operator import is_not
 from typing import Any, TypeVar
@@ -70,6 +71,7 @@ _FIELDS: dict[tuple[type, str], _Bounds] = {
     (Gpu, "memory_free_mib"): _MEMORY_MIB,
     (NvLink, "speed_gb_s"): (0, 10_000),
 }
+_OF_TOTAL = ("memory_reserved_mib", "memory_used_mib", "memory_free_mib")
 _NOT_CLIPPED: dict[tuple[type, str], int] = {
     # a list cut in the middle would mean something else
     (Variable, "value"): 100_000,
@@ -159,18 +161,41 @@ def _identity(item: Any) -> Any:
     return tuple(getattr(item, field) for field in item.__struct_fields__[:required])
 
 
-def say_absent(value: T) -> T:
-    """Replace every leaf that was not read with "not in this capture"."""
+def structs(fact: Any, where: str = "$") -> Iterator[tuple[str, msgspec.Struct]]:
+    """The struct and all below it, each with its place in the file: "$.gpus[2].pcie"."""
+    if isinstance(fact, tuple):
+        for number, item in enumerate(fact):
+            yield from structs(item, f"{where}[{number}]")
+    elif isinstance(fact, msgspec.Struct) and not isinstance(fact, Missing):
+        yield where, fact
+        for name in fact.__struct_fields__:
+            yield from structs(getattr(fact, name), f"{where}.{name}")
+
+
+def _changed(value: T, leaf: Callable[[Any, str, Any], Any], owner: Any = None, name: str = "") -> T:
+    """The facts with each leaf as `leaf` returns it, which gets its struct and name, or None and "" in a list."""
     made: Any = value
-    if value == NOT_READ:
-        made = ABSENT
-    elif isinstance(value, tuple):
-        made = tuple(say_absent(item) for item in value)
+    if value is None or value is True or value is False:
+        return value
+    if isinstance(value, tuple):
+        items = [_changed(item, leaf) for item in value]
+        made = tuple(items) if any(map(is_not, items, value)) else value
     elif isinstance(value, msgspec.Struct) and not isinstance(value, Missing):
-        news = {field: say_absent(getattr(value, field)) for field in value.__struct_fields__}
-        made = msgspec.structs.replace(value, **news)
+        news = {}
+        for field in value.__struct_fields__:
+            old = getattr(value, field)
+            if (new := _changed(old, leaf, value, field)) is not old:
+                news[field] = new
+        made = msgspec.structs.replace(value, **news) if news else value
+    else:
+        made = leaf(owner, name, value)
     result: T = made
     return result
+
+
+def say_absent(value: T) -> T:
+    """Replace every leaf that was not read with "not in this capture"."""
+    return _changed(value, lambda _owner, _name, leaf: ABSENT if leaf == NOT_READ else leaf)
 
 
 # What no machine can have reported: absurd numbers and endless strings.
@@ -178,48 +203,26 @@ def say_absent(value: T) -> T:
 
 def plausible(value: T) -> T:
     """The facts with impossible numbers replaced by a `Missing(failed)` that quotes them, and long strings clipped."""
-    made: Any = value
+    return _changed(value, _plausible)
+
+
+def _plausible(owner: Any, name: str, value: Any) -> Any:
+    if isinstance(value, Missing):
+        reason = clipped(value.missing)
+        return value if reason is value.missing else msgspec.structs.replace(value, missing=reason)
     if isinstance(value, str):
-        made = clipped(value)
-    elif isinstance(value, tuple):
-        items = [*map(plausible, value)]
-        made = tuple(items) if any(map(is_not, items, value)) else value
-    elif isinstance(value, msgspec.Struct):
-        kind = type(value)
-        news = {}
-        for name in value.__struct_fields__:
-            old = getattr(value, name)
-            # most leaves of most facts: of 1,000 GPUs there are 380,000
-            text = old.missing if type(old) is Missing else old
-            if text is None or text is True or text is False or (type(text) is str and clipped(text) is text):
-                continue
-            new = _field(kind, name, old)
-            if new is not old:
-                news[name] = new
-        if isinstance(value, Gpu):
-            news |= _more_than_all(value)
-        made = msgspec.structs.replace(value, **news) if news else value
-    result: T = made
-    return result
+        return value if len(value) <= _NOT_CLIPPED.get((type(owner), name), 0) else clipped(value)
+    quoted = unreadable(owner, name, value)
+    return Missing(f"not understood: {name} reads {quoted}", "failed") if quoted else value
 
 
-def _more_than_all(gpu: Gpu) -> dict[str, Missing]:
-    """A Missing for each memory figure that exceeds the total."""
-    total = gpu.memory_total_mib
-    return {
-        name: Missing(f"not understood: {name} reads {size} of {total}", "failed")
-        for name in ("memory_reserved_mib", "memory_used_mib", "memory_free_mib")
-        if isinstance(size := getattr(gpu, name), int) and isinstance(total, int) and 0 < total < size
-    }
-
-
-def _field(kind: type, name: str, value: Any) -> Any:
-    place = (kind, name)
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        low, high = _FIELDS.get(place) or _KINDS.get(kind) or (None, None)
-        if low is None or high is None or place in _REQUIRED or low <= value <= high:
-            return value
-        return Missing(f"not understood: {name} reads {value}", "failed")
-    if isinstance(value, str) and len(value) <= _NOT_CLIPPED.get(place, 0):
-        return value
-    return plausible(value)
+def unreadable(owner: Any, name: str, value: Any) -> str | None:
+    """The number of a struct that no machine can have reported, as text; None for all other values."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return None
+    total = owner.memory_total_mib if name in _OF_TOTAL and isinstance(owner, Gpu) else None
+    if isinstance(total, int) and 0 < total < value:
+        return f"{value} of {total}"
+    place = (type(owner), name)
+    low, high = _FIELDS.get(place) or _KINDS.get(type(owner)) or (value, value)
+    return None if place in _REQUIRED or low <= value <= high else str(value)

@@ -41,8 +41,17 @@ _PREFIXES = (_QUOTE, _NUMBER, _STAMP, _ORIGIN, _INDENT, _ADDED)
 _MOST_PREFIXES = 3
 
 
-class TooSlowError(SourceError):
-    """A source was not read within the time that the user gave."""
+# /proc/PID/environ: variables with a zero byte between them
+_ENVIRON = re.compile(rb"[A-Za-z_]\w{0,80}=[^\0]{0,9999}\0")
+
+
+def is_binary(head: bytes) -> bool:
+    """Whether what begins so is no text: it has zero bytes that neither UTF-16 nor a dump of variables explains."""
+    return b"\0" in head and not _is_wide(head) and not _ENVIRON.match(head)
+
+
+def _is_wide(head: bytes) -> bool:
+    return head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
 
 
 class TimeLimit:
@@ -57,10 +66,10 @@ class TimeLimit:
         return self.seconds is not None and monotonic() - self._begun_s > self.seconds
 
     def held(self, lines: Iterable[tuple[str, bool]]) -> Iterator[tuple[str, bool]]:
-        """Yield the lines. Raise TooSlowError when the time is over: half of a text is not judged."""
+        """Yield the lines. Raise SourceError when the time is over: half of a text is not judged."""
         for number, line in enumerate(lines):
             if number % _LINES_A_LOOK == 0 and self.is_over:
-                raise TooSlowError(
+                raise SourceError(
                     f"{number} lines of this text were read within --deadline {self.seconds:g}: "
                     "keep only those of one machine in it, or give more time"
                 )
@@ -74,17 +83,19 @@ def lines_of(chunks: Iterable[bytes]) -> Iterator[tuple[str, bool]]:
     """Yield each line without its end, and whether it had one: only the last line may have none.
 
     Reads UTF-8, or UTF-16 with a byte-order mark (from PowerShell); invalid bytes are replaced. Only a line feed ends a
-    line. A line is cut after 8 million characters.
+    line. A line is cut after 8 million characters. A zero byte is left out, or ends a line of /proc/PID/environ.
     """
     decoder: codecs.IncrementalDecoder | None = None
     rest = ""
     dropping = wide = False
+    zero = b""  # a log contains zero bytes if the machine lost power while writing it
     for chunk in chunks:
         if decoder is None:
-            wide = chunk.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+            wide = _is_wide(chunk)
             decoder = codecs.getincrementaldecoder("utf-16" if wide else "utf-8-sig")("replace")
-        if not wide:  # a log contains zero bytes if the machine lost power while writing it
-            chunk = chunk.replace(b"\0", b"")
+            zero = b"\n" if _ENVIRON.match(chunk) else b""
+        if not wide:
+            chunk = chunk.replace(b"\0", zero)
         first, *more = plain_spaces(decoder.decode(chunk)).split("\n")
         if not dropping:
             rest += first

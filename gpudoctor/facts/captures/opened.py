@@ -1,4 +1,4 @@
-"""Open untrusted files, gzipped or not, within limits on their size, and recognise them by their first 64 KiB."""
+"""Open untrusted files, gzipped or not, within limits on their size."""
 
 from __future__ import annotations
 
@@ -12,46 +12,21 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gpudoctor.facts.captures import SourceError
-from gpudoctor.facts.captures.kernel_logs import is_kernel_line
 from gpudoctor.facts.captures.lines import plain_spaces
-from gpudoctor.facts.captures.nvidia_smi.messages import FAILURE
 
 HEAD_BYTES = 64 * 1024
 MAX_BYTES = 64 * 1024 * 1024
 MAX_BUG_REPORT_BYTES = 256 * 1024 * 1024
 GZIP = b"\x1f\x8b"
-_COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_MATRIX = r"^[^\S\n]*GPU\d+\t"
-# the first kind of which all patterns are there
-_FORMS: tuple[tuple[str, tuple[re.Pattern[str], ...]], ...] = tuple(
-    (kind, tuple(re.compile(pattern, re.MULTILINE) for pattern in patterns))
-    for kind, *patterns in (
-        ("bug-report", r"NVIDIA bug report log file|nvidia-bug-report\.sh Version"),
-        ("smi-xml", r"<(?:!DOCTYPE )?nvidia_smi_log[\s>]"),
-        ("smi-text", r"NVSMI LOG(?![\s\S]{0,400}Attached Units)"),
-        ("p2p", _MATRIX, r"Status Ok|\t(?:OK|CNS|GNS|TNS|NS|DR|U)[\t\n]"),
-        ("topology", _MATRIX),
-        ("nvlink", r"^GPU \d+: .{0,200}\(UUID: ", r"^[ \t]+Link \d+: |all links are inActive"),
-        (
-            "lspci",
-            r"^(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7] "
-            r"[A-Z0-9][^:\n]{2,60}(?:bridge|Bridge|controller|device)[^:\n]{0,20}: ",
-        ),
-        ("free", r"^[ \t]+total[ \t]+used[ \t]+free\b[^\n]*\n(?:[^\n]*\n)?Mem:"),
-        ("meminfo", r"^MemTotal:\s+\d+ kB"),
-        ("df", r"^Filesystem\s[^\n]*Mounted on$", r" /dev/shm$"),
-        ("kernel-module", "NVRM version:"),
-    )
-)
-_ASSIGNMENT = re.compile(r"(?:export |declare -x )?[A-Za-z_]\w*=")
-_USUAL_NAME = re.compile(
-    r"(?:^|\0)(?:export |declare -x )?(?:PATH|HOME|PWD|USER|LD_|CUDA|NCCL_|SLURM_|NVIDIA_)", re.MULTILINE
+# a mail that quotes one is a text like any other: its writer may have said something, too
+_BUG_REPORT = re.compile(
+    rb"^(?:(?:Start|End) of )?NVIDIA bug report log file|^nvidia-bug-report\.sh Version", re.MULTILINE
 )
 
 
 def head_text(data: bytes) -> str:
     """The first 64 KiB as text, only for recognising the kind; invalid bytes are replaced."""
-    return decoded(data[:HEAD_BYTES])
+    return plain_spaces(data[:HEAD_BYTES].decode("utf-8-sig", errors="replace"))
 
 
 def open_plain(path: str) -> BinaryIO:
@@ -115,16 +90,6 @@ def read_stream(stream: BinaryIO, size: int = 0, head: bytes | None = None) -> b
     return data
 
 
-def decoded(data: bytes) -> str:
-    """A dump as text with plain spaces and without colours. Invalid bytes are replaced: names come from firmware."""
-    text = plain_spaces(data.decode("utf-8-sig", errors="replace"))
-    return _COLOURS.sub("", text) if "\x1b" in text else text
-
-
-def _limit(head: bytes) -> int:
-    return MAX_BUG_REPORT_BYTES if recognise(head_text(head)) == "bug-report" else MAX_BYTES
-
-
 def unpacked(data: bytes) -> bytes:
     """The content of a .gz. Raise SourceError if it is broken, or as soon as it exceeds its limit."""
     try:
@@ -141,22 +106,14 @@ def unpacked(data: bytes) -> bytes:
     return unpacked
 
 
+def is_bug_report(head: bytes) -> bool:
+    """Whether this is the beginning of nvidia-bug-report.log."""
+    return _BUG_REPORT.search(head[:HEAD_BYTES]) is not None
+
+
+def _limit(head: bytes) -> int:
+    return MAX_BUG_REPORT_BYTES if is_bug_report(head) else MAX_BYTES
+
+
 def _too_large(limit: int, what: str = "") -> SourceError:
     return SourceError(f"{what}larger than {limit // 1024**2} MiB: not a dump that gpudoctor reads")
-
-
-# What a text is, by its content; its file name is ignored.
-
-
-def recognise(head: str) -> str | None:
-    """The kind of dump that starts with `head`; None for anything else."""
-    for kind, patterns in _FORMS:
-        if all(pattern.search(head) for pattern in patterns):
-            return kind
-    # by the form of most of its lines
-    lines = [line for line in re.split(r"[\n\0]", head)[:200] if line.strip()]
-    if lines and sum(map(is_kernel_line, lines)) * 2 > len(lines):
-        return "kernel-log"
-    if sum(map(bool, map(_ASSIGNMENT.match, lines))) * 2 > len(lines) and _USUAL_NAME.search(head):
-        return "environment"
-    return "smi-failure" if FAILURE.search(head) else None

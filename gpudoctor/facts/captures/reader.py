@@ -81,7 +81,6 @@ class TextReader(msgspec.Struct, frozen=True):
       prefix.
     - `interleaved`: other logs may contain its lines between their own (syslog). They are collected up to the next
       prompt, ruler or heading, and end no block that is read in pieces.
-    - `alone`: each line is a text of its own (an error of a shell); any text may contain it, and none ends at it.
     - `in_pieces`: each line means the same alone as together (a log), so a long block is read in pieces.
     """
 
@@ -95,7 +94,6 @@ class TextReader(msgspec.Struct, frozen=True):
     may_be: Form | None = None
     in_pieces: bool = False
     interleaved: bool = False
-    alone: bool = False
 
 
 def text_reader(

@@ -11,7 +11,7 @@ from gpudoctor.facts.captures.host.containers import read_inspect
 from gpudoctor.facts.captures.host.cpu_and_memory import LIMIT_READERS, MEMORY_READERS, PROCESSOR_READERS
 from gpudoctor.facts.captures.host.fabric_manager import FABRIC_MANAGER_READERS
 from gpudoctor.facts.captures.host.lspci import read_acs, read_lspci
-from gpudoctor.facts.captures.host.module import MODULE_READERS
+from gpudoctor.facts.captures.host.module import MODULE_READERS, read_proc_version
 from gpudoctor.facts.captures.host.rdma import RDMA_READERS
 from gpudoctor.facts.captures.host.schedulers import SCHEDULER_READERS
 from gpudoctor.facts.captures.kernel_logs import read_kernel_log
@@ -57,4 +57,9 @@ READERS: tuple[TextReader, ...] = (
     *(read_query_xml, read_failure, read_inforom, read_table, read_gpu_list, read_topology, read_query_text),
     *(read_query, read_apps, *MONITOR_READERS, read_proc, *DCGM_READERS, *HOST_READERS),
     *(read_collect_env, *BENCHMARK_READERS, read_kernel_log),
+)
+# whose texts are looked for in nvidia-bug-report.log, beside the kernel's
+REPORT_READERS: tuple[TextReader, ...] = (
+    *(read_query_xml, read_query_text, read_failure, read_topology, read_gpu_list),
+    *(read_lspci, read_proc_version, *MEMORY_READERS),
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import errno
 import io
 import os
@@ -16,8 +15,7 @@ from typing import BinaryIO
 import msgspec
 
 from gpudoctor.errors import nearest_names
-from gpudoctor.facts.captures import SourceError, naming, printable
-from gpudoctor.facts.model.measurements import Measurements
+from gpudoctor.facts.captures import Loaded, SourceError, naming, printable
 from gpudoctor.facts.model.node import Node
 from gpudoctor.lazy import lazy_imports
 
@@ -38,13 +36,6 @@ _DEEPEST_JSON = 500
 _NO_FILE = (None, errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 
 
-class Loaded(msgspec.Struct, frozen=True):
-    """The node from a source, and the measurements if the source is a report."""
-
-    node: Node
-    measurements: Measurements | None = None
-
-
 def load_source(
     name: str,
     *,
@@ -56,26 +47,13 @@ def load_source(
     """Load the node that `name` stands for.
 
     Tried in this order: `-` is stdin; an existing file is facts (JSON, YAML), a report, a stream of `gpudoctor watch`
-    (its first facts), any text with tool output, or a bug report, gzipped or not, a bundle of `gpudoctor bundle`, or an
-    archive of texts; an existing directory contains texts; anything else is the name of a packaged simulated node,
-    which takes CUDA_*, FI_*, NCCL_* and SLURM_* variables from `environ` (default: this process's environment), so
-    that a setting can be tried on it. `deadline_s` limits the reading of texts, which may be anything, and `progress`
-    gets a line for each file of a directory.
+    (its first facts) or any text with tool output, gzipped or not, a bundle of `gpudoctor bundle`, or an archive of
+    texts; an existing directory contains texts; anything else is the name of a packaged simulated node, which takes
+    CUDA_*, FI_*, NCCL_* and SLURM_* variables from `environ` (default: this process's environment), so that a setting
+    can be tried on it. `deadline_s` limits the reading of texts, which may be anything, and `progress` gets a line for
+    each file of a directory.
     Raise SourceError, one line with the file and the position, if it cannot be read.
     """
-    try:
-        return _load(name, stdin, environ, deadline_s, progress)
-    except SourceError as error:
-        raise SourceError(printable(str(error))) from None
-
-
-def _load(
-    name: str,
-    stdin: BinaryIO | None,
-    environ: Mapping[str, str] | None,
-    deadline_s: float | None,
-    progress: Callable[[str], None] | None,
-) -> Loaded:
     if not name:
         raise SourceError("the source is an empty name: give a file, a directory, a simulated node, or - for stdin")
     if name == "-":
@@ -129,50 +107,41 @@ def _from_stdin(stream: BinaryIO, deadline_s: float | None) -> Loaded:
 
 
 def _from_stream(stream: BinaryIO, name: str, deadline_s: float | None, size: int = 0) -> Loaded:
-    """Read packed files and gpudoctor's formats as a whole; any other text line by line, whatever its size."""
+    """Read archives and gpudoctor's formats as a whole; any other text line by line, whatever its size."""
     limit = lines.TimeLimit(deadline_s)
     head = opened.read_head(stream)
+    if head.startswith(opened.GZIP):
+        stream, size = io.BytesIO(opened.read_stream(stream, size, head)), 0
+        head = opened.read_head(stream)
+    if archives.is_tar(head) or head.startswith(archives.ZIP):
+        data = opened.read_stream(stream, size, head)
+        if archives.is_tar(data) and archives.is_bundle(data):
+            return archives.load_bundle(data)
+        return Loaded(directory.node_from_archive(archives.texts_in(data), name, limit))
     text = opened.head_text(head).lstrip()
-    braces = text.startswith("{") and not kernel_logs.is_kernel_line(text.partition("\n")[0].rstrip("\r"))
-    packed = head.startswith((opened.GZIP, archives.ZIP)) or archives.is_tar(head)
-    if packed or braces or facts_file.is_yaml_facts(text) or opened.recognise(text) == "bug-report":
-        return _from_bytes(opened.read_stream(stream, size, head), name, limit)
+    if text.startswith("{") and not kernel_logs.is_kernel_line(text.partition("\n")[0].rstrip("\r")):
+        return _of_json(opened.read_stream(stream, size, head), text, name, limit)
+    if facts_file.is_yaml_facts(text):
+        return _of_file(name, facts_file.load_yaml(opened.read_stream(stream, size, head)))
     if not head.strip():
         raise SourceError("there is nothing in it")
-    return _from_text(head, stream, name, limit)
-
-
-def _from_text(head: bytes, stream: BinaryIO, name: str, limit: lines.TimeLimit) -> Loaded:
-    is_utf16 = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    if b"\0" in head and not is_utf16 and opened.recognise(opened.head_text(head)) != "environment":
+    if lines.is_binary(head):
         raise SourceError("binary data, no dump")
     node = directory.node_from_text(head, stream, name, limit)
     if node is None:
-        raise SourceError(_unrecognised(head, opened.head_text(head)))
+        raise SourceError(_unrecognised(head, text))
     return Loaded(node)
 
 
-def _from_bytes(data: bytes, name: str, limit: lines.TimeLimit) -> Loaded:
-    """Load the unpacked content of a whole file."""
-    head = opened.head_text(data)
-    if archives.is_tar(data) and archives.is_bundle(data):
-        return Loaded(*archives.load_bundle(data))
-    if archives.is_tar(data) or data.startswith(archives.ZIP):
-        return Loaded(directory.node_from_archive(archives.texts_in(data), name, limit))
-    if head.lstrip().startswith("{"):
-        if _nested_too_deeply(head):
-            raise SourceError("nested too deeply")
-        if recording.is_stream(data[: opened.HEAD_BYTES]):
-            return Loaded(recording.node_of_stream(data, name))
-        # it may be JSON in a log line; if no reader knows it, it was meant as facts
-        own = b'"gpudoctor.' in data[: opened.HEAD_BYTES]
-        node = None if own else directory.node_from_text(data, io.BytesIO(), name, limit)
-        return Loaded(node) if node else _of_file(name, Loaded(*facts_file.load_json(data)))
-    if facts_file.is_yaml_facts(head):
-        return _of_file(name, Loaded(*facts_file.load_yaml(data)))
-    if opened.recognise(head) == "bug-report":
-        return Loaded(directory.node_from_bug_report(data, name, limit))
-    return _from_text(data, io.BytesIO(), name, limit)
+def _of_json(data: bytes, head: str, name: str, limit: lines.TimeLimit) -> Loaded:
+    """Facts, a report or a stream; or JSON in the lines of a log: if no reader knows it, it was meant as facts."""
+    if _nested_too_deeply(head):
+        raise SourceError("nested too deeply")
+    if recording.is_stream(data[: opened.HEAD_BYTES]):
+        return Loaded(recording.node_of_stream(data, name))
+    own = b'"gpudoctor.' in data[: opened.HEAD_BYTES]
+    node = None if own else directory.node_from_text(data, io.BytesIO(), name, limit)
+    return Loaded(node) if node else _of_file(name, facts_file.load_json(data))
 
 
 def _nested_too_deeply(head: str) -> bool:
@@ -196,8 +165,6 @@ def _of_file(name: str, loaded: Loaded) -> Loaded:
 
 
 def _unrecognised(data: bytes, head: str) -> str:
-    if "\0" in head:
-        return "binary data, no dump"
     try:
         data.decode("utf-8")
     except UnicodeDecodeError as error:

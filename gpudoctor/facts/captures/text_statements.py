@@ -8,11 +8,10 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from gpudoctor.facts.captures import clipped
-from gpudoctor.facts.model.node import short_bus_id
 from gpudoctor.facts.model.reported import Loudness, Reported
 from gpudoctor.statements.about import about
 from gpudoctor.statements.catalogue import known_error, xid_code
-from gpudoctor.statements.model import About, Statement
+from gpudoctor.statements.model import Statement
 from gpudoctor.statements.prefixes import Origin, stripped, unmarked, with_short_numbers
 from gpudoctor.statements.reader import MOST_TEXT, statement_of
 from gpudoctor.statements.told import is_past
@@ -66,7 +65,7 @@ _FRAME = re.compile(r'\s*File "[^"]{1,400}"(?:, line \d|$)')
 
 
 class TextStatements:
-    """Collects the statements of one text, line by line; `found` is empty for a page that writes about errors."""
+    """Collects the statements of one text, line by line; a page that writes about errors says nothing."""
 
     def __init__(self, file: str = "") -> None:
         self._file = file
@@ -127,11 +126,6 @@ class TextStatements:
         return bool(self._kept)
 
     @property
-    def only_about_errors(self) -> bool:
-        """Whether nothing was said of a node: at most a page says something of errors."""
-        return not (self._of_the_node or (self._well_lines and self._of_a_node))
-
-    @property
     def _statements(self) -> tuple[Reported, ...]:
         return (*self._kept.values(), *(self._verdicts.values() if self._of_a_node else ()))
 
@@ -143,27 +137,33 @@ class TextStatements:
             if not ((self._is_a_page and _is_prose(each)) or (self._tables and _PAGE_ROW.match(each.text)))
         ]
 
-    @property
-    def found(self) -> tuple[Reported, ...]:
-        """What was said about the node, each once, in the order of the text."""
+    def said(self, *, alone: bool) -> tuple[Reported, ...]:
+        """What was said about the node, each once, in the order of the text; `alone`: nothing else was read in it.
+
+        A text alone that says nothing of a node, at most something of errors, says what its tables are about.
+        """
         retained = self._of_the_node
+        is_well = self._well_lines > 0 and self._of_a_node
+        if alone and not retained and not is_well:
+            return self._tables_shown
         about_errors = [each for each in self._statements if each not in retained]
         retained += [
             replace(each, loudness="unread", text=f"a page that writes about errors says: {each.text}")
             for each in about_errors
             if each.effect == "hardware" and each.names_a_gpu
         ][:1]
-        if not retained and self._well_lines and self._of_a_node:
+        if not retained and is_well:
             return (replace(self._well, count=self._well_lines),)
         return tuple(self._with_only_gpu(each) for each in retained)
 
     @property
-    def table(self) -> Reported | None:
+    def _tables_shown(self) -> tuple[Reported, ...]:
         """What a text is whose tables are about accelerators, and which no reader takes: known, and not judged."""
         if not self._of_a_node or self._rows < max(1, self._others) or self._is_a_page:
-            return None
+            return ()
         whose = f"{self._vendor} accelerators" if self._vendor else "GPUs"
-        return Reported(f"figures about {whose} were recognised, and nothing in them can be judged", loudness="unread")
+        text = f"figures about {whose} were recognised, and nothing in them can be judged"
+        return (Reported(text, loudness="unread"),)
 
     @property
     def _vendor(self) -> str | None:
@@ -176,14 +176,15 @@ class TextStatements:
         return marked or (self._prose_lines >= _PAGE_LINES and few)
 
     def _note(self, text: str, number: int) -> None:
-        self._named.add(_gpu_of(about(text)))
+        named = about(text)
+        self._named.add((named.gpu_index, named.bus_id))
         if _WELL.search(text[:_LONGEST_FORM]):
             self._well_lines += 1
             if self._well_lines == 1:
                 self._well = Reported(clipped(text.strip()), loudness="ok", line=number, file=self._file)
 
     def _keep(self, statement: Statement) -> None:
-        self._named.add(_gpu_of(statement.about))
+        self._named.add((statement.about.gpu_index, statement.about.bus_id))
         reported = _reported(statement, self._file)
         named = reported.names_a_gpu or reported.device is not None or reported.label is not None
         about_node = _GRAVE if reported.loudness == "warning" else _OF_A_NODE
@@ -228,7 +229,6 @@ def worst_first(reported: Iterable[Reported]) -> tuple[Reported, ...]:
 
 def _reported(statement: Statement, file: str) -> Reported:
     named, known, code = statement.about, known_error(statement.message), xid_code(statement.message)
-    gpu, bus_id = _gpu_of(named)
     port = f" port {named.port}" if named.port is not None else ""
     past = statement.form == "sentence" and is_past(statement.message)
     return Reported(
@@ -241,17 +241,13 @@ def _reported(statement: Statement, file: str) -> Reported:
         effect=known.effect if known else "hardware" if code is not None else None,
         plain=known.plain if known else "",
         xid=code,
-        gpu=gpu,
-        bus_id=bus_id,
+        gpu=named.gpu_index,
+        bus_id=named.bus_id,
         uuid=named.uuid,
         device=named.device_file or (f"{named.adapter}{port}" if named.adapter else None),
         line=statement.line,
         file=file,
     )
-
-
-def _gpu_of(named: About) -> tuple[int | None, str | None]:
-    return named.gpu_index, short_bus_id(named.bus_id) if named.bus_id else None
 
 
 def _is_prose(reported: Reported) -> bool:

@@ -1,13 +1,12 @@
 """Split a transcript, i.e. any text that people paste, into blocks by the tool that printed them.
 
-Each line is classified first, by what is open and what it may begin; what follows from its kind is a table (`_STEPS`).
+Each line is classified first, by what is open and what it may begin.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from enum import Enum, auto
 
 import msgspec
 
@@ -91,26 +90,13 @@ class Passed(msgspec.Struct):
         return f"{lines} not recognised: {', '.join(named)}"
 
 
-class Kind(Enum):
-    """What a line is to the transcript."""
-
-    CONTINUES = auto()  # belongs to the open block
-    LAST = auto()  # ends the open block, and belongs to it
-    OPENS = auto()  # begins a block of its reader
-    ASIDE = auto()  # of a reader whose lines may stand between those of any block
-    AFTER = auto()  # the same, and the open block ends before it
-    COMMAND = auto()  # a prompt
-    BORDER = auto()  # a fence or a ruler
-    HEADING = auto()
-    BLANK = auto()
-    REPEATED = auto()  # differs only in its digits from a line that no reader took
-    UNKNOWN = auto()
-
-
 class _Line(msgspec.Struct):
-    """A classified line: `text` without what was added before it, `whole` with it; `reader` whose it is."""
+    """A line and what is done with it: `text` without what was added before it, `whole` with it; `reader` whose it is.
 
-    kind: Kind
+    `step` is a method of the transcript: what a line is, is what follows from it.
+    """
+
+    step: Callable[[_Line, int], None]
     text: str
     whole: str = ""
     reader: TextReader | None = None
@@ -120,8 +106,8 @@ class _Line(msgspec.Struct):
 class Transcript:
     """Splits lines into blocks and passes each complete block, with its reader, to `take`.
 
-    A line that no reader takes does not end a block, so prose in the middle of a dump changes nothing, and neither
-    does a line that is a text of its own. A prompt, a ruler, a fence, or the first line of another tool's text ends it.
+    A line that no reader takes does not end a block, so prose in the middle of a dump changes nothing. A prompt, a
+    ruler, a fence, or the first line of another tool's text ends it.
     What no reader takes, headings included, is offered to `statements`.
     """
 
@@ -136,7 +122,7 @@ class Transcript:
         self._characters = 0
         self._blank = self._by_command = False
         self._command = ""
-        # the lines of each reader that is `interleaved` or `alone`, until the next boundary
+        # the lines of each reader that is `interleaved`, until the next boundary
         self._asides: dict[TextReader, Block] = {}
         self._margin = ""  # the blanks before the first line of a block, as before code in Markdown
         # forms of lines that no reader took: programs repeat lines that differ only in digits (an Xid's number counts)
@@ -154,7 +140,7 @@ class Transcript:
         characters = 0
         for number, (raw, ended) in enumerate(lines, 1):
             line = self._classified(self._cleaned(raw))
-            _STEPS[line.kind](self, line, number)
+            line.step(line, number)
             characters += max(len(raw), _LEAST_COUNTED)
             if characters > MAX_UNKNOWN_CHARACTERS and not self._has_anything:
                 raise SourceError(
@@ -185,19 +171,19 @@ class Transcript:
         reader = self._reader
         # a short cut for the many lines of a log; the code below would have the same result
         if reader is not None and reader.in_pieces and line[:1] not in _HIDES and reader.begins(line):
-            return _Line(Kind.CONTINUES, line)
+            return _Line(self._continue, line)
         short = len(line) < _LONGEST_REMEMBERED and not self._by_command
         if short and (reader, line.translate(_ONE_DIGIT)) in self._unknown:
-            return _Line(Kind.REPEATED, line)
+            return _Line(self._pass, line)
         if not line or line.isspace():
-            return _Line(Kind.BLANK, line)
+            return _Line(self._skip, line)
         if reader is not None and reader.until is not None:
             if reader.until(line):
-                return _Line(Kind.LAST, line)
+                return _Line(self._end, line)
             if line.lstrip()[:1] == "<" or self._begun_by(line) is None:
-                return _Line(Kind.CONTINUES, line)
+                return _Line(self._continue, line)
         if line == _GREP_GAP:
-            return _Line(Kind.CONTINUES if reader is not None else Kind.BORDER, line)
+            return _Line(self._continue if reader is not None else self._skip, line)
         return self._behind_prefixes(line) or self._as_it_is(line)
 
     def _behind_prefixes(self, line: str) -> _Line | None:
@@ -205,8 +191,8 @@ class Transcript:
         # a mail's quote mark hides what the line is; other prefixes may belong to the tool's text
         for inner in (*([line] if line[0] != ">" else []), *unprefixed(line)):
             if not inner or inner.isspace():
-                return _Line(Kind.BLANK, inner)
-            if found := self._of_reader(inner) or _boundary(inner):
+                return _Line(self._skip, inner)
+            if found := self._of_reader(inner) or self._boundary(inner):
                 found.whole = line
                 return found
         return None
@@ -214,36 +200,33 @@ class Transcript:
     def _as_it_is(self, line: str) -> _Line:
         """A line that no form is known of: it may still belong to a command above, or to a reader that looks last."""
         if self._by_command and self._reader is not None:
-            return _Line(Kind.CONTINUES, line)
+            return _Line(self._continue, line)
         maybe = next((r for r in self._readers if r.may_be is not None and r.may_be(line)), None)
         if maybe is not None:
-            kind = Kind.ASIDE if maybe.alone else Kind.OPENS if maybe is not self._reader else Kind.CONTINUES
-            return _Line(kind, line, line, maybe)
-        return (_boundary(line) if line[0] == ">" else None) or _Line(Kind.UNKNOWN, line, line)
+            return _Line(self._begin if maybe is not self._reader else self._continue, line, line, maybe)
+        return (self._boundary(line) if line[0] == ">" else None) or _Line(self._pass_and_remember, line, line)
 
     def _of_reader(self, line: str) -> _Line | None:
         """What the line is to the open block, or to a reader whose text it begins; None if it is neither's."""
         reader = self._reader
         if reader is not None and reader.in_pieces and reader.begins(line):
-            return _Line(Kind.CONTINUES, line)
+            return _Line(self._continue, line)
         goes_on = reader is not None and bool(reader.goes_on(line))
         in_text = goes_on and reader is not None and not reader.in_pieces
         # an indented line belongs to the open block, except in a log, where any line may follow
         if in_text and not self._blank and line[0] in " \t|":
-            return _Line(Kind.CONTINUES, line)
+            return _Line(self._continue, line)
         begun = self._begun_by(line)
         if begun is None:
-            return _Line(Kind.CONTINUES, line) if goes_on else None
-        if begun.alone:
-            return _Line(Kind.ASIDE, line, reader=begun)
+            return _Line(self._continue, line) if goes_on else None
         if begun.interleaved:
             # `systemctl status` ends with lines of the journal
             if in_text:
-                return _Line(Kind.CONTINUES, line)
+                return _Line(self._continue, line)
             in_log = reader is None or reader.in_pieces
-            return _Line(Kind.ASIDE if in_log else Kind.AFTER, line, reader=begun)
+            return _Line(self._put_aside if in_log else self._close_and_put_aside, line, reader=begun)
         again = begun.restarts is not None and begun.restarts(line)
-        return _Line(Kind.OPENS if begun is not reader or again else Kind.CONTINUES, line, reader=begun)
+        return _Line(self._begin if begun is not reader or again else self._continue, line, reader=begun)
 
     def _begun_by(self, line: str) -> TextReader | None:
         """The reader whose text this line begins: the open one if it matches, otherwise the first match."""
@@ -252,7 +235,19 @@ class Transcript:
             return self._reader
         return next((reader for reader in self._readers if reader.begins(line)), None)
 
-    # what follows from each kind
+    def _boundary(self, line: str) -> _Line | None:
+        """What the line is if it stands between texts: a prompt with its command, a fence, a ruler or a heading."""
+        found = _PROMPT.match(line) or _ROOT.match(line) or _BARE.match(line)
+        if found is not None:
+            groups = found.groupdict()
+            return _Line(self._run, line, command=(groups.get("command") or groups.get("close") or "").strip())
+        if _FENCE.match(line) or _RULER.match(line):
+            return _Line(self._divide, line)
+        if (heading := _HEADING.match(line)) is None:
+            return None
+        return _Line(self._head, line, command=heading["file"] or heading["title"] or "")
+
+    # what is done with a line
 
     def _continue(self, line: _Line, number: int) -> None:
         block, reader = self._block, self._reader
@@ -289,12 +284,8 @@ class Transcript:
             return
         block = self._asides.setdefault(reader, Block([], number, self._command, self._file))
         if len(block.lines) >= 2 * PIECE_LINES:
-            if reader.alone:
-                self._take_aside(reader)
-                block = self._asides[reader] = Block([], number, self._command, self._file)
-            else:  # the last lines show the state
-                del block.lines[:PIECE_LINES]
-                self.too_long.count += PIECE_LINES
+            del block.lines[:PIECE_LINES]  # the last lines show the state
+            self.too_long.count += PIECE_LINES
         block.lines.append(line.text[:MAX_ASIDE_LINE])
 
     def _close_and_put_aside(self, line: _Line, number: int) -> None:
@@ -311,8 +302,7 @@ class Transcript:
                 return
 
     def _divide(self, line: _Line, number: int) -> None:
-        if line.text != _GREP_GAP:
-            self._close_all()
+        self._close_all()
 
     def _head(self, line: _Line, number: int) -> None:
         self._close_all()
@@ -325,8 +315,11 @@ class Transcript:
     def _pass(self, line: _Line, number: int) -> None:
         self.passed.add(number)
         self.statements.offer(line.text, number)
+
+    def _pass_and_remember(self, line: _Line, number: int) -> None:
+        self._pass(line, number)
         small = len(line.text) < _LONGEST_REMEMBERED and len(self._unknown) < _MOST_REMEMBERED
-        if small and line.kind is Kind.UNKNOWN and "Xid" not in line.text:
+        if small and "Xid" not in line.text:
             self._unknown.add((self._reader, line.text.translate(_ONE_DIGIT)))
 
     def _open(self, reader: TextReader, number: int) -> None:
@@ -352,30 +345,3 @@ class Transcript:
         if reader is not None and block.lines:
             self.blocks += 1
             self._take(reader, block)
-
-
-def _boundary(line: str) -> _Line | None:
-    """What the line is if it stands between texts: a prompt with its command, a fence, a ruler or a heading."""
-    found = _PROMPT.match(line) or _ROOT.match(line) or _BARE.match(line)
-    if found is not None:
-        groups = found.groupdict()
-        return _Line(Kind.COMMAND, line, command=(groups.get("command") or groups.get("close") or "").strip())
-    if _FENCE.match(line) or _RULER.match(line):
-        return _Line(Kind.BORDER, line)
-    heading = _HEADING.match(line)
-    return _Line(Kind.HEADING, line, command=heading["file"] or heading["title"] or "") if heading is not None else None
-
-
-_STEPS: dict[Kind, Callable[[Transcript, _Line, int], None]] = {
-    Kind.CONTINUES: Transcript._continue,
-    Kind.LAST: Transcript._end,
-    Kind.OPENS: Transcript._begin,
-    Kind.ASIDE: Transcript._put_aside,
-    Kind.AFTER: Transcript._close_and_put_aside,
-    Kind.COMMAND: Transcript._run,
-    Kind.BORDER: Transcript._divide,
-    Kind.HEADING: Transcript._head,
-    Kind.BLANK: Transcript._skip,
-    Kind.REPEATED: Transcript._pass,
-    Kind.UNKNOWN: Transcript._pass,
-}

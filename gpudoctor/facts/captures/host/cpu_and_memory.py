@@ -57,11 +57,7 @@ _NODE_CPUS = re.compile(r"NUMA node(\d{1,4}) CPU\(s\)")
     r"[^\W\d][^\s\d:|/]{0,15}/[^\W\d][^\s\d:|/]{1,15}[ \t]{1,16}[^\W\d][^\s\d:|/]{1,15}$",
     rf"\s*[^\W\d][^\d:\uff1a|]{{0,40}}[:\uff1a]\s*{_CELL}(?:\s+{_CELL}){{1,6}}\s*$|\s*-/\+ buffers",
 )
-def _read_free(block: Block) -> Part:
-    return Part(Node(host=parse_free(block.text)))
-
-
-def parse_free(text: str) -> Host:
+def read_free(block: Block) -> Part:
     """RAM and swap from `free` in any unit and language. Raise SourceError if there is no row of the memory.
 
     `free` does not print its unit (except with -h), so it is derived from plausible sizes, 1 GiB to 16 TiB, and, if two
@@ -70,7 +66,7 @@ def parse_free(text: str) -> Host:
     """
     header: list[str] = []
     rows: list[tuple[str, list[str]]] = []
-    for line in text.splitlines():
+    for line in block.lines:
         if row := _LABELLED.match(line):
             rows.append((row[1].strip(), row[2].split()))
         elif not header:
@@ -78,52 +74,27 @@ def parse_free(text: str) -> Host:
     memory = next((cells for label, cells in rows if label == "Mem" or len(cells) > 3), None)
     if not header or memory is None:
         raise SourceError("no header and row of the memory of free")
-    plain = [int(cell[:18]) for cell in memory if cell.isdecimal()]
-    unit_bytes = _unit_bytes(plain)
+    unit_bytes = _unit_bytes([int(cell[:18]) for cell in memory if cell.isdecimal()])
     # "available" is the last column beside "buff/cache"; before procps 3.3.10 that was "cached"
     has_available = len(memory) == len(header) and (header[-1] == "available" or "/" in header[-2])
-    swap = next((cells for label, cells in rows if len(cells) == 3 and label not in ("Low", "High", "Mem")), [])
-    return Host(
-        ram_mib=_mib(memory[0], unit_bytes),
-        ram_available_mib=_mib(memory[-1] if has_available else None, unit_bytes),
-        swap_mib=_mib(swap[0] if swap else None, unit_bytes),
-        swap_free_mib=_mib(swap[2] if swap else None, unit_bytes),
+    swap = next(
+        (cells for label, cells in rows if len(cells) == 3 and label not in ("Low", "High", "Mem")), ["", "", ""]
     )
+    cells = (memory[0], memory[-1] if has_available else "", swap[0], swap[2])
+    return _memory(*(_mib(cell, unit_bytes) for cell in cells))
+
+
+def _memory(ram: int | Missing, available: int | Missing, swap: int | Missing, swap_free: int | Missing) -> Part:
+    return Part(Node(host=Host(ram_mib=ram, ram_available_mib=available, swap_mib=swap, swap_free_mib=swap_free)))
 
 
 @text_reader("meminfo", r"Mem(?:Total|Free|Available):\s+\d+ kB", r"[A-Z]\w*(?:\(\w+\))?:\s+\d+(?: kB)?$")
-def _read_meminfo(block: Block) -> Part:
-    return Part(Node(host=parse_meminfo(block.text)))
-
-
-def parse_meminfo(text: str) -> Host:
+def read_meminfo(block: Block) -> Part:
     """RAM and swap from /proc/meminfo. Raise SourceError if there is no MemTotal."""
-    found = {name: int(kib) // 1024 for name, kib in _MEMINFO.findall(text)}
+    found = {name: int(kib) // 1024 for name, kib in _MEMINFO.findall(block.text)}
     if "MemTotal" not in found:
         raise SourceError("no MemTotal line")
-    return Host(
-        ram_mib=found["MemTotal"],
-        ram_available_mib=found.get("MemAvailable", _ODD),
-        swap_mib=found.get("SwapTotal", _ODD),
-        swap_free_mib=found.get("SwapFree", _ODD),
-    )
-
-
-def parse_df(text: str) -> Host:
-    """The size of /dev/shm from `df` in any unit; absent if it is not listed, or with the inodes that -i prints.
-
-    Raise SourceError if the line for /dev/shm is incomplete.
-    """
-    unit_bytes: int | None = 1024
-    for line in text.splitlines():
-        parts = line.split()
-        if _DF_HEADER.match(line):
-            unit_bytes = None if _DF_INODES.search(line) else _block_bytes(line)
-        elif parts[-1:] == ["/dev/shm"] and unit_bytes is not None:
-            if len(parts) not in (6, 7):  # -T adds a column
-                raise SourceError("no size in the line for /dev/shm")
-            return Host(shm_mib=_mib(parts[-5], unit_bytes), shm_free_mib=_mib(parts[-3], unit_bytes))
-    return Host()
+    return _memory(*(found.get(name, _ODD) for name in ("MemTotal", "MemAvailable", "SwapTotal", "SwapFree")))
 
 
 @text_reader(
@@ -132,15 +103,28 @@ def parse_df(text: str) -> Host:
     rf"{_DF_HEADER.pattern}|\S+\s+\d[\d.]*[KMGT]i?\s+[\d.]+[KMGT]?i?\s+[\d.]+[KMGT]?i?\s+\d+%\s+/dev/shm$",
     r"\S.*\s\d+%\s+/\S*|\S.*\s-\s+/\S*",
 )
-def _read_df(block: Block) -> Part:
+def read_df(block: Block) -> Part:
+    """The size of /dev/shm from `df` in any unit, and the file systems that are full, of space or of inodes (-i).
+
+    Raise SourceError if the line for /dev/shm is incomplete.
+    """
     inodes = re.search(r"\bdf\b[^|;&]* (?:-\w*i|--inodes)", block.command) or any(map(_DF_INODES.search, block.lines))
-    unit_bytes = next((_block_bytes(line) for line in block.lines if _DF_HEADER.match(line)), 1024)
-    rows = [found.groups() for line in block.lines if (found := _DF_FULL.match(line))]
-    left = [(0 if cell == "0" else _ODD if inodes else _mib(cell, unit_bytes), on) for cell, on in rows]
-    full = [on for mib, on in left if isinstance(mib, int) and mib < _DF_LEFT_MIB and _DF_WRITTEN.match(on)]
+    unit_bytes = 1024
+    host = Host()
+    full: list[str] = []
+    for line in block.lines:
+        cells = line.split()
+        if _DF_HEADER.match(line):
+            unit_bytes = _block_bytes(line)
+        elif cells[-1:] == ["/dev/shm"] and not inodes and host == Host():
+            if len(cells) not in (6, 7):  # -T adds a column
+                raise SourceError("no size in the line for /dev/shm")
+            host = Host(shm_mib=_mib(cells[-5], unit_bytes), shm_free_mib=_mib(cells[-3], unit_bytes))
+        if (found := _DF_FULL.match(line)) and _DF_WRITTEN.match(found[2]):
+            left = 0 if found[1] == "0" else _ODD if inodes else _mib(found[1], unit_bytes)
+            full += [found[2]] if isinstance(left, int) and left < _DF_LEFT_MIB else []
     text = f"no {'inodes' if inodes else 'space'} is left on {', '.join(full[:5])}"
-    reported = (from_tool("df", text, "warning"),) if full else ()
-    return Part(Node(host=Host() if inodes else parse_df(block.text)), reported=reported)
+    return Part(Node(host=host), reported=(from_tool("df", text, "warning"),) if full else ())
 
 
 def _block_bytes(header: str) -> int:
@@ -161,8 +145,8 @@ def _unit_bytes(numbers: list[int]) -> int:
     return 1024**3 if total < 4096 else 1024**2
 
 
-def _mib(cell: str | None, unit_bytes: int) -> int | Missing:
-    match = _SIZE.fullmatch(cell or "")
+def _mib(cell: str, unit_bytes: int) -> int | Missing:
+    match = _SIZE.fullmatch(cell)
     if match is None:
         return _ODD
     letter = (match.group(2) or "").lower()[:1]
@@ -283,5 +267,5 @@ def _read_lscpu(block: Block) -> Part:
 
 
 LIMIT_READERS: tuple[TextReader, ...] = (read_ulimit, read_proc_limits)
-MEMORY_READERS: tuple[TextReader, ...] = (_read_free, _read_meminfo, _read_df)
+MEMORY_READERS: tuple[TextReader, ...] = (read_free, read_meminfo, read_df)
 PROCESSOR_READERS: tuple[TextReader, ...] = (_read_numactl, _read_lscpu)

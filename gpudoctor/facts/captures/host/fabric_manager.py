@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from gpudoctor.facts.captures.reader import Block, Part, TextReader, text_reader
 from gpudoctor.facts.captures.text_statements import from_tool
 from gpudoctor.facts.model.driver import DRIVER_VERSION, FabricManager
-from gpudoctor.facts.model.missing import known
+from gpudoctor.facts.model.missing import NOT_READ, Missing, known
 from gpudoctor.facts.model.node import Node
 
 MOST_ERRORS = 20
@@ -86,7 +86,7 @@ def read_service(block: Block) -> Part:
             failed = True
         elif service is None and _IS_ACTIVE_COMMAND.search(block.command) and (word := _IS_ACTIVE.match(line)):
             service = word[1]
-    part = _service_part(block, None if service == "unknown" else service, result)
+    part = _part(block.lines, None if service == "unknown" else service, result, NOT_READ)
     return (
         replace(part, reported=(from_tool("systemctl", "nvidia-persistenced has failed", "warning"),))
         if failed
@@ -94,9 +94,17 @@ def read_service(block: Block) -> Part:
     )
 
 
-@text_reader("fabric manager journal", _JOURNAL.match, _JOURNAL.match, interleaved=True)
-def read_journal(block: Block) -> Part:
-    """`journalctl -u nvidia-fabricmanager`: the state in which its last start ended, with the errors of that start."""
+def _begins_log(line: str) -> object:
+    return _LOG.match(line) or _JOURNAL.match(line) or _RUNNING.match(line) or _JOB_FAILED.match(line)
+
+
+@text_reader("fabric manager log", _begins_log, _begins_log, interleaved=True)
+def read_log(block: Block) -> Part:
+    """/var/log/fabricmanager.log, and its lines and systemd's in the journal: the state in which its last start ended.
+
+    With the errors of that start; a log of its own that has none tells that there were none. The answer of `systemctl
+    start` is an error and no state: the service may have started since.
+    """
     lines: list[str] = []
     service = result = None
     for line in block.lines:
@@ -110,29 +118,17 @@ def read_journal(block: Block) -> Part:
         elif script := _SCRIPT_STATE.search(line):
             service = _STATE_WORDS[script[1]]
         lines.append(line)
-    return _service_part(Block(lines), service, result)
+    jobs = tuple(dict.fromkeys(line[:300] for line in block.lines if _JOB_FAILED.match(line)))
+    return _part(lines, service, result, () if any(map(_LOG.match, block.lines)) else NOT_READ, jobs)
 
 
-def _service_part(block: Block, service: str | None, result: str | None) -> Part:
-    fabric_manager = _in_lines(block, FabricManager())
-    if service is not None:
-        fabric_manager = replace(fabric_manager, service=service)
-        if result is not None:
-            fabric_manager = replace(fabric_manager, result=result)
-    return Part(Node(fabric_manager=fabric_manager)) if fabric_manager != FabricManager() else Part()
-
-
-@text_reader("fabric manager log", _LOG.match, _LOG.match, in_pieces=True)
-def read_log(block: Block) -> Part:
-    """/var/log/fabricmanager.log: the version, and the errors since the last start."""
-    return Part(Node(fabric_manager=_in_lines(block, FabricManager(errors=()))))
-
-
-def _in_lines(block: Block, start: FabricManager) -> FabricManager:
-    """The version, and the errors since the last start."""
-    version = start.version
+def _part(
+    lines: list[str], service: str | None, result: str | None, none: tuple[()] | Missing, jobs: tuple[str, ...] = ()
+) -> Part:
+    """The service with its version, and the errors since the last start; `none`: what it means that there is none."""
+    version: str | Missing = NOT_READ
     errors: list[str] | None = None
-    for line in block.lines:
+    for line in lines:
         if found := (_RUNNING.search(line) or _INTERFACE.search(line)):
             version = found[1]
         if _STARTED.search(line):
@@ -147,23 +143,17 @@ def _in_lines(block: Block, start: FabricManager) -> FabricManager:
         if bad:
             # without the host name, which precedes the program's name
             errors = [*(errors or []), own[1] if own is not None else line.strip()[:300]][-MOST_ERRORS:]
-    return FabricManager(version=version, errors=start.errors if errors is None else tuple(errors))
-
-
-@text_reader("systemctl start", _JOB_FAILED.match, alone=True)
-def read_job(block: Block) -> Part:
-    """The answer of `systemctl start`; the service may have started since, so it is an error and no state."""
-    return Part(Node(fabric_manager=FabricManager(errors=tuple(dict.fromkeys(line[:300] for line in block.lines)))))
+    told = none if errors is None and not jobs else (*jobs, *(errors or ()))
+    state = {"service": service} if service is not None else {}
+    state |= {"result": result} if state and result is not None else {}
+    return Part(Node(fabric_manager=FabricManager(version=version, errors=told, **state)))
 
 
 def without_failed_jobs(node: Node) -> Node:
-    """The node without the answers of `read_job`."""
+    """The node without the answers of `systemctl start`."""
     errors = tuple(error for error in known(node.fabric_manager.errors) or () if not _JOB_FAILED.match(error))
     left = replace(node.fabric_manager, errors=errors or FabricManager().errors)
     return replace(node, fabric_manager=left)
 
 
-FABRIC_MANAGER_READERS: tuple[TextReader, ...] = (
-    *(read_job, read_service, read_journal, read_log),
-    text_reader("nv-fabricmanager --version", _RUNNING.match, _RUNNING.match)(read_service.read),
-)
+FABRIC_MANAGER_READERS: tuple[TextReader, ...] = (read_service, read_log)

@@ -46,20 +46,19 @@ _WORD_OF_WIDTH = re.compile(r"Width x\d{1,2} ?(?:\(([a-z]{1,20})\))?")
 _DENIED = Missing("lspci was not run as root", "denied")
 
 
-class Function(Fact, frozen=True):
-    """One PCI function of the dump."""
+class Function(PcieHop, frozen=True):
+    """One PCI function of the dump: a hop, and what else is shown of it."""
 
-    bus_id: str
-    name: str
-    pci_class: str | Missing
-    vendor_id: str | Missing = ABSENT
-    device_id: str | Missing = ABSENT
+    name: str = ""
     driver: str | None = None
     off_bus: bool = False
     numa_node: int | Missing | None = ABSENT
     secondary: int = -1  # buses behind a bridge, from secondary to subordinate
     subordinate: int = -1
-    hop: PcieHop | None = None
+
+    @property
+    def hop(self) -> PcieHop:
+        return PcieHop(*(getattr(self, field) for field in PcieHop.__struct_fields__))
 
     @property
     def is_nvidia(self) -> bool:
@@ -70,40 +69,38 @@ class Function(Fact, frozen=True):
         return self.is_nvidia and isinstance(self.pci_class, str) and self.pci_class.startswith(_GPU_CLASSES)
 
 
-class PciTree(msgspec.Struct):
-    """All functions of the dump by bus id."""
+class PciTree(Fact, frozen=True):
+    """All functions of the dump."""
 
-    functions: dict[str, Function]
+    functions: tuple[Function, ...]
+
+    def of(self, bus_id: str) -> Function | None:
+        return next((function for function in self.functions if function.bus_id == bus_id), None)
 
     @property
     def gpus(self) -> list[Function]:
-        return sorted((f for f in self.functions.values() if f.is_gpu), key=lambda f: f.bus_id)
+        return sorted((f for f in self.functions if f.is_gpu), key=lambda f: f.bus_id)
 
     @property
     def nvidia_devices(self) -> tuple[PciDevice, ...]:
         return tuple(
             PciDevice(f.bus_id, f.pci_class, f.device_id, f.driver, f.numa_node, f.off_bus)
-            for f in sorted(self.functions.values(), key=lambda f: f.bus_id)
+            for f in sorted(self.functions, key=lambda f: f.bus_id)
             if f.is_nvidia and not isinstance(f.pci_class, Missing) and f.pci_class.startswith(_DEVICE_CLASSES)
         )
 
     def path(self, bus_id: str) -> tuple[PcieHop, ...] | Missing:
         """The hops from the function to its root port, found by the bus numbers of the bridges."""
-        function = self.functions.get(bus_id)
-        if function is None or function.hop is None or function.hop.width == ABSENT:
+        function = self.of(bus_id)
+        if function is None or function.width == ABSENT:
             return ABSENT  # a plain `lspci` lists the function, but not its link
-        hops = [function.hop]
         domain, bus = bus_id.split(":")[0], int(bus_id.split(":")[1], 16)
         above = [
-            f
-            for f in self.functions.values()
-            if f.bus_id.startswith(f"{domain}:") and 0 < f.secondary <= bus <= f.subordinate
+            f for f in self.functions if f.bus_id.startswith(f"{domain}:") and 0 < f.secondary <= bus <= f.subordinate
         ]
         # the nearest bridge has the fewest buses behind it
-        for bridge in sorted(above, key=lambda f: (-f.secondary, f.subordinate)):
-            if bridge.hop is not None:
-                hops.append(bridge.hop)
-        return tuple(hops)
+        above.sort(key=lambda f: (-f.secondary, f.subordinate))
+        return tuple(each.hop for each in (function, *above))
 
     def link(self, gpu: Gpu) -> PcieLink:
         """The GPU's link with its path, and with the lanes that lspci shows if no other dump contains them."""
@@ -134,7 +131,7 @@ def parse_lspci(text: str) -> PciTree:
         header, body = _HEADER.match(line), []
     if not functions:
         raise SourceError("no line like '18:00.0 3D controller: NVIDIA Corporation ...'")
-    return PciTree(functions)
+    return PciTree(tuple(functions.values()))
 
 
 def _function(header: re.Match[str], body: list[str]) -> Function:
@@ -164,7 +161,7 @@ def _function(header: re.Match[str], body: list[str]) -> Function:
             found["driver"] = driver[1]
     missing = _DENIED if denied else ABSENT
     can, now = links.get("LnkCap"), links.get("LnkSta")
-    hop = PcieHop(
+    return Function(
         bus_id,
         vendor_id,
         device_id,
@@ -179,16 +176,9 @@ def _function(header: re.Match[str], body: list[str]) -> Function:
         width_downgraded=_downgraded(now, _WORD_OF_WIDTH),
         speed_downgraded=_downgraded(now, _WORD_OF_SPEED),
         acs_redirect=acs if acs is not None else _DENIED if denied else False if can else ABSENT,
-    )
-    return Function(
-        bus_id,
-        _IDS.sub("", name).partition(" (rev ")[0].strip(),
-        pci_class,
-        vendor_id,
-        device_id,
+        name=_IDS.sub("", name).partition(" (rev ")[0].strip(),
         # a laptop's GPU is powered off while nothing uses it
         off_bus="(rev ff)" in name and not _OF_LAPTOPS.search(name),
-        hop=hop,
         **found,
     )
 

@@ -29,12 +29,9 @@ _PROC_VERSION = re.compile(
 _MOKUTIL = re.compile(r"SecureBoot (enabled|disabled)")
 _KMOD = r"(?:modprobe|insmod): (?:ERROR|FATAL): .{0,120}nvidia.{0,80}"
 # nvidia-container-cli's messages about NVML when it starts a container -> nvmlInit's code
-_CONTAINER_NVML = (
-    (re.compile(r".{0,300}nvidia-container-cli: .{0,80}driver not loaded"), 9),
-    (re.compile(r".{0,300}nvidia-container-cli: .{0,80}libnvidia-ml\.so\S{0,6}: cannot open shared object file"), 12),
-    (re.compile(r".{0,300}nvidia-container-cli: .{0,80}driver/library version mismatch"), 18),
-    (re.compile(r".{0,300}nvidia-container-cli: .{0,80}nvml error: unknown error"), 999),
-)
+_NVML_CODES = {"driver not loaded": 9, "driver/library version mismatch": 18, "nvml error: unknown error": 999}
+_NO_NVML, _NO_NVML_CODE = r"libnvidia-ml\.so\S{0,6}: cannot open shared object file", 12
+_CONTAINER_NVML = re.compile(rf".{{0,300}}nvidia-container-cli: .{{0,80}}({'|'.join(_NVML_CODES)}|{_NO_NVML})")
 _CONTAINER_WITH_GPUS = re.compile(
     r"\b(?:docker|podman|nerdctl)(?: container)? run [^|;&]{0,400}?(?:--gpus|--runtime[= ]nvidia|nvidia\.com/gpu)"
 )
@@ -109,10 +106,8 @@ def read_dkms(block: Block) -> Part:
 
 def is_load_error(line: str) -> bool:
     """Whether the line matches `LOAD_ERRORS` or is from nvidia-container-cli about NVML."""
-    if _LOAD_WORDS.search(line) is None:
-        return False
-    patterns = (*(row.pattern for row in LOAD_ERRORS), *(pattern for pattern, _ in _CONTAINER_NVML))
-    return any(pattern.match(line) for pattern in patterns)
+    patterns = (*(row.pattern for row in LOAD_ERRORS), _CONTAINER_NVML)
+    return _LOAD_WORDS.search(line) is not None and any(pattern.match(line) for pattern in patterns)
 
 
 @text_reader("driver load error", is_load_error)
@@ -123,9 +118,8 @@ def read_load_errors(block: Block) -> Part:
     for line in block.lines:
         if row := next((row for row in LOAD_ERRORS if row.pattern.match(line)), None):
             failures[LoadFailure(row.cause, line.strip()[:300])] = None
-        for pattern, code in _CONTAINER_NVML:
-            if pattern.match(line):
-                driver = Driver(init_code=code, init_error=line.strip()[:300])
+        if found := _CONTAINER_NVML.match(line):
+            driver = Driver(init_code=_NVML_CODES.get(found[1], _NO_NVML_CODE), init_error=line.strip()[:300])
     return Part(Node(driver=replace(driver, load_failures=tuple(failures))))
 
 

@@ -23,28 +23,18 @@ _SYSFS = re.compile(
 _NUMBER = re.compile(r"(\d{1,5}(?:\.\d{1,3})?)")
 _PORT_LINE = re.compile(r"\s*[Pp]ort:?\s*(\d{1,3}):?\s*$")
 # the tools' words, and those of sysfs -> sysfs' words; a word that was cut off matches none of them
-_STATES = {
-    "active": "ACTIVE",
-    "down": "DOWN",
-    "init": "INIT",
-    "initializing": "INIT",
-    "armed": "ARMED",
-    "port_active": "ACTIVE",
-    "port_down": "DOWN",
-    "port_init": "INIT",
-    "port_armed": "ARMED",
-}
-_PHYSICAL = {
-    "linkup": "LinkUp",
-    "link_up": "LinkUp",
-    "polling": "Polling",
-    "disabled": "Disabled",
-    "sleep": "Sleep",
-    "linkerrorrecovery": "LinkErrorRecovery",
-    "portconfigurationtraining": "PortConfigurationTraining",
-}
+_STATES = {"active": "ACTIVE", "down": "DOWN", "init": "INIT", "initializing": "INIT", "armed": "ARMED"}
+_STATES |= {f"port_{word}": state for word, state in _STATES.items()}
+_PHYSICAL = ("LinkUp", "Polling", "Disabled", "Sleep", "LinkErrorRecovery", "PortConfigurationTraining")
 # for an EFA, sysfs contains Unknown, and ibv_devinfo prints Unspecified
 _LAYERS = {"infiniband": "InfiniBand", "ethernet": "Ethernet", "unknown": "Unknown", "unspecified": "Unknown"}
+# the leaf of each key, and its words
+_WORDS = {
+    "state": ("state", _STATES),
+    "phys_state": ("physical_state", {"link_up": "LinkUp"} | {word.lower(): word for word in _PHYSICAL}),
+    "link_layer": ("link_layer", _LAYERS),
+}
+_WORDS |= {"physical_state": _WORDS["phys_state"]}
 _OF_DEVICE = {"ca type": "adapter", "firmware version": "firmware", "fw_ver": "firmware"}
 _NUMBERED = re.compile(r"^\d{1,3}: ")
 # what ibstat prints below a device, pasted without its indentation
@@ -146,15 +136,9 @@ def read_sysfs(block: Block) -> Part:
 def _port_leaf(key: str, value: str) -> dict[str, Any]:
     """The leaf in one line of a port; empty for a line that is not kept, or cut off after its colon."""
     word = value.split(" (")[0].strip()
-    if not word:
-        return {}
-    for leaf, keys, text in (
-        ("state", ("state",), _STATES),
-        ("physical_state", ("physical state", "phys state", "phys_state"), _PHYSICAL),
-        ("link_layer", ("link layer", "link_layer"), _LAYERS),
-    ):
-        if key in keys:
-            return {leaf: text[word.lower()]} if word.lower() in text else {}
+    leaf, words = _WORDS.get(key.replace(" ", "_"), ("", {}))
+    if word.lower() in words:
+        return {leaf: words[word.lower()]}
     if key == "rate" and (number := _NUMBER.match(word)):
         return {"rate_gbit_s": float(number[1])}
     return {}

@@ -6,18 +6,18 @@ No fact of the node itself is in these texts: what they find wrong is reported a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 
 from gpudoctor.facts.captures.reader import Block, Part, TextReader, text_reader
 from gpudoctor.facts.captures.text_statements import from_tool
 from gpudoctor.facts.model.reported import Loudness, Reported
 
 _MOST_NODES = 8
-_NODE_NAME = re.compile(r"NodeName=(\S{1,253}) |Name:\s+(\S{1,253})$")
-_GRES = re.compile(r"\bGres=\S{0,60}?gpu(?::[A-Za-z][\w.-]{0,60})?:(\d{1,3})(?=[,(\s]|$)")
-_TRES = re.compile(r"\bCfgTRES=\S{0,300}?gres/gpu=(\d{1,4})")
-_STATE = re.compile(r"\bState=(\S{1,80})")
-_REASON = re.compile(r"\bReason=(.{1,300}?)(?:\s*\[[^\]\s]{1,80}@[^\]]{1,40}\])?\s*$")
+_RECORD = re.compile(
+    r"NodeName=(?P<name>\S{1,253}) |\bGres=\S{0,60}?gpu(?::[A-Za-z][\w.-]{0,60})?:(?P<have>\d{1,3})(?=[,(\s]|$)"
+    r"|\bCfgTRES=\S{0,300}?gres/gpu=(?P<give>\d{1,4})|\bState=(?P<state>\S{1,80})"
+    r"|\bReason=(?P<reason>.{1,300}?)(?:\s*\[[^\]\s]{1,80}@[^\]]{1,40}\])?\s*$",
+    re.MULTILINE,
+)
 # states in which a scheduler gives a node no jobs; sinfo's * behind any of them: it does not respond
 _AWAY = re.compile(r"(?:down|fail|err|drain|drng|inval|not_responding|no_respond|unk)[a-z_]*[*$@+~#!%-]{0,2}|[a-z]+\*")
 # a reason that is the node's own fault: a GPU, or a container runtime without which no pod starts
@@ -76,34 +76,32 @@ def _out_of_service(tool: str, node: str, state: str, reason: str) -> Reported:
     return from_tool(tool, f"{node} is {state}: {reason or 'no reason given'}", loudness)
 
 
-def _verdict(tool: str, configured: Iterable[int], given: Iterable[int], away: list[Reported]) -> Part:
+def _verdict(tool: str, configured: list[str], given: list[str], away: list[Reported]) -> Part:
     """GPUs of a node that are not given out, and why it gets no jobs; no counts of several nodes in one text."""
-    have, give = [*configured], [*given]
-    if len(have) > 1 or len(give) > 1:
-        return Part(
-            notes=(f"{tool}: several nodes in one text: show the one that is judged",),
-            reported=tuple(away[:_MOST_NODES]),
-        )
+    if len(configured) > 1 or len(given) > 1:
+        note = f"{tool}: several nodes in one text: show the one that is judged"
+        return Part(notes=(note,), reported=tuple(away[:_MOST_NODES]))
     counted: list[Reported] = []
-    if have and give:
-        text = f"{give[0]} of {have[0]} GPUs of the node are given out"
-        counted.append(from_tool(tool, text, "error" if give[0] < have[0] else "ok"))
-    fewer = [each for each in counted if each.loudness == "error"]
-    return Part(reported=(*fewer, *away[:_MOST_NODES]) or tuple(counted))
+    if configured and given:
+        fewer = int(given[0]) < int(configured[0])
+        text = f"{given[0]} of {configured[0]} GPUs of the node are given out"
+        counted = [from_tool(tool, text, "error" if fewer else "ok")] if fewer or not away else []
+    return Part(reported=(*counted, *away[:_MOST_NODES]))
 
 
 @text_reader("scontrol show node", r"NodeName=\S{1,253} ", r"NodeName=|\s+[A-Z]\w{1,30}=")
 def read_scontrol(block: Block) -> Part:
     """`scontrol show node NAME`: GPUs that are not given out, and a node that gets no jobs."""
-    text = block.text
-    states, reasons = _STATE.findall(text), [m[1] for line in block.lines if (m := _REASON.search(line))]
-    names = [name[0] or name[1] for name in _NODE_NAME.findall(text)]
+    told: dict[str, list[str]] = {"name": [], "have": [], "give": [], "state": [], "reason": []}
+    for found in _RECORD.finditer(block.text):
+        told[found.lastgroup or ""].append(found[found.lastgroup or ""])
+    nodes = zip(told["name"], told["state"], [*told["reason"], *[""] * len(told["name"])], strict=False)
     away = [
         _out_of_service("scontrol", name, state.lower(), reason)
-        for name, state, reason in zip(names, states, [*reasons, *[""] * len(names)], strict=False)
+        for name, state, reason in nodes
         if any(_AWAY.fullmatch(word) for word in re.findall(r"[a-z_]+\*?", state.lower()))
     ]
-    return _verdict("scontrol", map(int, _GRES.findall(text)), map(int, _TRES.findall(text)), away)
+    return _verdict("scontrol", told["have"], told["give"], away)
 
 
 @text_reader(
@@ -151,7 +149,7 @@ def read_sinfo(block: Block) -> Part:
 def read_kubectl(block: Block) -> Part:
     """`kubectl describe node NAME`, `kubectl get node -o yaml`: GPUs that are not given out, and bad conditions."""
     section, name = "", "the node"
-    counts: dict[str, list[int]] = {"capacity": [], "allocatable": []}
+    counts: dict[str, list[str]] = {"capacity": [], "allocatable": []}
     cordon: list[Reported] = []
     bad: list[Reported] = []
     taints: list[Reported] = []
@@ -165,7 +163,7 @@ def read_kubectl(block: Block) -> Part:
             if section == "unschedulable" and "true" in line:
                 cordon.append(_out_of_service("kubectl", name, "unschedulable", ""))
         elif section in counts and (gpus := _QUANTITY.match(line)):
-            counts[section].append(int(gpus[1]))
+            counts[section].append(gpus[1])
         elif section == "conditions" and (condition := _CONDITION.match(line)):
             bad += _condition(name, *condition.groups())
         elif section == "conditions" and (key := _KEY.match(line)):

@@ -1,4 +1,7 @@
-"""Keys of a facts file that no fact has: misspelt in a node written by hand, or of a newer gpudoctor."""
+"""A node that somebody wrote: keys that no fact has, and values that no machine can show.
+
+Only such a file is refused for them: what a machine reads of itself may be wrong, and is then an unknown value.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,9 @@ from msgspec.structs import replace
 
 from gpudoctor.errors import nearest_names
 from gpudoctor.facts.captures import SourceError
-from gpudoctor.facts.model.missing import NOT_READ, fill
+from gpudoctor.facts.captures.leaves import structs, unreadable
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.missing import NOT_READ, fill, known
 from gpudoctor.facts.model.node import Node
 
 _SIMILAR = 0.6
@@ -29,6 +34,23 @@ class _UnknownKey(NamedTuple):
     @property
     def path(self) -> str:
         return f"{self.place}.{self.key[:_LONGEST_SHOWN]}"
+
+
+# within a struct, the first is never more than the second
+_AT_MOST = (
+    ("memory_reserved_mib", "memory_total_mib"),
+    ("memory_used_mib", "memory_total_mib"),
+    ("memory_free_mib", "memory_total_mib"),
+    ("generation", "generation_max"),
+    ("generation_max", "device_generation_max"),
+    ("generation_max", "host_generation_max"),
+    ("width", "width_max"),
+    ("width", "max_width"),
+    ("speed_gt_s", "max_speed_gt_s"),
+    ("min_limit_w", "max_limit_w"),
+)
+_ROUNDING_MIB = 2  # used and free are rounded one by one
+_NO_LINK = (0, 255)  # what sysfs shows of a port without a link
 
 
 def without_unknown_keys(raw: Any, node: Node) -> Node:
@@ -81,3 +103,37 @@ def _nearest(unknown: _UnknownKey) -> str:
         inner_near = dict.fromkeys(nearest_names(unknown.key, within.values(), _MOST_NAMED, _SIMILAR))
         near = [path for name in inner_near for path, inner in within.items() if inner == name][:_MOST_NAMED]
     return f"; did you mean {' or '.join(near)}?" if near else "; every key: gpudoctor schema facts"
+
+
+def refuse_contradictions(node: Node) -> None:
+    """Raise SourceError for the first value that cannot be: with its place, the value, and what excludes it."""
+    for place, gpu in enumerate(node.gpus):
+        where = f"$.gpus[{place}]"
+        for at, fact in structs(gpu, where):
+            _refuse_pairs(at, fact)
+        _refuse_sum(where, gpu)
+        celsius = known(gpu.thermal.gpu_c)
+        if celsius is not None and celsius < 0:  # NVML's temperature has no sign
+            raise SourceError(f"gpu_c is {celsius}, below 0, which no driver can say - at `{where}.thermal`")
+    count = known(node.driver.device_count)
+    if count is not None and count < len(node.gpus):
+        raise SourceError(f"device_count is {count}, but there are {len(node.gpus)} GPUs - at `$.driver.device_count`")
+    for at, fact in structs(node):
+        for name in fact.__struct_fields__:
+            if (quoted := unreadable(fact, name, getattr(fact, name))) is not None:
+                raise SourceError(f"{name} is {quoted}: out of range - at `{at}.{name}`")
+
+
+def _refuse_pairs(where: str, fact: Any) -> None:
+    for name, limit in _AT_MOST:
+        value, most = (known(getattr(fact, field, None)) for field in (name, limit))
+        if value is not None and most is not None and value > most and value not in _NO_LINK:
+            raise SourceError(f"{name} is {value}, more than {limit}, which is {most} - at `{where}.{name}`")
+
+
+def _refuse_sum(where: str, gpu: Gpu) -> None:
+    total, used, free = (known(size) for size in (gpu.memory_total_mib, gpu.memory_used_mib, gpu.memory_free_mib))
+    if total is not None and used is not None and free is not None and used + free > total + _ROUNDING_MIB:
+        raise SourceError(
+            f"memory_used_mib {used} and memory_free_mib {free} are more than memory_total_mib {total} - at `{where}`"
+        )
