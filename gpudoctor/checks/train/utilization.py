@@ -97,15 +97,15 @@ def _compared(case: Case, telemetry: Telemetry, group: Sequence[Watched], unseen
         yield skip(of_gpu(group[0][0]), f"{busy[0]:.0f} % busy; no other GPU of its model to compare with")
         return
     limit = case.limit(_APART_PCT, group[0][0])
-    usual = [median(busy[:place] + busy[place + 1 :]) or 0.0 for place in range(len(busy))]
-    outliers = [place for place in range(len(busy)) if abs(busy[place] - usual[place]) > limit]
+    usual = [median(busy[:number] + busy[number + 1 :]) or 0.0 for number in range(len(busy))]
+    outliers = [number for number in range(len(busy)) if abs(busy[number] - usual[number]) > limit]
     if len(group) == 2:
-        outliers = [min(outliers, key=lambda place: busy[place])] if outliers else []  # of two, the idler one is odd
+        outliers = [min(outliers, key=lambda number: busy[number])] if outliers else []  # of two, the idler one is odd
     elif len(outliers) * 2 > len(group):
         yield _uneven(case, group, busy)
         return
-    for place in outliers:
-        yield _apart(case, telemetry, group[place], busy[place], usual[place])
+    for number in outliers:
+        yield _apart(case, telemetry, group[number], busy[number], usual[number])
     if not outliers and not unseen:
         text = f"{len(group)} GPUs alike: {_span(busy)} % busy{_memory(group)}{_steadiness(group)}"
         yield ok(NODE, Found(text, round(min(busy), 1), "%"), Expected(f"within {limit:g} points of each other"))

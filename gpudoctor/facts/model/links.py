@@ -45,7 +45,8 @@ def link_gb_s(generation: int, lanes: int) -> float | None:
 class PcieHop(Fact, frozen=True):
     """One device on the path from the GPU up to its root port, as sysfs shows it.
 
-    Speeds are GT/s per lane (2.5, 5, 8, 16, 32, 64). `acs_redirect` is true if ACS request or
+    Speeds are GT/s per lane (2.5, 5, 8, 16, 32, 64). Maxima are this device's own, named as in sysfs (`max_width`);
+    NVML's `width_max` of a `PcieLink` is what GPU and slot can do together. `acs_redirect` is true if ACS request or
     completion redirect is on for a bridge (it sends peer-to-peer traffic through the root).
     `*_downgraded` is lspci's mark for a link below this device's maximum, printed even if the maximum is not.
     """
