@@ -45,8 +45,7 @@ def link_gb_s(generation: int, lanes: int) -> float | None:
 class PcieHop(Fact, frozen=True):
     """One device on the path from the GPU up to its root port, as sysfs shows it.
 
-    Speeds are GT/s per lane (2.5, 5, 8, 16, 32, 64). Maxima are this device's own, named as in sysfs (`max_width`);
-    NVML's `width_max` of a `PcieLink` is what GPU and slot can do together. `acs_redirect` is true if ACS request or
+    Speeds are GT/s per lane (2.5, 5, 8, 16, 32, 64). `acs_redirect` is true if ACS request or
     completion redirect is on for a bridge (it sends peer-to-peer traffic through the root).
     `*_downgraded` is lspci's mark for a link below this device's maximum, printed even if the maximum is not.
     """
@@ -58,7 +57,7 @@ class PcieHop(Fact, frozen=True):
     speed_gt_s: float | Missing = NOT_READ
     max_speed_gt_s: float | Missing = NOT_READ
     width: int | Missing = NOT_READ
-    max_width: int | Missing = NOT_READ
+    max_width: int | Missing = NOT_READ  # this device's own (sysfs: max_link_width)
     aer_correctable: int | Missing = NOT_READ
     aer_nonfatal: int | Missing = NOT_READ
     aer_fatal: int | Missing = NOT_READ
@@ -80,7 +79,7 @@ class PcieLink(Fact, frozen=True):
     device_generation_max: int | Missing = NOT_READ
     host_generation_max: int | Missing = NOT_READ
     width: int | Missing = NOT_READ
-    width_max: int | Missing = NOT_READ
+    width_max: int | Missing = NOT_READ  # of GPU and slot together (NVML: MaxPcieLinkWidth)
     replays: int | Missing = NOT_READ
     replay_rollovers: int | Missing = NOT_READ
     path: tuple[PcieHop, ...] | Missing = NOT_READ
