@@ -8,9 +8,10 @@ import msgspec
 
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.explains import Explains
-from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, fail, ok, skip, unread
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, fail, ok, skip
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
+from gpudoctor.checks.core.unread import unread
 from gpudoctor.checks.measured.probe_outcome import judged_outcome, on_gpus, problems_of, rank_subject, ranks_in_words
 from gpudoctor.text.units import short_size
 

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.explains import Explains
-from gpudoctor.checks.core.finding import Advice, Evidence, Finding, Found, fail, ok, unknown, unread
+from gpudoctor.checks.core.finding import Advice, Evidence, Finding, Found, fail, ok, unknown
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
+from gpudoctor.checks.core.unread import unread
 from gpudoctor.checks.measured.peer_ranks import by_model, ranks_without_figures
 from gpudoctor.checks.measured.probe_outcome import (
     judged_outcome,

@@ -18,11 +18,11 @@ from gpudoctor.checks.core.finding import (
     ok,
     skip,
     unknown,
-    unread,
     warn,
 )
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
+from gpudoctor.checks.core.unread import unread
 from gpudoctor.checks.nvlink.link_state import wired_directly
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node

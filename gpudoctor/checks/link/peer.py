@@ -6,21 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.finding import (
-    Advice,
-    Evidence,
-    Expected,
-    Finding,
-    Found,
-    fail,
-    ok,
-    skip,
-    unknown,
-    unread,
-    warn,
-)
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu, of_pair
+from gpudoctor.checks.core.unread import unread
 from gpudoctor.checks.link.host import HOST
 from gpudoctor.checks.measured.peer_pairs import Joined, joined_pairs
 from gpudoctor.checks.measured.peer_ranks import Yardstick, other_processes

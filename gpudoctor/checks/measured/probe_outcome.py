@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.core.finding import Advice, Evidence, Finding, Found, fail, skip, unknown, unread
+from gpudoctor.checks.core.finding import Advice, Evidence, Finding, Found, fail, skip, unknown
 from gpudoctor.checks.core.gpu_use import UNSEEN_MIB, use_of_gpu
 from gpudoctor.checks.core.subject import NODE, Subject, of_rank
+from gpudoctor.checks.core.unread import unread
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import ProbeProblem, RankInfo
 from gpudoctor.facts.model.missing import Missing, known

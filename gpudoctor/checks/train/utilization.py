@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, unknown, unread, warn
-from gpudoctor.checks.core.finding import unread as not_read
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, unknown, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, of_gpu
+from gpudoctor.checks.core.unread import unread
 from gpudoctor.checks.measured.probe_outcome import not_measured, on_gpus, problems_of, rank_subject, ranks_in_words
 from gpudoctor.checks.measured.under_load import highest_of, is_of, median, median_of, telemetry_of
 from gpudoctor.checks.train.sync import SYNC, judges_training
@@ -74,7 +74,7 @@ def _nothing_watched(case: Case) -> Iterator[Finding]:
     if unbroken and launch is not None and not on_gpus(case):
         yield skip(NODE, f"{ranks_in_words(case, launch.world_size)}: no GPU was under load")
     elif unbroken and "telemetry" in case.measurements.not_run:
-        yield not_read(NODE, what, case.measurements.not_run["telemetry"])
+        yield unread(NODE, what, case.measurements.not_run["telemetry"])
     else:
         yield from not_measured(case, "train", what, SYNC)
 
@@ -83,9 +83,9 @@ def _gap(case: Case, gpu: Gpu, load: GpuUnderLoad) -> Finding | None:
     """A finding if this GPU's utilisation cannot be judged; None if it can."""
     missing = load.unread.get(_BUSY)
     if missing is not None and (missing.kind == "failed" or _BUSY not in load.readings):
-        return not_read(of_gpu(gpu), "utilisation under load", missing)
+        return unread(of_gpu(gpu), "utilisation under load", missing)
     if _BUSY not in load.readings:
-        return not_read(of_gpu(gpu), "utilisation under load", Missing("not sampled while it ran"))
+        return unread(of_gpu(gpu), "utilisation under load", Missing("not sampled while it ran"))
     if load.samples < case.limit(_LEAST_SAMPLES, gpu):
         return skip(of_gpu(gpu), f"the train was too short to watch: {load.samples} readings")
     return None
