@@ -163,7 +163,17 @@ def prepared(request: CheckRequest) -> Prepared:
     wants_ranks = puts_load(asked, level)
     refuse_data(request.load, elsewhere=request.node is not None)
     return Prepared(
-        request, config, asked, left_out, required, level, burn_s, wants_ranks, started_s, began_s, tuple(notes)
+        request=request,
+        config=config,
+        checks=asked,
+        left_out=left_out,
+        required=required,
+        level=level,
+        burn_s=burn_s,
+        wants_ranks=wants_ranks,
+        started_s=started_s,
+        began_s=began_s,
+        notes=tuple(notes),
     )
 
 
@@ -197,7 +207,13 @@ def examined(
     try:
         data = request.load.data
         sourced = read_source(
-            request.node, request.faults, prep.deadline_s, progress, half_read.append, data, request.deadline_s
+            request.node,
+            request.faults,
+            prep.deadline_s,
+            progress=progress,
+            on_interrupt=half_read.append,
+            data=data,
+            source_deadline_s=request.deadline_s,
         )
         if request.gpu is None and (gpus := cuda_device_list.shown_to_any(visible, sourced.node)) is not None:
             request = msgspec.structs.replace(request, gpu=gpus)
@@ -205,8 +221,17 @@ def examined(
         load = request.load
         measurements = sourced.measurements if request.backend == "auto" else None
         if measurements is None:
-            node, checks, burn_s = sourced.node, prep.checks, prep.burn_s
-            measurements = measure(node, checks, prep.level, load, progress, partial.append, burn_s, workers)
+            node, checks = sourced.node, prep.checks
+            measurements = measure(
+                node,
+                checks,
+                prep.level,
+                load,
+                progress=progress,
+                on_interrupt=partial.append,
+                duration_s=prep.burn_s,
+                workers=workers,
+            )
             partial.append(measurements)
             measurements = count_again(node, measurements, prep.deadline_s, progress)
             measurements = with_storage(node, measurements, checks, prep.level, load, progress)

@@ -14,7 +14,8 @@ from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, of_gpu
 from gpudoctor.checks.core.unread import unread
 from gpudoctor.checks.gpu.xid import xids
-from gpudoctor.checks.measured.probe_outcome import absent, rank_gpu
+from gpudoctor.checks.measured.probe_outcome import absent
+from gpudoctor.checks.measured.ranks import rank_gpu
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.links import GT_S
 from gpudoctor.facts.model.missing import NOT_READ, Missing, known

@@ -12,15 +12,8 @@ from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.core.unread import unread
 from gpudoctor.checks.measured.peer_ranks import by_model, ranks_without_figures
-from gpudoctor.checks.measured.probe_outcome import (
-    judged_outcome,
-    not_judged,
-    not_measured,
-    on_gpus,
-    problems_of,
-    rank_subject,
-    ranks_in_words,
-)
+from gpudoctor.checks.measured.probe_outcome import judged_outcome, not_judged, not_measured, problems_of
+from gpudoctor.checks.measured.ranks import on_gpus, rank_subject, ranks_in_words
 from gpudoctor.facts.model.measured_hardware import ComputeRank
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.profiles.profile import majority

@@ -9,14 +9,8 @@ from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, F
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.core.unread import unread
-from gpudoctor.checks.measured.probe_outcome import (
-    absent,
-    judged_problems,
-    on_gpus,
-    problem_subject,
-    problems_of,
-    ranks_in_words,
-)
+from gpudoctor.checks.measured.probe_outcome import absent, judged_problems, problem_subject, problems_of
+from gpudoctor.checks.measured.ranks import on_gpus, ranks_in_words
 from gpudoctor.facts.model.measured_hardware import DataLoading, LoaderRates
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.text.units import seconds_text, short_size, size_text, three_digits

@@ -11,7 +11,7 @@ from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, F
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, of_gpu
 from gpudoctor.checks.core.unread import unread
-from gpudoctor.checks.measured.probe_outcome import rank_gpu
+from gpudoctor.checks.measured.ranks import rank_gpu
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import TorchView
 from gpudoctor.facts.model.missing import Missing, known

@@ -16,7 +16,8 @@ from gpudoctor.checks.measured.peer_ranks import (
     other_processes,
     ranks_without_figures,
 )
-from gpudoctor.checks.measured.probe_outcome import judged_outcome, rank_gpu, rank_subject
+from gpudoctor.checks.measured.probe_outcome import judged_outcome
+from gpudoctor.checks.measured.ranks import rank_gpu, rank_subject
 from gpudoctor.checks.measured.under_load import highest_of, load_of
 from gpudoctor.checks.pcie.link_state import describe, hidden_bridges, names_of
 from gpudoctor.facts.model.gpu import Gpu

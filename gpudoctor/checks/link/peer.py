@@ -13,7 +13,8 @@ from gpudoctor.checks.core.unread import unread
 from gpudoctor.checks.link.host import HOST
 from gpudoctor.checks.measured.peer_pairs import Joined, joined_pairs
 from gpudoctor.checks.measured.peer_ranks import Yardstick, other_processes
-from gpudoctor.checks.measured.probe_outcome import absent, not_judged, problems_of, rank_gpu, ranks_in_words
+from gpudoctor.checks.measured.probe_outcome import absent, not_judged, problems_of
+from gpudoctor.checks.measured.ranks import rank_gpu, ranks_in_words
 from gpudoctor.checks.measured.under_load import median
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measured_hardware import PeerLink

@@ -10,7 +10,8 @@ import msgspec
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.finding import Expected, Finding, unknown
 from gpudoctor.checks.core.gpu_use import use_of_gpu
-from gpudoctor.checks.measured.probe_outcome import on_gpus, problems_of, rank_gpu, rank_subject
+from gpudoctor.checks.measured.probe_outcome import problems_of
+from gpudoctor.checks.measured.ranks import on_gpus, rank_gpu, rank_subject
 from gpudoctor.checks.measured.under_load import median
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import known

@@ -12,7 +12,7 @@ from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, F
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.core.unread import unread
-from gpudoctor.checks.measured.probe_outcome import rank_gpu, ranks_in_words
+from gpudoctor.checks.measured.ranks import rank_gpu, ranks_in_words
 from gpudoctor.checks.measured.under_load import median
 from gpudoctor.checks.train.sync import judges_training
 from gpudoctor.facts.model.measurements import Training

@@ -12,14 +12,8 @@ from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, F
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.core.unread import unread
-from gpudoctor.checks.measured.probe_outcome import (
-    judged_outcome,
-    not_judged,
-    not_measured,
-    problems_of,
-    rank_subject,
-    ranks_in_words,
-)
+from gpudoctor.checks.measured.probe_outcome import judged_outcome, not_judged, not_measured, problems_of
+from gpudoctor.checks.measured.ranks import rank_subject, ranks_in_words
 from gpudoctor.facts.model.measurements import Training
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.profiles.profile import majority

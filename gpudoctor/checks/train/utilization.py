@@ -9,7 +9,8 @@ from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, F
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, of_gpu
 from gpudoctor.checks.core.unread import unread
-from gpudoctor.checks.measured.probe_outcome import not_measured, on_gpus, problems_of, rank_subject, ranks_in_words
+from gpudoctor.checks.measured.probe_outcome import not_measured, problems_of
+from gpudoctor.checks.measured.ranks import on_gpus, rank_subject, ranks_in_words
 from gpudoctor.checks.measured.under_load import highest_of, is_of, median, median_of, telemetry_of
 from gpudoctor.checks.train.sync import SYNC, judges_training
 from gpudoctor.facts.model.gpu import Gpu
