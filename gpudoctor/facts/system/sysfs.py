@@ -10,10 +10,10 @@ from pathlib import Path
 
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.lazy import lazy_imports
-from gpudoctor.text.units import ranges
 
-with lazy_imports():  # most readers start no program
+with lazy_imports():  # most readers start no program, and list no CPUs
     from gpudoctor.process import command
+    from gpudoctor.text import units
 
 # Drivers return others (EINVAL, ENXIO, EIO ...) for an attribute that is not available now
 _ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.ENODEV}
@@ -119,7 +119,7 @@ def format_cpu_list(cpus: frozenset[int]) -> str:
     >>> format_cpu_list(frozenset({0, 1, 2, 8}))
     '0-2,8'
     """
-    return ranges(sorted(cpus), ",")
+    return units.ranges(sorted(cpus), ",")
 
 
 def run_command(argv: Sequence[str], deadline_s: float, max_bytes: int = 4 << 20) -> command.Completed | Missing:
