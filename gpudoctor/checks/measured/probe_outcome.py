@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.finding import Advice, Evidence, Finding, Found, fail, skip, unknown
@@ -62,6 +62,16 @@ def not_judged(case: Case, probe: str, what: str, reported_by: str) -> Iterator[
             yield skip(problem_subject(case, problem), f"{what}: {problem.text}: {mode}")
         else:
             yield unknown(problem_subject(case, problem), f"{what}: not measured, {problem.text} (see {reported_by})")
+
+
+def without_figures(case: Case, probe: str, measured: Iterable[int], what: str) -> Iterator[Finding]:
+    """Yield an `unknown` for each rank without figures, unless a problem of the probe gives the reason."""
+    launch, have = case.measurements.launch, set(measured)
+    if launch is None or problems_of(case, probe):
+        return
+    for rank in range(launch.world_size):
+        if rank not in have:
+            yield unknown(rank_subject(case, rank), f"{what}: this rank brought no figures")
 
 
 def not_measured(case: Case, probe: str, what: str, reported_by: str) -> Iterator[Finding]:
