@@ -155,11 +155,16 @@ def _domains(report: Report) -> RenderableType:
         why = "Nothing to look at here" if no_gpu else "Not in this text"
         return Padding(Group(table, plain(f"{why}: {', '.join(lacking)}", "dim")), (0, 0, 0, 2))
     if higher:
-        counts = Counter(r.level for r in higher)
-        where = ", ".join(f"{level} ({counts[level]})" for level in LEVELS if counts[level])
-        text = f"{check_count(len(higher))} of level {where}: asked for {report.run.level}"
+        text = f"{_by_level(higher)}: asked for {report.run.level}"
         table.add_row(status_word(Status.SKIP), plain("higher"), plain(text))
     return Padding(table, (0, 0, 0, 2))
+
+
+def _by_level(results: Sequence[CheckResult]) -> str:
+    """ "14 checks of level standard (9), full (5)"."""
+    counts = Counter(result.level for result in results)
+    where = ", ".join(f"{level} ({counts[level]})" for level in LEVELS if counts[level])
+    return f"{check_count(len(results))} of level {where}"
 
 
 def _statements(results: Iterable[CheckResult]) -> list[str]:
