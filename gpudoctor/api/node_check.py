@@ -140,14 +140,14 @@ class Prepared(msgspec.Struct, frozen=True):
 def prepared(request: CheckRequest) -> Prepared:
     """Resolve the checks, level and limits of a request. Raise UserError for unknown names and missing data."""
     started_s, began_s = time.time(), time.monotonic()
-    checks = all_checks()
+    checks = all_checks(request.level or "burn")
     notes: list[str] = []
     # A user's configuration on a dead mount may be skipped with a note only if all checks of this machine run: then
     # storage.mount is unknown for the same HOME, so that its expectations are not dropped silently.
     some = request.node or request.only or request.skip or os.environ.get("XDG_CONFIG_HOME")
     newer = None if request.strict else lambda line: notes.append(f"WARN configuration: {line}")
     silent = None if some else notes.append
-    config = load_config(request.config, os.environ, checks, silent=silent, left_out=newer)
+    config = load_config(request.config, os.environ, all_checks, silent=silent, left_out=newer)
     required = (*config.require, *request.require)
     named = select(checks, request.only, required=required)
     # required checks run even if not named: a check that did not run has no verdict

@@ -103,7 +103,7 @@ def ground_of(request: PlanRequest, shape: ModelShape, sourced: Sourced) -> Grou
     on_gpus = measured is not None and measured.launch is not None and measured.launch.backend == "nccl"
     measurements = measured if on_gpus else None
     checks = all_checks()
-    config = load_config(request.config, os.environ, checks)
+    config = load_config(request.config, os.environ, all_checks)
     unread = node.source.kind == "profile"  # nothing was read, so nothing can be at fault
     report = None if unread else examined(node, measurements, checks, config, request.gpu)
     scope, _ = scope_of(node, request.gpu)

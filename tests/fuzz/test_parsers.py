@@ -254,7 +254,7 @@ def test_configuration(what: list[Step], tmp_path_factory: pytest.TempPathFactor
     ran("config")
     path = _written(tmp_path_factory, mutated(seeds.CONFIG, what))
     try:
-        config = load_config(path, {"HOME": str(path.parent / "nobody")}, registry(), path.parent / "no-system-file")
+        config = load_config(path, {"HOME": str(path.parent / "nobody")}, registry, path.parent / "no-system-file")
     except ConfigError as error:
         one_line(error, str(path))
     else:

@@ -118,9 +118,9 @@ def test_a_home_that_hangs_costs_the_users_configuration_alone(tmp_path: Path, m
         server_ends = threading.Timer(10, server.kill)  # without a deadline the test would hang
         server_ends.start()
         environ = {"HOME": str(tmp_path / "home")}
-        config = load_config(None, environ, registry(), silent=said.append)
+        config = load_config(None, environ, registry, silent=said.append)
         with pytest.raises(ConfigError, match=r"did not answer within 1 s; XDG_CONFIG_HOME=/ leaves it out"):
-            load_config(None, environ, registry())
+            load_config(None, environ, registry)
         monkeypatch.setenv("HOME", environ["HOME"])
         monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
         for few in (CheckRequest(only=("pcie",)), CheckRequest(skip=("storage",)), CheckRequest(node="hgx-h100-8")):

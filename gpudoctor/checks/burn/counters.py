@@ -55,8 +55,6 @@ _AGAIN = (Advice("Repeat the burn; open a hardware case where the count grows ea
 
 @check(
     "burn.counters",
-    title="Nothing counts errors under sustained load",
-    level="burn",
     needs_gpu=False,
     limits=(_UNCORRECTED, _CORRECTED, _REPLAY_RATE),
 )
