@@ -137,7 +137,7 @@ class Prepared(msgspec.Struct, frozen=True):
         return self.request.deadline_s or self.config.deadline_s
 
 
-def prepared(request: CheckRequest) -> Prepared:
+def prepare(request: CheckRequest) -> Prepared:
     """Resolve the checks, level and limits of a request. Raise UserError for unknown names and missing data."""
     started_s, began_s = time.time(), time.monotonic()
     checks = all_checks(request.level or "burn")
@@ -164,21 +164,11 @@ def prepared(request: CheckRequest) -> Prepared:
     if request.load.data:
         storage.refuse_data(request.load, elsewhere=request.node is not None)
     return Prepared(
-        request=request,
-        config=config,
-        checks=asked,
-        left_out=left_out,
-        required=required,
-        level=level,
-        burn_s=burn_s,
-        wants_ranks=wants_ranks,
-        started_s=started_s,
-        began_s=began_s,
-        notes=tuple(notes),
+        request, config, asked, left_out, required, level, burn_s, wants_ranks, started_s, began_s, tuple(notes)
     )
 
 
-def examined(
+def run_prepared(
     prep: Prepared,
     *,
     argv: Iterable[str] = (),
@@ -206,14 +196,11 @@ def examined(
     partial: list[Measurements] = []
     half_read: list[Node] = []
     try:
-        data = request.load.data
         sourced = read_source(
-            request.node,
-            request.faults,
-            prep.deadline_s,
+            *(request.node, request.faults, prep.deadline_s),
             progress=progress,
             on_interrupt=half_read.append,
-            data=data,
+            data=request.load.data,
             source_deadline_s=request.deadline_s,
         )
         if request.gpu is None and (gpus := cuda_device_list.shown_to_any(visible, sourced.node)) is not None:
@@ -233,8 +220,8 @@ def examined(
         sourced = Sourced(half_read[0]) if half_read else sourced
         measurements = measure.cut_short(partial[0] if partial else Measurements(), f"interrupted by {stop}")
     if workers is not None and not signals:
-        workers.close()
-    return judged(prep, sourced.node, measurements, argv, signals)
+        workers.end()
+    return report_on(prep, sourced.node, measurements, argv=argv, signals=signals)
 
 
 def _measured(
@@ -250,10 +237,7 @@ def _measured(
     if level == "quick" and load.backend == "auto" and not load.inject:  # others are refused, or have their reason
         return not_run(Missing("level quick puts no load on the node"))
     measurements = measure.measure(
-        node,
-        checks,
-        level,
-        load,
+        *(node, checks, level, load),
         progress=progress,
         on_interrupt=on_interrupt,
         duration_s=prep.burn_s,
@@ -264,10 +248,11 @@ def _measured(
     return storage.with_storage(node, measurements, checks, level, load, progress)
 
 
-def judged(
+def report_on(
     prep: Prepared,
     node: Node,
     measurements: Measurements | None,
+    *,
     argv: Iterable[str] = (),
     signals: list[int] | None = None,
 ) -> Report:
@@ -308,6 +293,7 @@ def read_source(
     name: str | None,
     faults: Iterable[str],
     deadline_s: float,
+    *,
     progress: Callable[[str], None] | None = None,
     on_interrupt: Callable[[Node], None] | None = None,
     data: tuple[str, ...] = (),
@@ -338,12 +324,12 @@ def nothing_read(name: str | None) -> Node:
     return Node(source=Source(kind="live" if name is None else "facts", name=printable(name or "")))
 
 
-def _level_for(words: Iterable[str], checks: Iterable[Check], usual: Level) -> Level:
+def _level_for(only: Iterable[str], checks: Iterable[Check], usual: Level) -> Level:
     """The usual level; full if the usual one is standard and one of the words names only checks that need full.
 
     A configured level of quick means no load, and a burn must be requested explicitly.
     """
-    levels = ({check.level for check in checks if matches(check, word)} for word in words)
+    levels = ({check.level for check in checks if matches(check, word)} for word in only)
     return "full" if usual == "standard" and any(each == {"full"} for each in levels) else usual
 
 

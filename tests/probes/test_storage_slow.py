@@ -22,7 +22,7 @@ import gpudoctor
 from gpudoctor.api.config import Config, ConfigError, load_config
 from gpudoctor.api.load.request import LoadRequest
 from gpudoctor.api.load.storage import with_storage
-from gpudoctor.api.node_check import CheckRequest, prepared
+from gpudoctor.api.node_check import CheckRequest, prepare
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.checks.core.registry import registry
 from gpudoctor.facts.deadlines import Deadline
@@ -125,7 +125,7 @@ def test_a_home_that_hangs_costs_the_users_configuration_alone(tmp_path: Path, m
         monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
         for few in (CheckRequest(only=("pcie",)), CheckRequest(skip=("storage",)), CheckRequest(node="hgx-h100-8")):
             with pytest.raises(ConfigError, match="XDG_CONFIG_HOME=/ leaves it out"):
-                prepared(few)
+                prepare(few)
         assert server.poll() is None, "it waited until the server was ended"
         server_ends.cancel()
     assert config == Config()
