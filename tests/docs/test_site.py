@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import subprocess
 import sys
@@ -115,15 +114,12 @@ _COPIED = """[...document.querySelectorAll(".highlight code")].map(code => {
 
 
 @needs("chromium")
-def test_what_is_copied_can_be_pasted_into_a_shell(site: Path, tmp_path: Path) -> None:
+async def test_what_is_copied_can_be_pasted_into_a_shell(site: Path, tmp_path: Path) -> None:
     path = str(find("chromium"))
 
-    async def body() -> None:
-        async with browsing(path, tmp_path / "profile") as page:
-            for name in ("install", "slurm", "kubernetes", "prometheus"):
-                await page.open(f"{site.as_uri()}/{name}.html")
-                copied = await page.evaluate(_COPIED)
-                assert copied, name
-                assert [text for text in copied if not text or text.startswith("$ ") or "\n$ " in text] == [], name
-
-    asyncio.run(body())
+    async with browsing(path, tmp_path / "profile") as page:
+        for name in ("install", "slurm", "kubernetes", "prometheus"):
+            await page.open(f"{site.as_uri()}/{name}.html")
+            copied = await page.evaluate(_COPIED)
+            assert copied, name
+            assert [text for text in copied if not text or text.startswith("$ ") or "\n$ " in text] == [], name

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,9 @@ def report_of(node: str = "hgx-h100-8", *faults: str, words: tuple[str, ...] = (
     facts = apply_faults(facts, list(faults)) if faults else facts
     checks = select(registry(), words)
     return judge(facts, None, Question(checks=checks, level=level), include_facts=True)
+
+
+NARROW = report_of("hgx-h100-8", "pcie-width-x8@5")
 
 
 class ChecksApp(App[None]):
@@ -79,6 +83,17 @@ class ChecksApp(App[None]):
 
     def action_save(self) -> None:
         self.runs.save()
+
+
+@asynccontextmanager
+async def in_app(
+    state: State | None = None, size: tuple[int, int] = (120, 36), checker: Checker | None = None
+) -> AsyncIterator[tuple[ChecksApp, Pilot[None]]]:
+    """The Checks tab on a screen, unless told otherwise with the report on a node with one narrow link."""
+    app = ChecksApp(state or State(report=NARROW), checker)
+    async with app.run_test(size=size) as pilot:
+        await pilot.pause()
+        yield app, pilot
 
 
 async def until(pilot: Pilot[Any], holds: Callable[[], bool]) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -158,20 +159,14 @@ async def until(pilot: Pilot[Any], holds: Callable[[], bool]) -> None:
     raise UserError("it never came to that")
 
 
-Body = Callable[[Doctor, Pilot[Any]], Awaitable[None]]
-
-
-def shown(app: Doctor, body: Body, size: tuple[int, int] = (120, 36)) -> None:
-    """Run the app, wait until it was checked, and do something with it."""
-
-    async def run() -> None:
-        async with app.run_test(size=size) as pilot:
-            await until(pilot, lambda: app.state.tick is not None)
-            if app._first_level is not None:
-                await until(pilot, lambda: bool(app.state.runs) or app.state.running is not None)
-            await body(app, pilot)
-
-    asyncio.run(run())
+@asynccontextmanager
+async def shown(app: Doctor, size: tuple[int, int] = (120, 36)) -> AsyncIterator[tuple[Doctor, Pilot[Any]]]:
+    """The app on a screen, once the node was checked."""
+    async with app.run_test(size=size) as pilot:
+        await until(pilot, lambda: app.state.tick is not None)
+        if app._first_level is not None:
+            await until(pilot, lambda: bool(app.state.runs) or app.state.running is not None)
+        yield app, pilot
 
 
 def recorded(tmp_path: Path, seconds: int = 60) -> Path:
