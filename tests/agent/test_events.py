@@ -33,7 +33,10 @@ def _on_fake_driver(folder: Path, monkeypatch: pytest.MonkeyPatch, *options: str
             for entry in Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
             if entry.startswith(b"GPUDOCTOR_FAKE_DRIVER=")
         )
-        yield it, Path(place.decode()) / "events"
+        try:
+            yield it, Path(place.decode()) / "events"
+        finally:
+            it.end()  # killed with its children, it would leave the driver's folder half removed
 
 
 def test_an_xid_of_the_driver_is_looked_at_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
