@@ -72,11 +72,15 @@ def test_the_seeds_are_read_whole() -> None:
         assert report.verdict == "fail"
 
 
-XML = (seeds.dump("smi-q-mig.xml"), *seeds.captured("a10g.xml", "gtx-1070-ti.xml"))
+XML = (seeds.dump("smi-q-mig.xml"), *seeds.captured("a10g.xml", "gtx-1070-ti.xml", "qx-l40s.xml"))
 SMI_TEXT = (seeds.dump("smi-q-v100-390.txt"), *seeds.captured("smi-q-gtx680.txt", "smi-q-2x-rtx3090.txt"))
-TOPOLOGY = (seeds.topology(LINKED), seeds.dump("topo-m-nics.txt"))
-P2P = (seeds.p2p(LINKED),)
-NVLINK = (seeds.nvlink(LINKED), seeds.nvlink(LINKED, "errors"), seeds.nvlink(LINKED, "remote"))
+HGX = "hgx-h100-dump"
+TOPOLOGY = (seeds.topology(LINKED), seeds.dump("topo-m-nics.txt"), *seeds.captured(f"{HGX}/topo-m.txt"))
+P2P = (seeds.p2p(LINKED), *seeds.captured(f"{HGX}/topo-p2p-r.txt"))
+NVLINK = (
+    *(seeds.nvlink(LINKED, option) for option in ("status", "errors", "remote")),
+    *seeds.captured(*(f"{HGX}/nvlink-{option}.txt" for option in ("status", "errors", "remote"))),
+)
 LSPCI = (seeds.dump("lspci-2-gpus.txt"),)
 PASTES = (seeds.paste(LINKED), seeds.other_tools())
 LOGS = (seeds.kernel_log(), seeds.journal(), seeds.host_tools())
@@ -214,6 +218,8 @@ _ENTRIES = st.one_of(
 @example(entries=[str(number) for number in range(60_000)], gpus=_MIG)
 def test_cuda_visible_devices(entries: list[str], gpus: tuple[Gpu, ...]) -> None:
     seen = resolve(",".join(entries), gpus)
+    assert len(set(seen.visible)) == len(seen.visible) == len(seen.uuids)
+    assert all(text.isprintable() for text in (*seen.problems, *seen.notes))
     if seen.unresolved is None:
         assert {*seen.visible, *seen.hidden} == {gpu.index for gpu in gpus}
         assert not {*seen.visible} & {*seen.hidden}
