@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -283,40 +284,28 @@ def test_a_state_of_a_stranger_is_refused_and_a_link_of_systemds_is_not(tmp_path
 
 
 @pytest.mark.parametrize(
-    "broken", [b"", b"\xff\x00", b"[" * 100_000, b'{"schema": "gpudoctor.agent-state/9"}', b"null"]
+    "broken", [b"", b"\xff\x00", b"[" * 100_000, b'{"schema": "gpudoctor.agent-state/9"}', b"null", "a pipe"]
 )
-def test_a_state_that_cannot_be_used_is_none_and_is_said(
-    tmp_path: Path, broken: bytes, capsys: pytest.CaptureFixture[str]
+def test_a_state_that_cannot_be_used_is_none_is_said_and_replaced(
+    tmp_path: Path, broken: bytes | str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    state = StateDirectory(tmp_path, WatchedSubject("node7"))
-    try:
+    if broken == "a pipe":
+        os.mkfifo(tmp_path / LOCK_FILE)
+    with closing(StateDirectory(tmp_path, WatchedSubject("node7"))) as state:
+        if isinstance(broken, bytes):
+            assert state.load() is None
+            assert capsys.readouterr().err == ""
+            (tmp_path / STATE_FILE).write_bytes(broken)
+        else:
+            os.mkfifo(tmp_path / STATE_FILE)
         assert state.load() is None
-        assert capsys.readouterr().err == ""
-        (tmp_path / STATE_FILE).write_bytes(broken)
-        assert state.load() is None
-        assert "is not used, and will be replaced" in capsys.readouterr().err
+        reason = "" if isinstance(broken, bytes) else ": not a regular file"
+        assert f"is not used, and will be replaced{reason}" in capsys.readouterr().err
         last = Last(AT, later(1), WARNING, streaks_after((), WARNING))
         assert state.save(last)
         assert state.load() == last
-    finally:
-        state.close()
-    with_fault = StateDirectory(tmp_path, WatchedSubject("node7", "hgx-h100-8", ("xid-79",)))
-    assert with_fault.load() is None
-    with_fault.close()
-
-
-def test_a_pipe_in_place_of_the_state_is_said_and_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in (STATE_FILE, LOCK_FILE):
-        os.mkfifo(tmp_path / name)
-    state = StateDirectory(tmp_path, WatchedSubject("node7"))
-    try:
-        assert state.load() is None
-        assert "is not used, and will be replaced: not a regular file" in capsys.readouterr().err
-        last = Last(AT, later(1), WARNING, streaks_after((), WARNING))
-        assert state.save(last)
-        assert state.load() == last
-    finally:
-        state.close()
+    with closing(StateDirectory(tmp_path, WatchedSubject("node7", "hgx-h100-8", ("xid-79",)))) as with_fault:
+        assert with_fault.load() is None
 
 
 @pytest.mark.parametrize("name", node_names())
