@@ -23,13 +23,7 @@ from gpudoctor.facts.nvml.sampler import Sampler, interval_for
 from gpudoctor.facts.nvml.sampler_child import SampleOrder, sample_until, serve
 from gpudoctor.facts.nvml.samples import NAMES, Sample, SampleRecording, SamplerLine
 from gpudoctor.process.pipes import anonymous_file
-from gpudoctor.testing.fake_nvml import (
-    FakeNvml,
-    Script,
-    ScriptedFault,
-    from_file,
-    write_script,
-)
+from gpudoctor.testing.fake_nvml import FakeNvml, Script, ScriptedFault, from_file, write_script
 from tests.conftest import ROOT
 from tests.facts.nvml_nodes import ABSENT_IN_470, LAST_FIELD_IN_470, make_gpu, make_node, with_gpu
 

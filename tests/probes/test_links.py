@@ -21,11 +21,7 @@ from gpudoctor.probes.runner.board import ProgressBoard  # noqa: E402
 from gpudoctor.probes.runner.plan import ProbePlan  # noqa: E402
 from gpudoctor.probes.runner.rank_starter import visible_gpus  # noqa: E402
 from gpudoctor.probes.runner.run_collector import RunCollector  # noqa: E402
-from gpudoctor.probes.runner.torch_device import (  # noqa: E402
-    numbered,
-    power_of_two,
-    require_usable,
-)
+from gpudoctor.probes.runner.torch_device import numbered, power_of_two, require_usable  # noqa: E402
 from tests.probes.conftest import measure  # noqa: E402
 from tests.probes.fake_gpus import GpuRank, install  # noqa: E402
 

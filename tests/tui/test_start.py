@@ -13,9 +13,7 @@ import pytest
 from gpudoctor.errors import UserError
 from gpudoctor.tui.feeds import PlaybackFeed
 from gpudoctor.tui.start import TuiRequest, opened, ssh_command, start
-from tests.tui.doctor_app import (
-    recorded,
-)
+from tests.tui.doctor_app import recorded
 
 
 def options(node: str | None = None, faults: tuple[str, ...] = ()) -> TuiRequest:
