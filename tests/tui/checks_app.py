@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from textual.app import App, ComposeResult
 from textual.pilot import Pilot
@@ -94,12 +93,3 @@ async def in_app(
     async with app.run_test(size=size) as pilot:
         await pilot.pause()
         yield app, pilot
-
-
-async def until(pilot: Pilot[Any], holds: Callable[[], bool]) -> None:
-    """Let the App go on until something holds; fail where it never does."""
-    for _ in range(2000):
-        if holds():
-            return
-        await pilot.pause(0.01)
-    raise AssertionError("what was waited for did not come")

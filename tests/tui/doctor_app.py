@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import combinations
 from pathlib import Path
@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from textual.pilot import Pilot
 
 from gpudoctor.checks.core.registry import Level
-from gpudoctor.errors import UserError
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import NOT_READ, known
 from gpudoctor.facts.model.node import KernelEvent, Node
@@ -24,6 +23,7 @@ from gpudoctor.report.judge import Question, judge
 from gpudoctor.tui.app import Doctor
 from gpudoctor.tui.check_runner import Checker, OnProgress
 from gpudoctor.tui.state import FeedFailure, FinishedRun, State
+from tests.tui.screen import until
 
 AT_S = 1_790_000_000.0
 
@@ -147,16 +147,6 @@ def doctor(
 def put(app: Doctor, line: WatchLine | FeedFailure) -> None:
     assert isinstance(app._feed, HandFeed)
     app._feed.put(line)
-
-
-async def until(pilot: Pilot[Any], holds: Callable[[], bool]) -> None:
-    """Let the app work until something holds."""
-    for _ in range(500):
-        await pilot.pause()
-        if holds():
-            await pilot.pause()
-            return
-    raise UserError("it never came to that")
 
 
 @asynccontextmanager

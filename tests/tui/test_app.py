@@ -33,9 +33,8 @@ from tests.tui.doctor_app import (
     shown,
     state_of,
     tick_of,
-    until,
 )
-from tests.tui.screen import screen_text
+from tests.tui.screen import screen_text, until
 
 
 def text_of(runs: list[Run]) -> str:

@@ -21,8 +21,8 @@ from gpudoctor.tui.panes.checks import running_words
 from gpudoctor.tui.run_control import summary
 from gpudoctor.tui.screens import ConfirmScreen, LevelScreen, PageScreen
 from gpudoctor.tui.state import FinishedRun, Running, State
-from tests.tui.checks_app import NARROW, in_app, report_of, until
-from tests.tui.screen import screen_text
+from tests.tui.checks_app import NARROW, in_app, report_of
+from tests.tui.screen import screen_text, until
 
 HEALTHY = report_of()
 

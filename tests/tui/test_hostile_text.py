@@ -21,7 +21,8 @@ from gpudoctor.tui.labels import held
 from gpudoctor.tui.panes.pane import TABS
 from gpudoctor.tui.widgets.lines import PrintableText
 from tests.planted_secrets import planted
-from tests.tui.doctor_app import HandChecker, doctor, node_of, opening_of, put, tick_of, until
+from tests.tui.doctor_app import HandChecker, doctor, node_of, opening_of, put, tick_of
+from tests.tui.screen import until
 
 CLIPBOARD = "\x1b]52;c;cHduZWQ=\x07"
 HOSTILE = (CLIPBOARD, "\x9b2J", "\x1b[?1049l", "a\rb\tc", "\u202egnp.exe", "\x00\x08", "\u2028", "\ud7ff\x7f")

@@ -13,8 +13,8 @@ from gpudoctor.tui.app import Doctor
 from gpudoctor.tui.labels import THEMES
 from gpudoctor.tui.panes.check_list import CheckList
 from gpudoctor.tui.panes.pane import TABS
-from tests.tui.doctor_app import HandChecker, doctor, node_of, shown, until
-from tests.tui.screen import screen_text
+from tests.tui.doctor_app import HandChecker, doctor, node_of, shown
+from tests.tui.screen import screen_text, until
 
 
 def keys_of(app: Doctor) -> dict[FooterKey, str]:

@@ -29,9 +29,8 @@ from tests.tui.doctor_app import (
     state_of,
     tick_of,
     torchrun,
-    until,
 )
-from tests.tui.screen import screen_text
+from tests.tui.screen import screen_text, until
 
 
 def text_of(row: Row) -> str:
