@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import select
 import socket
-import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -24,6 +23,7 @@ from gpudoctor.http.listener import BoundedListener
 from gpudoctor.http.server import serving
 from tests.agent.running import DEADLINE_S, FAULTY, HEALTHY, TOKEN, Agent, agent, refused, wait_for
 from tests.cli.conftest import Gpudoctor, gpudoctor
+from tests.subprocesses import completed
 
 __all__ = ["gpudoctor"]  # the fixture
 
@@ -251,7 +251,7 @@ def test_the_agent_is_small_and_its_runs_are_not_in_it(faulty: Agent) -> None:
         "import gpudoctor.agent.answers, asyncio;"
         "print(*sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = completed([sys.executable, "-c", code], check=True)
     loaded = set(done.stdout.split())
     assert "gpudoctor.agent.schedule" in loaded
     assert not loaded & {"torch", "textual", "rich", "pynvml", "psutil", "yaml", "gpudoctor.cli.commands.check"}

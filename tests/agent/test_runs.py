@@ -28,6 +28,7 @@ from gpudoctor.report.prometheus import families
 from tests.agent.running import DEADLINE_S, FAULTY, command, environ, wait_for
 from tests.conftest import ROOT
 from tests.needs import needs
+from tests.subprocesses import completed
 
 HEALTHY = judge(load_node("hgx-h100-8", {}))
 WARNING = judge(apply_faults(load_node("hgx-h100-8", {}), ["persistence-off@3"]))
@@ -126,7 +127,7 @@ def after_one_run(folder: Path, program: Sequence[str], *how: str) -> str:
     """The state after one agent round of a program, in a separate process: a round ends all children of its process."""
     folder.mkdir(exist_ok=True)
     words = [sys.executable, "-m", "tests.agent.one_round", str(folder), *how, "--", *program]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=DEADLINE_S, check=False, cwd=ROOT)
+    done = completed(words, cwd=ROOT)
     if done.returncode == 77:
         pytest.skip("this system lets no process adopt orphans")
     assert done.returncode == 0, done.stderr
@@ -336,14 +337,7 @@ def test_of_several_numbers_about_one_part_the_worst_is_told() -> None:
 def test_once_runs_one_check_keeps_its_state_says_how_the_node_stands_and_ends(
     tmp_path: Path, options: tuple[str, ...], code: int, said: str
 ) -> None:
-    done = subprocess.run(
-        command("--once", *options),
-        env=environ(tmp_path),
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
+    done = completed(command("--once", *options), env=environ(tmp_path))
     assert (done.returncode, done.stderr) == (code, "")
     assert done.stdout.startswith(said)
     assert done.stdout.count("\n") == 1
@@ -371,13 +365,6 @@ def test_once_serves_no_metrics_and_needs_no_library_for_them(tmp_path: Path) ->
     hidden = (
         "import sys; sys.modules['prometheus_client'] = None; from gpudoctor.cli.main import main; sys.exit(main())"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", hidden, "agent", "--once", "--node", "hgx-h100-8"],
-        env=environ(tmp_path),
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
+    done = completed([sys.executable, "-c", hidden, "agent", "--once", "--node", "hgx-h100-8"], env=environ(tmp_path))
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("SIMULATED PASS")

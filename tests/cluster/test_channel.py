@@ -38,6 +38,7 @@ from gpudoctor.cluster.check.messages import (
 from gpudoctor.cluster.check.placement import JobPlacement, token_for
 from gpudoctor.errors import UserError
 from tests.cluster.puppets import TOKEN, Puppet, bad, findings, job, report_of
+from tests.subprocesses import completed
 
 Change = Callable[[bytes], bytes | None]
 
@@ -354,14 +355,7 @@ def rank_of(place: dict[str, str], *options: str, timeout: float = 120) -> subpr
     engines = ("SLURM", "OMPI", "PMIX", "RAY", "TORCHELASTIC", "MASTER", "GPUDOCTOR_CLUSTER")
     env = {name: value for name, value in os.environ.items() if not name.startswith(engines)}
     command = [sys.executable, "-m", "gpudoctor", "cluster", "rank", "--source", "hgx-h100-8", "--level", "quick"]
-    return subprocess.run(
-        [*command, "--backend", "gloo", "--deadline", "10", *options],
-        env=env | place,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
+    return completed([*command, "--backend", "gloo", "--deadline", "10", *options], env=env | place)
 
 
 OVER_A_NETWORK = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "29501"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -17,6 +16,7 @@ import yaml
 from gpudoctor.checks.core.registry import registry
 from gpudoctor.diagnose.causes import page_names
 from tests.needs import find, needs
+from tests.subprocesses import completed
 from tests.tui.chromium import browsing
 
 pytestmark = [pytest.mark.wide, needs("mkdocs")]
@@ -49,7 +49,7 @@ def _read(page: Path) -> _Links:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = completed(command, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
 
