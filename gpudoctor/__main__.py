@@ -34,14 +34,16 @@ def _run() -> int:
 
         return main()
     from gpudoctor.facts.nvml.collector_ahead import dismiss_ahead, start_ahead
+    from gpudoctor.process.ending import leave
 
     start_ahead()
     try:
         from gpudoctor.cli.main import main
 
-        return main()
+        code = main()
     finally:
         dismiss_ahead()
+    return leave(code)  # everything is written; to take all modules down would cost a twentieth of the run
 
 
 def _import_msgspec() -> None:

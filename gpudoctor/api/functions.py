@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from gpudoctor.api.load.devices import Backend
-from gpudoctor.api.load.measure import not_run
+from gpudoctor.api.load.request import Backend, not_run
 from gpudoctor.api.node_check import CheckRequest, Sourced, examined, judged, prepared, read_source
 from gpudoctor.checks.core.registry import Level
 from gpudoctor.errors import UserError

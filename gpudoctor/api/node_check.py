@@ -16,14 +16,11 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from gpudoctor.api.config import Config, config_of_host, load_config, threshold_overrides
-from gpudoctor.api.load.burn import burn_duration_s, count_again
-from gpudoctor.api.load.devices import Backend, LoadRequest
-from gpudoctor.api.load.measure import cut_short, measure, puts_load
-from gpudoctor.api.load.storage import absolute_paths, need_gb_s, refuse_data, with_storage
+from gpudoctor.api.load.request import Backend, LoadRequest, absolute_paths, need_gb_s, not_run
 from gpudoctor.checks.core.registry import LEVELS, Check, Level, all_checks, matches, select
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.measurements import Measurements
-from gpudoctor.facts.model.missing import known
+from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node, Source
 from gpudoctor.lazy import lazy_imports
 from gpudoctor.probes.runner.launch_engine import MAX_RANKS, LocalPlacement
@@ -32,6 +29,7 @@ from gpudoctor.text.output import printable
 from gpudoctor.text.units import rfc3339
 
 with lazy_imports():
+    from gpudoctor.api.load import burn, measure, storage
     from gpudoctor.checks.core import cuda_device_list
     from gpudoctor.facts import collect
     from gpudoctor.facts.captures import source as capture
@@ -159,9 +157,12 @@ def prepared(request: CheckRequest) -> Prepared:
     select(checks, skipped=skipped)  # raises UserError for a word that matches no check
     left_out = tuple(c for c in chosen if any(matches(c, word) for word in skipped))
     asked = tuple(c for c in chosen if c not in left_out)
-    burn_s = burn_duration_s(request.duration, level, config.burn_duration_s)
-    wants_ranks = puts_load(asked, level)
-    refuse_data(request.load, elsewhere=request.node is not None)
+    burn_s: float | None = None
+    if request.duration is not None or level == "burn":
+        burn_s = burn.burn_duration_s(request.duration, level, config.burn_duration_s)
+    wants_ranks = level != "quick" and measure.puts_load(asked, level)
+    if request.load.data:
+        storage.refuse_data(request.load, elsewhere=request.node is not None)
     return Prepared(
         request, config, asked, left_out, required, level, burn_s, wants_ranks, started_s, began_s, tuple(notes)
     )
@@ -205,11 +206,7 @@ def examined(
         load = request.load
         measurements = sourced.measurements if request.backend == "auto" else None
         if measurements is None:
-            node, checks, burn_s = sourced.node, prep.checks, prep.burn_s
-            measurements = measure(node, checks, prep.level, load, progress, partial.append, burn_s, workers)
-            partial.append(measurements)
-            measurements = count_again(node, measurements, prep.deadline_s, progress)
-            measurements = with_storage(node, measurements, checks, prep.level, load, progress)
+            measurements = _measured(prep, sourced.node, load, progress, partial.append, workers)
         if load.need_gb_s is not None:  # a saved run is judged against the rate given now
             measurements = msgspec.structs.replace(measurements, data_need_gb_s=load.need_gb_s)
         signals = hold_signals(None) if hold_signals else []
@@ -218,10 +215,28 @@ def examined(
             raise
         signals = hold_signals(stop)
         sourced = Sourced(half_read[0]) if half_read else sourced
-        measurements = cut_short(partial[0] if partial else Measurements(), f"interrupted by {stop}")
+        measurements = measure.cut_short(partial[0] if partial else Measurements(), f"interrupted by {stop}")
     if workers is not None and not signals:
         workers.close()
     return judged(prep, sourced.node, measurements, argv, signals)
+
+
+def _measured(
+    prep: Prepared,
+    node: Node,
+    load: LoadRequest,
+    progress: Callable[[str], None] | None,
+    on_interrupt: Callable[[Measurements], None],
+    workers: local_workers.LocalWorkers | None,
+) -> Measurements:
+    """What the probes of this level measure. `on_interrupt` is called with what is known if an exception ends it."""
+    level, checks = prep.level, prep.checks
+    if level == "quick" and load.backend == "auto" and not load.inject:  # others are refused, or have their reason
+        return not_run(Missing("level quick puts no load on the node"))
+    measurements = measure.measure(node, checks, level, load, progress, on_interrupt, prep.burn_s, workers)
+    on_interrupt(measurements)
+    measurements = burn.count_again(node, measurements, prep.deadline_s, progress)
+    return storage.with_storage(node, measurements, checks, level, load, progress)
 
 
 def judged(

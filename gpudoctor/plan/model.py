@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from gpudoctor.api.load.devices import Backend, LoadRequest
+from gpudoctor.api.load.request import Backend, LoadRequest
 from gpudoctor.errors import UserError
 from gpudoctor.plan.communication import LinkTraffic, StepTime
 from gpudoctor.plan.launch import LaunchScript

@@ -6,7 +6,8 @@ from statistics import median
 
 import msgspec
 
-from gpudoctor.api.load.devices import CPU_RANKS, Backend, devices_to_load
+from gpudoctor.api.load.devices import CPU_RANKS, devices_to_load
+from gpudoctor.api.load.request import Backend
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import Measurements

@@ -12,8 +12,8 @@ import msgspec
 from gpudoctor.errors import UserError, nearest_names
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
-from gpudoctor.lazy import lazy_imports, lazy_pattern
-from gpudoctor.profiles.profile import NO_PROFILE, GpuModel, NodeProfile, Profile, compute_gpus, majority
+from gpudoctor.lazy import lazy_imports
+from gpudoctor.profiles.profile import NO_PROFILE, GpuModel, NodeProfile, Profile, compute_gpus, has_name, majority
 
 with lazy_imports():
     from gpudoctor.text import yaml_file
@@ -23,7 +23,6 @@ with lazy_imports():
 
 FOLDER = Path(__file__).parent
 DOCUMENT = FOLDER / "packaged.json"
-_VENDOR = lazy_pattern(r"(nvidia\s+)?(.*)", re.IGNORECASE | re.DOTALL)
 
 
 class IndexEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -96,23 +95,12 @@ def model_key(product_name: str, memory_mib: int | None = None) -> str | None:
     The whole name must match, ignoring case: "L4" is not "L40S", and the name of a MIG device or vGPU
     matches no model. If several models have the same name, the memory decides (3 % tolerance).
     """
-    vendorless = _VENDOR.fullmatch(product_name.strip())
-    name = vendorless.group(2) if vendorless else product_name
-    index = packaged().index
-    found = [key for key, entry in index.items() if any(_matches(pattern, name) for pattern in entry.names)]
+    found = [key for key, entry in packaged().index.items() if has_name(entry.names, product_name)]
     if len(found) > 1 and memory_mib is not None:
         sizes = {key: _model(key).nvml_memory_mib for key in found}
         fitting = [key for key in found if any(abs(memory_mib - seen) <= 0.03 * seen for seen in sizes[key])]
         found = fitting or found
     return found[0] if found else None
-
-
-def _matches(pattern: str, name: str) -> bool:
-    # compare the literal prefix first: compiling sixty expressions takes longer than reading them
-    literal = re.split(r"[\\(\[.?*+|]", pattern, maxsplit=1)[0]
-    if not name.lower().startswith(literal.lower()):
-        return False
-    return re.fullmatch(pattern, name, re.IGNORECASE) is not None
 
 
 def _matched(node: Node) -> Profile:

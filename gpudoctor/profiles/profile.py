@@ -1,5 +1,6 @@
 """Expected values of a GPU model and of a kind of node, and peers: the GPUs of a node compared with each other."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Literal, TypeVar
@@ -12,6 +13,8 @@ from gpudoctor.facts.model.missing import known
 # without annotations from __future__: see facts/model/__init__.py
 
 T = TypeVar("T")
+# characters that stand for themselves in a regular expression
+_PLAIN = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789 -/_"
 
 
 class Expectation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -99,6 +102,27 @@ class Profile(Expectation, frozen=True):
 
 
 NO_PROFILE = Profile(name="none", matched_by="no profile fits: judged by the GPUs' own maxima and their peers")
+
+
+def has_name(patterns: Iterable[str], product_name: str) -> bool:
+    """Whether one of a model's patterns is this NVML name, with or without "NVIDIA" before it.
+
+    The whole name must match, ignoring case: "L4" is not "L40S", and the name of a MIG device or vGPU matches no model.
+    """
+    vendor, _, bare = product_name.strip().partition(" ")
+    name = (bare.lstrip() if vendor.lower() == "nvidia" and bare else product_name.strip()).lower()
+    return any(_is_name(pattern, name) for pattern in patterns)
+
+
+def _is_name(pattern: str, name: str) -> bool:
+    special = pattern.lstrip(_PLAIN)
+    plain = pattern.removesuffix(special).lower()
+    if not special:
+        return name == plain
+    # compiling sixty expressions takes longer than this; the last plain character may be optional
+    if "|" not in pattern and not name.startswith(plain[:-1]):
+        return False
+    return re.fullmatch(pattern, name, re.IGNORECASE) is not None
 
 
 def compute_gpus(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:

@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpudoctor.api.load.devices import LoadRequest
-from gpudoctor.api.load.frameworks import FRAMEWORKS, frameworks_wanted, with_frameworks, without_frameworks
+from gpudoctor.api.load.frameworks import frameworks_wanted, with_frameworks
 from gpudoctor.api.load.measure import measure
+from gpudoctor.api.load.request import FRAMEWORKS, LoadRequest, not_run
 from gpudoctor.checks.core.registry import registry
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.gpu import GpuProcess
@@ -267,9 +267,9 @@ def test_what_is_asked_of_gpus_is_skipped_on_a_node_that_is_not_this_machine(mon
 
 def test_cpu_ranks_are_no_advice_for_what_is_asked_of_gpus() -> None:
     why = Missing("a capture cannot be put under load; --backend gloo measures CPU ranks of this machine")
-    not_run = without_frameworks(Measurements(), why).not_run
-    assert not_run["frameworks"] == Missing("a capture cannot be put under load")
-    assert not_run["deepspeed"] == why
+    reasons = not_run(why).not_run
+    assert reasons["frameworks"] == Missing("a capture cannot be put under load")
+    assert reasons["deepspeed"] == why
 
 
 def test_workers_that_get_no_port_cost_their_own_strategy_only(

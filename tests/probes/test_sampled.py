@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpudoctor.api.load.devices import LoadRequest
 from gpudoctor.api.load.measure import measure
+from gpudoctor.api.load.request import LoadRequest
 from gpudoctor.checks.core.registry import registry
 from gpudoctor.facts.model.measurements import Measurements, Probe
 from gpudoctor.facts.model.node import Node, Source

@@ -20,7 +20,7 @@ import pytest
 
 import gpudoctor
 from gpudoctor.api.config import Config, ConfigError, load_config
-from gpudoctor.api.load.devices import LoadRequest
+from gpudoctor.api.load.request import LoadRequest
 from gpudoctor.api.load.storage import with_storage
 from gpudoctor.api.node_check import CheckRequest, prepared
 from gpudoctor.checks.core.finding import Status

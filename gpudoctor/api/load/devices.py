@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from gpudoctor.api.load.other_users import used_by_others
+from gpudoctor.api.load.request import Backend, LoadRequest
 from gpudoctor.checks.core.condemning import condemning
 from gpudoctor.checks.core.cuda_device_list import resolve
 from gpudoctor.checks.core.scope import scope_of
@@ -20,24 +21,7 @@ from gpudoctor.profiles.profile import compute_gpus
 if TYPE_CHECKING:
     from gpudoctor.probes.runner.local_workers import LocalWorkers
 
-Backend = Literal["nccl", "gloo"]
 CPU_RANKS = 2
-
-
-class LoadRequest(msgspec.Struct, frozen=True):
-    """What may be loaded and how, from the options of the same names.
-
-    `data` are absolute paths to read data from, empty if the user named none; `need_gb_s` is the rate that
-    each GPU must be fed at.
-    """
-
-    backend: Backend | Literal["auto"] = "auto"
-    gpu: str | None = None
-    ranks: int | None = None
-    inject: tuple[str, ...] = ()
-    force: bool = False
-    data: tuple[str, ...] = ()
-    need_gb_s: float | None = None
 
 
 def devices_to_load(node: Node, request: LoadRequest) -> tuple[Backend, tuple[Gpu, ...]] | Missing:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from gpudoctor.api.load.request import FRAMEWORKS
 from gpudoctor.checks.core.registry import Check, Level
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing
@@ -17,8 +18,6 @@ from gpudoctor.facts.model.missing import Missing
 if TYPE_CHECKING:
     from gpudoctor.probes.runner.plan import ProbePlan
 
-# the check that needs a framework -> its name in Measurements and their not_run
-FRAMEWORKS = {"env.frameworks": "frameworks", "strategy.deepspeed": "deepspeed", "strategy.tensorflow": "tensorflow"}
 # the frameworks in which --inject desync=RANK can happen
 DESYNCED = ("deepspeed", "tensorflow")
 # the time that imports may take from a cold network disk, and some seconds to open CUDA on 8 GPUs
@@ -62,13 +61,6 @@ def with_frameworks(
         on_interrupt(measured)
         raise
     return measured
-
-
-def without_frameworks(measured: Measurements, why: Missing) -> Measurements:
-    """The measurements with the reason why no framework was run."""
-    # drop the hint at CPU ranks: they cannot show which GPUs a framework sees
-    of_gpus = Missing(why.reason.partition("; --backend gloo")[0], why.kind)
-    return _noted(measured, dict.fromkeys(FRAMEWORKS.values(), why) | {"frameworks": of_gpus})
 
 
 def _run(framework: str, plan: ProbePlan, progress: Callable[[str], None] | None) -> Measurements:

@@ -9,14 +9,13 @@ import msgspec
 
 from gpudoctor.api.load.devices import (
     CPU_RANKS,
-    Backend,
-    LoadRequest,
     backend_for,
     gpus_to_load,
     refused_frameworks,
     why_no_devices,
 )
-from gpudoctor.api.load.frameworks import DESYNCED, FRAMEWORKS, frameworks_wanted, with_frameworks, without_frameworks
+from gpudoctor.api.load.frameworks import DESYNCED, frameworks_wanted, with_frameworks
+from gpudoctor.api.load.request import FRAMEWORKS, Backend, LoadRequest, not_run
 from gpudoctor.checks.core.registry import LEVELS, Check, Level
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.measurements import ONCE, PROBES, Measurements, Probe, ProbeProblem
@@ -203,11 +202,6 @@ def _why_not(
         return why_no_devices(node)
     # ranks on GPUs are started just to see torch's view of them; CPU ranks are not
     return "not asked for" if backend == "gloo" and not expected else None
-
-
-def not_run(why: Missing) -> Measurements:
-    """Measurements without any probe, with the reason for each."""
-    return without_frameworks(Measurements(not_run=dict.fromkeys((*PROBES, "torch"), why)), why)
 
 
 def cut_short(partial: Measurements, why: str) -> Measurements:

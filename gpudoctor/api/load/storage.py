@@ -1,16 +1,15 @@
-"""The paths that training reads: the values of `--data` and `--need`, and reading the paths if a check needs it."""
+"""The paths that training reads: which are refused, and reading them if a check needs it."""
 
 from __future__ import annotations
 
 import errno
 import math
 import os
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import msgspec
 
-from gpudoctor.api.load.devices import LoadRequest
+from gpudoctor.api.load.request import LoadRequest
 from gpudoctor.checks.core.registry import Check, Level
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.measured_hardware import StorageRead
@@ -19,13 +18,7 @@ from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.system.mounts import PSEUDO, Mount, mount_of, read_mounts
 from gpudoctor.facts.system.path_status import PathStatus, ask_paths
-from gpudoctor.lazy import lazy_pattern
 
-MAX_PATHS = 32  # each costs a thread of the process that checks them, and seconds at level full
-_RATE = lazy_pattern(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*([kMGT]i?)?B/s\s*", re.IGNORECASE)
-_BITS = lazy_pattern(r"\d\s*[KMGT]i?b/s|bit|bps")  # an eighth of as many bytes
-_FACTORS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
-_MOST_GB_S = 1e4
 # errors of a wrong path; other errors come from a broken mount, and are judged by a check
 _WRONG_NAME = {
     errno.ENOENT: "is not there",
@@ -40,21 +33,6 @@ READ = "storage.read"
 _FEW_READERS = (1, 4)
 # more than the usual number of data loader workers on a node; each is a process here
 _MOST_READERS = 64
-
-
-def absolute_paths(paths: Sequence[str]) -> tuple[str, ...]:
-    """The distinct absolute paths, without accessing the file system. Raise UserError."""
-    made: dict[str, None] = {}
-    for path in paths:
-        if not path or "\0" in path:
-            raise UserError(f"--data {path!r}: a path is wanted")
-        try:
-            made[os.path.abspath(os.path.expanduser(path))] = None  # noqa: PTH100, PTH111 - no access to the path
-        except OSError:
-            raise UserError(f"--data {path}: the working directory is gone; name an absolute path") from None
-    if len(made) > MAX_PATHS:
-        raise UserError(f"--data: {len(made)} paths; at most {MAX_PATHS} are wanted")
-    return tuple(made)
 
 
 def refuse_data(request: LoadRequest, *, elsewhere: bool) -> None:
@@ -75,21 +53,6 @@ def refuse_data(request: LoadRequest, *, elsewhere: bool) -> None:
     for path, status in zip(request.data, answers, strict=True):
         if isinstance(status, PathStatus) and (why := _why_not(status, mounts)) is not None:
             raise UserError(f"--data {path}: {why}")
-
-
-def need_gb_s(text: str) -> float:
-    """A rate such as 400MB/s in GB/s; raise UserError. Units are decimal (MB) or binary (MiB), not bits (Mb).
-
-    >>> need_gb_s("400MB/s"), need_gb_s("1.5 GB/s")
-    (0.4, 1.5)
-    """
-    if _BITS.search(text):
-        raise UserError(f"--need {text[:60]!r}: b stands for bits; a rate in bytes is wanted, such as 400MB/s")
-    match = _RATE.fullmatch(text)
-    rate_gb_s = float(match[1]) * _FACTORS[(match[2] or "").lower()] / 1e9 if match else 0.0
-    if not 0 < rate_gb_s <= _MOST_GB_S:
-        raise UserError(f"--need {text[:60]!r}: a rate a GPU is wanted, such as 400MB/s or 1.5GB/s")
-    return rate_gb_s
 
 
 def _why_not(status: PathStatus, mounts: tuple[Mount, ...] | Missing) -> str | None:

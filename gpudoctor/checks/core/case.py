@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from functools import cached_property, wraps
 from typing import Annotated, Literal, TypeVar
@@ -13,7 +12,7 @@ from gpudoctor.facts.model.gpu import Gpu, GpuPair
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
-from gpudoctor.profiles.profile import NO_PROFILE, GpuModel, Profile, compute_gpus
+from gpudoctor.profiles.profile import NO_PROFILE, GpuModel, Profile, compute_gpus, has_name
 
 T = TypeVar("T")
 
@@ -105,8 +104,7 @@ class Case(msgspec.Struct, frozen=True, dict=True):
         model, name = self.profile.gpu, known(gpu.name)
         if model is None or name is None:
             return None
-        bare = re.sub(r"^nvidia\s+", "", name, flags=re.IGNORECASE)
-        if any(re.fullmatch(p, bare, re.IGNORECASE) for p in model.patterns):
+        if has_name(model.patterns, name):
             return model
         return model if _compute_names(self) == {name} else None
 

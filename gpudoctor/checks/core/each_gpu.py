@@ -60,17 +60,24 @@ def unreadable(gpu: Gpu) -> str | None:
     """
     values = _main_values(gpu)
     missing = [value for value in values if isinstance(value, Missing)]
+    if missing and (why := _why_missing(missing, len(values))):
+        return why
+    if known(gpu.thermal.gpu_c) == 0 and known(gpu.power.draw_w) == 0 and known(gpu.clocks.sm_mhz) == 0:
+        return "it answers 0 C, 0 W and 0 MHz at once: these are no readings"
+    return None
+
+
+def _why_missing(missing: Sequence[Missing], asked: int) -> str | None:
+    """Why a GPU that lacks these of its main values cannot be judged; None if it can."""
     denied = [value for value in missing if value.kind == "denied"]
-    if len(denied) > len(values) - len(missing):
-        return f"{len(denied)} of its {len(values)} main values may not be read ({denied[0].reason})"
+    if len(denied) > asked - len(missing):
+        return f"{len(denied)} of its {asked} main values may not be read ({denied[0].reason})"
     refused = [value for value in missing if says_err(value)]
     if len(refused) >= _MOST_ERR:
         return f"nvidia-smi says ERR! for {len(refused)} of its main values: it could not read this GPU"
     lost = (value.reason for value in missing if value.kind == "failed" and code_in_words(value.reason) in _GONE)
     if reason := next(lost, None):
         return f"its values are missing for this reason: {reason}"
-    if known(gpu.thermal.gpu_c) == 0 and known(gpu.power.draw_w) == 0 and known(gpu.clocks.sm_mhz) == 0:
-        return "it answers 0 C, 0 W and 0 MHz at once: these are no readings"
     return None
 
 

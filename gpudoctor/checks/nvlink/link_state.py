@@ -58,4 +58,4 @@ def real_links(gpu: Gpu) -> list[NvLink]:
 
 def links_up(gpu: Gpu) -> int:
     """The number of links that carry data or can do so at once."""
-    return sum(known(link.state) in UP for link in real_links(gpu))
+    return sum(link.state in UP for link in known(gpu.nvlinks) or ())

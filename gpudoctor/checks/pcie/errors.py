@@ -33,8 +33,9 @@ from gpudoctor.statements.xids import BUS_CODES
 # "nvidia 0000:81:00.0: PCIe Bus Error: severity=Corrected, type=Physical Layer": the driver's name means a GPU
 _GPU = r"\bnvidia [0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]: "
 # an uncorrected error at the GPU or above it, after which the kernel cannot bring the GPU back
-_NOT_RECOVERED = lazy_pattern(rf"{_GPU}AER: can't recover")
-_OWN = lazy_pattern(rf"{_GPU}PCIe Bus Error: severity=|{_NOT_RECOVERED.pattern}")
+_NO_RECOVERY = rf"{_GPU}AER: can't recover"
+_NOT_RECOVERED = lazy_pattern(_NO_RECOVERY)
+_OWN = lazy_pattern(rf"{_GPU}PCIe Bus Error: severity=|{_NO_RECOVERY}")
 # Linux 6.11 and later say Correctable and Uncorrectable
 _SEVERITY = lazy_pattern(
     r"(?:severity=|AER: (?:Multiple )?)((?:Corrected|Correctable|Uncorrect\w{2,4})(?: \([\w-]{1,12}\))?)"

@@ -11,10 +11,11 @@ from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu, of_nic
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.reported import OWN, Reported
-from gpudoctor.lazy import lazy_pattern
-from gpudoctor.statements.catalogue import bucket_of_xid
-from gpudoctor.statements.forms import form_of
+from gpudoctor.lazy import lazy_imports, lazy_pattern
 from gpudoctor.statements.xids import xid
+
+with lazy_imports():
+    from gpudoctor.statements import catalogue, forms  # only what a text says is looked up in them
 
 NO_STATEMENT = "no statement of a failure in this text"
 _MOST = 12
@@ -96,7 +97,7 @@ def _finding(case: Case, reported: Reported) -> Finding:
     if reported.loudness == "unread":
         own = reported.said_by == OWN
         return unknown(subject, f"could not be read, and may hold a failure: {reported.text}" if own else reported.text)
-    if reported.xid is not None and bucket_of_xid(reported.xid) in ("application", "info"):
+    if reported.xid is not None and catalogue.bucket_of_xid(reported.xid) in ("application", "info"):
         words = f"Xid {reported.xid} ({xid(reported.xid).words})"
         return skip(subject, f"{words} is of a program, or tells of nothing: {reported.text}")
     if reported.label is None and reported.loudness == "error" and _is_not_read(reported):
@@ -119,15 +120,15 @@ def _is_not_read(reported: Reported) -> bool:
     """Whether a value could not be read or does not exist, or reads ERR! in a sentence, without other bad news."""
     if found := _NOT_READ.search(reported.text):
         before = _CLAUSES_BEFORE.match(reported.text[: found.start()])
-        return before is None or form_of(_TRIED.sub("", before[1])) is None
+        return before is None or forms.form_of(_TRIED.sub("", before[1])) is None
     rest = reported.text.replace("ERR!", "")
-    return reported.form == "sentence" and rest != reported.text and form_of(rest) is None
+    return reported.form == "sentence" and rest != reported.text and forms.form_of(rest) is None
 
 
 def _is_of_node(reported: Reported) -> bool:
     """Whether the statement says that the node, or a device of it, is broken."""
     if reported.xid is not None:
-        return bucket_of_xid(reported.xid) in ("hardware", "reset")
+        return catalogue.bucket_of_xid(reported.xid) in ("hardware", "reset")
     if reported.effect == "hardware" or reported.label in _SETUP_OF_NODE[1:]:
         return True
     if reported.loudness == "warning":

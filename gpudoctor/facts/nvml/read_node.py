@@ -1,11 +1,14 @@
-"""Reads the whole node through NVML: one thread per GPU, each result passed on as soon as it is known."""
+"""Reads the whole node through NVML: no GPU waits for a slow one, each result is passed on as soon as it is known."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Container
+from collections import deque
+from collections.abc import Callable, Container, Iterator
+from contextlib import suppress
 from ctypes import CDLL
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any, Protocol
@@ -26,6 +29,7 @@ from gpudoctor.facts.system.sysfs import key_values, list_names, present, read_t
 _GPUS = "proc/driver/nvidia/gpus"
 _LIBRARY_NOT_FOUND = 12
 _MOST_GPUS = 1024  # more than any machine has
+_ALONE_S = 0.01  # a driver that answers at once shows 8 GPUs in this time
 _INIT, _COUNT, _HANDLE = "nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex"
 
 
@@ -202,11 +206,24 @@ def _statistics(clients: list[NvmlClient]) -> dict[str, Any]:
     }
 
 
-class _Readers:
-    """The threads, one per GPU, and the GPUs that are done.
+def _started(target: Callable[[], None]) -> threading.Thread | None:
+    """The running thread; None if a limit on this container's processes forbids another one."""
+    # daemon: a thread inside a hung call must not keep the process alive
+    thread = threading.Thread(target=target, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:
+        return None
+    return thread
 
-    A thread that finishes reads the pairs with all GPUs that finished before: every pair is read once,
-    and no thread waits for a GPU that hangs.
+
+class _Readers:
+    """The threads that read the GPUs, and the GPUs that are done.
+
+    One thread reads them in turn: it is the fastest way to ask a driver that answers at once, since several threads
+    would hand Python's lock to and fro at every call. After `_ALONE_S` every GPU that nobody has begun gets a thread of
+    its own, so that none waits for a slow one or for one that hangs. A thread that finishes a GPU reads the pairs with
+    all that were finished before: every pair is read once.
     """
 
     def __init__(self, listener: ReadingListener, client: NvmlClient, system: System) -> None:
@@ -215,28 +232,41 @@ class _Readers:
         self.clients = [client]
         self.bus_ids: set[str] = set()
         self.started_s = monotonic()  # when the last GPU returned its handle
+        self._left: deque[int] = deque()
         self._done: list[tuple[Gpu, Any]] = []
         self._lock = threading.Lock()
 
     def run(self, count: int) -> None:
         first = self.clients[0]
         self.clients += [first.for_gpu(index, self.listener.trace(index + 1)) for index in range(count)]
-        started, left = [], []
-        for index, client in enumerate(self.clients[1:]):
-            # daemon: a thread inside a hung call must not keep the process alive
-            thread = threading.Thread(target=self._read, args=(client, index), name=f"GPU {index}", daemon=True)
-            try:
-                thread.start()
-                started.append(thread)
-            except RuntimeError:  # can't start new thread: a limit on this container's processes
-                left.append(index)
+        self._left.extend(range(count))
+        threads = []
+        if count and (thread := _started(self._read_in_turn)):
+            thread.join(_ALONE_S)
+            threads.append(thread)
+        for index in self._take():
+            if thread := _started(partial(self._read, index)):
+                threads.append(thread)
+            else:
+                self._left.append(index)
+                break
         first.close()
-        for index in left:
-            self._read(self.clients[index + 1], index)
-        for thread in started:
+        self._read_in_turn()
+        for thread in threads:
             thread.join()
 
-    def _read(self, client: NvmlClient, index: int) -> None:
+    def _take(self) -> Iterator[int]:
+        """The GPUs that nobody has begun, one after another."""
+        with suppress(IndexError):
+            while True:
+                yield self._left.popleft()
+
+    def _read_in_turn(self) -> None:
+        for index in self._take():
+            self._read(index)
+
+    def _read(self, index: int) -> None:
+        client = self.clients[index + 1]
         try:
             self._read_gpu(client, index)
         finally:

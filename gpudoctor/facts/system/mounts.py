@@ -173,7 +173,7 @@ def _options(text: str) -> tuple[str, ...]:
 
 def without_escapes(text: str) -> str:
     """Decode the octal escapes for blanks and the like in the mount table and /etc/fstab: getmntent(3)."""
-    return _OCTAL.sub(lambda match: chr(int(match[1], 8)), text)
+    return _OCTAL.sub(lambda match: chr(int(match[1], 8)), text) if "\\" in text else text
 
 
 # The disks behind a file system, from /sys: through partitions, md and device mapper down to the hardware

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from gpudoctor.api.load import other_users
-from gpudoctor.api.load.devices import LoadRequest, devices_to_load
-from gpudoctor.api.load.measure import not_run
+from gpudoctor.api.load.devices import devices_to_load
+from gpudoctor.api.load.request import LoadRequest, not_run
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.checks.core.gpu_use import use_of_gpu
 from gpudoctor.facts.model.gpu import GpuProcess, Power, Utilization, system_program
