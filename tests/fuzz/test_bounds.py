@@ -109,7 +109,7 @@ HOSTILE = {
     "external xml": b"<!DOCTYPE nvidia_smi_log SYSTEM 'file:///etc/passwd' [<!ENTITY x SYSTEM 'file:///etc/passwd'>]>"
     b"<nvidia_smi_log><gpu id='x'>&x;</gpu></nvidia_smi_log>",
     "deep JSON": b'{"a":' * DEEP,
-    "deep JSON on many lines": b'{"a": "[\\"",\n"b":\n' * DEEP,
+    "deep JSON on many lines": b'{"a": "[\\"",\n"b":\n' * (DEEP // 8),
     "wide JSON": b'{"x": [' + b"[]," * 3_000_000 + b"1]}",
     "huge number": b'{"schema": "gpudoctor.facts/1", "gpus": [{"index": ' + b"9" * 100_000 + b', "bus_id": "x"}]}',
     "huge float": b'{"schema": "gpudoctor.facts/1", "host": {"load_1m": 1e99999}}',

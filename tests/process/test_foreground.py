@@ -172,9 +172,10 @@ def test_a_command_that_stops_stops_its_caller_as_without() -> None:
 
 @pytest.mark.wide(every=2)
 @pytest.mark.parametrize(("on_exit", "ends"), [("leave", False), ("end", True)])
-def test_the_command_outlives_a_killed_gpudoctor_unless_it_shall_not(on_exit: str, ends: bool) -> None:
+def test_the_command_outlives_a_killed_gpudoctor_unless_it_shall_not(on_exit: str, ends: bool, tmp_path: Path) -> None:
     command = [*RUN[:-1], "--on-exit", on_exit, "--", "sh", "-c", "echo $$; exec sleep 600"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    environ = {**os.environ, "TMPDIR": str(tmp_path)}  # killed, it leaves its folder
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True, env=environ)
     assert process.stdout is not None
     pid = int(process.stdout.readline())
     descriptor = os.pidfd_open(pid)
