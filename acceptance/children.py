@@ -14,14 +14,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 
 import msgspec
 
 from gpudoctor.errors import UserError
 from gpudoctor.facts.system.sysfs import run_command
 from gpudoctor.process.command import Completed
-from gpudoctor.process.ending import ENDING_SIGNALS, end_marked, ending_words
+from gpudoctor.process.ending import ENDING_SIGNALS, ending_words, send_signals
 from gpudoctor.process.own_program import own_python
 from gpudoctor.process.pipes import TURN_S, Bounded, LineReader, pipe_with_child, read_to_end, write_all
 from gpudoctor.process.spawn import PIPE, Child
@@ -237,3 +237,26 @@ def _undone(command: tuple[str, ...]) -> str:
             return ""
         why = done.stdout.strip().partition("\n")[0] if isinstance(done, Completed) else done.reason
     return f"{' '.join(command)}: {why}"
+
+
+def marked_processes(variable: str, value: str) -> dict[int, str]:
+    """The processes of this machine that were started with this environment variable: pid -> name."""
+    found: dict[int, str] = {}
+    expected = f"{variable}={value}".encode()
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdecimal() or int(folder.name) == os.getpid():
+            continue
+        with suppress(OSError):  # it has ended, or belongs to another user
+            if expected in (folder / "environ").read_bytes().split(b"\0"):
+                found[int(folder.name)] = (folder / "comm").read_text(encoding="utf-8", errors="replace").strip()
+    return found
+
+
+def end_marked(variable: str, value: str, limit_s: float) -> None:
+    """End all `marked_processes`: first by SIGTERM, then by SIGKILL, until none is left or the limit is reached."""
+    began_s = monotonic()
+    number = signal.SIGTERM
+    while (left := marked_processes(variable, value)) and monotonic() - began_s < limit_s:
+        send_signals(left, number)
+        sleep(0.2)
+        number = signal.SIGKILL if monotonic() - began_s > _OBEY_S else signal.SIGTERM

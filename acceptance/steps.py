@@ -8,7 +8,7 @@ from time import monotonic, sleep
 
 import msgspec
 
-from acceptance.children import MARK
+from acceptance.children import MARK, marked_processes
 from acceptance.driver_steps import driver, settings
 from acceptance.link_steps import nvlinks, peer_copies, shared_memory
 from acceptance.process_steps import contexts, idle
@@ -29,7 +29,6 @@ from acceptance.smi_step import facts
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import Node
-from gpudoctor.process.ending import marked_processes
 from gpudoctor.process.own_program import own_gpudoctor
 from gpudoctor.report.model import Report
 

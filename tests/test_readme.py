@@ -67,7 +67,7 @@ def test_the_example_configuration_is_one(tmp_path: Path) -> None:
     text = (DOCS / "configuration.md").read_text().split("```yaml\n")[1].split("```")[0]
     path = tmp_path / "c.yaml"
     path.write_text(text)
-    config = load_config(path, {"HOME": str(tmp_path)}, registry(), system_file=tmp_path / "none")
+    config = load_config(path, {"HOME": str(tmp_path)}, registry, system_file=tmp_path / "none")
     assert config != Config()
     assert set(yaml.safe_load(text)) <= set(Config.__struct_fields__)
 

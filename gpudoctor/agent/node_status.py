@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from typing import NamedTuple
 from uuid import uuid4
 
@@ -12,6 +11,7 @@ from gpudoctor.checks.core.finding import Status
 from gpudoctor.process.exit_codes import COULD_NOT
 from gpudoctor.report.model import Report, Run, SourceSummary, Verdict, error_report
 from gpudoctor.report.prometheus import statuses
+from gpudoctor.text.units import rfc3339
 
 _AT_ONCE = (Status.FAIL, Status.UNKNOWN)
 # tolerates a run that starts late on a busy machine; a run that never starts must still show as stale
@@ -148,7 +148,7 @@ def no_report(why: str, began: Moment, ended: Moment, host: str, source: SourceS
     """The report for a run that produced none: verdict unknown, with the reason as its error."""
     run = Run(
         id=str(uuid4()),
-        started_at=datetime.datetime.fromtimestamp(began.unix_s, datetime.timezone.utc).isoformat("T", "seconds"),
+        started_at=rfc3339(began.unix_s),
         duration_s=round(max(0.0, ended.since_boot_s - began.since_boot_s), 3),
         level="quick",
         source=source,

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import random
-import re
 import signal
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -16,20 +14,19 @@ import msgspec
 from gpudoctor.agent.events import EventWatch, WakeUp
 from gpudoctor.agent.node_status import Last, Moment, NodeStatus, ScrapeFigures, no_report, status_at, streaks_after
 from gpudoctor.agent.state import StateDirectory, now
+from gpudoctor.api.check_child import CheckChild
 from gpudoctor.process.ending import end_leftovers, ending_words
-from gpudoctor.process.pipes import anonymous_file, content
-from gpudoctor.process.spawn import Child
 from gpudoctor.report.model import Report, SourceSummary
-from gpudoctor.text.output import printable, say
+from gpudoctor.text.output import say
 
 _LOOK_S = 0.05
 _NAP_MAX_S = 30.0  # asyncio's clock stops while the machine is suspended
 SOFT_S, HARD_S = 4.0, 2.0  # a check needs less than a second to end after SIGTERM
-END_SOFT_S, END_HARD_S = 0.9, 0.6  # the agent must end within 2 s
+_END_S = 0.8  # after SIGTERM, and after SIGKILL: the agent must end within 2 s
 TOKEN_VARIABLE = "GPUDOCTOR_AGENT_TOKEN"
 # a quick report of 16 GPUs is below 1 MiB
 OUTPUT_BYTES_MAX = 16 << 20
-WORDS_MAX = 300
+MESSAGE_MAX = 300
 
 
 class SchedulePlan(msgspec.Struct, frozen=True):
@@ -126,33 +123,34 @@ class Schedule:
                 "nothing is started beside it"
             )
         try:
-            run = QuickRun(self.plan.command, os.environ)
+            check = quick_check(self.plan.command, os.environ)
         except OSError as error:
             return f"the check cannot be started: {error.strerror or error}"
         try:
-            if not await _over_within(run, self.plan.deadline_s):
-                return await self._ended(run)
-        except asyncio.CancelledError:
-            _end_now(run)
+            if not await _ends_within(check, self.plan.deadline_s):
+                return await self._ended(check)
+        except asyncio.CancelledError:  # the event loop is shutting down: the waits block
+            check.end(_END_S)
+            end_leftovers()
             raise
-        outcome = run.outcome()
+        finally:
+            check.stop_reading()
+        outcome = outcome_of(check)
         await _clear_leftovers(self._own)
         if isinstance(outcome, Report) and outcome.run.interrupted is not None:
             return f"the check was interrupted by {outcome.run.interrupted}"
         return outcome
 
-    async def _ended(self, run: QuickRun) -> str:
-        """End a run that is late; return why it has no report. A partial report is not used as a verdict."""
-        run.end_softly()
-        if not await _over_within(run, SOFT_S):
-            run.end_hard()
+    async def _ended(self, check: CheckChild) -> str:
+        """End a check that is late; return why it has no report. A partial report is not used as a verdict."""
         late = f"the check did not end in {self.plan.deadline_s:g} s"
-        if not await _over_within(run, HARD_S):
-            run.abandon()
-            return f"{late}, and its process {run.pid} cannot be killed: it waits in the kernel, for the driver"
-        run.outcome()
-        await _clear_leftovers(self._own)
-        return f"{late}, and was ended"
+        for number, limit_s in ((signal.SIGTERM, SOFT_S), (signal.SIGKILL, HARD_S)):
+            check.send(number, group=True)
+            if await check.exit_status(limit_s) is not None:
+                await _clear_leftovers(self._own)
+                return f"{late}, and was ended"
+        check.abandon()
+        return f"{late}, and its process {check.pid} cannot be killed: it waits in the kernel, for the driver"
 
 
 def first_due_s(last: Last | None, at: Moment, interval_s: float, jitter_s: float) -> float:
@@ -177,12 +175,11 @@ async def _woken_before(due_s: float, wake_up: WakeUp) -> bool:
     return False
 
 
-async def _over_within(run: QuickRun, limit_s: float) -> bool:
-    give_up_s = time.monotonic() + limit_s
-    while not run.over():
-        if time.monotonic() > give_up_s:
-            return False
-        await asyncio.sleep(_LOOK_S)
+async def _ends_within(check: CheckChild, limit_s: float) -> bool:
+    try:
+        await asyncio.wait_for(check.to_its_end(), limit_s)
+    except asyncio.TimeoutError:
+        return False
     return True
 
 
@@ -194,112 +191,21 @@ async def _clear_leftovers(spare: Collection[int]) -> tuple[int, ...]:
     return left
 
 
-def _end_now(run: QuickRun) -> None:
-    """End the run with blocking waits: the event loop is shutting down."""
-    for end, limit_s in ((run.end_softly, END_SOFT_S), (run.end_hard, END_HARD_S)):
-        end()
-        give_up_s = time.monotonic() + limit_s
-        while time.monotonic() < give_up_s:
-            if run.over():
-                end_leftovers()
-                return
-            time.sleep(_LOOK_S)
-    run.abandon()
-    end_leftovers()
-
-
-# One run.
-
-
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The agent's environment without the variables that are for the agent only."""
     return {name: value for name, value in environ.items() if name not in (TOKEN_VARIABLE, "NOTIFY_SOCKET")}
 
 
-class QuickRun:
-    """The process of one check, in its own session. Its output goes to memory files, so that no pipe has to be read.
-
-    The caller polls `over()`; `end_softly()` and `end_hard()` never wait. Raise OSError if the process cannot be
-    started.
-    """
-
-    def __init__(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
-        self._files: list[int] = []
-        try:
-            for _ in ("output", "error"):
-                self._files.append(anonymous_file())
-            self._out, self._err = self._files
-            self._process = Child(command, stdout=self._out, stderr=self._err, env=environment(environ))
-        except BaseException:
-            self._close()
-            raise
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def over(self) -> bool:
-        """Whether the process has ended. Kills a process that has written too much."""
-        if self._process.poll() is not None:
-            return True
-        if max(os.fstat(self._out).st_size, os.fstat(self._err).st_size) > OUTPUT_BYTES_MAX:
-            self.end_hard()
-        return False
-
-    def end_softly(self) -> None:
-        """Send SIGTERM: the check stops and reports what it has found so far."""
-        self._process.send(signal.SIGTERM, group=True)
-
-    def end_hard(self) -> None:
-        """Kill the process group."""
-        self._process.send(signal.SIGKILL, group=True)
-
-    def outcome(self) -> Report | str:
-        """The report of a run that is over, or why there is none. Call it once: it closes the output."""
-        status = self._process.returncode
-        try:
-            output = content(self._out, OUTPUT_BYTES_MAX + 1)
-            text = _last_line(content(self._err, OUTPUT_BYTES_MAX + 1))
-        finally:
-            self._close()
-        reported = f": {text}" if text else ""
-        if len(output) > OUTPUT_BYTES_MAX:
-            return "the check wrote more than any report can be: it was ended"
-        if not output.strip():
-            return f"the check gave no report ({ending_words(status)}){reported}"
-        try:
-            report = decoded(output)
-        except ValueError as error:
-            return f"the check gave a report that cannot be read ({printable(str(error))[:WORDS_MAX]}){reported}"
-        if report.exit_code != status:
-            how = ending_words(status)
-            return f"the check ended otherwise than its report says ({how}, not {report.exit_code}){reported}"
-        return report
-
-    def abandon(self) -> None:
-        """Stop waiting for a process that is stuck in the kernel; `end_leftovers` reaps it once it can die."""
-        self._process.abandon()
-        self._close()
-
-    def _close(self) -> None:
-        while self._files:
-            os.close(self._files.pop())
+def quick_check(command: Sequence[str], environ: Mapping[str, str]) -> CheckChild:
+    """The child that runs one check. Raise OSError."""
+    return CheckChild(command, OUTPUT_BYTES_MAX, message_length=MESSAGE_MAX, env=environment(environ))
 
 
-def decoded(data: bytes) -> Report:
-    """A report from JSON; each lone surrogate (from a name that is not UTF-8) becomes `?`. Raise ValueError."""
-    try:
-        return msgspec.json.decode(data, type=Report)
-    except msgspec.DecodeError:
-        if not re.search(rb"\\u[dD][89a-fA-F]", data):
-            raise
-    try:
-        clean = json.dumps(json.loads(data), ensure_ascii=False).encode("utf-8", "replace")
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-    return msgspec.json.decode(clean, type=Report)
-
-
-def _last_line(output: bytes) -> str:
-    line = output.decode("utf-8", "replace").strip().rpartition("\n")[2]
-    return printable(line)[:WORDS_MAX]
+def outcome_of(check: CheckChild) -> Report | str:
+    """The report of a check that has ended, or why there is none; one that it contradicts by its exit code is none."""
+    outcome, status = check.outcome("the check"), check.returncode
+    if isinstance(outcome, str) or outcome.exit_code == status:
+        return outcome
+    return (
+        f"the check ended otherwise than its report says ({ending_words(status)}, not {outcome.exit_code}){check.said}"
+    )

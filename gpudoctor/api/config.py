@@ -97,20 +97,20 @@ def config_of_host(config: Config, host: str | None) -> Config:
 def load_config(
     explicit: Path | None,
     environ: Mapping[str, str],
-    checks: Iterable[Check],
+    checks: Callable[[], Iterable[Check]],
     system_file: Path = SYSTEM_FILE,
     silent: Callable[[str], None] | None = None,
     left_out: Callable[[str], None] | None = None,
 ) -> Config:
     """Merge the defaults, the system's file, the user's file and the explicit file; later ones win.
 
-    The system's and the user's file may be absent; the explicit one must exist. `checks` are those whose ids and
-    thresholds may be named. If the user's file is on a mount that does not answer, it is skipped and `silent` is called
-    with a note about it; without `silent` that is an error. What this version does not know (a key, a check, a
-    threshold: a file for newer versions may name them) is left out, and `left_out` is called with a line about it;
+    The system's and the user's file may be absent; the explicit one must exist. `checks` returns those whose ids
+    and thresholds may be named; it is called if there is a file. If the user's file is on a mount that does not
+    answer, it is skipped and `silent` is called with a note about it; without `silent` that is an error. What this
+    version does not know (a key, a check, a threshold: a file for newer versions may name them) is left out, and
+    `left_out` is called with a line about it;
     without `left_out` that is an error too. Raise ConfigError.
     """
-    checks = tuple(checks)
     merged: dict[str, Any] = {}
     for path in (system_file, *_users_file(environ)):
         if path != system_file and (why := _does_not_answer(path)) is not None:
@@ -118,9 +118,9 @@ def load_config(
                 raise ConfigError(f"{path}: {why}; XDG_CONFIG_HOME=/ leaves it out")
             silent(f"the configuration {path} was not read: it {why}")
         elif _is_there(path):
-            merged = _merge(merged, _read(path, checks, left_out))
+            merged = _merge(merged, _read(path, tuple(checks()), left_out))
     if explicit is not None:
-        merged = _merge(merged, _read(explicit, checks, left_out))
+        merged = _merge(merged, _read(explicit, tuple(checks()), left_out))
     return msgspec.convert(merged, Config) if merged else Config()
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from gpudoctor.api.load.request import Backend, not_run
-from gpudoctor.api.node_check import CheckRequest, Sourced, examined, judged, prepared, read_source
+from gpudoctor.api.node_check import CheckRequest, Sourced, prepare, read_source, report_on, run_prepared
 from gpudoctor.checks.core.registry import Level
 from gpudoctor.errors import UserError
 from gpudoctor.facts.deadlines import COLLECTION
@@ -89,7 +89,7 @@ def check(
 
 def run_check(request: CheckRequest, *, progress: Callable[[str], None] | None = None) -> Report:
     """Run the check that a request describes. Raise UserError if it cannot be done."""
-    return examined(prepared(request), progress=progress)
+    return run_prepared(prepare(request), progress=progress)
 
 
 def load_source(source: Source | None = None, faults: Words = (), *, deadline_s: float = COLLECTION.seconds) -> Sourced:
@@ -137,7 +137,7 @@ def judge(
         redact=redact,
     )
     measured = not_run(Missing("judged without measurements")) if measurements is None else measurements
-    return judged(prepared(request), node, measured)
+    return report_on(prepare(request), node, measured)
 
 
 def preflight(

@@ -14,7 +14,7 @@ import socket
 import msgspec
 
 from gpudoctor.api.load.measure import run_limit_s
-from gpudoctor.api.node_check import CheckRequest, Prepared, examined, prepared
+from gpudoctor.api.node_check import CheckRequest, Prepared, prepare, run_prepared
 from gpudoctor.errors import UserError
 from gpudoctor.probes.runner.launch_engine import LocalPlacement
 from gpudoctor.probes.runner.local_workers import (
@@ -59,40 +59,40 @@ class _Done(msgspec.Struct, frozen=True, tag=True):
     error: str | None = None
 
 
-def report_for_all(place: LocalPlacement, request: CheckRequest) -> Report:
+def report_for_all(placement: LocalPlacement, request: CheckRequest) -> Report:
     """Run as the first process: check, send the report to the others and return it. Raise UserError in all of them."""
-    workers = LocalWorkers(place, PURPOSE)
+    workers = LocalWorkers(placement, PURPOSE)
     try:
         try:
             workers.gather()
-            prep = prepared(request)
-            _refuse_confined(place, prep, workers)
-            workers.tell(msgspec.json.encode(_Wait(_limit_s(prep))))
-            report = examined(prep, visible=tuple(workers.visible_of_those_here))
+            prep = prepare(request)
+            _refuse_confined(placement, prep, workers)
+            workers.broadcast(msgspec.json.encode(_Wait(_limit_s(prep))))
+            report = run_prepared(prep, visible=tuple(workers.visible_of_those_here))
         except UserError as error:
-            workers.tell(msgspec.json.encode(_Done(str(error)[:_ANSWER_CHARACTERS])))
+            workers.broadcast(msgspec.json.encode(_Done(str(error)[:_ANSWER_CHARACTERS])))
             raise
         memory = anonymous_file()
         with os.fdopen(memory, "wb") as file:
             file.write(_encoded(report))
             file.flush()
-            workers.tell(msgspec.json.encode(_Done()), memory)
+            workers.broadcast(msgspec.json.encode(_Done()), memory)
         return report
     finally:
-        workers.drop()
+        workers.disconnect()
 
 
-def report_of_first(place: LocalPlacement) -> Report:
+def report_of_first(placement: LocalPlacement) -> Report:
     """Run as one of the others: the report of the first. Raise UserError if it did; NotFitError if no report comes."""
-    first = leader_of(place, PURPOSE)
+    first = leader_of(placement, PURPOSE)
     if first is None:
         raise NotFitError(
-            f"no verdict on this node: {place.engine} started this process as number {place.rank} of {place.ranks} "
-            "here, and number 0 did not call preflight in time; call it in all of them"
+            f"no verdict on this node: {placement.engine} started this process as number {placement.rank} of "
+            f"{placement.ranks} here, and number 0 did not call preflight in time; call it in all of them"
         )
     with first:
         try:
-            hello = WorkerHello(place.rank, os.environ.get("CUDA_VISIBLE_DEVICES"), openable_gpus())
+            hello = WorkerHello(placement.rank, os.environ.get("CUDA_VISIBLE_DEVICES"), openable_gpus())
             first.send(msgspec.json.encode(hello))
             message, memory = _received(first, LONGEST_RENDEZVOUS_S + _SLACK_S)
             if isinstance(message, _Wait):
@@ -129,10 +129,11 @@ def _limit_s(prep: Prepared) -> float:
     return prep.deadline_s + 2 * run_limit_s(prep.level) + (prep.burn_s or 0.0) + _SLACK_S
 
 
-def _refuse_confined(place: LocalPlacement, prep: Prepared, workers: LocalWorkers) -> None:
+def _refuse_confined(placement: LocalPlacement, prep: Prepared, workers: LocalWorkers) -> None:
     """Raise UserError if the first process cannot open the GPUs of the others: its pass would not cover them."""
     if prep.request.node is None and any(other != openable_gpus() for other in workers.openable):
         raise UserError(
-            f"{place.engine} confined each process of this node to GPUs of its own, which the first one cannot check "
-            "for all; srun --gpu-bind=none opens them, or check the node in the prolog: gpudoctor check --level quick"
+            f"{placement.engine} confined each process of this node to GPUs of its own, which the first one cannot "
+            "check for all; srun --gpu-bind=none opens them, or check the node in the prolog: "
+            "gpudoctor check --level quick"
         )

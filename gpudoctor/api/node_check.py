@@ -137,17 +137,17 @@ class Prepared(msgspec.Struct, frozen=True):
         return self.request.deadline_s or self.config.deadline_s
 
 
-def prepared(request: CheckRequest) -> Prepared:
+def prepare(request: CheckRequest) -> Prepared:
     """Resolve the checks, level and limits of a request. Raise UserError for unknown names and missing data."""
     started_s, began_s = time.time(), time.monotonic()
-    checks = all_checks()
+    checks = all_checks(request.level or "burn")
     notes: list[str] = []
     # A user's configuration on a dead mount may be skipped with a note only if all checks of this machine run: then
     # storage.mount is unknown for the same HOME, so that its expectations are not dropped silently.
     some = request.node or request.only or request.skip or os.environ.get("XDG_CONFIG_HOME")
     newer = None if request.strict else lambda line: notes.append(f"WARN configuration: {line}")
     silent = None if some else notes.append
-    config = load_config(request.config, os.environ, checks, silent=silent, left_out=newer)
+    config = load_config(request.config, os.environ, all_checks, silent=silent, left_out=newer)
     required = (*config.require, *request.require)
     named = select(checks, request.only, required=required)
     # required checks run even if not named: a check that did not run has no verdict
@@ -168,7 +168,7 @@ def prepared(request: CheckRequest) -> Prepared:
     )
 
 
-def examined(
+def run_prepared(
     prep: Prepared,
     *,
     argv: Iterable[str] = (),
@@ -196,9 +196,12 @@ def examined(
     partial: list[Measurements] = []
     half_read: list[Node] = []
     try:
-        data = request.load.data
         sourced = read_source(
-            request.node, request.faults, prep.deadline_s, progress, half_read.append, data, request.deadline_s
+            *(request.node, request.faults, prep.deadline_s),
+            progress=progress,
+            on_interrupt=half_read.append,
+            data=request.load.data,
+            source_deadline_s=request.deadline_s,
         )
         if request.gpu is None and (gpus := cuda_device_list.shown_to_any(visible, sourced.node)) is not None:
             request = msgspec.structs.replace(request, gpu=gpus)
@@ -217,8 +220,8 @@ def examined(
         sourced = Sourced(half_read[0]) if half_read else sourced
         measurements = measure.cut_short(partial[0] if partial else Measurements(), f"interrupted by {stop}")
     if workers is not None and not signals:
-        workers.close()
-    return judged(prep, sourced.node, measurements, argv, signals)
+        workers.end()
+    return report_on(prep, sourced.node, measurements, argv=argv, signals=signals)
 
 
 def _measured(
@@ -233,16 +236,23 @@ def _measured(
     level, checks = prep.level, prep.checks
     if level == "quick" and load.backend == "auto" and not load.inject:  # others are refused, or have their reason
         return not_run(Missing("level quick puts no load on the node"))
-    measurements = measure.measure(node, checks, level, load, progress, on_interrupt, prep.burn_s, workers)
+    measurements = measure.measure(
+        *(node, checks, level, load),
+        progress=progress,
+        on_interrupt=on_interrupt,
+        duration_s=prep.burn_s,
+        workers=workers,
+    )
     on_interrupt(measurements)
     measurements = burn.count_again(node, measurements, prep.deadline_s, progress)
     return storage.with_storage(node, measurements, checks, level, load, progress)
 
 
-def judged(
+def report_on(
     prep: Prepared,
     node: Node,
     measurements: Measurements | None,
+    *,
     argv: Iterable[str] = (),
     signals: list[int] | None = None,
 ) -> Report:
@@ -283,6 +293,7 @@ def read_source(
     name: str | None,
     faults: Iterable[str],
     deadline_s: float,
+    *,
     progress: Callable[[str], None] | None = None,
     on_interrupt: Callable[[Node], None] | None = None,
     data: tuple[str, ...] = (),
@@ -313,12 +324,12 @@ def nothing_read(name: str | None) -> Node:
     return Node(source=Source(kind="live" if name is None else "facts", name=printable(name or "")))
 
 
-def _level_for(words: Iterable[str], checks: Iterable[Check], usual: Level) -> Level:
+def _level_for(only: Iterable[str], checks: Iterable[Check], usual: Level) -> Level:
     """The usual level; full if the usual one is standard and one of the words names only checks that need full.
 
     A configured level of quick means no load, and a burn must be requested explicitly.
     """
-    levels = ({check.level for check in checks if matches(check, word)} for word in words)
+    levels = ({check.level for check in checks if matches(check, word)} for word in only)
     return "full" if usual == "standard" and any(each == {"full"} for each in levels) else usual
 
 

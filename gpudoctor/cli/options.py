@@ -105,7 +105,7 @@ def read_source(args: argparse.Namespace) -> node_check.Sourced:
     """Read what `--node`, `--fault` and `--deadline` describe, with progress on a terminal. Raise UserError."""
     deadline_s = args.deadline or COLLECTION.seconds
     reported = progress.terminal_progress()
-    return node_check.read_source(args.node, args.fault, deadline_s, reported, source_deadline_s=args.deadline)
+    return node_check.read_source(args.node, args.fault, deadline_s, progress=reported, source_deadline_s=args.deadline)
 
 
 def to_file(args: argparse.Namespace) -> bool:

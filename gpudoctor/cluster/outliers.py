@@ -106,15 +106,15 @@ def spread_of(values: Sequence[float], nodes: Sequence[int], less_is_better: boo
     if less_is_better:
         far, bound = criterion / FAIL_SIMILARITY, max(criterion / ALPHA, median + furthest)
     for limit in (far, bound):
-        places = _beyond(values, ordered, limit, less_is_better)
-        split = len({nodes[place] for place in places}) >= MOST_NAMED_SHARE * count
-        if split or (limit == bound and places):
+        indexes = _beyond(values, ordered, limit, less_is_better)
+        split = len({nodes[index] for index in indexes}) >= MOST_NAMED_SHARE * count
+        if split or (limit == bound and indexes):
             bad = []
-            for place in places:
-                value = values[place]
+            for index in indexes:
+                value = values[index]
                 similarity = criterion / value if less_is_better else value / criterion
                 sigmas = abs(value - median) / sigma if sigma > 0 else None
-                bad.append(Bad(value, nodes[place], place, similarity, sigmas))
+                bad.append(Bad(value, nodes[index], index, similarity, sigmas))
             bad.sort(key=lambda each: each.similarity)
             return msgspec.structs.replace(spread, bad=tuple(bad), split=split)
     return spread
@@ -123,8 +123,8 @@ def spread_of(values: Sequence[float], nodes: Sequence[int], less_is_better: boo
 def _beyond(values: Sequence[float], ordered: Sequence[float], limit: float, less_is_better: bool) -> list[int]:
     """The indexes of the values that are worse than the limit."""
     if less_is_better:
-        return [] if ordered[-1] <= limit else [place for place, value in enumerate(values) if value > limit]
-    return [] if ordered[0] >= limit else [place for place, value in enumerate(values) if value < limit]
+        return [] if ordered[-1] <= limit else [index for index, value in enumerate(values) if value > limit]
+    return [] if ordered[0] >= limit else [index for index, value in enumerate(values) if value < limit]
 
 
 def _median(ordered: Sequence[float]) -> float:

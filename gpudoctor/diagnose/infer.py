@@ -28,7 +28,7 @@ from gpudoctor.diagnose.rules.outside import (
     scheduler_endings,
     signals_and_cancels,
 )
-from gpudoctor.diagnose.rules.said import failed_saying, unknown_errors, with_reason
+from gpudoctor.diagnose.rules.said import failed_saying, unknown_errors, with_reason, with_reason_before
 from gpudoctor.diagnose.rules.silence import ended_before, only_a_launcher, only_victims, silent_places
 from gpudoctor.diagnose.stacks import Stack
 
@@ -45,6 +45,7 @@ _LOST = {  # who it was if no rank is named, and what is known
     "node_lost": ("a node", _GONE),
 }
 _DEATHS = ("killed_sigkill", "segfault", "segfault_all", "sigbus")
+_STARTS = ("mpi_failed",)  # a launcher reports its failure only, with all that it may come from
 _WITHOUT_REASON = ("process_died_unknown", "silent_exit", "launcher_table_only")
 _FATAL = ("exit", "ending", "wait", "stuck", "victim", "wrapper", "closed")
 
@@ -77,6 +78,8 @@ def _with_own_words(job: Job, at: int, found: list[Hypothesis]) -> list[Hypothes
         return [*statement, *found]
     if found[0].what in _DEATHS:
         found[0] = with_reason(job, at, found[0])
+    if found[0].what in _STARTS:
+        found[0] = with_reason_before(job, at, found[0])
     return found
 
 

@@ -33,6 +33,8 @@ _TIMES = re.compile(
     r"|\b\d+(?:\.\d+)? ?(?:ms|s|secs?|seconds?|min|minutes?|h|hours?)\b"
 )
 _BEGINS_ANEW = ("Exception raised", "frame #", "terminate called", "Traceback", "  File", "srun:", "slurmstepd")
+_RULE = re.compile(r"\s*-{40,}\s*$")
+_FRAME = 2
 _MOST_ALIKE_AT_THE_END = 3
 _MOST_WRITERS = 100_000
 
@@ -51,6 +53,7 @@ class _Line(msgspec.Struct):
     origin: Origin
     text: str
     raw: str
+    framed: bool = False  # right below a rule of dashes: a launcher's message to people begins
 
 
 class _Held(msgspec.Struct):
@@ -83,6 +86,7 @@ class LogReader:
         self._repeats = 0
         self._kind = ""
         self._probed: tuple[int, str] | None = None
+        self._rule = -_FRAME  # the line of the last rule of dashes
         self._seen: set[object] = set()
         # each gives its events, or None if the line is not its own; the first that decides ends it
         self._readers: tuple[Callable[[_Line], list[Event] | None], ...] = (
@@ -115,7 +119,9 @@ class LogReader:
             raw = f"{raw[: _MOST_TEXT // 2]} ... {raw[-_MOST_TEXT // 2 :]}"
         read = with_short_numbers(raw)
         origin, text = stripped(read, self.labels)
-        line = _Line(number, origin, text, raw)
+        line = _Line(number, origin, text, raw, framed=number - self._rule <= _FRAME)
+        if text.strip():
+            self._rule = number if _RULE.match(text) else -_FRAME
         if self._held is not None:
             if _goes_on(self._held, line):
                 return
@@ -358,7 +364,10 @@ def _statement(line: _Line, reported: list[Event]) -> Iterator[Event]:
     found = statement_of(line.number, line.origin, line.text)
     if found is None or (reported and found.form != "exception"):
         return
-    detail: dict[str, str | int] = {"form": found.form, "severity": found.severity, "message": found.message}
+    # of another class it may be of a part that the launcher can do without
+    spoken = line.framed and found.form == "sentence" and found.kind in ("network", "resource")
+    form = "level" if spoken else found.form
+    detail: dict[str, str | int] = {"form": form, "severity": found.severity, "message": found.message}
     yield Event(role="said", what=found.kind, detail=detail)
 
 

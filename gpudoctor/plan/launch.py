@@ -48,11 +48,11 @@ def launch_of(
     indices = ",".join(str(gpu.index) for gpu in machine.gpus)
     hidden = [] if every_gpu else ["CUDA_DEVICE_ORDER=PCI_BUS_ID", f"CUDA_VISIBLE_DEVICES={indices}"]
     code = _code(job, split, batch, bucket)
-    own = [f" \\\n    {option}" for option in code] if split.engine == "megatron" else []
+    options = [f" \\\n    {option}" for option in code] if split.engine == "megatron" else []
     per_node = machine.gpus_per_node
     if machine.nodes == 1:
         command = f"torchrun --standalone --nproc-per-node {per_node} {program}"
-        return LaunchScript(" ".join([*hidden, *variables, command]) + "".join(own), None, code)
+        return LaunchScript(" ".join([*hidden, *variables, command]) + "".join(options), None, code)
     # Slurm sets CUDA_VISIBLE_DEVICES again for each step: an export before srun does not reach the ranks
     start = " ".join(["srun", *(["env", *hidden] if hidden else []), "torchrun"])
     lines = [
@@ -66,7 +66,7 @@ def launch_of(
         'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
         f"{start} --nnodes {machine.nodes} --nproc-per-node {per_node} \\",
         f'  --rdzv-id "$SLURM_JOB_ID" --rdzv-backend c10d --rdzv-endpoint "$head:{PORT}" \\',
-        f'  {program}{"".join(own)} "$@"',
+        f'  {program}{"".join(options)} "$@"',
     ]
     return LaunchScript("sbatch plan.sbatch", "\n".join(lines) + "\n", code)
 

@@ -30,7 +30,7 @@ from gpudoctor.plan.memory import PlanJob, RankSplit, memory_of, model_split_nam
 from gpudoctor.plan.model import Plan, PlanRequest, communication_summary, machine_summary, model_summary, strategy
 from gpudoctor.plan.model_shape import ModelError, ModelShape, seq_of
 from gpudoctor.plan.model_sizes import is_size, shape_of_size
-from gpudoctor.plan.node_health import FaultMeaning, examined, meaning, measurements_of, mended, troubles, unfit_gpus
+from gpudoctor.plan.node_health import FaultMeaning, check_node, meaning, measurements_of, mended, troubles, unfit_gpus
 from gpudoctor.plan.settings import batch_of, bucket_of, harmful_settings, learning_rates, wanted_settings
 from gpudoctor.plan.strategies import Option
 from gpudoctor.plan.tensor_bytes import Precision, optimizer_bytes, state_bytes
@@ -77,7 +77,7 @@ def planned(request: PlanRequest, shape: ModelShape, sourced: Sourced) -> Plan:
         return make_plan(request, shape, sourced)[0]
     devices = verification.devices_of(sourced.node, request)  # before the plan: a verification may be refused
     made, taken = (make_plan if sourced.node.gpus else cpu_plan)(request, shape, sourced)
-    return msgspec.structs.replace(made, trial=verification.verify_plan(taken.job, taken.split, devices))
+    return msgspec.structs.replace(made, verification=verification.verify_plan(taken.job, taken.split, devices))
 
 
 class Ground(msgspec.Struct, frozen=True):
@@ -103,9 +103,9 @@ def ground_of(request: PlanRequest, shape: ModelShape, sourced: Sourced) -> Grou
     on_gpus = measured is not None and measured.launch is not None and measured.launch.backend == "nccl"
     measurements = measured if on_gpus else None
     checks = all_checks()
-    config = load_config(request.config, os.environ, checks)
+    config = load_config(request.config, os.environ, all_checks)
     unread = node.source.kind == "profile"  # nothing was read, so nothing can be at fault
-    report = None if unread else examined(node, measurements, checks, config, request.gpu)
+    report = None if unread else check_node(node, measurements, checks, config, request.gpu)
     scope, _ = scope_of(node, request.gpu)
     unfit = unfit_gpus(report) if report is not None and node.gpus else {}
     gpus = usable_gpus(node, scope, unfit)
@@ -132,20 +132,16 @@ def make_plan(request: PlanRequest, shape: ModelShape, sourced: Sourced) -> tupl
     batch = batch_of(taken.job, taken.split)
     expected = tuple(wanted_settings(machine, taken.split, node))
     bucket = bucket_of(taken.job, taken.split, measurements)
-    made = Plan(
-        source=SourceSummary(node.source.kind, node.source.name, node.source.faults),
-        simulated=node.source.kind == "simulated",
-        model=model_summary(shape),
+    warnings = (
+        *ground.warnings,
+        *choice.warnings,
+        *_warnings(request, machine, taken, step, measurements),
+        *node.source.notes,
+    )
+    made = msgspec.structs.replace(
+        _plan_of(node, job, choice.options, taken, choice.why, warnings),
         machine=machine_summary(machine),
-        precision=job.precision,
-        optimizer=request.optimizer,
-        seq=job.seq,
-        strategies=tuple(strategy(option) for option in choice.options),
-        recommended=strategy(taken),
-        why=choice.why,
         instead=choice.instead,
-        batch=batch,
-        learning_rate=learning_rates(batch),
         bucket=bucket,
         communication=communication_summary(step, machine),
         wanted=expected,
@@ -157,16 +153,31 @@ def make_plan(request: PlanRequest, shape: ModelShape, sourced: Sourced) -> tupl
             _meant(t, node, machine, choice, step, measurements)
             for t in (troubles(ground.report, ground.unfit) if ground.report else ())
         ),
-        warnings=(
-            *ground.warnings,
-            *choice.warnings,
-            *_warnings(request, machine, taken, step, measurements),
-            *node.source.notes,
-        ),
         launch=launch_of(machine, taken.job, taken.split, batch, expected, bucket, len(machine.gpus) == len(node.gpus)),
         formulas=formulas() if request.explain else (),
     )
     return made, taken
+
+
+def _plan_of(
+    node: Node, job: PlanJob, options: tuple[Option, ...], taken: Option, why: str, warnings: tuple[str, ...]
+) -> Plan:
+    """What every plan has, also one for CPU ranks."""
+    batch = batch_of(taken.job, taken.split)
+    return Plan(
+        source=SourceSummary(node.source.kind, node.source.name, node.source.faults),
+        simulated=node.source.kind == "simulated",
+        model=model_summary(job.shape),
+        precision=job.precision,
+        optimizer=job.optimizer,
+        seq=job.seq,
+        strategies=tuple(strategy(option) for option in options),
+        recommended=strategy(taken),
+        why=why,
+        batch=batch,
+        learning_rate=learning_rates(batch),
+        warnings=warnings,
+    )
 
 
 def shape_of(model: str) -> ModelShape:
@@ -265,26 +276,11 @@ def cpu_plan(request: PlanRequest, shape: ModelShape, sourced: Sourced) -> tuple
             f"{shape.name} does not fit {ranks} CPU ranks in RAM {size} (least: {gib_text(least)} a rank): plan "
             f"it for GPUs, and try it here: --node hgx-h100-8 --backend gloo --try"
         )
-    node = sourced.node
     why = "one rank holds all of it" if taken.split.name == "ddp" else "the ranks hold it together"
     if request.tensor is not None or request.pipeline is not None:
         why = "--tensor and --pipeline request it"
-    batch = batch_of(taken.job, taken.split)
-    plan = Plan(
-        source=SourceSummary(node.source.kind, node.source.name, node.source.faults),
-        simulated=node.source.kind == "simulated",
-        model=model_summary(shape),
-        precision=job.precision,
-        optimizer=job.optimizer,
-        seq=seq,
-        strategies=tuple(strategy(option) for option in options),
-        recommended=strategy(taken),
-        why=why,
-        batch=batch,
-        learning_rate=learning_rates(batch),
-        warnings=(*warnings, "no GPU here: planned for CPU ranks, in RAM"),
-    )
-    return plan, taken
+    warnings = (*warnings, "no GPU here: planned for CPU ranks, in RAM")
+    return _plan_of(sourced.node, job, options, taken, why, warnings), taken
 
 
 def _cpu_splits(request: PlanRequest, job: PlanJob, ranks: int) -> tuple[RankSplit, ...]:

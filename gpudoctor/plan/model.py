@@ -222,7 +222,7 @@ class Plan(msgspec.Struct, frozen=True):
     troubles: tuple[FaultMeaning, ...] = ()
     warnings: tuple[str, ...] = ()
     launch: LaunchScript | None = None
-    trial: PlanVerification | None = None
+    verification: PlanVerification | None = msgspec.field(default=None, name="trial")
     formulas: tuple[str, ...] = ()
     error: str | None = None
 
@@ -275,11 +275,8 @@ def communication_summary(step: StepTime, machine: Machine) -> Communication:
 
 
 def _memory(memory: Memory) -> MemoryGib:
-    return MemoryGib(
-        _gib(memory.total), _gib(memory.weights), _gib(memory.gradients), _gib(memory.optimizer),
-        _gib(memory.activations), _gib(memory.gathered), _gib(memory.allocator), _gib(memory.framework),
-        _gib(memory.host),
-    )  # fmt: skip
+    parts = (name.removesuffix("_gib") for name in MemoryGib.__struct_fields__)
+    return MemoryGib(*(_gib(getattr(memory, part)) for part in parts))
 
 
 def _row(part: LinkTraffic) -> TrafficRow:

@@ -40,7 +40,7 @@ class FaultMeaning(msgspec.Struct, frozen=True):
     means: str = ""
 
 
-def examined(
+def check_node(
     node: Node, measurements: Measurements | None, checks: tuple[Check, ...], config: Config, gpu: str | None
 ) -> Report:
     """The report on the node by its facts, and by measurements if there are any."""

@@ -35,12 +35,12 @@ def render_text(plan: Plan, *, width: int) -> str:
 
 
 def _head(plan: Plan, width: int) -> Iterator[str]:
-    source, model, machine, trial = plan.source, plan.model, plan.machine, plan.trial
+    source, model, machine, verification = plan.source, plan.model, plan.machine, plan.verification
     assert source is not None
     assert model is not None
     reported = f"{plan.precision}, {plan.optimizer}, sequences of {plan.seq} tokens"
     if machine is None:
-        devices = f"{trial.ranks} CPU ranks" if trial is not None else "CPU ranks"
+        devices = f"{verification.ranks} CPU ranks" if verification is not None else "CPU ranks"
     else:
         devices = (f"{machine.nodes} nodes of " if machine.nodes > 1 else "") + machine.gpu_names
         reported += f". {machine.memory_gib:.1f} GiB of GPU memory each. {_nvlink(machine)}"

@@ -15,9 +15,9 @@ _LABEL = 14
 _TOLERANCE = 0.10
 
 
-def row_of(label: str, words: str, width: int) -> Iterator[str]:
+def row_of(label: str, text: str, width: int) -> Iterator[str]:
     """A label with text beside it, in lines of `width` columns."""
-    yield from hanging(f"{label:<{_LABEL}}", words, width)
+    yield from hanging(f"{label:<{_LABEL}}", text, width)
 
 
 def rows_of(label: str, rows: Iterable[str], width: int) -> Iterator[str]:
@@ -26,17 +26,17 @@ def rows_of(label: str, rows: Iterable[str], width: int) -> Iterator[str]:
         yield from row_of(label if number == 0 else "", text, width)
 
 
-def hanging(lead: str, words: str, width: int) -> Iterator[str]:
+def hanging(lead: str, text: str, width: int) -> Iterator[str]:
     """Text after `lead`, with further lines indented below it; the text is at least 20 columns wide."""
     room = max(width - len(lead), 20)
-    lines = wrap(printable(words), room, break_long_words=False, break_on_hyphens=False) or [""]
+    lines = wrap(printable(text), room, break_long_words=False, break_on_hyphens=False) or [""]
     yield lead + lines[0]
     yield from (" " * len(lead) + line for line in lines[1:])
 
 
-def wrapped(words: str, width: int) -> Iterable[str]:
+def wrapped(text: str, width: int) -> Iterable[str]:
     """The text in lines of `width` columns."""
-    return wrap(printable(words), width, break_long_words=False, break_on_hyphens=False)
+    return wrap(printable(text), width, break_long_words=False, break_on_hyphens=False)
 
 
 # The result of `--try` as text.
@@ -44,7 +44,7 @@ def wrapped(words: str, width: int) -> Iterable[str]:
 
 def verification_lines(plan: Plan, width: int) -> Iterator[str]:
     """The rows of the verification, if the plan has one."""
-    tried = plan.trial
+    tried = plan.verification
     if tried is None:
         return
     for label, text in _rows(tried):

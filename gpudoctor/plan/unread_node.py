@@ -54,26 +54,26 @@ def node_of_profile(name: str) -> Node | None:
     return _node(f"{count}x{key}", key, count, gib)
 
 
-def _model_named(words: str, count: int) -> tuple[str, int | None]:
+def _model_named(text: str, count: int) -> tuple[str, int | None]:
     """The model's key, and the memory in GiB if the words name it. Raises UserError if not exactly one has them."""
-    given = set(re.split(r"[^a-z0-9]+", words.lower())) - {"", "nvidia", "geforce", "tesla"}
+    given = set(re.split(r"[^a-z0-9]+", text.lower())) - {"", "nvidia", "geforce", "tesla"}
     sizes = {int(size[1]) for word in given if (size := _GIB.fullmatch(word))}
     found = [key for key, model in gpu_models().items() if given <= _words(key, model)]
-    exact = [key for key in found if key == words.lower()]
+    exact = [key for key in found if key == text.lower()]
     if len(found) != 1 and len(exact) != 1:
-        names = found or _most_alike(given, words.lower()[:100])
+        names = found or _most_alike(given, text.lower()[:100])
         which = "several have this name" if found else "no such GPU model"
         hint = f": --node {count}x{f', {count}x'.join(names[:6])}" if names else "; see docs/plan.md"
-        raise UserError(f"--node {count}x{printable(words)[:60]}: {which}{hint}")
+        raise UserError(f"--node {count}x{printable(text)[:60]}: {which}{hint}")
     return (exact or found)[0], min(sizes, default=None)
 
 
-def _most_alike(given: set[str], words: str) -> list[str]:
+def _most_alike(given: set[str], text: str) -> list[str]:
     """Up to three models: those that share most words with the name; if none shares any, those of similar spelling."""
     shared = {key: len(given & _words(key, model)) for key, model in gpu_models().items()}
     most = max(shared.values())
     alike = [key for key, count in shared.items() if count == most] if most else [*shared]
-    return nearest_names(words, alike, 3, 0.0 if most else 0.4)
+    return nearest_names(text, alike, 3, 0.0 if most else 0.4)
 
 
 def _words(key: str, model: GpuModel) -> set[str]:

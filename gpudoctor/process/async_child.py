@@ -12,37 +12,65 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Any
 
+from gpudoctor.process.pipes import LineReader
 from gpudoctor.process.spawn import DEVNULL, PIPE, Child
 
 _POLL_S = 0.02
+_LINE_BYTES_MAX = 1 << 16
 _DEATH_S = 0.05  # how long to wait for a killed process: the event loop, and so the screen, is blocked meanwhile
 _REST_S = 1.0  # how long to read on after its end: its last output is already in the pipes
 
 
 class AsyncChild(Child):
-    """A child with pipes from its standard output and error. Raise OSError if it cannot be started."""
+    """A child with pipes from its standard output and error. Raise OSError if it cannot be started.
 
-    def __init__(self, argv: Sequence[str], *, stdin: int = DEVNULL, env: Mapping[str, str] | None = None) -> None:
+    Of its standard error the last line that is not blank is kept. `is_message` is called with each line: one for which
+    it returns False is not for people.
+    """
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: int = DEVNULL,
+        env: Mapping[str, str] | None = None,
+        is_message: Callable[[bytes], bool] = bool,
+    ) -> None:
         super().__init__(argv, stdin=stdin, stdout=PIPE, stderr=PIPE, env=env)
+        self.stderr_ended = asyncio.Event()
+        self._is_message = is_message
+        self._last_message = ""
+        self._lines = LineReader(self.stderr, _LINE_BYTES_MAX, cut=True)
         self._transports: list[asyncio.BaseTransport] = []
         self._timers: list[asyncio.TimerHandle] = []
 
-    async def read_into(self, out: asyncio.BaseProtocol, err: asyncio.BaseProtocol) -> None:
+    async def read_into(self, out: asyncio.BaseProtocol) -> None:
         """Have the running loop read both pipes from now on."""
+        err = Taker(self._take_lines, self.stderr_ended.set)
         for protocol, pipe in ((out, self._process.stdout), (err, self._process.stderr)):
             await self._connect(asyncio.get_running_loop().connect_read_pipe, protocol, pipe)
 
-    async def hear(self, out: Callable[[bytes], None], err: Callable[[bytes], None]) -> None:
-        """Pass the output to `out` and `err` until the child has ended and its pipes are read.
+    async def hear(self, out: Callable[[bytes], None]) -> None:
+        """Pass the output to `out` until the child has ended and its pipes are read.
 
         Does not wait for the end of the pipes: processes that the child started may keep them open.
         """
-        reporting = asyncio.Event(), asyncio.Event()
-        await self.read_into(Taker(out, reporting[0].set), Taker(err, reporting[1].set))
+        stdout_ended = asyncio.Event()
+        await self.read_into(Taker(out, stdout_ended.set))
         await self.exit_status()
-        for one in reporting:
+        for ended in (stdout_ended, self.stderr_ended):
             with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(one.wait(), _REST_S)
+                await asyncio.wait_for(ended.wait(), _REST_S)
+
+    def last_message(self) -> str:
+        """The last line on its standard error, even if it has no end; empty if there is none."""
+        self._take_lines(b"\n")
+        return self._last_message
+
+    def _take_lines(self, data: bytes) -> None:
+        for line in self._lines.split(data):
+            if line.strip() and self._is_message(line):
+                self._last_message = line.decode("utf-8", "replace").strip()
 
     async def writer(self) -> asyncio.StreamWriter:
         """A writer to its standard input."""

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
-from types import FrameType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from gpudoctor.process.ending import ENDING_SIGNALS, send_signal
+from gpudoctor.process.ending import send_signal
 from gpudoctor.process.pipes import Bounded, read_to_end
+from gpudoctor.process.signals import signals_postponed
 from gpudoctor.process.spawn import DEVNULL, PIPE, Child
 
 _GRACE_S = 0.3
@@ -55,7 +53,7 @@ def run_command(
         return len(out) > max_bytes
 
     try:
-        with _uninterrupted():
+        with signals_postponed():  # a handler that raises inside Popen would lose the process
             process = Child(argv, stdout=PIPE, stderr=PIPE if with_stderr else DEVNULL, env=environ)
         takers: dict[int, Callable[[bytes], bool | None]] = {process.stdout: take}
         if with_stderr:
@@ -72,26 +70,6 @@ def run_command(
         if process is not None:
             _end(process)
             process.close()
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Delay signals until the end of the block: a handler that raises inside Popen would lose the process."""
-    came: list[int] = []
-    handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
-    if threading.current_thread() is threading.main_thread():
-        for ending in ENDING_SIGNALS:
-            handler = signal.getsignal(ending)
-            if callable(handler):
-                handlers[ending] = handler
-                signal.signal(ending, lambda number, _: came.append(number))
-    try:
-        yield
-    finally:
-        for number, before in handlers.items():
-            signal.signal(number, before)
-        if came:
-            handlers[came[0]](came[0], None)
 
 
 def _end(process: Child) -> None:

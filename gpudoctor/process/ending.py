@@ -9,12 +9,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic
 from typing import NoReturn
 
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # sent by users and service managers
-_OBEY_S = 1.0
-_PAUSE_S = 0.2
 
 
 class RunningProcess(ABC):
@@ -130,29 +128,6 @@ def end_leftovers(spare: Collection[int] = ()) -> tuple[int, ...]:
     while reap() is not None:
         pass
     return tuple(pid for pid in _children() if pid in children)
-
-
-def marked_processes(variable: str, value: str) -> dict[int, str]:
-    """The processes of this machine that were started with this environment variable: pid -> name."""
-    found: dict[int, str] = {}
-    expected = f"{variable}={value}".encode()
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdecimal() or int(folder.name) == os.getpid():
-            continue
-        with suppress(OSError):  # it has ended, or belongs to another user
-            if expected in (folder / "environ").read_bytes().split(b"\0"):
-                found[int(folder.name)] = (folder / "comm").read_text(encoding="utf-8", errors="replace").strip()
-    return found
-
-
-def end_marked(variable: str, value: str, limit_s: float) -> None:
-    """End all `marked_processes`: first by SIGTERM, then by SIGKILL, until none is left or the limit is reached."""
-    began_s = monotonic()
-    number = signal.SIGTERM
-    while (left := marked_processes(variable, value)) and monotonic() - began_s < limit_s:
-        send_signals(left, number)
-        sleep(_PAUSE_S)
-        number = signal.SIGKILL if monotonic() - began_s > _OBEY_S else signal.SIGTERM
 
 
 def send_signals(pids: Iterable[int], number: int) -> None:

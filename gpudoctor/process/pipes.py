@@ -28,14 +28,14 @@ def pipe_with_child(child: Literal["reads", "writes"]) -> Iterator[tuple[int, in
     Our end stays open, unless the block raises. Raise OSError.
     """
     reader, writer = os.pipe()
-    own, other = (reader, writer) if child == "writes" else (writer, reader)
+    ours, childs = (reader, writer) if child == "writes" else (writer, reader)
     try:
-        yield own, other
+        yield ours, childs
     except BaseException:
-        os.close(own)
+        os.close(ours)
         raise
     finally:
-        os.close(other)
+        os.close(childs)
 
 
 def write_all(descriptor: int, data: bytes) -> None:

@@ -114,12 +114,12 @@ def _check_before(request: RunRequest, say: Say) -> tuple[Node, report.Precheck 
         if request.require_fit:
             raise UserError("--require-fit needs a check before the start: not with --precheck none")
         return Node(), None
-    prepared = node_check.prepared(node_check.CheckRequest(level=request.precheck, include_facts=True))
-    found = node_check.examined(prepared)
+    prepared = node_check.prepare(node_check.CheckRequest(level=request.precheck, include_facts=True))
+    found = node_check.run_prepared(prepared)
     reason = found.reason.removeprefix(f"{found.verdict.upper()} ")
     precheck = report.Precheck(request.precheck, found.verdict, reason)
-    words = ": ".join(filter(None, (found.verdict.upper(), reason)))
-    say(f"before the start, level {request.precheck}: {words}")
+    summary = ": ".join(filter(None, (found.verdict.upper(), reason)))
+    say(f"before the start, level {request.precheck}: {summary}")
     if request.require_fit and found.verdict == "fail":
         raise NodeNotFitError("the node is not fit and --require-fit was given: the command was not started")
     return found.facts or Node(), precheck

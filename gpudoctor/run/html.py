@@ -76,9 +76,9 @@ def _ranks(report: RunReport, problems: list[FlatFinding]) -> Iterator[Part]:
     parts = _parts_of(ms for _, ms in every)
     bars = tuple(Bar(f"rank {rank.rank}", ms[: len(parts)], bad.get(rank.rank)) for rank, ms in every[:_MOST_BARS])
     yield Bars("where the step goes, ms", parts, bars)
-    words = "compute: forward, backward, optimizer and between them; wait: for other ranks in collectives; "
+    legend = "compute: forward, backward, optimizer and between them; wait: for other ranks in collectives; "
     last = "; no CPU: ready to run without one, no part of the others" if len(parts) == len(_PARTS) else ""
-    yield Paragraph(f"{words}data: fetching a batch; host: after the optimizer until the next batch{last}.", "legend")
+    yield Paragraph(f"{legend}data: fetching a batch; host: after the optimizer until the next batch{last}.", "legend")
     rows = tuple(
         (
             str(rank.rank),

@@ -12,7 +12,7 @@ import msgspec
 from gpudoctor.run.observer.layout import WAIT
 from gpudoctor.run.rank_process import lives
 from gpudoctor.run.record_reader import RankRecord, find_records
-from gpudoctor.run.run_folder import FOLDERS, temporary_places
+from gpudoctor.run.run_folder import FOLDERS, temporary_folders
 from gpudoctor.run.step_series import TimedStep, mean_step, turns
 
 _NOW_NS = 2e9
@@ -42,14 +42,14 @@ class LiveRun(msgspec.Struct, frozen=True):
 class LiveRuns:
     """Reads them; records are kept open between two readings, so that only new steps are read."""
 
-    def __init__(self, places: tuple[Path, ...] | None = None) -> None:
-        self._places = places
+    def __init__(self, temporary: tuple[Path, ...] | None = None) -> None:
+        self._temporary = temporary
         self._records: dict[Path, RankRecord] = {}
 
     def read(self) -> tuple[LiveRun, ...]:
         """What goes on now; empty if nothing does."""
         folders: dict[Path, list[RankRecord]] = {}
-        for place in self._places or temporary_places():
+        for place in self._temporary or temporary_folders():
             with suppress(OSError):
                 for folder in sorted(place.glob(FOLDERS)):
                     if folder.stat().st_uid == os.geteuid():
@@ -67,11 +67,11 @@ def _run(records: list[RankRecord]) -> LiveRun | None:
     """The run, if any of its ranks lives; a launcher makes no steps and is none of them."""
     for record in records:
         record.read_new_steps()
-    ranks = [record for record in records if record.now.steps] or [r for r in records if r.place[0] >= 0]
+    ranks = [record for record in records if record.now.steps] or [r for r in records if r.identity[0] >= 0]
     if not any(lives(record.pid, record.started) for record in ranks):
         return None
-    ranks.sort(key=lambda record: record.place[0])
-    argv = next((record.words().get("argv") for record in ranks), None) or ["(its command is not known yet)"]
+    ranks.sort(key=lambda record: record.identity[0])
+    argv = next((record.details().get("argv") for record in ranks), None) or ["(its command is not known yet)"]
     return LiveRun(" ".join(map(str, argv)), tuple(_rank(number, record) for number, record in enumerate(ranks)))
 
 
@@ -81,7 +81,7 @@ def _rank(number: int, record: RankRecord) -> LiveRank:
     recent = [step for step in steps[-64:] if now_ns - step.end_ns <= _NOW_NS] or steps[-1:]
     points = turns(steps, min(_MOST_POINTS, len(steps))) if steps else []
     return LiveRank(
-        rank=record.place[0] if record.place[0] >= 0 else number,
+        rank=record.identity[0] if record.identity[0] >= 0 else number,
         steps=record.now.steps,
         now=mean_step(recent) if recent else None,
         step_ms=tuple(step.step_ms for step in points),

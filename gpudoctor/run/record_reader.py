@@ -62,7 +62,7 @@ class RankRecord:
         self.read_steps = 0
 
     @property
-    def place(self) -> tuple[int, int, int, bool, int]:
+    def identity(self) -> tuple[int, int, int, bool, int]:
         """Rank, local rank, world size (-1: not known), whether it computes on a GPU, and its ordinal."""
         rank, local, world, on_gpu, gpu = layout.PLACE.unpack_from(self._map, layout.PLACE_AT)
         return rank, local, world, bool(on_gpu), gpu
@@ -91,8 +91,8 @@ class RankRecord:
         kept, *bad = layout.KEPT.unpack_from(self._map, layout.KEPT_AT)
         self.bad_loss, self.bad_gradient = (number - 1 if number else None for number in bad)
         found = []
-        for place in range(max(self.read_steps, kept - layout.STEPS_KEPT + 1), kept):
-            at = layout.STEPS_AT + (place % layout.STEPS_KEPT) * layout.STEP.size
+        for number in range(max(self.read_steps, kept - layout.STEPS_KEPT + 1), kept):
+            at = layout.STEPS_AT + (number % layout.STEPS_KEPT) * layout.STEP.size
             found.append(_step(layout.STEP.unpack_from(self._map, at)))
         self.read_steps = kept
         for step in found:
@@ -111,7 +111,7 @@ class RankRecord:
         lost = b"\n... %d bytes of output were not kept ...\n" % (after - size)
         return head + lost + self._map[at : ring_at + size] + self._map[ring_at:at]
 
-    def words(self) -> dict[str, Any]:
+    def details(self) -> dict[str, Any]:
         """The small file beside the record; empty if it is not there."""
         with suppress(OSError, ValueError):
             content = json.loads(self.path.with_suffix(".json").read_bytes())
@@ -122,7 +122,7 @@ class RankRecord:
     def places(self) -> tuple[SampledLine, ...]:
         """Where the training thread was, most often first."""
         with suppress(msgspec.ValidationError):
-            rows = msgspec.convert(self.words().get("places", []), list[tuple[str, str, int, str, int]])
+            rows = msgspec.convert(self.details().get("places", []), list[tuple[str, str, int, str, int]])
             return tuple(sorted((SampledLine(*row) for row in rows), key=lambda place: -place.count))
         return ()
 

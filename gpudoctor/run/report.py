@@ -160,24 +160,14 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
         """The diagnosis, if it has a cause that no finding tells: a hang is told by where its ranks stand."""
         cause = self.diagnosis.cause if self.diagnosis is not None else None
         stood = any(not stall.resumed for stall in self.stalls)
-        told = cause is None or (cause.what in HANGS and bool(self.stalls)) or (cause.what == _DIED and stood)
-        return None if told else self.diagnosis
+        is_known = cause is None or (cause.what in HANGS and bool(self.stalls)) or (cause.what == _DIED and stood)
+        return None if is_known else self.diagnosis
 
 
 def judged(watched: Watched) -> tuple[FlatFinding, ...]:
     """All findings, in the order of the checks."""
     return tuple(
-        FlatFinding(
-            id=check.id,
-            status=finding.status,
-            subject=finding.subject,
-            found=finding.found,
-            expected=finding.expected,
-            evidence=finding.evidence,
-            likely=finding.likely,
-            advice=finding.advice,
-            reason=finding.reason,
-        )
+        FlatFinding(id=check.id, **{name: getattr(finding, name) for name in FlatFinding.__struct_fields__[1:]})
         for check in run_checks()
         for finding in findings_of(check, watched)
     )
@@ -185,17 +175,13 @@ def judged(watched: Watched) -> tuple[FlatFinding, ...]:
 
 def as_finding(flat: FlatFinding) -> Finding:
     """The finding, for what shows findings."""
-    return Finding(**{name: getattr(flat, name) for name in flat.__struct_fields__ if name != "id"})
+    return Finding(**{name: getattr(flat, name) for name in FlatFinding.__struct_fields__[1:]})
 
 
 def verdict_of(findings: Iterable[FlatFinding]) -> Literal["pass", "warn", "fail", "unknown"]:
     """The worst finding; unknown if nothing could be judged, since that is no pass."""
     status = worst(finding.status for finding in findings)
-    return {
-        Status.FAIL: "fail",
-        Status.WARN: "warn",
-        Status.PASS: "pass",
-    }.get(status, "unknown")  # type: ignore[return-value]
+    return "unknown" if status is Status.SKIP else status.value
 
 
 def reason_of(findings: Iterable[FlatFinding]) -> str:

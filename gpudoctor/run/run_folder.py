@@ -28,17 +28,17 @@ class RunFolder:
 
     def __init__(self, environ: Mapping[str, str], within: Path | None = None) -> None:
         reasons = []
-        for place in [within] if within else temporary_places():
+        for folder in [within] if within else temporary_folders():
             try:
-                free = shutil.disk_usage(place).free
+                free = shutil.disk_usage(folder).free
                 if free < _LEAST_FREE_BYTES:
                     raise OSError(f"only {free >> 20} MiB free")
-                self.path = _made(place, environ)
+                self.path = _made(folder, environ)
                 for name in ("ranks", "logs", "dumps"):
                     (self.path / name).mkdir(mode=0o700, exist_ok=True)
                 return
             except OSError as error:
-                reasons.append(f"{place}: {error.strerror or error}")
+                reasons.append(f"{folder}: {error.strerror or error}")
         raise NoFolderError("; ".join(reasons) or "no temporary folder")
 
     @property
@@ -80,17 +80,17 @@ def reports_for_node(environ: Mapping[str, str]) -> bool:
     return not is_of_step(environ) or environ.get("SLURM_LOCALID", "0") == "0"
 
 
-def temporary_places() -> list[Path]:
+def temporary_folders() -> list[Path]:
     """Where runs keep their records, unless the user names a folder."""
-    places = [os.environ.get("TMPDIR"), "/tmp", "/dev/shm"]
-    return [Path(place) for place in dict.fromkeys(places) if place and Path(place).is_dir()]
+    folders = [os.environ.get("TMPDIR"), "/tmp", "/dev/shm"]
+    return [Path(folder) for folder in dict.fromkeys(folders) if folder and Path(folder).is_dir()]
 
 
-def _made(place: Path, environ: Mapping[str, str]) -> Path:
+def _made(folder: Path, environ: Mapping[str, str]) -> Path:
     if not is_of_step(environ):
-        return Path(tempfile.mkdtemp(prefix="gpudoctor-run-", dir=place))
+        return Path(tempfile.mkdtemp(prefix="gpudoctor-run-", dir=folder))
     step = ".".join((*(environ[name] for name in _SLURM), environ.get("SLURM_NODEID", "0")))
-    path = place / f"gpudoctor-run-{os.geteuid()}-{step}"
+    path = folder / f"gpudoctor-run-{os.geteuid()}-{step}"
     path.mkdir(mode=0o700, exist_ok=True)
     if path.stat().st_uid != os.geteuid():
         raise OSError("another user made the folder of this step")

@@ -65,14 +65,14 @@ def training_stack(text: str, ident: int) -> tuple[str, ...]:
 def own_line(stack: Sequence[str]) -> tuple[str, str]:
     """The innermost line of the user's own code: (place, its source); that of others if there is none, else empty."""
     frames = [match for frame in stack if (match := _FRAME.match("  " + frame))]
-    own = next(filter(_is_own, frames), frames[0] if frames else None)
-    return ("", "") if own is None else (_place(own), _source(own["file"], int(own["line"])))
+    users = next(filter(_is_own, frames), frames[0] if frames else None)
+    return ("", "") if users is None else (_place(users), _source(users["file"], int(users["line"])))
 
 
 def own_callers(stack: Sequence[str]) -> tuple[str, ...]:
     """From where the innermost line of the user's own code was called: places in the user's own code."""
-    own = [_place(match) for frame in stack if (match := _FRAME.match("  " + frame)) and _is_own(match)]
-    return tuple(own[1 : 1 + _MOST_CALLERS])
+    users = [_place(match) for frame in stack if (match := _FRAME.match("  " + frame)) and _is_own(match)]
+    return tuple(users[1 : 1 + _MOST_CALLERS])
 
 
 def loader_workers(record: RankRecord) -> tuple[str, ...]:

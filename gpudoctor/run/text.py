@@ -39,8 +39,8 @@ def _lines(report: RunReport, width: int) -> Iterator[str]:
     rest = list(_rest(report))
     if rest:
         yield ""
-    for words in rest:
-        yield from textwrap.wrap(words, width, subsequent_indent="      ")
+    for text in rest:
+        yield from textwrap.wrap(text, width, subsequent_indent="      ")
     if report.kept:
         yield f"logs, stacks and dumps: {printable(report.kept)}"
 
@@ -97,9 +97,9 @@ def _warm_up(report: RunReport) -> str:
 def _block(flat: FlatFinding, width: int) -> Iterator[str]:
     finding = as_finding(flat)
     yield f"{flat.status.value.upper():<8}{flat.id}  {flat.subject.label}"
-    for label, words in block_rows(finding, ()):
+    for label, text in block_rows(finding, ()):
         yield from textwrap.wrap(
-            printable(words), width, initial_indent=f"  {label:<{_LABEL}}", subsequent_indent=" " * (_LABEL + 2)
+            printable(text), width, initial_indent=f"  {label:<{_LABEL}}", subsequent_indent=" " * (_LABEL + 2)
         ) or [f"  {label}"]
 
 

@@ -109,12 +109,12 @@ class RunWatch:
 
     def watched(self) -> Watched:
         """Everything that was seen of the ranks; the rest of `Watched` is the caller's."""
-        ranks = sorted(self._ranks(), key=lambda seen: seen.record.place[0])
+        ranks = sorted(self._ranks(), key=lambda seen: seen.record.identity[0])
         trained = [seen for seen in ranks if seen.record.read_steps]
         moved = without_stalls(aligned(seen.record.series for seen in trained), self._stood_ns)
         steps = dict(zip((seen.record.pid for seen in trained), moved, strict=True))
         warm = max((warm_up(each) for each in steps.values()), default=0)
-        worlds = [seen.record.place[2] for seen in ranks if seen.record.place[2] > 0]
+        worlds = [seen.record.identity[2] for seen in ranks if seen.record.identity[2] > 0]
         return Watched(
             ranks=tuple(self._watched_rank(n, s, steps.get(s.record.pid, []), warm) for n, s in enumerate(ranks)),
             stalls=tuple(self.stalls),
@@ -124,8 +124,8 @@ class RunWatch:
 
     def output_files(self) -> None:
         """Write the kept output of each process where `diagnose` reads it."""
-        for number, seen in enumerate(sorted(self._seen.values(), key=lambda s: s.record.place[0])):
-            rank = seen.record.place[0]
+        for number, seen in enumerate(sorted(self._seen.values(), key=lambda s: s.record.identity[0])):
+            rank = seen.record.identity[0]
             name = f"launcher-{seen.record.pid}" if self._is_launcher(seen) else f"rank-{rank if rank >= 0 else number}"
             data = seen.record.output()
             with suppress(OSError):
@@ -134,12 +134,12 @@ class RunWatch:
 
     def off_reasons(self) -> list[str]:
         """Why the observer switched itself off, once for each reason."""
-        reasons = [str(seen.record.words().get("observer_off") or "") for seen in self._seen.values()]
+        reasons = [str(seen.record.details().get("observer_off") or "") for seen in self._seen.values()]
         return [reason for reason in dict.fromkeys(reasons) if reason]
 
     def stopped_ranks(self) -> tuple[StoppedRank, ...]:
         """Where each rank stands now."""
-        ranks = sorted(self._ranks(), key=lambda seen: seen.record.place[0])
+        ranks = sorted(self._ranks(), key=lambda seen: seen.record.identity[0])
         living = [s.record for s in ranks if rank_process.lives(s.record.pid, s.record.started)]
         before = [_on_cpu_ns(record) for record in living]
         stacks = request_stacks(living)
@@ -152,18 +152,18 @@ class RunWatch:
         started = [seen for seen in found if seen.record.now.steps]
         if not started:
             return found
-        places = {seen.record.place[0] for seen in started}
+        places = {seen.record.identity[0] for seen in started}
         # a rank that has made no step yet, or never will, is one of them
         return started + [
-            s for s in found if s not in started and s.record.place[0] not in places and s.record.place[0] >= 0
+            s for s in found if s not in started and s.record.identity[0] not in places and s.record.identity[0] >= 0
         ]
 
     def _is_launcher(self, seen: _Seen) -> bool:
         if seen.record.now.steps:
             return False
-        words = seen.record.words()
-        argv = words.get("argv") or [""]
-        name = str(words.get("main") or "").removesuffix(".__main__")
+        details = seen.record.details()
+        argv = details.get("argv") or [""]
+        name = str(details.get("main") or "").removesuffix(".__main__")
         return name in _LAUNCHERS or Path(str(argv[0])).name in ("torchrun", "accelerate", "deepspeed")
 
     def _notice_ends(self, now_s: float) -> None:
@@ -182,7 +182,7 @@ class RunWatch:
     def _read_kernel(self, seen: _Seen) -> None:
         record = seen.record
         if not seen.thread:
-            seen.thread = int(record.words().get("native_id") or record.pid)
+            seen.thread = int(record.details().get("native_id") or record.pid)
             seen.events = rank_process.memory_events(record.pid)
             if seen.events is not None:
                 self._oom_before.setdefault(seen.events, rank_process.oom_kills(seen.events))
@@ -193,8 +193,8 @@ class RunWatch:
                 seen.first, seen.first_step = times, steps
             seen.last, seen.last_step = times, steps
         if 0 < len(seen.cpus) < (len(rank_process.allowed_cpus(1)) or 2):
-            own = {each.record.pid for each in self._seen.values()}
-            if neighbour := rank_process.busiest_on(seen.cpus, own):
+            our_pids = {each.record.pid for each in self._seen.values()}
+            if neighbour := rank_process.busiest_on(seen.cpus, our_pids):
                 seen.neighbours[neighbour] = seen.neighbours.get(neighbour, 0) + 1
 
     def _look_for_stall(self) -> None:
@@ -232,16 +232,16 @@ class RunWatch:
 
     def _stopped(self, number: int, seen: _Seen, stacks: dict[int, str], still: set[int]) -> StoppedRank:
         record, now = seen.record, seen.record.now
-        rank = record.place[0] if record.place[0] >= 0 else number
+        rank = record.identity[0] if record.identity[0] >= 0 else number
         if not rank_process.lives(record.pid, record.started):
             return StoppedRank(rank=rank, finished=now.steps, gone=True)
-        words = record.words()
-        stack = training_stack(stacks.get(record.pid, ""), int(words.get("thread") or 0))
+        details = record.details()
+        stack = training_stack(stacks.get(record.pid, ""), int(details.get("thread") or 0))
         place, code = own_line(stack)
         waits, collective = now.phase == WAIT, record.collective
         if now.phase == BACKWARD and record.pid in still and stack and stack[0].endswith(_IN_ENGINE):
             # not timed, so not marked: DDP's wait is C++ code that uses no CPU, and no Python code runs within backward
-            waits, collective = record.place[2] > 1, END_OF_BACKWARD
+            waits, collective = record.identity[2] > 1, END_OF_BACKWARD
         kernel = "" if stack else rank_process.kernel_place(record.pid)
         return StoppedRank(
             rank=rank, finished=now.steps, waits=waits, phase=now.phase_name,
@@ -251,8 +251,8 @@ class RunWatch:
 
     def _watched_rank(self, number: int, seen: _Seen, steps: list, warm: int) -> WatchedRank:  # type: ignore[type-arg]
         record = seen.record
-        rank, _, _, on_gpu, gpu = record.place
-        words = record.words()
+        rank, _, _, on_gpu, gpu = record.identity
+        details = record.details()
         how, _ = record.ended
         ending: Ending = "runs"
         if seen.ended_s is not None:
@@ -264,15 +264,15 @@ class RunWatch:
         return WatchedRank(
             rank=rank if rank >= 0 else number, pid=record.pid, gpu=gpu if on_gpu else None,
             finished=record.now.steps, steps=tuple(steps[warm:]), warm_up=tuple(steps[:warm]), ending=ending,
-            ended_s=seen.ended_s, lived_s=seen.lived_s, error=words.get("error"), places=record.places(),
+            ended_s=seen.ended_s, lived_s=seen.lived_s, error=details.get("error"), places=record.places(),
             bad_loss=record.bad_loss, bad_gradient=record.bad_gradient, cpu_wait_ms=wait_ms, cpus=seen.cpus,
-            cpu_neighbour=neighbour, loader=bool(words.get("loader")),
-            loader_workers=int(words.get("loader_workers") or 0), observer_off=words.get("observer_off") or None,
+            cpu_neighbour=neighbour, loader=bool(details.get("loader")),
+            loader_workers=int(details.get("loader_workers") or 0), observer_off=details.get("observer_off") or None,
         )  # fmt: skip
 
 
 def _on_cpu_ns(record: RankRecord) -> float:
     """CPU time of its training thread so far; NaN if the kernel does not count it."""
-    thread = int(record.words().get("native_id") or record.pid)
+    thread = int(record.details().get("native_id") or record.pid)
     times = rank_process.thread_times(record.pid, thread)
     return nan if times is None else float(times.on_cpu_ns)

@@ -145,35 +145,37 @@ def drain(name: str, why: str, cap_percent: int | None, say: Say) -> DrainResult
     """
     reason = drain_reason(why)
     nodes = read_nodes(None if cap_percent else name)
-    own = next((node for node in nodes if node.name == name), None)
-    if own is None:
+    this_node = next((node for node in nodes if node.name == name), None)
+    if this_node is None:
         return DrainResult.NO_ANSWER
-    if own.out_of_service and not own.is_ours:
-        given = own.reason or "no reason given"
-        say(f"{reason} (node is {own.state} already: {given}; left alone)")
+    if this_node.out_of_service and not this_node.is_ours:
+        given = this_node.reason or "no reason given"
+        say(f"{reason} (node is {this_node.state} already: {given}; left alone)")
         return DrainResult.OUT_OF_SERVICE
-    if own.is_ours and (own.reason == reason or (is_of_hardware(own.reason) and not is_of_hardware(reason))):
+    if this_node.is_ours and (
+        this_node.reason == reason or (is_of_hardware(this_node.reason) and not is_of_hardware(reason))
+    ):
         return DrainResult.OUT_OF_SERVICE  # what needs a check under load stays the reason
-    if not own.is_ours and cap_percent and (over := above_cap(nodes, own, cap_percent)):
+    if not this_node.is_ours and cap_percent and (over := above_cap(nodes, this_node, cap_percent)):
         say(f"not drained, {over}: {reason}")
         return DrainResult.REFUSED
     if not set_drain(name, reason):
         return DrainResult.NO_ANSWER
-    if not own.is_ours and cap_percent and (over := _too_many(own, cap_percent)) and undo_drain(name):
+    if not this_node.is_ours and cap_percent and (over := _too_many(this_node, cap_percent)) and undo_drain(name):
         say(f"drain taken back, others were drained at the same moment, {over}: {reason}")
         return DrainResult.REFUSED
     say(f"drain: {reason}")
     return DrainResult.OUT_OF_SERVICE
 
 
-def above_cap(nodes: Sequence[NodeRecord], own: NodeRecord, cap_percent: int) -> str | None:
-    """Why the cap forbids that `own` is drained by gpudoctor; None if it does not.
+def above_cap(nodes: Sequence[NodeRecord], this_node: NodeRecord, cap_percent: int) -> str | None:
+    """Why the cap forbids that `this_node` is drained by gpudoctor; None if it does not.
 
     The cap applies to each partition of the node, and always allows one drained node per partition.
     """
-    for partition in own.partitions:
+    for partition in this_node.partitions:
         members, drained = _drained_of(nodes, partition)
-        others = sum(node.name != own.name for node in drained)
+        others = sum(node.name != this_node.name for node in drained)
         if others + 1 > _most(members, cap_percent):
             are = "is" if others == 1 else "are"
             return (
@@ -183,25 +185,25 @@ def above_cap(nodes: Sequence[NodeRecord], own: NodeRecord, cap_percent: int) ->
     return None
 
 
-def _too_many(own: NodeRecord, cap_percent: int) -> str | None:
-    """After `own` was drained: why it must be undrained again; None if it may stay drained."""
+def _too_many(this_node: NodeRecord, cap_percent: int) -> str | None:
+    """After `this_node` was drained: why it must be undrained again; None if it may stay drained."""
     over = None
     for look in range(_LOOKS):
         nodes = read_nodes()
-        over = above_cap(nodes, own, cap_percent)
-        if over is None or not _came_first(nodes, own, cap_percent):
+        over = above_cap(nodes, this_node, cap_percent)
+        if over is None or not _came_first(nodes, this_node, cap_percent):
             break
         if look + 1 < _LOOKS:
             time.sleep(_PAUSE_S)
     return over
 
 
-def _came_first(nodes: Sequence[NodeRecord], own: NodeRecord, cap_percent: int) -> bool:
-    """Whether `own` is, in each of its partitions, among the earliest drained nodes, as many as the cap allows."""
-    for partition in own.partitions:
+def _came_first(nodes: Sequence[NodeRecord], this_node: NodeRecord, cap_percent: int) -> bool:
+    """Whether it is, in each of its partitions, among the earliest drained nodes, as many as the cap allows."""
+    for partition in this_node.partitions:
         members, drained = _drained_of(nodes, partition)
         in_order = [n.name for n in sorted(drained, key=lambda node: (node.since.partition("@")[2], node.name))]
-        if own.name not in in_order[: _most(members, cap_percent)]:
+        if this_node.name not in in_order[: _most(members, cap_percent)]:
             return False
     return True
 

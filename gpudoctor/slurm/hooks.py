@@ -95,7 +95,7 @@ class _Run:
     def of_job(self, wrong: HookVerdict | None) -> HookResult:
         """Prolog and epilog: check the job's GPUs, or the whole node if they cannot be told apart."""
         numbers = self._environ.get("SLURM_JOB_GPUS", "")
-        if not numbers and not self._settings.trial and not has_gpus():
+        if not numbers and not self._settings.simulated and not has_gpus():
             return HookResult(True, self._of_no_gpu(wrong))
         if self._hook == "prolog" and wrong is None and (retained := kept_verdict.fresh(self._settings)) is not None:
             verdict = HookVerdict(retained.verdict, f"{retained.reason} (health check of {retained.age_s:.0f} s ago)")
@@ -140,7 +140,7 @@ class _Run:
         node = read_node(self._node)
         # a node that Slurm says has GPUs and that shows none has a failure; a node without GPUs is left alone
         wants_gpus = node is not None and "gpu" in node.gres
-        if not wants_gpus and not self._settings.trial and not has_gpus():
+        if not wants_gpus and not self._settings.simulated and not has_gpus():
             return self._of_no_gpu(wrong)
         # taken before the check, so that changes during it invalidate the saved verdict
         about, mark = kept_verdict.identity(self._settings), kept_verdict.kernel_mark()
@@ -322,7 +322,7 @@ def metrics(
     time_s: float,
 ) -> str:
     """The gauges of one hook, with the label `hook`, and simulated="true" in a trial."""
-    mark = f'hook="{hook}"' + (',simulated="true"' if settings.trial else "")
+    mark = f'hook="{hook}"' + (',simulated="true"' if settings.simulated else "")
     gauges = [
         (
             "verdict",

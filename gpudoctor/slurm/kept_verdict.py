@@ -63,7 +63,7 @@ class FreshVerdict(msgspec.Struct, frozen=True):
 def identity(settings: HookSettings, root: Path = Path("/")) -> NodeIdentity | None:
     """What the verdict is about; None if the boot, the driver or the GPUs cannot be read: no verdict is saved then."""
     boot, driver = text_of(root / "proc/sys/kernel/random/boot_id"), text_of(root / "proc/driver/nvidia/version")
-    if settings.trial:
+    if settings.simulated:
         driver = "simulated"
     if not boot or not driver:
         return None
@@ -71,9 +71,9 @@ def identity(settings: HookSettings, root: Path = Path("/")) -> NodeIdentity | N
         gpus = tuple(sorted(os.listdir(root / "proc/driver/nvidia/gpus")))  # noqa: PTH208 - names
     except OSError:
         gpus = ()
-    if not gpus and not settings.trial:
+    if not gpus and not settings.simulated:
         return None
-    how = (__version__, *settings.skip, "trial", *settings.trial, _stamp(root / _CONFIG))
+    how = (__version__, *settings.skip, "trial", *settings.simulated, _stamp(root / _CONFIG))
     return NodeIdentity(boot, driver, gpus, how)
 
 

@@ -49,7 +49,7 @@ def check(
     from gpudoctor.api import node_check
     from gpudoctor.facts.nvml.collector_ahead import dismiss_ahead, start_ahead
 
-    node, *faults = settings.trial or (None,)
+    node, *faults = settings.simulated or (None,)
     request = node_check.CheckRequest(
         level=level,
         skip=settings.skip,
@@ -58,15 +58,15 @@ def check(
         faults=tuple(word for word in faults if word is not None),
         deadline_s=deadline_s,
     )
-    if not settings.trial:
+    if not settings.simulated:
         start_ahead()  # reads the driver while the checks are imported
     # an error until the node is read is one of the configuration or the settings
     misconfigured = True
     try:
-        prep = node_check.prepared(request)
+        prep = node_check.prepare(request)
         _refuse_unknown(settings.drain_checks, prep.checks + prep.left_out)
-        misconfigured = bool(settings.trial)
-        return result_of(node_check.examined(prep), settings)
+        misconfigured = bool(settings.simulated)
+        return result_of(node_check.run_prepared(prep), settings)
     except UserError as error:
         return HookVerdict("unknown", str(error), misconfigured=misconfigured)
     finally:
@@ -76,7 +76,7 @@ def check(
 def result_of(report: Report, settings: HookSettings) -> HookVerdict:
     """The hook's verdict for a report; a simulated report is unknown unless GPUDOCTOR_TRIAL is set."""
     mark = "SIMULATED " if report.simulated else ""
-    if report.simulated and not settings.trial:
+    if report.simulated and not settings.simulated:
         return HookVerdict(
             "unknown", f"SIMULATED {report.reason}: says nothing of this node (GPUDOCTOR_TRIAL allows it)"
         )

@@ -26,7 +26,7 @@ _FIELDS = {
     "GPUDOCTOR_STATE": "state",
     "GPUDOCTOR_TEXTFILE": "textfile",
     "GPUDOCTOR_LOG": "log",
-    "GPUDOCTOR_TRIAL": "trial",
+    "GPUDOCTOR_TRIAL": "simulated",
 }
 # read by the scripts or by every gpudoctor command
 _OTHERS = ("GPUDOCTOR", "GPUDOCTOR_TRACEBACK", "GPUDOCTOR_FAKE_DRIVER")
@@ -50,7 +50,7 @@ class HookSettings(msgspec.Struct, frozen=True):
     `drain_checks` are ids, domains or globs of checks whose failures may drain the node (empty: all). No further node
     is drained above `drain_cap_percent` of a partition (None: no limit). `undrain_after` is a number of consecutive
     health checks (None: gpudoctor undoes no drain), `undrains_a_day` how often that may happen in 24 hours. Prologs
-    reuse a health check's verdict for `max_age_s`. `trial` is a simulated node and its faults, checked instead of this
+    reuse a health check's verdict for `max_age_s`. `simulated` is a node and its faults, checked instead of this
     machine.
     """
 
@@ -67,7 +67,7 @@ class HookSettings(msgspec.Struct, frozen=True):
     state: Path = Path("/run/gpudoctor")
     textfile: Path | None = None
     log: Path | None = None
-    trial: tuple[str, ...] = ()
+    simulated: tuple[str, ...] = ()
 
 
 def read_settings(environ: Mapping[str, str]) -> tuple[HookSettings, str | None]:

@@ -46,7 +46,7 @@ _WORDS: tuple[tuple[Kind, str], ...] = (
     ),
     (
         "network",
-        r"\bno route to host\b|\b(?:host|network|destination) (?:is )?unreachable\b|\bconnection (?:refused|timed out|error)\b|\bname or service not known\b|\bname resolution\b|\b(?:could not|cannot|unable to|failed to) (?:resolve|connect|reach)\b"
+        r"\bno route to host\b|\b(?:host|network|destination) (?:is )?unreachable\b|\bconnection (?:refused|timed out|error)\b|\bname or service not known\b|\bname resolution\b|\b(?:could not|cannot|unable to|failed to) (?:(?:resolve|connect|reach)\b|(?:complete|establish|open|make) an? (?:\w+ )?connection\b)"
         r"|\bmax retries exceeded\b|\bunknown host\b|\bno such host\b|\bhost(?:name)? not found\b|\bnodename nor servname\b|\b(?:gaierror|connectionerror|connecterror|httpserror|httperror|connecttimeout|readtimeout)\b|\bnot reachable\b|\btls handshake\b|\bi/o timeout\b|\bconnect failed\b|\bsocket timeout\b|\bssl\w*error\b",
     ),
 )  # fmt: skip

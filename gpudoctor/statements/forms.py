@@ -53,14 +53,14 @@ _TEXTS: tuple[_Row, ...] = (
     ("verdict", "error", rf"(?P<message>.{{1,200}}?(?:[|:=]|\.{{2,9}}| {{2,9}}|\t) ?(?:{_VERDICTS})\b(?! ?[:=]? ?0\b)(?:.{{0,200}}|$))"),
     ("errno", "error", rf"(?P<message>.{{0,600}}?(?:{ERRNO}|errno ?[:=]? ?\d{{1,3}}\b).*)"),
     ("sentence", "error",
-     r"(?P<message>.{0,400}?(?:(?i:\b(?:failed|failure|cannot|can't|couldn't|could not|unable to|can not|error|fatal|crash(?:ed|es)?|abort(?:ed|ing)|panic|exception|segfault(?:ed|s)?|not reachable|unreachable|unrecognized|not recognized"
+     r"(?P<message>.{0,400}?(?:(?i:\b(?:failed|failure|cannot|can't|couldn't|could not|unable to|can not|error|fatal|crash(?:ed|es)?|abort(?:ed|ing)|panic|exception|segfault(?:ed|s)?|not reachable|unreachable|unresponsive|unrecognized|not recognized"
      r"|does not (?:work|respond|exist|support|match)|doesn't (?:work|respond|exist)|not (?:responding|listed|visible|available|detected|found|usable|working|allocatable|loaded|running)|no longer (?:answers|responds)|is lost|lost (?:a|one|its) (?:GPU|card|link)|downgraded|fallen off|fell off|is missing|only (?P<seen>\d+) ?(?:of|/) ?(?!(?P=seen)\b)\d+|(?:is|are|nodes?) down|timed out|hangs|hung|stuck|unhealthy|degraded|mismatch|corrupt(?:ed|ion))\b)|\bERR!).*)"),
 )  # fmt: skip
 _FORMS = tuple((form, severity, lazy_pattern(text)) for form, severity, text in _TEXTS)
 _SENTENCE = _FORMS[-1][2]
 # one of these is in each line that any form takes: most lines are ruled out by this alone
 _MAY_BE = lazy_pattern(
-    r"rror|RROR|nreachable|FAIL|[Ff]ail|FATAL|[Ff]atal|xception|EXCEPTION|CRIT|rit|ERR|anic|PANIC|SEVERE|EMERG|ALERT|[Aa]bort|ABORT|signal|SIG|exit|[Kk]illed|fault|FAULT|[Cc]annot|[Cc]ould|an't|nable|not |No |no |ot found"
+    r"rror|RROR|nreachable|nresponsive|FAIL|[Ff]ail|FATAL|[Ff]atal|xception|EXCEPTION|CRIT|rit|ERR|anic|PANIC|SEVERE|EMERG|ALERT|[Aa]bort|ABORT|signal|SIG|exit|[Kk]illed|fault|FAULT|[Cc]annot|[Cc]ould|an't|nable|not |No |no |ot found"
     r"|efused|enied|[Tt]imed|imeout|lost|[Mm]issing|issed|hang|hung|stuck|down|Down|nvalid|nrecognized|nsupported|ssert|terminate|virtual method|core dump|Interrupt|Warning|mismatch|egrade|nhealthy|FAULTY|OK|off|crash|nly \d|busy|Bad |errno|doesn|many|pipe|resource|address|reached|reset|known|[Ii]llegal|breakpoint|corrup|free\(|alloc\(|chunk\(|smash|code|status"
 )
 # a 0 behind one of these counts nothing: it is a number of the thing
@@ -90,6 +90,10 @@ _SUPPOSES = lazy_pattern(
 _BETWEEN_SENTENCES = lazy_pattern(r"(?<=[.!?])\s+(?=[A-Z])")
 # glog, abseil and TensorFlow, behind a date of any form
 _HEAD = lazy_pattern(r":? ?([IWEF]) \S{1,200}:\d{1,6}\] ?")
+# a line of source that a logger printed with its traceback
+_SOURCE = lazy_pattern(
+    r"\s*(?:File \"[^\"]{1,400}\", line \d|(?:raise|return|yield|await) \S|self\.\w|[A-Za-z_][\w.]{0,80}\(.{0,400}[,(]\s*$|[~^]{2,}\s*$)"
+)
 _LOUD_LEVELS = ("E", "F", "ERROR", "CRITICAL", "FATAL")
 _QUIET_LEVELS = ("I", "V", "D", "T", "INFO", "DEBUG")
 
@@ -113,7 +117,7 @@ def form_of(text: str, level: str | None = None) -> Reading | None:
     if level is None and (head := _HEAD.match(text)):
         level = head[1]
     loud = level in _LOUD_LEVELS
-    if not loud and _tells_of_none(text, level):
+    if _SOURCE.match(text) if loud else _tells_of_none(text, level):
         return None
     match = next(((form, severity, m) for form, severity, pattern in _FORMS if (m := pattern.match(text))), None)
     if match is None:

@@ -222,7 +222,7 @@ class Doctor(App[int]):
         self.changed()
 
     def on_run_wanted(self, message: RunWanted) -> None:
-        self.runs.want(message.words, message.level)
+        self.runs.want(message.only, message.level)
 
     def on_page_wanted(self, message: PageWanted) -> None:
         self.runs.page(message.check_id)

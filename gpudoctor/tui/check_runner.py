@@ -10,17 +10,15 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from gpudoctor.api.check_child import CheckChild
 from gpudoctor.api.load.measure import puts_load as checks_put_load
 from gpudoctor.checks.core.gpu_use import UseReadings, readings_of, use_of
 from gpudoctor.checks.core.registry import LEVELS, Level, all_checks, select
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.gpu import GpuProcess
 from gpudoctor.facts.model.missing import NOT_READ, Missing, known
-from gpudoctor.process.async_child import AsyncChild
-from gpudoctor.process.ending import ending_words
 from gpudoctor.process.exit_codes import COULD_NOT
 from gpudoctor.process.own_program import own_gpudoctor
-from gpudoctor.process.pipes import LineReader
 from gpudoctor.report.model import Report
 from gpudoctor.report.progress import ProgressLine
 from gpudoctor.text.output import printable
@@ -28,7 +26,6 @@ from gpudoctor.tui.state import FinishedRun, State
 
 # a full report of 16 GPUs with facts is smaller than 2 MiB
 REPORT_BYTES_MAX = 64 << 20
-LINE_BYTES_MAX = 1 << 16
 # SIGINT requests the partial report; ending ranks may take 13 s if the driver does not release one
 CANCEL_GRACE_S, TERM_GRACE_S = 15.0, 3.0
 _USERS_MAX = 8
@@ -63,8 +60,8 @@ class Checker:
         self._node = list(node)
         self._options = list(options)
         self._report_bytes_max = report_bytes_max
-        self._child: _Child | None = None
-        self._busy = False
+        self._child: CheckChild | None = None
+        self._cancelled = False
         self._closed = False
 
     @property
@@ -78,11 +75,11 @@ class Checker:
 
     @property
     def busy(self) -> bool:
-        return self._busy
+        return self._child is not None
 
-    def command(self, words: Sequence[str], level: Level, *, force: bool = False) -> list[str]:
+    def command(self, only: Sequence[str], level: Level, *, force: bool = False) -> list[str]:
         """The child's argument vector."""
-        asked = ["check", *words, "--level", level, "--json", "--include-facts", "--progress"]
+        asked = ["check", *only, "--level", level, "--json", "--include-facts", "--progress"]
         asked += [*self._node, *self._options]
         if not self.loads_gpus and LEVELS.index(level) >= LEVELS.index("standard"):
             asked += ["--backend", "gloo"]
@@ -91,39 +88,41 @@ class Checker:
         return self._prefix + ([shlex.quote(word) for word in asked] if self.is_remote else asked)
 
     async def run(
-        self, words: Sequence[str], level: Level, *, force: bool = False, on_progress: OnProgress | None = None
+        self, only: Sequence[str], level: Level, *, force: bool = False, on_progress: OnProgress | None = None
     ) -> FinishedRun:
         """Run these checks (ids or domains; empty: all). A failure is the `error` of the returned run.
 
         Raise UserError if a check is running already. If the task is cancelled, the child is killed.
         """
-        if self._busy:
+        if self.busy:
             raise UserError("a check runs already: cancel it first")
         started_s = time.time()
 
         def finished(report: Report | None, error: str | None) -> FinishedRun:
-            return FinishedRun(started_s, tuple(words), level, report, error)
+            return FinishedRun(started_s, tuple(only), level, report, error)
 
         if self._closed:
             return finished(None, "gpudoctor is ending")
-        self._busy = True
         try:
-            command = self.command(words, level, force=force)
-            self._child = child = _Child(command, on_progress, self._report_bytes_max)
+            command = self.command(only, level, force=force)
+            self._cancelled = False
+            self._child = child = CheckChild(command, self._report_bytes_max, is_message=_progress_to(on_progress))
             await child.to_its_end()
-            return finished(*_outcome(child, self._prefix[0] if self.is_remote else None))
+            return finished(*_outcome(child, cancelled=self._cancelled, remote=self.is_remote))
         except OSError as error:
             return finished(None, f"{self._prefix[0]}: {error.strerror or error}")
         finally:
             if self._child is not None:
                 self._child.drop()
             self._child = None
-            self._busy = False
 
     def cancel(self) -> None:
         """Ask the child to end with a partial report; it is terminated, then killed, if it does not."""
-        if self._child is not None:
-            self._child.cancel()
+        if self._child is not None and not self._cancelled:
+            self._cancelled = True
+            self._child.send(signal.SIGINT)
+            self._child.send_later(CANCEL_GRACE_S, signal.SIGTERM)
+            self._child.send_later(CANCEL_GRACE_S + TERM_GRACE_S, signal.SIGKILL, group=True)
 
     def close(self) -> None:
         """Kill the child without waiting, and refuse further runs."""
@@ -132,87 +131,41 @@ class Checker:
             self._child.drop()
 
 
-class _Child(AsyncChild):
-    """The running child and what it has written so far."""
+def _progress_to(on_progress: OnProgress | None) -> Callable[[bytes], bool]:
+    """Takes a line of stderr; whether it was no progress, but an error message of gpudoctor or ssh."""
+    decoder = msgspec.json.Decoder(ProgressLine)
 
-    def __init__(self, command: list[str], on_progress: OnProgress | None, report_bytes_max: int) -> None:
-        super().__init__(command)
-        self.report = bytearray()
-        self.last_words = ""
-        self.too_large = False
-        self.cancelled = False
-        self._on_progress = on_progress
-        self._report_bytes_max = report_bytes_max
-        self._words = LineReader(self.stderr, LINE_BYTES_MAX, cut=True)
-        self._decoder = msgspec.json.Decoder(ProgressLine)
-
-    async def to_its_end(self) -> None:
-        """Read all output until the child has ended."""
-        await self.hear(self._take_report, self._take_words)
-        if self._words.rest:
-            self._hear(self._words.rest)
-
-    def cancel(self) -> None:
-        if self.cancelled:
-            return
-        self.cancelled = True
-        self.send(signal.SIGINT)
-        self.send_later(CANCEL_GRACE_S, signal.SIGTERM)
-        self.send_later(CANCEL_GRACE_S + TERM_GRACE_S, signal.SIGKILL, group=True)
-
-    def drop(self) -> None:
-        """Kill the process group and stop reading. The ranks end with it, when their pipes close."""
-        self.cancel_timers()
-        self.kill_now()
-        self.stop_reading()
-
-    def _take_report(self, data: bytes) -> None:
-        if len(self.report) + len(data) > self._report_bytes_max:
-            self.too_large = True
-            self.kill_now()
-        else:
-            self.report += data
-
-    def _take_words(self, data: bytes) -> None:
-        for line in self._words.split(data):
-            self._hear(line)
-
-    def _hear(self, line: bytes) -> None:
+    def is_message(line: bytes) -> bool:
         try:
-            reporting = self._decoder.decode(line)
-        except msgspec.DecodeError:  # an error message of gpudoctor or ssh
-            self.last_words = printable(line.decode("utf-8", "replace").strip()) or self.last_words
-            return
-        if self._on_progress is not None:
-            self._on_progress(reporting)
+            progress = decoder.decode(line)
+        except msgspec.DecodeError:
+            return True
+        if on_progress is not None:
+            on_progress(progress)
+        return False
+
+    return is_message
 
 
-def _outcome(child: _Child, remote: str | None) -> tuple[Report | None, str | None]:
+def _outcome(child: CheckChild, *, cancelled: bool, remote: bool) -> tuple[Report | None, str | None]:
     """The report, or one line with the reason why there is none."""
-    reported = f": {child.last_words}" if child.last_words else ""
     if child.too_large:
         return None, "the report is larger than can be: it was not read"
-    try:
-        report = msgspec.json.decode(bytes(child.report), type=Report)
-    except msgspec.DecodeError as error:
-        if child.cancelled:
-            return None, "cancelled, without a report"
-        if not child.report.strip():
-            return None, f"gpudoctor check gave no report ({ending_words(child.returncode)}){reported}"
-        # another version of gpudoctor, or another program
-        where = "the gpudoctor over there" if remote else "gpudoctor check"
-        return None, f"{where} gave a report that cannot be read ({printable(str(error))}){reported}"
-    if report.error is not None or report.exit_code == COULD_NOT:
-        return None, report.error or f"gpudoctor check could not do its work{reported}"
-    return report, None
+    # another version of gpudoctor, or another program
+    found = child.outcome("gpudoctor check", "the gpudoctor over there" if remote else None)
+    if isinstance(found, str):
+        return None, "cancelled, without a report" if cancelled else found
+    if found.error is not None or found.exit_code == COULD_NOT:
+        return None, found.error or f"gpudoctor check could not do its work{child.said}"
+    return found, None
 
 
-def puts_load(words: Sequence[str], level: Level) -> bool:
+def puts_load(only: Sequence[str], level: Level) -> bool:
     """Whether a run of these checks (empty: all) at this level starts ranks."""
     if LEVELS.index(level) < LEVELS.index("standard"):
         return False
     try:
-        return checks_put_load(select(all_checks(), words), level)
+        return checks_put_load(select(all_checks(), only), level)
     except UserError:  # a check of a plugin that only the remote machine has
         return True
 

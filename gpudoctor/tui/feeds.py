@@ -15,8 +15,7 @@ import msgspec
 from gpudoctor.errors import UserError
 from gpudoctor.facts.deadlines import COLLECTION
 from gpudoctor.facts.stream.messages import Opening, Tick, WatchLine
-from gpudoctor.process.async_child import AsyncChild, Taker
-from gpudoctor.process.pipes import LineReader
+from gpudoctor.process.async_child import AsyncChild
 from gpudoctor.text.output import printable
 from gpudoctor.tui.state import HISTORY_TICKS, FeedFailure, Playback
 
@@ -31,7 +30,6 @@ LONGEST_PAUSE_S = 60.0
 # after ctrl-z and fg the deadline has passed although lines are waiting in the pipe
 _SECOND_LOOK_S = 0.25
 _ENDING_S = 0.5
-_WORDS_BYTES_MAX = 4096
 SPEEDS = (0.5, 1.0, 2.0, 5.0, 10.0, 60.0)
 STEP_S = 10.0
 LONGEST_GAP_S = 5.0  # a longer gap in the recording is shortened to this
@@ -89,7 +87,7 @@ class ChildFeed:
                     await asyncio.sleep(0)  # let the app handle keys while many lines are waiting
                 else:
                     return
-                text = await child.last_words()
+                text = await child.stderr_tail()
                 why = f"{why}: {text}" if text else why
             except OSError as error:
                 why = f"{self._command[0]}: {error.strerror or error}"
@@ -118,23 +116,16 @@ class _Child(AsyncChild):
 
     def __init__(self, command: list[str]) -> None:
         super().__init__(command)
-        self._words = LineReader(self.stderr, _WORDS_BYTES_MAX, cut=True)
-        self._last_words = b""
-        self._heard = asyncio.Event()
-        self._lines = asyncio.StreamReader(limit=LINE_BYTES_MAX)
+        self._unread = asyncio.StreamReader(limit=LINE_BYTES_MAX)
 
     async def open(self) -> None:
-        await self.read_into(asyncio.StreamReaderProtocol(self._lines), Taker(self._hear_words, self._heard.set))
-
-    def _hear_words(self, data: bytes) -> None:
-        for line in self._words.split(data):
-            self._last_words = line[-_WORDS_BYTES_MAX:] if line.strip() else self._last_words
+        await self.read_into(asyncio.StreamReaderProtocol(self._unread))
 
     async def line(self, limit_s: float) -> bytes | str:
         """The next line as bytes, or as str the reason why there is none."""
         for seconds in (limit_s, _SECOND_LOOK_S):
             try:
-                line = await asyncio.wait_for(self._lines.readline(), seconds)
+                line = await asyncio.wait_for(self._unread.readline(), seconds)
             except asyncio.TimeoutError:
                 continue
             except ValueError:
@@ -150,12 +141,11 @@ class _Child(AsyncChild):
             return "closed its output"
         return f"ended (exit code {code})" if code >= 0 else f"was killed by signal {-code}"
 
-    async def last_words(self) -> str:
+    async def stderr_tail(self) -> str:
         """The last line on stderr, which may arrive after the end of stdout."""
         with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._heard.wait(), 0.1)
-        text = self._words.rest if self._words.rest.strip() else self._last_words
-        return printable(text.decode("utf-8", "replace").strip())[:200]
+            await asyncio.wait_for(self.stderr_ended.wait(), 0.1)
+        return printable(self.last_message())[:200]
 
     def end_soon(self, *, now: bool = False) -> None:
         """End the process group without waiting: by SIGTERM and SIGKILL a second later; `now`: SIGKILL at once."""
@@ -223,8 +213,8 @@ class PlaybackFeed:
 
     def faster(self, steps: int) -> None:
         """Move `steps` up (negative: down) in `SPEEDS`."""
-        place = SPEEDS.index(self.playback.speed) + steps
-        self.playback.speed = SPEEDS[min(max(place, 0), len(SPEEDS) - 1)]
+        index = SPEEDS.index(self.playback.speed) + steps
+        self.playback.speed = SPEEDS[min(max(index, 0), len(SPEEDS) - 1)]
         self._changed.set()
 
     def seek(self, at_s: float) -> None:

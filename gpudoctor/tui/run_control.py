@@ -64,13 +64,13 @@ class RunControl:
         self._checker = checker
         self._on_change = on_change
 
-    def want(self, words: Sequence[str], level: Level, *, quiet: bool = False) -> None:
+    def want(self, only: Sequence[str], level: Level, *, quiet: bool = False) -> None:
         """Run these checks (empty: all); ask first if that would load GPUs that are in use.
 
         `quiet`: the screen starts the run, not the user. A refusal shows no message, and a read-only
         view may then run level quick, which only judges facts.
         """
-        words = tuple(words)
+        only = tuple(only)
         if quiet and (self._state.running is not None or (self._state.read_only and level != "quick")):
             return
         if not quiet and self._read_only("no check can be started"):
@@ -78,14 +78,14 @@ class RunControl:
         if self._checker.busy or self._state.running is not None:
             self._say("a check runs already: c cancels it")
             return
-        users = users_of_gpus(self._state) if self._checker.loads_gpus and puts_load(words, level) else ()
+        users = users_of_gpus(self._state) if self._checker.loads_gpus and puts_load(only, level) else ()
         if not users:
-            self._start(words, level, force=False)
+            self._start(only, level, force=False)
             return
 
         def answered(yes: bool | None) -> None:
             if yes:
-                self._start(words, level, force=True)
+                self._start(only, level, force=True)
 
         lines = ["The GPUs are in use:", *users, "", "Load beside it slows both down, and its figures say little."]
         self._app.push_screen(screens.ConfirmScreen("Load GPUs that are in use?", lines, "Run all the same"), answered)
@@ -199,7 +199,7 @@ class RunControl:
 
     def _take(self, run: FinishedRun) -> None:
         state = self._state
-        if run.report is not None and run.words and state.report is not None:
+        if run.report is not None and run.only and state.report is not None:
             state.report = joined(state.report, run.report)
         elif run.report is not None:
             state.report = run.report
@@ -245,7 +245,7 @@ def summary(phases: dict[int, str]) -> str:
 
 def run_words(run: FinishedRun) -> str:
     """One line on a finished run: its checks, its level and the verdict."""
-    what = ", ".join(run.words) or "all checks"
+    what = ", ".join(run.only) or "all checks"
     if run.report is None:
         return f"{what}, level {run.level}: no verdict: {run.error}"
     interrupted = "interrupted, partial: " if run.report.run.interrupted else ""

@@ -113,7 +113,7 @@ def _refuse(source: str | None, faults: tuple[str, ...]) -> None:
         raise UserError("--node -: the screen needs standard input for its keys; write the stream into a file first")
     if source is None and not faults:
         return  # this machine: errors show on the screen
-    node_check.read_source(source, faults, 10.0, progress.terminal_progress())
+    node_check.read_source(source, faults, 10.0, progress=progress.terminal_progress())
 
 
 def _label(source: str | None) -> str:

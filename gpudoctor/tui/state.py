@@ -47,7 +47,7 @@ class FinishedRun:
     """One finished `gpudoctor check` of the screen. Without a report, `report` is None and `error` gives the reason."""
 
     at_s: float
-    words: tuple[str, ...]
+    only: tuple[str, ...]
     level: Level
     report: Report | None
     error: str | None = None
@@ -60,7 +60,7 @@ class Running:
     `ends_s`: when it will usually be over (Unix time), None if unknown.
     """
 
-    words: tuple[str, ...]
+    only: tuple[str, ...]
     level: Level
     since_s: float
     progress: str = ""
@@ -115,9 +115,9 @@ class State:
     @property
     def level(self) -> Level:
         """The level of the current or last run of all checks; quick before the first."""
-        if self.running is not None and not self.running.words:
+        if self.running is not None and not self.running.only:
             return self.running.level
-        return next((run.level for run in reversed(self.runs) if not run.words), "quick")
+        return next((run.level for run in reversed(self.runs) if not run.only), "quick")
 
     @property
     def node(self) -> Node | None:
@@ -190,7 +190,7 @@ class State:
         self.running = None
         self.runs.append(run)
         del self.runs[:-RUNS_KEPT]
-        complete = run.report is not None and not run.words and run.report.run.interrupted is None
+        complete = run.report is not None and not run.only and run.report.run.interrupted is None
         if complete and not self._event_in_run:
             self.hint = None
         self._event_in_run = False

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import errno
+import asyncio
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -17,8 +17,9 @@ import psutil
 import pytest
 
 from gpudoctor.agent.node_status import FailureStreak, Last, Moment, alarms, no_report, status_at, streaks_after
-from gpudoctor.agent.schedule import OUTPUT_BYTES_MAX, QuickRun, decoded, first_due_s, next_due_s
+from gpudoctor.agent.schedule import OUTPUT_BYTES_MAX, first_due_s, next_due_s, outcome_of, quick_check
 from gpudoctor.agent.state import LOCK_FILE, STATE_FILE, StateDirectory, WatchedSubject, default_directory, now
+from gpudoctor.api.check_child import decoded
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.errors import UserError
 from gpudoctor.facts.simulated.load import apply_faults, load_node, node_names
@@ -49,31 +50,22 @@ def python(code: str) -> tuple[str, ...]:
 
 def run(code: str) -> Report | str:
     """The result of a run of this program."""
-    it = QuickRun(python(code), os.environ)
-    wait_for(it.over)
-    return it.outcome()
+    return run_with(code, os.environ)
+
+
+def run_with(code: str, environ: Mapping[str, str]) -> Report | str:
+    async def ended() -> Report | str:
+        check = quick_check(python(code), environ)
+        await check.to_its_end()
+        check.stop_reading()
+        return outcome_of(check)
+
+    return asyncio.run(ended())
 
 
 def said(outcome: Report | str) -> str:
     assert isinstance(outcome, str), "a report"
     return outcome
-
-
-def test_a_run_for_which_there_are_no_descriptors_keeps_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An agent tries again each round: it would hold one more each time."""
-    made: list[int] = []
-
-    def only_one() -> int:
-        if made:
-            raise OSError(errno.EMFILE, "Too many open files")
-        made.append(os.memfd_create("one"))
-        return made[0]
-
-    monkeypatch.setattr("gpudoctor.agent.schedule.anonymous_file", only_one)
-    with pytest.raises(OSError, match="Too many open files"):
-        QuickRun(python("pass"), os.environ)
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(made[0])
 
 
 def test_the_report_is_taken_where_the_exit_code_agrees(tmp_path: Path) -> None:
@@ -118,9 +110,7 @@ def test_a_name_that_is_not_utf8_does_not_cost_the_report() -> None:
 
 def test_the_runs_process_never_sees_the_token() -> None:
     code = "import os, sys; sys.exit('seen' if 'GPUDOCTOR_AGENT_TOKEN' in os.environ else 'not there')"
-    it = QuickRun(python(code), {**os.environ, "GPUDOCTOR_AGENT_TOKEN": "x" * 20})
-    wait_for(it.over)
-    assert said(it.outcome()).endswith("not there")
+    assert said(run_with(code, {**os.environ, "GPUDOCTOR_AGENT_TOKEN": "x" * 20})).endswith("not there")
 
 
 def after_one_run(folder: Path, program: Sequence[str], *how: str) -> str:

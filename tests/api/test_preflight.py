@@ -150,7 +150,7 @@ def test_a_first_process_that_falls_silent_is_no_pass(place: LocalPlacement) -> 
 
     def be_silent() -> None:
         first.gather()
-        first.tell(msgspec.json.encode(local_verdict._Wait(0.05)))
+        first.broadcast(msgspec.json.encode(local_verdict._Wait(0.05)))
 
     thread = threading.Thread(target=be_silent, daemon=True)
     thread.start()
@@ -158,7 +158,7 @@ def test_a_first_process_that_falls_silent_is_no_pass(place: LocalPlacement) -> 
         local_verdict.report_of_first(place)
     assert error.value.report is None
     thread.join()
-    first.drop()
+    first.disconnect()
 
 
 def test_a_process_whose_first_one_never_called_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:

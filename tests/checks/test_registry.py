@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -54,8 +56,20 @@ def test_files_that_editors_and_archives_lay_beside_a_check_are_no_checks(
 
     monkeypatch.setattr(registry_module, "import_module", note)
     monkeypatch.setattr(registry_module, "DOMAINS", ("gpu",))
-    registry_module._import_builtin_checks.__wrapped__()
+    registry_module._import_builtin_checks.__wrapped__("full")
     assert imported == ["gpudoctor.checks.gpu", "gpudoctor.checks.gpu.real"]
+
+
+def test_a_quick_run_lists_every_check_and_imports_none_that_puts_load_on_the_node() -> None:
+    told = "import sys; from gpudoctor.checks.core.registry import *; found = registry('quick'); "
+    told += "print(*sys.modules); [print(c.id, c.level, c.title, sep='|') for c in found]"
+    first, *listed = subprocess.run(
+        [sys.executable, "-c", told], check=True, capture_output=True, text=True
+    ).stdout.splitlines()
+    assert listed == [f"{each.id}|{each.level}|{each.title}" for each in registry()]
+    modules = set(first.split())
+    assert {"gpudoctor.checks.gpu.count", "gpudoctor.checks.train"} <= modules
+    assert not {"gpudoctor.checks.train.sync", "gpudoctor.checks.strategy.agreement"} & modules
 
 
 def test_a_second_check_under_one_id_is_refused() -> None:

@@ -24,11 +24,11 @@ NOWHERE = Path("/nonexistent/config.yaml")
 def load(text: str, tmp_path: Path) -> Config:
     path = tmp_path / "gpudoctor.yaml"
     path.write_text(text)
-    return load_config(path, {"HOME": str(tmp_path)}, registry(), system_file=NOWHERE)
+    return load_config(path, {"HOME": str(tmp_path)}, registry, system_file=NOWHERE)
 
 
 def test_without_any_file_the_defaults_hold(tmp_path: Path) -> None:
-    config = load_config(None, {"HOME": str(tmp_path)}, registry(), system_file=NOWHERE)
+    config = load_config(None, {"HOME": str(tmp_path)}, registry, system_file=NOWHERE)
     assert config == Config()
     assert (config.level, config.fail_on, config.deadline_s) == ("standard", "fail", 60.0)
 
@@ -41,7 +41,7 @@ def test_the_explicit_file_wins_over_the_users_and_the_users_over_the_systems(tm
     user.write_text("fail_on: never\ndeadline_s: 4\n")
     explicit = tmp_path / "mine.yaml"
     explicit.write_text("deadline_s: 5\n")
-    config = load_config(explicit, {"XDG_CONFIG_HOME": str(tmp_path / "xdg")}, registry(), system_file=system)
+    config = load_config(explicit, {"XDG_CONFIG_HOME": str(tmp_path / "xdg")}, registry, system_file=system)
     assert (config.level, config.fail_on, config.deadline_s) == ("quick", "never", 5.0)
 
 
@@ -54,7 +54,7 @@ def test_no_configuration_is_taken_from_the_working_directory(
         (folder / "gpudoctor").mkdir(parents=True)
         (folder / "gpudoctor" / "config.yaml").write_text("deadline_s: 3\n")
     monkeypatch.chdir(tmp_path)
-    assert load_config(None, {"HOME": "/nowhere", **environ}, registry(), system_file=NOWHERE) == Config()
+    assert load_config(None, {"HOME": "/nowhere", **environ}, registry, system_file=NOWHERE) == Config()
 
 
 def test_null_takes_a_key_back_to_its_default(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_null_takes_a_key_back_to_its_default(tmp_path: Path) -> None:
     system.write_text("deadline_s: 3\n")
     explicit = tmp_path / "mine.yaml"
     explicit.write_text("deadline_s: null\n")
-    config = load_config(explicit, {"HOME": str(tmp_path)}, registry(), system_file=system)
+    config = load_config(explicit, {"HOME": str(tmp_path)}, registry, system_file=system)
     assert config.deadline_s == Config().deadline_s
 
 
@@ -109,7 +109,7 @@ def test_a_file_that_is_no_text_or_too_large_is_refused(content: bytes, tmp_path
     path = tmp_path / "c.yaml"
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=r"c\.yaml"):
-        load_config(path, {"HOME": str(tmp_path)}, registry(), system_file=NOWHERE)
+        load_config(path, {"HOME": str(tmp_path)}, registry, system_file=NOWHERE)
 
 
 DEEP = "thresholds:\n  gpu.temperature:\n    "
@@ -196,11 +196,11 @@ def test_a_pipe_a_device_a_folder_and_a_huge_file_are_never_opened(tmp_path: Pat
         tmp_path / "huge": "larger than 1 MiB",
     }.items():
         with pytest.raises(ConfigError, match=f"{name}: {words}"):
-            load_config(name, {"HOME": str(tmp_path)}, registry(), system_file=NOWHERE)
+            load_config(name, {"HOME": str(tmp_path)}, registry, system_file=NOWHERE)
 
 
 def test_a_configuration_can_be_masked_with_dev_null(tmp_path: Path) -> None:
-    assert load_config(Path("/dev/null"), {"HOME": str(tmp_path)}, registry(), system_file=NOWHERE) == Config()
+    assert load_config(Path("/dev/null"), {"HOME": str(tmp_path)}, registry, system_file=NOWHERE) == Config()
 
 
 def refusing(monkeypatch: pytest.MonkeyPatch, method: str, path: Path) -> None:
@@ -219,7 +219,7 @@ def test_a_home_that_may_not_be_entered_is_as_if_without_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refusing(monkeypatch, "stat", tmp_path / ".config" / "gpudoctor" / "config.yaml")
-    assert load_config(None, {"HOME": str(tmp_path)}, registry(), system_file=NOWHERE) == Config()
+    assert load_config(None, {"HOME": str(tmp_path)}, registry, system_file=NOWHERE) == Config()
 
 
 def test_a_users_file_that_is_there_and_cannot_be_read_is_an_error(
@@ -230,13 +230,13 @@ def test_a_users_file_that_is_there_and_cannot_be_read_is_an_error(
     mine.write_text("level: quick\n")
     refusing(monkeypatch, "open", mine)
     with pytest.raises(ConfigError, match=r"config\.yaml: cannot be read: Permission denied"):
-        load_config(None, {"HOME": str(tmp_path)}, registry(), system_file=NOWHERE)
+        load_config(None, {"HOME": str(tmp_path)}, registry, system_file=NOWHERE)
 
 
 def test_without_a_file_no_yaml_is_imported() -> None:
     code = (
         "import sys, pathlib; from gpudoctor.api.config import load_config;"
-        "load_config(None, {'HOME': '/nonexistent'}, (), pathlib.Path('/nonexistent'));"
+        "load_config(None, {'HOME': '/nonexistent'}, tuple, pathlib.Path('/nonexistent'));"
         "print('yaml' in sys.modules, 'gpudoctor.text.yaml_file' in sys.modules)"
     )
     ran = completed([sys.executable, "-c", code], check=True)
@@ -255,7 +255,7 @@ def test_the_command_line_ends_with_2_and_one_line(gpudoctor: Gpudoctor, tmp_pat
 
 def test_a_missing_explicit_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"gone\.yaml: cannot be read: No such file"):
-        load_config(tmp_path / "gone.yaml", {"HOME": str(tmp_path)}, registry(), system_file=NOWHERE)
+        load_config(tmp_path / "gone.yaml", {"HOME": str(tmp_path)}, registry, system_file=NOWHERE)
 
 
 def test_thresholds_are_kept_per_check_and_per_model(tmp_path: Path) -> None:
@@ -313,7 +313,7 @@ def test_after_what_was_left_out_an_error_still_names_its_line(tmp_path: Path) -
     file = tmp_path / "config.yaml"
     file.write_text(_NEWER)
     with pytest.raises(ConfigError, match=r"line 9: suppress\[.\].*"):
-        load_config(file, {}, registry(), tmp_path / "none", left_out=lambda line: None)
+        load_config(file, {}, registry, tmp_path / "none", left_out=lambda line: None)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import msgspec
 import psutil
 import pytest
 
-from gpudoctor.api import node_check
+from gpudoctor.api.load import storage
 from gpudoctor.api.load.burn import burn_duration_s, count_again
 from gpudoctor.api.load.measure import CPU_PROBE_DEADLINE_S, RUN_DEADLINE_S
 from gpudoctor.checks.core.registry import Level, registry
@@ -50,7 +50,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
         return Measurements()
 
     monkeypatch.setattr(launch, "run_probes", run_probes)
-    monkeypatch.setattr(node_check, "with_storage", lambda node, measured, *_: measured)
+    monkeypatch.setattr(storage, "with_storage", lambda node, measured, *_: measured)
     return taken
 
 

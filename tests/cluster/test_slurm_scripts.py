@@ -107,7 +107,7 @@ def test_a_run_without_an_answer_is_seen_and_stops_no_job(bench: Bench, script: 
     assert "no verdict: " in done.stderr
     metric = bench.state(f"gpudoctor_slurm_{_HOOK_OF[script]}.prom")
     # line by line what a hook that answers writes, HELP and TYPE too: of two files that differ node_exporter drops one
-    settings, unknown = HookSettings(trial=("hgx-h100-8",)), HookVerdict("unknown", "")
+    settings, unknown = HookSettings(simulated=("hgx-h100-8",)), HookVerdict("unknown", "")
     usual = metrics(settings, _HOOK_OF[script], unknown, None, None, 1_000_000_000).splitlines()
     at = re.compile(r"\b\d{10}\b")
     assert at.sub("", metric).splitlines() == [at.sub("", line) for line in usual if "withheld" not in line]

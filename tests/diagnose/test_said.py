@@ -69,6 +69,14 @@ _ALLOC = "n1:7:9 [4] misc/socket.cc:415 NCCL WARN socketTryAccept: Accept failed
          "failed (exitcode: 1) local_rank: 0 (pid: 24) of binary: python\n", "user_exception", "no token at line 4"),
         ("It looks like pmix_init failed for some reason; your parallel process is\nlikely to abort.\n",
          "mpi_failed", "pmix_init failed"),
+        ("bash: /opt/mpi/bin/orted: No such file or directory\n------\nORTE was unable to start a daemon.\n",
+         "mpi_failed", "; before it: bash: /opt/mpi/bin/orted: No such file"),
+        # what a launcher tells people stands between rules
+        (f"{_STEPS}{'-' * 60}\nOne daemon was unable to open a TCP connection\nto its parent:\n  Local host: a1\n{'-' * 60}\n",
+         "failed_saying", "unable to open a TCP connection"),
+        # the end of a traceback whose lines have lost their indent
+        ("ERROR 02-21 11:25:10 base.py:581] self.load(part,\nERROR 02-21 11:25:10 base.py:581] raise KeyError(name)\n"
+         "ERROR 02-21 11:25:10 base.py:581] KeyError: 'layers.55'\n", "user_exception", "KeyError: 'layers.55'"),
     ],
 )  # fmt: skip
 def test_what_a_program_said_last_before_it_failed_is_quoted(text: str, what: str, words: str, tmp_path: Path) -> None:
@@ -161,6 +169,17 @@ def test_step_0_is_no_proof_that_a_job_moved(tmp_path: Path) -> None:
     start = "INFO Loading checkpoint shards: 100%|█████| 4/4 [01:19<00:00,  5.69s/it]\nINFO starting from step 0\nINFO starting the loop\n"
     assert answer_to(start, tmp_path).verdict == "unknown"
     assert answer_to(start + "step 0 loss 1.2\n", tmp_path).verdict == "nothing"
+
+
+def test_a_part_that_a_launcher_can_do_without_is_no_cause(tmp_path: Path) -> None:
+    text = f"srun: job 3 starts\n{'-' * 60}\nA wanted component was not found, or was unable to be opened.  This\nmeans little.\n{'-' * 60}\n"
+    assert answer_to(text, tmp_path).verdict == "unknown"
+
+
+def test_a_bar_at_0_is_no_proof_that_a_job_moved(tmp_path: Path) -> None:
+    bar = "torchrun: world size 2\nEpoch 0:   {0}%|          | {0}/90 [00:00<?, ?it/s]\n"
+    assert answer_to(bar.format(0), tmp_path).verdict == "unknown"
+    assert answer_to(bar.format(1), tmp_path).verdict == "nothing"
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def test_a_text_of_1_gb_is_read_line_by_line(name: str, tmp_path: Path) -> None:
 
 def test_a_configuration_a_profile_and_a_saved_report_of_1_gb_are_refused(tmp_path: Path) -> None:
     path = sparse(tmp_path / "huge.yaml", b"level: quick\n")
-    assert "larger than 1 MiB" in refused(lambda: load_config(path, {"HOME": "/nonexistent"}, registry(), path / "x"))
+    assert "larger than 1 MiB" in refused(lambda: load_config(path, {"HOME": "/nonexistent"}, registry, path / "x"))
     assert "larger than 1 MiB" in refused(lambda: profile_for(seeds.broken_node(), str(path)))
     assert "larger than" in refused(lambda: load_report(str(path)))
 

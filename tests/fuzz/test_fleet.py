@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gpudoctor.cluster.fleet.html import render_fleet_html
 from gpudoctor.cluster.fleet.model import Fleet
-from gpudoctor.cluster.fleet.read_fleet import ClusterReportRequest, FleetProgress, read_fleet
+from gpudoctor.cluster.fleet.read_fleet import ClusterReportRequest, read_fleet
 from gpudoctor.cluster.fleet.text import render_fleet_text
 from gpudoctor.errors import UserError
 from gpudoctor.text.json_text import json_document
@@ -41,8 +41,7 @@ def pairs() -> dict[str, tuple[bytes, bytes]]:
 
 
 def fleet_of(folder: Path) -> Fleet:
-    progress = FleetProgress(lambda gathered: None, lambda arrived: None)
-    fleet, _ = read_fleet(ClusterReportRequest((str(folder),)), progress)
+    fleet, _ = read_fleet(ClusterReportRequest((str(folder),)), lambda gathered: None, lambda arrived: None)
     return fleet
 
 

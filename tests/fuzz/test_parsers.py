@@ -193,7 +193,7 @@ def test_bundle(what: list[Step], packed: bool) -> None:
 def test_configuration(what: list[Step], tmp_path_factory: pytest.TempPathFactory) -> None:
     path = _written(tmp_path_factory, mutated(seeds.CONFIG, what))
     try:
-        config = load_config(path, {"HOME": str(path.parent / "nobody")}, registry(), path.parent / "no-system-file")
+        config = load_config(path, {"HOME": str(path.parent / "nobody")}, registry, path.parent / "no-system-file")
     except ConfigError as error:
         one_line(error, str(path))
     else:

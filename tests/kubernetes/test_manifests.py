@@ -165,7 +165,7 @@ def test_what_the_daemonset_writes_is_where_node_problem_detector_looks() -> Non
 
 
 def test_the_daemonsets_configuration_leaves_out_what_would_judge_its_own_small_pod(tmp_path: Path) -> None:
-    config = load_config(FOLDER / "base" / "config.yaml", {"HOME": str(tmp_path)}, registry(), tmp_path / "none")
+    config = load_config(FOLDER / "base" / "config.yaml", {"HOME": str(tmp_path)}, registry, tmp_path / "none")
 
     assert {"host", "env", "topology.numa"} == set(config.skip)
 

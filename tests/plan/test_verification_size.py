@@ -127,7 +127,7 @@ def test_the_fullest_and_the_slowest_rank_are_those_that_count() -> None:
 
 @pytest.mark.parametrize(("share", "words"), [(1.08, "within 10%"), (1.25, "more than 10%")])
 def test_a_prediction_that_is_off_is_called_so(share: float, words: str) -> None:
-    text = " ".join(" ".join(verification_lines(Plan(trial=_trial(share)), 100)).split())
+    text = " ".join(" ".join(verification_lines(Plan(verification=_trial(share)), 100)).split())
     assert words in text
 
 

@@ -188,7 +188,7 @@ def test_a_process_that_does_not_come_is_no_fault_of_the_node(monkeypatch: pytes
     [problem] = run_probes(plan, deadline_s=60.0, probe_deadline_s=60.0, workers=leader).problems
     assert (problem.kind, problem.rank) == ("error", None)
     assert "mpirun started 3 processes here, and process 2 did not come" in problem.text
-    leader.close()
+    leader.end()
     assert _end(worker) == ["", ""]
     assert worker.returncode == 0
 
@@ -201,8 +201,8 @@ def test_a_second_gpudoctor_of_the_same_job_is_told_to_wait(monkeypatch: pytest.
         LocalWorkers(placement)
     other_job = LocalWorkers(msgspec.structs.replace(placement, job="another"))
     for leader in (first, other_job):
-        leader.close()
-    LocalWorkers(placement).close()
+        leader.end()
+    LocalWorkers(placement).end()
 
 
 @pytest.mark.parametrize(

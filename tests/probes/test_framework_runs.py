@@ -209,7 +209,7 @@ def test_weights_are_changed_in_ddp_and_in_the_train(check: str, monkeypatch: py
     monkeypatch.setattr(launch, "run_probes", run_probes)
     [chosen] = [each for each in registry() if each.id == check]
     args = LoadRequest(backend="gloo", gpu=None, ranks=2, inject=("desync=1",), force=False)
-    measure(load_node("hgx-h100-8"), (chosen,), "full", args, None, nothing)
+    measure(load_node("hgx-h100-8"), (chosen,), "full", args, progress=None, on_interrupt=nothing)
     assert [plan.inject for plan in plans] == [("desync=1",)]
 
 
@@ -231,7 +231,7 @@ def asked_of_cpu_ranks(monkeypatch: pytest.MonkeyPatch, check: str, *inject: str
     monkeypatch.setattr(launch, "run_probes", lambda *_, **__: pytest.fail("ranks of a probe were started"))
     [chosen] = [each for each in registry() if each.id == check]
     args = LoadRequest(backend="gloo", gpu=None, ranks=2, inject=inject, force=False)
-    return measure(load_node("hgx-h100-8"), (chosen,), "full", args, None, nothing)
+    return measure(load_node("hgx-h100-8"), (chosen,), "full", args, progress=None, on_interrupt=nothing)
 
 
 def test_a_library_alone_starts_no_rank_of_a_probe(
@@ -322,7 +322,7 @@ def test_no_framework_is_asked_while_others_use_a_gpu_that_it_would_open(
     monkeypatch.setattr(frameworks, "framework_views", framework_views)
     args = LoadRequest(backend="auto", gpu="0", ranks=None, inject=(), force=force)
     [chosen] = [each for each in registry() if each.id == "env.frameworks"]
-    measured = measure(node, (chosen,), "full", args, None, nothing)
+    measured = measure(node, (chosen,), "full", args, progress=None, on_interrupt=nothing)
     assert bool(asked) is not refused
     assert ("frameworks" in measured.not_run) is refused
     assert not refused or measured.not_run["frameworks"].reason.startswith(
@@ -338,7 +338,7 @@ from gpudoctor.facts.model.measured_strategies import FrameworkView
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing
 
-def measure(node, asked, level, args, progress, on_interrupt, *_):
+def measure(node, asked, level, args, *, progress, on_interrupt, **_):
     views = (FrameworkView("tensorflow", "2.21.0", True, len(node.gpus)),)
     on_interrupt(Measurements(frameworks=views, not_run={"frameworks.jax": Missing("JAX: no answer", "failed")}))
     raise InterruptedBySignal(signal.SIGTERM)

@@ -42,7 +42,7 @@ def _asked(name: str, *, ranks: int | None = None, **changes: Gpu) -> Measuremen
     software = msgspec.structs.replace(node.software, torch="2.9.1")
     live = msgspec.structs.replace(node, source=Source("live", "here"), gpus=gpus, software=software)
     args = LoadRequest(backend="auto", gpu=None, ranks=ranks, inject=(), force=False)
-    return measure(live, registry(), "standard", args, None, lambda _: None)
+    return measure(live, registry(), "standard", args, progress=None, on_interrupt=lambda _: None)
 
 
 def _gpu(name: str, index: int) -> Gpu:
@@ -88,7 +88,8 @@ def _refused(monkeypatch: pytest.MonkeyPatch, **leaves: Any) -> str:
     monkeypatch.setattr(launch, "run_probes", lambda *_, **__: pytest.fail("ranks were started"))
     live = msgspec.structs.replace(load_node("hgx-h100-8"), source=Source("live", "here"), **leaves)
     args = LoadRequest(backend="auto", gpu=None, ranks=None, inject=(), force=True)
-    return measure(live, registry(), "standard", args, None, lambda _: None).not_run["collective"].reason
+    measured = measure(live, registry(), "standard", args, progress=None, on_interrupt=lambda _: None)
+    return measured.not_run["collective"].reason
 
 
 @pytest.mark.parametrize("value", ["", "-1", "0,0"])

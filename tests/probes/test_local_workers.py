@@ -82,7 +82,7 @@ def test_strangers_who_come_first_and_say_nothing_keep_no_rank_out(place: LocalP
         thread.join()
     assert leader.missing == []
     came[0].close()
-    leader.close()
+    leader.end()
 
 
 def test_a_stranger_who_says_that_he_is_a_rank_is_none(place: LocalPlacement, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +96,7 @@ def test_a_stranger_who_says_that_he_is_a_rank_is_none(place: LocalPlacement, mo
 
     with stranger(pretend):
         assert not leader.gather()
-    leader.close()
+    leader.end()
 
 
 def test_a_stranger_who_took_the_name_is_named_and_given_no_rank(

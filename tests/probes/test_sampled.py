@@ -121,7 +121,7 @@ def load(node: Node, monkeypatch: pytest.MonkeyPatch, run: Callable[..., Measure
     asked = LoadRequest(backend="auto", gpu=None, ranks=None, inject=(), force=False)
     interrupted: list[Measurements] = args.pop("interrupted", [])
     try:
-        return measure(node, registry(), "standard", asked, None, interrupted.append, **args)
+        return measure(node, registry(), "standard", asked, progress=None, on_interrupt=interrupted.append, **args)
     finally:
         assert own_children(recursive=True) == []
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from acceptance.children import marked_processes
 from gpudoctor.facts.model.measured_hardware import StorageRead
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.mounts import Mount
@@ -25,7 +26,6 @@ from gpudoctor.probes.storage.measure import read_paths
 from gpudoctor.probes.storage.page_cache import cold, may_stay_in_ram
 from gpudoctor.probes.storage.read_child import NothingToReadError, made_in
 from gpudoctor.probes.storage.readers import Piece, ReadersStuckError, pieces_of, read_at_once
-from gpudoctor.process.ending import marked_processes
 from tests.needs import missing, needs
 from tests.subprocesses import completed
 

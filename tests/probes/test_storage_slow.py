@@ -22,7 +22,7 @@ import gpudoctor
 from gpudoctor.api.config import Config, ConfigError, load_config
 from gpudoctor.api.load.request import LoadRequest
 from gpudoctor.api.load.storage import with_storage
-from gpudoctor.api.node_check import CheckRequest, prepared
+from gpudoctor.api.node_check import CheckRequest, prepare
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.checks.core.registry import registry
 from gpudoctor.facts.deadlines import Deadline
@@ -119,14 +119,14 @@ def test_a_home_that_hangs_costs_the_users_configuration_alone(tmp_path: Path, m
         server_ends = threading.Timer(10, server.kill)  # without a deadline the test would hang
         server_ends.start()
         environ = {"HOME": str(tmp_path / "home")}
-        config = load_config(None, environ, registry(), silent=said.append)
+        config = load_config(None, environ, registry, silent=said.append)
         with pytest.raises(ConfigError, match=r"did not answer within 1 s; XDG_CONFIG_HOME=/ leaves it out"):
-            load_config(None, environ, registry())
+            load_config(None, environ, registry)
         monkeypatch.setenv("HOME", environ["HOME"])
         monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
         for few in (CheckRequest(only=("pcie",)), CheckRequest(skip=("storage",)), CheckRequest(node="hgx-h100-8")):
             with pytest.raises(ConfigError, match="XDG_CONFIG_HOME=/ leaves it out"):
-                prepared(few)
+                prepare(few)
         assert server.poll() is None, "it waited until the server was ended"
         server_ends.cancel()
     assert config == Config()

@@ -291,7 +291,7 @@ def test_a_simulated_answer_without_a_trial_is_no_verdict(node: Node, monkeypatc
     from gpudoctor.api import node_check
 
     request = node_check.CheckRequest(level="quick", node="hgx-h100-8", faults=("xid-79@3",))
-    monkeypatch.setattr(node_check, "examined", lambda prep: real(node_check.prepared(request)))
+    monkeypatch.setattr(node_check, "run_prepared", lambda prep: real(node_check.prepare(request)))
     del node.settings["GPUDOCTOR_TRIAL"]
 
     assert [node.run(hook).go_on for hook in HOOKS] == [True, True, True]
@@ -300,11 +300,11 @@ def test_a_simulated_answer_without_a_trial_is_no_verdict(node: Node, monkeypatc
 
 
 def real(prep: object) -> object:
-    """`node_check.examined` before it was replaced."""
-    from gpudoctor.api.node_check import Prepared, judged, read_source
+    """`node_check.run_prepared` before it was replaced."""
+    from gpudoctor.api.node_check import Prepared, read_source, report_on
 
     assert isinstance(prep, Prepared)
-    return judged(prep, read_source(prep.request.node, prep.request.faults, 60).node, None)
+    return report_on(prep, read_source(prep.request.node, prep.request.faults, 60).node, None)
 
 
 def test_where_scontrol_does_not_answer_slurm_itself_drains_and_with_a_cap_nobody_does(

@@ -60,9 +60,9 @@ class ChecksApp(App[None]):
         self.pane.show(self.state)
 
     def on_run_wanted(self, message: RunWanted) -> None:
-        self.asked.append((message.words, message.level))
+        self.asked.append((message.only, message.level))
         if self.starts:
-            self.runs.want(message.words, message.level)
+            self.runs.want(message.only, message.level)
 
     def on_page_wanted(self, message: PageWanted) -> None:
         self.pages.append(message.check_id)

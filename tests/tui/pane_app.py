@@ -37,7 +37,7 @@ class PaneApp(App[None]):
         self.pane.show(self.state)
 
     def on_run_wanted(self, message: RunWanted) -> None:
-        self.asked.append((message.words, message.level))
+        self.asked.append((message.only, message.level))
 
     def on_gpu_chosen(self, message: GpuChosen) -> None:
         self.asked.append(("gpu", message.index))

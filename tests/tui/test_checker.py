@@ -49,7 +49,7 @@ def test_a_run_gives_the_report_with_its_facts() -> None:
     assert {check.domain for check in run.report.checks} == {"pcie", "gpu"}
     assert isinstance(run.report.facts, Node)
     assert len(run.report.facts.gpus) == 8
-    assert (run.words, run.level) == (("pcie", "gpu.count"), "quick")
+    assert (run.only, run.level) == (("pcie", "gpu.count"), "quick")
 
 
 def test_load_goes_to_cpu_ranks_where_the_node_is_no_machine() -> None:

@@ -111,7 +111,7 @@ def test_ranks_are_shown_as_the_gpus_they_sat_on() -> None:
     launch = Launch("nccl", 2, (RankInfo(0, "cuda", 0, HGX.gpus[6].uuid), RankInfo(1, "cuda", 1, HGX.gpus[2].uuid)))  # type: ignore[arg-type]
     drawn = draw("pairs", HGX, state_of(HGX, Measurements(launch=launch, pairs=pairs(2, 300.0))).report)
     assert drawn.grid.names == ("6", "2")
-    assert drawn.places == (6, 2)
+    assert drawn.row_gpus == (6, 2)
 
 
 async def test_m_goes_through_all_metrics_and_says_what_was_not_measured() -> None:

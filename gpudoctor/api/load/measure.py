@@ -56,6 +56,7 @@ def measure(
     checks: tuple[Check, ...],
     level: Level,
     request: LoadRequest,
+    *,
     progress: Callable[[str], None] | None,
     on_interrupt: Callable[[Measurements], None],
     duration_s: float | None = None,

@@ -35,8 +35,6 @@ _LEAST_S = Limit(90, "s", "first half minute and last minute may not be the same
 
 @check(
     "burn.drift",
-    title="Sustained load does not make the GPUs slower",
-    level="burn",
     needs_gpu=False,
     limits=(_WARN_LOSS, _FAIL_LOSS, _LEAST_S),
 )

@@ -55,8 +55,6 @@ LIMITS = (_WARN_SHARE, _FAIL_SHARE, _NVLINK_SHARE, _PCIE_P2P_SHARE, _HOST_MEMORY
 
 @check(
     "collective.bandwidth",
-    title="all_reduce reaches the bandwidth that this kind of node has",
-    level="standard",
     needs_gpu=False,
     limits=LIMITS,
 )

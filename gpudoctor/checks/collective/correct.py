@@ -22,9 +22,7 @@ _SHOWN = 8  # of many wrong results
 
 @check(
     CORRECT,
-    title="Sums over all ranks are exactly right",
     impact="wrong-results",
-    level="standard",
     needs_gpu=False,
     explains=(
         Explains(("collective.bandwidth", "train.sync", "train.scaling"), anywhere=True),

@@ -38,9 +38,7 @@ _ON_CPUS = (
 
 @check(
     EXACT,
-    title="Equal work gives equal bits on every device",
     impact="wrong-results",
-    level="full",
     needs_gpu=False,
     explains=(
         "compute.pattern",
@@ -154,9 +152,7 @@ def _compared(case: Case, group: Sequence[ComputeRank], others_failed: bool) -> 
             )
 
 
-@check(
-    "compute.pattern", title="Memory keeps what is written to it", impact="wrong-results", level="full", needs_gpu=False
-)
+@check("compute.pattern", impact="wrong-results", needs_gpu=False)
 def pattern(case: Case) -> Iterator[Finding]:
     """Fail each rank with a byte that was read back changed."""
     done = case.measurements.compute

@@ -65,9 +65,7 @@ _CAPPED_SHARE = 0.5  # of the time: below, the clock was not the power limit's c
 
 @check(
     "compute.gemm",
-    title="Every GPU multiplies matrices as fast as its siblings",
     impact="slow-gpu",
-    level="full",
     needs_gpu=False,
     limits=(_GEMM_PEER_WARN, _GEMM_PEER_FAIL, _ACHIEVED_WARN_SHARE, _ACHIEVED_FAIL_SHARE, _GEMM_PEAK_WARN),
     explains=("train.balance", "burn.drift"),
@@ -184,8 +182,6 @@ def _share_of_clock_at_power_limit(case: Case, gpu: Gpu) -> float:
 
 @check(
     "compute.memory",
-    title="Every GPU moves its own memory as fast as its model should",
-    level="full",
     needs_gpu=False,
     limits=(_MEMORY_PEAK_WARN, _MEMORY_PEAK_FAIL, _INLINE_ECC_SHARE, _MEMORY_PEER_WARN, _MEMORY_PEER_FAIL),
 )

@@ -1,6 +1,7 @@
 """The registry of checks: @check registers one, `registry()` returns ours, `all_checks()` also those of plugins.
 
-`select()` returns some. Plugins are other packages, found by the entry point group `gpudoctor.checks`.
+`select()` returns some. Plugins are other packages, found by the entry point group `gpudoctor.checks`. Domains that put
+load on the node list their checks in `CHECKS`, so that level quick imports none of them.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ class DuplicateCheckError(Exception):
 def check(
     id: str,
     *,
-    title: str,
+    title: str | None = None,
     level: Level = "quick",
     needs_gpu: bool = True,
     limits: Iterable[Limit] = (),
@@ -115,6 +116,7 @@ def check(
 ) -> Callable[[CheckFunction], CheckFunction]:
     """Register a check as `domain.name`; a second one with the same id raises DuplicateCheckError.
 
+    Title and level are those in `CHECKS` of the domain's package if it has one (else KeyError).
     `limits` are its thresholds, each with a name. `explains` holds checks (ids or globs)
     whose bad findings on the same GPU follow from a bad one of this check, or `Explains` for finer conditions. `events`
     are the kinds of kernel log lines that no other check judges.
@@ -123,6 +125,8 @@ def check(
     plain = tuple(each for each in explains if isinstance(each, str))
     declared = (*(each for each in explains if isinstance(each, Explains)), *([Explains(plain)] if plain else []))
     by_name = {limit.name: limit for limit in limits}
+    if title is None:
+        level, title = _listed(id.partition(".")[0])[id]
 
     def register(function: CheckFunction) -> CheckFunction:
         if id in _checks and _checks[id].function.__module__ != function.__module__:
@@ -133,21 +137,40 @@ def check(
     return register
 
 
-def registry() -> tuple[Check, ...]:
-    """Every registered check, by domain and in reading order; those without a place in it come last."""
-    _import_builtin_checks()
-    return tuple(sorted(_checks.values(), key=_place))
+def registry(level: Level = "burn") -> tuple[Check, ...]:
+    """Every registered check, by domain and in reading order; those without a place in it come last.
+
+    For a run of level quick, those that it only lists as skipped have nothing but id, title and level.
+    """
+    _import_builtin_checks(level)
+    outlines = {
+        name: Check(name, title, own, _not_imported)
+        for domain in DOMAINS
+        for name, (own, title) in (_listed(domain).items() if level == "quick" else ())
+    }
+    return tuple(sorted({**outlines, **_checks}.values(), key=_place))
+
+
+def _listed(domain: str) -> Mapping[str, tuple[Level, str]]:
+    """Level and title of each check of a domain that a quick run need not import; none for other domains."""
+    return getattr(import_module(f"gpudoctor.checks.{domain}"), "CHECKS", {})
+
+
+def _not_imported(case: Case) -> Iterator[Finding]:
+    raise AssertionError("a check above level quick was run without its module")
 
 
 @cache
-def _import_builtin_checks() -> None:
-    """Import every module in the domain folders: importing registers its checks.
+def _import_builtin_checks(level: Level) -> None:
+    """Import every module in the domain folders that this level needs: importing registers its checks.
 
     pkgutil could list them, but it imports inspect, which costs start-up time that a Slurm prolog waits for.
     """
     suffixes = tuple(all_suffixes())
     for domain in DOMAINS:
         folder = import_module(f"gpudoctor.checks.{domain}")
+        if level == "quick" and _listed(domain):
+            continue
         names = {file.partition(".")[0] for file in os.listdir(folder.__path__[0]) if file.endswith(suffixes)}  # noqa: PTH208
         for name in sorted(names - {"__init__"}):
             if name.isidentifier():  # skips editor locks (.#xid.py) and the macOS files ._xid.py
@@ -203,8 +226,8 @@ def _nearest(word: str, checks: Iterable[Check]) -> str:
     return f"; did you mean {' or '.join(close)}?" if close else "; see: gpudoctor list"
 
 
-def all_checks() -> tuple[Check, ...]:
-    """The built-in checks and those of every installed plugin (importing a plugin registers them).
+def all_checks(level: Level = "burn") -> tuple[Check, ...]:
+    """The built-in checks and those of every installed plugin (importing a plugin registers them), see `registry`.
 
     Raise UserError for a plugin that cannot be loaded: a check that is silently missing would be a false OK.
     """
@@ -216,7 +239,7 @@ def all_checks() -> tuple[Check, ...]:
                 point.load()
             except (ImportError, AttributeError, SyntaxError, DuplicateCheckError) as error:
                 raise UserError(f"plugin {point.name} ({point.value}) cannot be loaded: {error}") from None
-    return registry()
+    return registry(level)
 
 
 def _declares_checks(folder: str) -> bool:

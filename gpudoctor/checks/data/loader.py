@@ -55,8 +55,6 @@ _BINDING = ("true", "close", "spread", "master", "primary")
 
 @check(
     "data.loader",
-    title="A DataLoader feeds the GPUs, with enough workers and room for them",
-    level="full",
     needs_gpu=False,
     impact="costs",
     limits=(_SHORT, _MUCH_SHORT),

@@ -46,9 +46,7 @@ _PEER_FAIL_SHARE = Limit(0.60, "of the others' median", "gpudoctor's own choice"
 
 @check(
     HOST,
-    title="Copies between host and GPU are as fast as the link allows",
     impact="slow-host-link",
-    level="full",
     needs_gpu=False,
     limits=(_WARN_SHARE, _FAIL_SHARE, _VM_FAIL_SHARE, _PEER_WARN_SHARE, _PEER_FAIL_SHARE),
     explains=("link.peer", Explains(("link.*", "compute.*", "train.*", "burn.*"), anywhere=True, gaps=True)),

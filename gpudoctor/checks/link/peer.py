@@ -52,8 +52,6 @@ _CLASS_FAIL_SHARE = Limit(
 
 @check(
     "link.peer",
-    title="Every GPU reaches every other fast, and every byte arrives right",
-    level="full",
     needs_gpu=False,
     limits=(_NVLINK_WARN_SHARE, _NVLINK_FAIL_SHARE, _CLASS_WARN_SHARE, _CLASS_FAIL_SHARE),
     explains=("collective.pairs", "collective.bandwidth"),

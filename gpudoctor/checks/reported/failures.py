@@ -19,6 +19,7 @@ with lazy_imports():
 
 NO_STATEMENT = "no statement of a failure in this text"
 _MOST = 12
+_NUMBERS = lazy_pattern(r"\d+")
 # whose word about a failed start, a missing device or a failed service is about the node
 _NODE_WORDS = (
     r"nvidia[\w.-]*|nv-\w+|NVRM|dcgm\w*|nhc|slurm(?:d|ctld|stepd)|kubelet|fabric ?manager|opensm|ib\w+|mlx\w+"
@@ -79,10 +80,17 @@ _CHECK = Advice("Or have the whole node judged.", "gpudoctor check")
 def failures(case: Case) -> Iterator[Finding]:
     """FAIL for what says that a GPU, a device or the driver is broken; WARN for what may follow from something else."""
     reported = case.node.reported
-    for each in reported[:_MOST]:
-        yield _finding(case, each)
-    if len(reported) > _MOST:
-        yield unknown(NODE, f"{len(reported) - _MOST} more statements like these, in other words")
+    wordings: set[str] = set()  # what is said of each GPU alike counts once
+    left_out = 0
+    for each in reported:
+        wording = _NUMBERS.sub("0", each.text)
+        if wording in wordings or len(wordings) < _MOST:
+            wordings.add(wording)
+            yield _finding(case, each)
+        else:
+            left_out += 1
+    if left_out:
+        yield unknown(NODE, f"{left_out} more statements like these, in other words")
     if not reported:
         yield skip(NODE, NO_STATEMENT)
 

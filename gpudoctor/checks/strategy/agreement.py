@@ -42,10 +42,10 @@ ADVICE = (
 
 
 def strategy_check(
-    strategy: str, title: str, limits: tuple[Limit, ...], explains: Iterable[Explains] = ()
+    strategy: str, limits: tuple[Limit, ...], explains: Iterable[Explains] = ()
 ) -> Callable[[CheckFunction], CheckFunction]:
-    """Register the check of a parallel strategy: it runs at level full, on CPU ranks too."""
-    return check(f"strategy.{strategy}", title=title, level="full", needs_gpu=False, limits=limits, explains=explains)
+    """Register the check of a parallel strategy: it runs on CPU ranks too."""
+    return check(f"strategy.{strategy}", needs_gpu=False, limits=limits, explains=explains)
 
 
 def runs_of(case: Case, strategy: str) -> tuple[StrategyRun, ...]:

@@ -15,9 +15,7 @@ from gpudoctor.text.units import short_mib
 _ERROR = "error_rank_"
 
 
-@strategy_check(
-    "checkpointing", "Activation checkpointing changes memory and time, not loss or gradients", (FP32_ERROR,)
-)
+@strategy_check("checkpointing", (FP32_ERROR,))
 def checkpointing(case: Case) -> Iterator[Finding]:
     """Fail if loss or gradients differ from those without it; warn if no less is kept for the backward pass."""
     wrong = [finding for run in runs_of(case, "checkpointing") for finding in _wrong_when_repeated(case, run)]

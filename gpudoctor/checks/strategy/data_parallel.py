@@ -26,7 +26,6 @@ _NOT_EVERY_PART = "weights gathered, or gradients scattered, that lack a rank's 
 
 @strategy_check(
     "ddp",
-    "DistributedDataParallel trains what one rank alone trains",
     (FP32_ERROR,),
     explains=(Explains(("strategy.*",), anywhere=True, gaps=True),),
 )
@@ -37,7 +36,7 @@ def ddp(case: Case) -> Iterator[Finding]:
     )
 
 
-@strategy_check("dp", "DataParallel trains what one GPU alone trains", (FP32_ERROR,))
+@strategy_check("dp", (FP32_ERROR,))
 def dp(case: Case) -> Iterator[Finding]:
     """Fail if losses or weights deviate; report how much slower and less balanced it is than DDP."""
     yield from judged_strategy(case, "dp", "DataParallel", likely="copies between GPUs that arrive changed")
@@ -57,7 +56,6 @@ def dp(case: Case) -> Iterator[Finding]:
 
 @strategy_check(
     "zero1",
-    "ZeroRedundancyOptimizer trains as one rank does, and divides the optimizer's state",
     (FP32_ERROR, _SHARE_EXCESS),
 )
 def zero1(case: Case) -> Iterator[Finding]:
@@ -68,7 +66,6 @@ def zero1(case: Case) -> Iterator[Finding]:
 
 @strategy_check(
     "fsdp",
-    "Fully sharded training (fully_shard) trains as one rank does, with 1/n of the weights on each",
     (FP32_ERROR, BF16_ERROR, _SHARE_EXCESS),
 )
 def fsdp(case: Case) -> Iterator[Finding]:
@@ -78,7 +75,6 @@ def fsdp(case: Case) -> Iterator[Finding]:
 
 @strategy_check(
     "fsdp1",
-    "FullyShardedDataParallel (FSDP1) trains as one rank does, with 1/n of the weights on each",
     (FP32_ERROR, BF16_ERROR, _SHARE_EXCESS),
 )
 def fsdp1(case: Case) -> Iterator[Finding]:

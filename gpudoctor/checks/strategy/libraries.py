@@ -40,9 +40,7 @@ def library_case(case: Case, measured: LibraryStrategies) -> Case:
     )
 
 
-@strategy_check(
-    "deepspeed", "DeepSpeed's ZeRO 1, 2 and 3 train what one rank alone trains", (FP32_ERROR, BF16_ERROR, _SHARE_EXCESS)
-)
+@strategy_check("deepspeed", (FP32_ERROR, BF16_ERROR, _SHARE_EXCESS))
 def deepspeed(case: Case) -> Iterator[Finding]:
     """Fail if losses or weights deviate in a stage, or a rank holds more than its share."""
     measured = case.measurements.deepspeed
@@ -62,9 +60,7 @@ def deepspeed(case: Case) -> Iterator[Finding]:
         yield from judged_shares(own, _SHARE_EXCESS, run, _DIVIDED.get(run.variant, ()))
 
 
-@strategy_check(
-    "tensorflow", "TensorFlow's mirrored strategies train what one device alone trains", (FP32_ERROR, BF16_ERROR)
-)
+@strategy_check("tensorflow", (FP32_ERROR, BF16_ERROR))
 def tensorflow(case: Case) -> Iterator[Finding]:
     """Fail if losses or weights deviate, between devices of one process or between processes."""
     measured = case.measurements.tensorflow

@@ -22,7 +22,7 @@ _BUBBLE_EXCESS = Limit(
 )
 
 
-@strategy_check("tensor", "Tensor parallelism trains what one rank alone trains", (FP32_ERROR,))
+@strategy_check("tensor", (FP32_ERROR,))
 def tensor(case: Case) -> Iterator[Finding]:
     """Fail a rank that held a wrong part of a weight; without one, fail if losses or weights deviate."""
     wrong = [finding for run in runs_of(case, "tensor") for finding in _wrong_shards(case, run)]
@@ -55,7 +55,6 @@ def _wrong_shards(case: Case, run: StrategyRun) -> Iterator[Finding]:
 
 @strategy_check(
     "pipeline",
-    "Pipeline parallelism trains what one rank alone trains, with the bubble that it must have",
     (FP32_ERROR, _BUBBLE_EXCESS),
 )
 def pipeline(case: Case) -> Iterator[Finding]:
@@ -111,7 +110,7 @@ def _kept(run: StrategyRun) -> str:
     return f", and the first keeps {held:g} microbatches ({short_mib(max(retained))} of activations a rank at most)"
 
 
-@strategy_check("3d", "Data, tensor and pipeline parallelism together train what one rank alone trains", (FP32_ERROR,))
+@strategy_check("3d", (FP32_ERROR,))
 def three_d(case: Case) -> Iterator[Finding]:
     """Fail if losses or weights deviate under data x tensor x pipeline; report the split."""
     yield from judged_strategy(

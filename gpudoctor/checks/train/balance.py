@@ -33,9 +33,7 @@ _LIMITS = (_WARN_RATIO, _FAIL_RATIO, _EXCESS_MS, _LAST_IN_SHARE, _DATA_EXCESS_MS
 
 @check(
     "train.balance",
-    title="No rank is slower than the others",
     impact="slow-gpu",
-    level="standard",
     needs_gpu=False,
     limits=_LIMITS,
     explains=("train.scaling", "train.utilization"),

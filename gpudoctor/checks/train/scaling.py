@@ -30,8 +30,6 @@ _GAIN = Limit(0.05, "of the step", "gpudoctor's own choice: less is not worth a 
 
 @check(
     "train.scaling",
-    title="All GPUs together are worth nearly their number",
-    level="standard",
     needs_gpu=False,
     limits=(_EFFICIENCY_2, _EFFICIENCY_4, _EFFICIENCY_8),
 )
@@ -142,8 +140,6 @@ def _good(case: Case, ranks: int) -> float:
 
 @check(
     "train.bucket",
-    title="Whether the size of DDP's gradient buckets matters here",
-    level="full",
     needs_gpu=False,
     limits=(_GAIN,),
 )

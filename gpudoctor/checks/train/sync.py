@@ -54,8 +54,6 @@ def judges_training(
 
 @check(
     SYNC,
-    title="After a short DDP train all ranks agree, and the loss fell",
-    level="standard",
     needs_gpu=False,
     limits=(_GRADIENT_ERROR,),
     explains=(Explains(("train.*", "burn.*"), anywhere=True, gaps=True), Explains(("strategy.*",), anywhere=True)),

@@ -36,8 +36,6 @@ _SPREAD_MIB = Limit(
 
 @check(
     "train.utilization",
-    title="Every GPU is as busy as the others during the train",
-    level="standard",
     limits=(_APART_PCT, _LEAST_SAMPLES),
 )
 def utilization(case: Case) -> Iterator[Finding]:
@@ -173,8 +171,6 @@ def _steadiness(group: Sequence[Watched]) -> str:
 
 @check(
     "train.memory",
-    title="Every rank uses the same amount of GPU memory",
-    level="standard",
     needs_gpu=False,
     limits=(_SPREAD_SHARE, _SPREAD_MIB),
 )

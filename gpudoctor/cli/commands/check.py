@@ -134,7 +134,7 @@ def run(args: argparse.Namespace) -> int:
     """Check, write the report and return the exit code. Raise UserError if the check cannot be done."""
     placement = local_placement(os.environ)
     _have_driver_read(args, placement)
-    prep = node_check.prepared(_request(args))
+    prep = node_check.prepare(_request(args))
     writer = progress.progress_to_stderr if args.progress else progress.terminal_progress
     say_progress = writer(prep.burn_s)
     if placement is not None and placement.rank:
@@ -144,7 +144,7 @@ def run(args: argparse.Namespace) -> int:
         collector_ahead.order_ahead(fake_driver_context.root_of(os.environ))
     import gpudoctor.report.output_files  # noqa: F401
 
-    report = node_check.examined(
+    report = node_check.run_prepared(
         prep, argv=args.argv, placement=placement, progress=say_progress, hold_signals=hold_signals
     )
     return _write_report(report, args)

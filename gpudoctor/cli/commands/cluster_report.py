@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     expression = os.environ.get("SLURM_JOB_NODELIST", "") if args.expect is None else args.expect
     expected = hostlist.expand_hostlist(expression) if expression else ()
     request = read_fleet.ClusterReportRequest(tuple(args.sources), tuple(args.against), expected)
-    fleet, signals = read_fleet.read_fleet(request, read_fleet.FleetProgress(_progress(), _say_bad))
+    fleet, signals = read_fleet.read_fleet(request, _progress(), _say_bad)
     if not signals:
         _write_lists(fleet, args)
     elif args.good or args.bad or args.exclude_expr:

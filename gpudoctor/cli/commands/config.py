@@ -24,5 +24,7 @@ def run(args: argparse.Namespace) -> int:
     """Write it as YAML that is itself a valid file. Raise UserError for an invalid configuration."""
     checks = registry.all_checks()
     left_out = None if args.strict else lambda line: say(f"WARN configuration: {line}")
-    write_stdout(config.as_yaml(config.load_config(args.config, os.environ, checks, left_out=left_out), checks))
+    write_stdout(
+        config.as_yaml(config.load_config(args.config, os.environ, registry.all_checks, left_out=left_out), checks)
+    )
     return OK

@@ -96,9 +96,9 @@ def run(args: argparse.Namespace) -> int:
     made = make_plan.planned(asked, shape, sourced)
     is_json = args.format == "json"
     write_output(json_line(made) if is_json else plan_text.render_text(made, width=terminal_width()), args)
-    if made.trial is None or made.trial.error is None:
+    if made.verification is None or made.verification.error is None:
         return OK
-    return UNKNOWN if made.trial.error_kind in ("timeout", "refused") else FAILED
+    return UNKNOWN if made.verification.error_kind in ("timeout", "refused") else FAILED
 
 
 def _rule_of_thumb(

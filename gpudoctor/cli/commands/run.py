@@ -7,7 +7,7 @@ import os
 import platform
 from pathlib import Path
 
-from gpudoctor.cli.options import format_options, output_option, seconds, terminal_width
+from gpudoctor.cli.options import format_options, output_option, request_from, seconds, terminal_width
 from gpudoctor.errors import UserError
 from gpudoctor.lazy import lazy_imports
 from gpudoctor.process.exit_codes import FAILED
@@ -56,17 +56,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.program:
         raise UserError("a command is needed after --, as in: gpudoctor run -- torchrun --nproc-per-node 4 train.py")
     output = _output(args)
-    request = command.RunRequest(
-        command=tuple(args.program),
-        precheck=args.precheck,
-        require_fit=args.require_fit,
-        no_env=args.no_env,
-        no_observer=args.no_observer,
-        hang_after_s=args.hang_after_s,
-        on_hang=args.on_hang,
-        on_exit=args.on_exit,
-        keep=args.keep,
-    )
+    request = request_from(args, command.RunRequest, command=args.program)
     try:
         finished = command.run(request, ignored=ignored_at_start(), say=say)
     except command.NodeNotFitError as error:

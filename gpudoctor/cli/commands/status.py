@@ -68,8 +68,8 @@ def _show(args: argparse.Namespace) -> int:
     if args.node is None and not args.fault:
         collector_ahead.order_ahead(fake_driver_context.root_of(os.environ))
     request = request_from(args, node_check.CheckRequest, faults=args.fault, level="quick", deadline_s=args.deadline)
-    prep = node_check.prepared(msgspec.structs.replace(request, include_facts=True))
-    report = node_check.examined(prep, argv=args.argv)
+    prep = node_check.prepare(msgspec.structs.replace(request, include_facts=True))
+    report = node_check.run_prepared(prep, argv=args.argv)
     if args.json:
         write_stdout(model.render_json(report))
         return report.exit_code

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from gpudoctor import __version__
 from gpudoctor.checks.core.finding import Status
-from gpudoctor.cluster.fleet.figures import Entry, figure_of, figure_words, less_is_better, place_words, unit_of
+from gpudoctor.cluster.fleet.figures import Entry, figure_of, figure_words, gpus_text, less_is_better, unit_of
 from gpudoctor.cluster.fleet.records import ReportRecord
 from gpudoctor.cluster.fleet.shapes import Verdict
 from gpudoctor.errors import UserError
@@ -214,9 +214,9 @@ def _of_figure(entry: Entry, saved: list[float], now: float) -> Iterator[Change]
     status: ChangeStatus = "said"
     if worse and len(saved) >= RUNS_TO_JUDGE:
         status = "fail" if loss >= FAIL_LOSS else "warn"
-    figure, place = figure_of(entry)
+    figure, gpus = figure_of(entry)
     message = figure_words(figure)
-    where = f", {place_words(place)}" if place and "GPU" not in message else ""
+    where = f", {gpus_text(gpus)}" if gpus and "GPU" not in message else ""
     few = (
         f" ({len(saved)} of {RUNS_TO_JUDGE} runs that a verdict needs)" if worse and len(saved) < RUNS_TO_JUDGE else ""
     )

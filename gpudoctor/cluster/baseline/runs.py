@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import datetime
 import os
 import sys
+import time
 import uuid
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from gpudoctor.report.progress import terminal_progress
 from gpudoctor.text.hostlist import is_host_name
 from gpudoctor.text.json_text import json_line
 from gpudoctor.text.output import printable
+from gpudoctor.text.units import rfc3339
 
 
 class BaselineRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,12 +95,11 @@ def _read(path: str) -> Document:
 def _checked(request: BaselineRequest) -> Document:
     """A check made now at level quick; at level full if the source is a report that has measurements."""
     node = request.node or ""
-    sourced = read_source(node, request.faults, 10.0, terminal_progress())
+    sourced = read_source(node, request.faults, 10.0, progress=terminal_progress())
     source = sourced.node.source
-    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     level: Level = "quick" if sourced.measurements is None else "full"
     summary = SourceSummary(source.kind, source.name, source.faults)
-    run = Run(str(uuid.uuid4()), now, 0.0, level, summary, request.argv)
+    run = Run(str(uuid.uuid4()), rfc3339(time.time()), 0.0, level, summary, request.argv)
     question = Question(checks=all_checks(), level=level)
     report = judge(sourced.node, sourced.measurements, question, run=run)
     return Document(node, source.name or node, render_json(report).encode("utf-8", "backslashreplace"))

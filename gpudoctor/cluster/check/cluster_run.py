@@ -50,7 +50,7 @@ class NodeProgress(msgspec.Struct):
 class Group(msgspec.Struct):
     """all_reduce among some nodes (indexes into `ClusterSession.nodes`): its time, or the `trouble` of each node."""
 
-    places: tuple[int, ...]
+    indexes: tuple[int, ...]
     ranks: int = 0
     size_bytes: int = 0
     time_s: float | None = None
@@ -105,9 +105,9 @@ class ClusterSession:
     def _check(self) -> None:
         limit_s = self.plan.check_limit_s
         self._begin(f"checking {len(self.nodes)} nodes, level {self.plan.level}")
-        orders = {place: messages.CheckOrder(limit_s) for place in self.hub.present()}
-        for place, answer in sorted(self._ask(orders, limit_s + self.plan.slack_s).items()):
-            node = self.nodes[place]
+        orders = {index: messages.CheckOrder(limit_s) for index in self.hub.present()}
+        for index, answer in sorted(self._ask(orders, limit_s + self.plan.slack_s).items()):
+            node = self.nodes[index]
             if not isinstance(answer, messages.Checked):
                 node.no_report = _words(answer)
                 continue
@@ -127,11 +127,11 @@ class ClusterSession:
     def _read_clocks(self) -> None:
         self._begin("reading the clocks")
         booted_s = time.time() - time.monotonic()  # read once: somebody may set this clock meanwhile
-        for place in self.hub.present():
+        for index in self.hub.present():
             for _ in range(_PINGS):
                 sent = time.monotonic()
-                answer = self._ask({place: messages.Ping()}, _PING_LIMIT_S)[place]
-                node, error_s = self.nodes[place], (time.monotonic() - sent) / 2
+                answer = self._ask({index: messages.Ping()}, _PING_LIMIT_S)[index]
+                node, error_s = self.nodes[index], (time.monotonic() - sent) / 2
                 if not isinstance(answer, messages.Pong):
                     break
                 if node.error_s is None or error_s < node.error_s:
@@ -175,14 +175,14 @@ class ClusterSession:
     def _open(self, backend: Backend, present: Sequence[int]) -> list[int]:
         self._begin("starting the ranks of all nodes")
         limit_s = self.plan.open_limit_s
-        orders = {place: messages.Open(backend, self.nodes[place].address, limit_s) for place in present}
+        orders = {index: messages.Open(backend, self.nodes[index].address, limit_s) for index in present}
         ready: list[int] = []
-        for place, answer in sorted(self._ask(orders, limit_s + self.plan.slack_s).items()):
-            node = self.nodes[place]
+        for index, answer in sorted(self._ask(orders, limit_s + self.plan.slack_s).items()):
+            node = self.nodes[index]
             if isinstance(answer, messages.Ready):
-                ready.append(place)
+                ready.append(index)
                 node.ranks, node.interface = answer.ranks, answer.interface
-                self._ports[place] = answer.port
+                self._ports[index] = answer.port
             else:
                 absent = isinstance(answer, messages.MemberFailure) and answer.absent
                 node.left_out = Missing(_words(answer), "absent" if absent else "failed")
@@ -198,7 +198,7 @@ class ClusterSession:
             self._begin(f"pairs of nodes, round {number} of {len(rounds)}")
             groups = [(ready[a], ready[b]) for a, b in pairs if self._worth(ready[a]) and self._worth(ready[b])]
             for group in self._measured_groups(backend, groups):
-                self.pairs[group.places[0], group.places[1]] = group
+                self.pairs[group.indexes[0], group.indexes[1]] = group
             if time.monotonic() - began > _ROUNDS_BOX_S:
                 break
         # measured alone, a pair is not disturbed by the other pairs of its round or by what disturbed it before
@@ -226,21 +226,21 @@ class ClusterSession:
         """The rate in GB/s of each pair that was measured."""
         return {pair: rate for pair, group in self.pairs.items() if (rate := group.busbw_gb_s) is not None}
 
-    def _worth(self, place: int) -> bool:
+    def _worth(self, index: int) -> bool:
         """Whether to measure with this node again: it is there, and has not failed with several partners in a row."""
-        is_there = self.nodes[place].lost is None and place in self._ports
-        return is_there and (self._in_vain[place] < _GIVE_UP_AFTER or place in self._measured)
+        is_there = self.nodes[index].lost is None and index in self._ports
+        return is_there and (self._in_vain[index] < _GIVE_UP_AFTER or index in self._measured)
 
     def _measured_groups(self, backend: Backend, groups: Iterable[tuple[int, ...]]) -> list[Group]:
         """Have these groups measure at the same time."""
-        planned = [Group(places, trouble={}) for places in groups]
+        planned = [Group(indexes, trouble={}) for indexes in groups]
         orders: dict[int, messages.JoinGroup] = {}
         for group in planned:
             self._groups_formed += 1
-            first = group.places[0]
-            size = sum(self.nodes[place].ranks or 0 for place in group.places)
-            for place in group.places:
-                orders[place] = messages.JoinGroup(
+            first = group.indexes[0]
+            size = sum(self.nodes[index].ranks or 0 for index in group.indexes)
+            for index in group.indexes:
+                orders[index] = messages.JoinGroup(
                     key=f"group-{self._groups_formed}",
                     first_rank=group.ranks,
                     size=size,
@@ -250,7 +250,7 @@ class ClusterSession:
                     box_s=_BOX_S[backend],
                     limit_s=self.plan.rendezvous_limit_s,
                 )
-                group.ranks += self.nodes[place].ranks or 0
+                group.ranks += self.nodes[index].ranks or 0
         answers = self._ask(orders, self.plan.rendezvous_limit_s + self.plan.open_limit_s + self.plan.slack_s)
         for group in planned:
             self._take(group, backend, answers)
@@ -258,22 +258,22 @@ class ClusterSession:
 
     def _take(self, group: Group, backend: Backend, answers: Mapping[int, messages.Answer | MemberSilence]) -> None:
         times: list[messages.Times] = []
-        for place in group.places:
-            answer = answers[place]
+        for index in group.indexes:
+            answer = answers[index]
             if isinstance(answer, messages.Times) and answer.seconds:
                 times.append(answer)
                 continue
-            group.trouble[place] = _words(answer)
+            group.trouble[index] = _words(answer)
             if isinstance(answer, messages.MemberFailure) and answer.port is not None:
-                self._ports[place] = answer.port
+                self._ports[index] = answer.port
             else:
-                self._ports.pop(place, None)
-                self.nodes[place].left_out = Missing(f"its ranks did not start again after: {_words(answer)}", "failed")
+                self._ports.pop(index, None)
+                self.nodes[index].left_out = Missing(f"its ranks did not start again after: {_words(answer)}", "failed")
         if group.trouble or not times:
-            self._in_vain.update(group.places)
+            self._in_vain.update(group.indexes)
             return
-        self._measured.update(group.places if len(group.places) == 2 else ())
-        group.wrong = tuple(p for p, t in zip(group.places, times, strict=True) if not all(t.right))
+        self._measured.update(group.indexes if len(group.indexes) == 2 else ())
+        group.wrong = tuple(p for p, t in zip(group.indexes, times, strict=True) if not all(t.right))
         group.size_bytes = times[0].size_bytes
         # an all_reduce takes as long as its slowest rank
         per_operation = [max(of_ranks) for of_ranks in zip(*(rank for t in times for rank in t.seconds), strict=False)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import hashlib
 import time
 import uuid
@@ -35,6 +34,7 @@ from gpudoctor.report.model import COULD_NOT_REASON, Tool
 from gpudoctor.report.output_files import OutputError, write_file
 from gpudoctor.text.hostlist import Hosts, hostlist
 from gpudoctor.text.output import printable, say
+from gpudoctor.text.units import rfc3339
 
 _JOIN_S = 60.0
 _NAME_MAX = 50  # characters of up to 4 bytes each: file systems allow 255 bytes
@@ -53,7 +53,7 @@ class Coordinator:
         self.request, self.launcher, self._output, self._insecure = request, launcher, output, insecure
         self.files: dict[str, str] = {}
         self._not_kept = False
-        self._began, self._started = time.monotonic(), now()
+        self._began, self._started = time.monotonic(), rfc3339(time.time())
         if request.reports is not None:
             try:
                 make_private_folder(request.reports)
@@ -71,7 +71,7 @@ class Coordinator:
         count: int | None,
         names: tuple[str, ...],
         given_up: Callable[[], bool],
-        launcher_words: Callable[[], str | None],
+        launcher_output: Callable[[], str | None],
     ) -> int:
         """Check, judge and write the report; return the exit code. Raise UserError if no node came."""
         request = self.request
@@ -88,7 +88,7 @@ class Coordinator:
         if signals:
             interrupted = InterruptedBySignal(signals[0])
         elif not session.nodes:
-            message = launcher_words()
+            message = launcher_output()
             reported = f"; {self.launcher} says: {message}" if message else f" within {session.plan.join_limit_s:g} s"
             raise UserError(f"no node came{reported}")
         else:
@@ -104,9 +104,9 @@ class Coordinator:
             interrupted=str(interrupted) if interrupted else None,
             insecure=self._insecure,
         )
-        message = launcher_words() if session.missing else None
+        message = launcher_output() if session.missing else None
         report = judge_cluster(
-            session, run, floor_gb_s=floor_gb_s, fail_on=request.fail_on, files=self.files, launcher_words=message
+            session, run, floor_gb_s=floor_gb_s, fail_on=request.fail_on, files=self.files, launcher_output=message
         )
         if self._not_kept:
             report = msgspec.structs.replace(report, exit_code=COULD_NOT)
@@ -180,9 +180,5 @@ def error_report(
     level: Level, launcher: str, nodes: int | None, argv: tuple[str, ...], message: str, code: int = COULD_NOT
 ) -> ClusterReport:
     """A report in which nothing was judged, with the reason."""
-    run = ClusterRun(str(uuid.uuid4()), now(), 0.0, level, launcher, nodes, tuple(argv))
+    run = ClusterRun(str(uuid.uuid4()), rfc3339(time.time()), 0.0, level, launcher, nodes, tuple(argv))
     return ClusterReport(SCHEMA, Tool(), run, "unknown", code, COULD_NOT_REASON, error=printable(message))
-
-
-def now() -> str:
-    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")

@@ -13,26 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from gpudoctor.cluster.check.messages import (
-    MAX_LINE_BYTES,
-    UNPROVED_LINE_BYTES,
-    Answer,
-    Answered,
-    Asked,
-    Challenge,
-    End,
-    Hello,
-    Line,
-    LineError,
-    Order,
-    Tampered,
-    TamperedError,
-    Welcome,
-    decoded,
-    is_proved,
-    new_secret,
-    notice_silence,
-)
+from gpudoctor.cluster.check import messages
 from gpudoctor.errors import UserError
 from gpudoctor.text.hostlist import natural
 from gpudoctor.text.output import printable
@@ -60,7 +41,7 @@ class HubMember(msgspec.Struct):
     hostname: str
     index: int | None
     address: str
-    line: Line
+    line: messages.Line
     reached: str = ""
     lost: str | None = None
 
@@ -97,7 +78,7 @@ class Hub:
         self.port = int(self._listener.getsockname()[1])
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ, None)
-        self._unproved: dict[Line, Unproved] = {}  # oldest first
+        self._unproved: dict[messages.Line, Unproved] = {}  # oldest first
         self._asked = 0
 
     def gather(self, count: int | None, limit_s: float, given_up: Callable[[], bool]) -> None:
@@ -125,60 +106,60 @@ class Hub:
                 member.name = f"{member.hostname}#{seen[member.hostname]}"
         self._stop_listening()
 
-    def ask(self, orders: Mapping[int, Order], limit_s: float) -> dict[int, Answer | MemberSilence]:
+    def ask(self, orders: Mapping[int, messages.Order], limit_s: float) -> dict[int, messages.Answer | MemberSilence]:
         """Send orders to members (by index in `members`) and wait for all their answers."""
         numbers: dict[int, int] = {}
-        for place, order in orders.items():
+        for index, order in orders.items():
             self._asked += 1
-            numbers[place] = self._asked
-            self._send(self.members[place], Asked(self._asked, order))
-        answers: dict[int, Answer] = {}
+            numbers[index] = self._asked
+            self._send(self.members[index], messages.Asked(self._asked, order))
+        answers: dict[int, messages.Answer] = {}
         deadline = time.monotonic() + limit_s
-        while waiting := [place for place in self.present() if place in numbers and place not in answers]:
+        while waiting := [index for index in self.present() if index in numbers and index not in answers]:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 break
-            for place, answered in self._heard(left_s):
-                if numbers.get(place) == answered.number:
-                    answers[place] = answered.answer
-        for place in waiting:
-            self._lose(self.members[place], f"did not answer within {limit_s:.0f} s")
-        return {place: answers.get(place, MemberSilence(self.members[place].lost or "")) for place in orders}
+            for index, answered in self._heard(left_s):
+                if numbers.get(index) == answered.number:
+                    answers[index] = answered.answer
+        for index in waiting:
+            self._lose(self.members[index], f"did not answer within {limit_s:.0f} s")
+        return {index: answers.get(index, MemberSilence(self.members[index].lost or "")) for index in orders}
 
     def present(self) -> list[int]:
         """The indexes of the members that are not lost."""
-        return [place for place, member in enumerate(self.members) if member.lost is None]
+        return [index for index, member in enumerate(self.members) if member.lost is None]
 
     def close(self) -> None:
         """End all members."""
         self._stop_listening()
         for member in self.members:
             if member.lost is None:
-                self._send(member, Asked(0, End()))
+                self._send(member, messages.Asked(0, messages.End()))
                 self._lose(member, "all was done")
         self._selector.close()
 
-    def _heard(self, wait_s: float) -> Iterator[tuple[int, Answered]]:
+    def _heard(self, wait_s: float) -> Iterator[tuple[int, messages.Answered]]:
         for key, _ in self._selector.select(wait_s):
-            place = int(key.data)
-            member = self.members[place]
+            index = int(key.data)
+            member = self.members[index]
             try:
                 lines = member.line.take()
                 if lines is None:
                     self._lose(member, "ended before it was asked to")
                 for line in lines or ():
-                    answered = decoded(line, Answered)
-                    if isinstance(answered.answer, Tampered):
-                        raise TamperedError
-                    yield place, answered
+                    answered = messages.decoded(line, messages.Answered)
+                    if isinstance(answered.answer, messages.Tampered):
+                        raise messages.TamperedError
+                    yield index, answered
             except OSError as error:
                 self._lose(member, f"the connection to it broke ({error.strerror or error})")
-            except TamperedError as error:
+            except messages.TamperedError as error:
                 self._lose(member, str(error))
-            except LineError as error:
+            except messages.LineError as error:
                 self._lose(member, f"sent what is no answer ({error})")
 
-    def _send(self, member: HubMember, message: Asked) -> None:
+    def _send(self, member: HubMember, message: messages.Asked) -> None:
         if member.lost is not None:
             return
         try:
@@ -207,41 +188,41 @@ class Hub:
         if len(self._unproved) >= _UNPROVED_MAX:
             self._hang_up_on(next(iter(self._unproved)))  # if it was a member, it connects again and proves itself
         connection.settimeout(self._silence_s)
-        line, nonce = Line(connection, UNPROVED_LINE_BYTES), new_secret()
+        line, nonce = messages.Line(connection, messages.UNPROVED_LINE_BYTES), messages.new_secret()
         try:
-            notice_silence(connection, self._silence_s)
-            line.send(Challenge(nonce))
+            messages.notice_silence(connection, self._silence_s)
+            line.send(messages.Challenge(nonce))
         except OSError:
             connection.close()
             return
         self._unproved[line] = Unproved(nonce, time.monotonic() + self._proof_s)
         self._selector.register(connection, selectors.EVENT_READ, line)
 
-    def _hear_unproved(self, line: Line) -> None:
+    def _hear_unproved(self, line: messages.Line) -> None:
         """Accept the connection as a member if its proof is right; close it if not."""
         try:
             lines = line.take()
             if lines == []:
                 return
-            hello = decoded((lines or [b""])[0], Hello)
+            hello = messages.decoded((lines or [b""])[0], messages.Hello)
             nonce = self._unproved[line].nonce
             taken = {member.index for member in self.members}
-            if not is_proved(self._token, nonce, hello) or (hello.index is not None and hello.index in taken):
-                raise LineError("not one of ours")
+            if not messages.is_proved(self._token, nonce, hello) or (hello.index is not None and hello.index in taken):
+                raise messages.LineError("not one of ours")
             # read now: the addresses of a closed connection are not known any more
             address, reached = _host(line.socket.getpeername()), _host(line.socket.getsockname())
             line.sign("hub", self._token, nonce, hello.nonce)
-            line.send(Welcome(self._silence_s))
-        except (OSError, LineError):
+            line.send(messages.Welcome(self._silence_s))
+        except (OSError, messages.LineError):
             self._hang_up_on(line)
             return
         del self._unproved[line]
         self._selector.unregister(line.socket)
         name = printable(hello.hostname)[:255] or "no name"
-        line.most_bytes = MAX_LINE_BYTES
+        line.most_bytes = messages.MAX_LINE_BYTES
         self.members.append(HubMember(name, name, hello.index, address, line, reached))
 
-    def _hang_up_on(self, line: Line) -> None:
+    def _hang_up_on(self, line: messages.Line) -> None:
         del self._unproved[line]
         self._selector.unregister(line.socket)
         line.socket.close()
@@ -255,8 +236,8 @@ class Hub:
             self._hang_up_on(line)
         local = [member for member in self.members if member.address == member.reached]
         reached = [member.reached for member in self.members if member not in local]
-        for place, member in enumerate(self.members):
-            self._selector.register(member.line.socket, selectors.EVENT_READ, place)
+        for index, member in enumerate(self.members):
+            self._selector.register(member.line.socket, selectors.EVENT_READ, index)
             if member in local and reached:
                 # it connected by loopback or a container bridge; the others reach it at the hub's address
                 member.address = reached[0]

@@ -45,24 +45,26 @@ def all_reduce_findings(session: ClusterSession) -> Iterator[Finding]:
     if group is None:
         yield _not_measured(session)
         return
-    yield from _left_out(session, "took no part", [p for p in range(len(session.nodes)) if p not in group.places])
+    yield from _left_out(session, "took no part", [p for p in range(len(session.nodes)) if p not in group.indexes])
     if group.trouble:
-        yield unknown(NODE, f"all_reduce over {len(group.places)} nodes gave no figure; {_trouble(session, group)}")
+        yield unknown(NODE, f"all_reduce over {len(group.indexes)} nodes gave no figure; {_trouble(session, group)}")
         return
     if group.wrong:
-        for place in group.wrong:
-            yield _wrong(session, place, (group,))
+        for index in group.wrong:
+            yield _wrong(session, index, (group,))
         return
     rate = group.busbw_gb_s
-    text = f"{group.ranks} ranks on {len(group.places)} nodes add exactly" + (f", at {rate_text(rate)}" if rate else "")
+    text = f"{group.ranks} ranks on {len(group.indexes)} nodes add exactly" + (
+        f", at {rate_text(rate)}" if rate else ""
+    )
     yield ok(NODE, Found(text, None if rate is None else round(rate, 3), "GB/s"))
 
 
-def _left_out(session: ClusterSession, what: str, places: Iterable[int]) -> Iterator[Finding]:
-    for place in places:
-        node = session.nodes[place]
+def _left_out(session: ClusterSession, what: str, indexes: Iterable[int]) -> Iterator[Finding]:
+    for index in indexes:
+        node = session.nodes[index]
         if node.left_out is not None and node.lost is None:
-            yield unread(_of(session, place), what, node.left_out)
+            yield unread(_of(session, index), what, node.left_out)
 
 
 def pair_findings(session: ClusterSession, floor_gb_s: float | None) -> Iterator[Finding]:
@@ -72,10 +74,10 @@ def pair_findings(session: ClusterSession, floor_gb_s: float | None) -> Iterator
         return
     present = {pair: group for pair, group in session.pairs.items() if not any(session.nodes[p].lost for p in pair)}
     yield from _unmeasured(session, present)
-    wrong = sorted({place for group in present.values() for place in group.wrong})
-    for place in wrong:
-        yield _wrong(session, place, [group for group in present.values() if place in group.wrong])
-    paired = sorted({place for pair in session.pairs for place in pair})
+    wrong = sorted({index for group in present.values() for index in group.wrong})
+    for index in wrong:
+        yield _wrong(session, index, [group for group in present.values() if index in group.wrong])
+    paired = sorted({index for pair in session.pairs for index in pair})
     yield from _left_out(session, "was not measured with every other node", paired)
     in_vain = _in_vain(session, present)
     rates = {pair: rate for pair, group in present.items() if (rate := group.busbw_gb_s) is not None}
@@ -109,7 +111,7 @@ def _slow_ones(
 
 def _in_vain(session: ClusterSession, present: Mapping[Pair, Group]) -> list[Pair]:
     """The pairs that could form no group; one with a node whose ranks broke is no evidence about the link."""
-    out = {place for place, node in enumerate(session.nodes) if node.left_out is not None}
+    out = {index for index, node in enumerate(session.nodes) if node.left_out is not None}
     return [pair for pair, group in present.items() if group.trouble and not out.intersection(pair)]
 
 
@@ -135,8 +137,8 @@ def _slow(
     if worst >= usual * SLOW_SHARE[session.backend] and floor_gb_s is not None:
         is_fail = True  # the user knows the network and gave the rate that it must reach
         expected = Expected(f"at least {rate_text(floor_gb_s)}", ">=", floor_gb_s, "GB/s", "--at-least")
-    places = {place for pair in pairs for place in pair}
-    others = sorted(session.nodes[p].name for p in places if session.nodes[p].name != subject.name)
+    indexes = {index for pair in pairs for index in pair}
+    others = sorted(session.nodes[p].name for p in indexes if session.nodes[p].name != subject.name)
     text, node = rate_text(worst), others[0]
     last_step: tuple[Advice, ...] = ()
     likely = "the way between these two alone: a switch or uplink in between, or a routing of its own"
@@ -167,8 +169,8 @@ def _outlier_subjects(
 ) -> Iterator[tuple[Subject, list[Pair]]]:
     """The nodes, then the links, that explain the pairs that are outliers, each with its pairs."""
     named = name_outliers(measured, outliers)
-    for place in named.nodes:
-        yield _of(session, place), [pair for pair in outliers if place in pair]
+    for index in named.nodes:
+        yield _of(session, index), [pair for pair in outliers if index in pair]
     for pair in named.links:
         yield _link(session, pair), [pair]
 
@@ -192,28 +194,28 @@ def _cut_off(session: ClusterSession, present: Mapping[Pair, Group], in_vain: Se
 
 def _unmeasured(session: ClusterSession, present: Mapping[Pair, Group]) -> Iterator[Finding]:
     # pairs were planned only among nodes whose ranks were ready
-    ready = {place for place, node in enumerate(session.nodes) if node.ranks is not None}
+    ready = {index for index, node in enumerate(session.nodes) if node.ranks is not None}
     lost = {p for p in ready if session.nodes[p].lost is not None or session.nodes[p].left_out is not None}
     planned = session.pairs_planned - sum(1 for pair in session.pairs if pair not in present)
     left = planned - len(present)
     if left > 0 and not lost:
         yield skip(NODE, f"{left} of {session.pairs_planned} pairs were not measured: the time for it was up")
     elif left > 0 or len(present) < len(session.pairs):
-        names = _listed([session.nodes[place].name for place in sorted(lost)])
+        names = _listed([session.nodes[index].name for index in sorted(lost)])
         yield skip(NODE, f"pairs with {names} were not measured to the end: no answer")
 
 
-def _wrong(session: ClusterSession, place: int, groups: Sequence[Group]) -> Finding:
+def _wrong(session: ClusterSession, index: int, groups: Sequence[Group]) -> Finding:
     return fail(
-        _of(session, place),
+        _of(session, index),
         "got sums that are wrong",
         "sums that are exactly right: small whole numbers were added",
         *(
-            Evidence("all_reduce among", _listed([session.nodes[p].name for p in g.places]))
+            Evidence("all_reduce among", _listed([session.nodes[p].name for p in g.indexes]))
             for g in groups[:_ALIKE_MAX]
         ),
         likely="data is damaged on the way, or in a GPU or NIC: gradients would be wrong without a word",
-        advice=(Advice("Check that node by itself.", f"ssh {session.nodes[place].name} gpudoctor check --level full"),),
+        advice=(Advice("Check that node by itself.", f"ssh {session.nodes[index].name} gpudoctor check --level full"),),
     )
 
 
@@ -238,8 +240,8 @@ def _not_measured(session: ClusterSession) -> Finding:
     return unknown(NODE, reason) if why.kind == "failed" else skip(NODE, reason)
 
 
-def _of(session: ClusterSession, place: int) -> Subject:
-    return node_subject(session.nodes[place].name)
+def _of(session: ClusterSession, index: int) -> Subject:
+    return node_subject(session.nodes[index].name)
 
 
 def _link(session: ClusterSession, pair: Pair) -> Subject:
@@ -257,7 +259,7 @@ def _device(session: ClusterSession, name: str | None) -> str:
 
 
 def _trouble(session: ClusterSession, group: Group) -> str:
-    return "; ".join(f"{session.nodes[place].name}: {text}" for place, text in group.trouble.items())
+    return "; ".join(f"{session.nodes[index].name}: {text}" for index, text in group.trouble.items())
 
 
 def _listed(names: Sequence[str]) -> str:

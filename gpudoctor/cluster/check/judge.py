@@ -39,11 +39,11 @@ def judge_cluster(
     floor_gb_s: float | None = None,
     fail_on: FailOn = "fail",
     files: Mapping[str, str] | None = None,
-    launcher_words: str | None = None,
+    launcher_output: str | None = None,
 ) -> ClusterReport:
-    """The report of a check. `files` are the nodes' report files by name; `launcher_words` is the launcher's output."""
+    """The report of a check. `files`: the nodes' report files by name; `launcher_output`: an error of the launcher."""
     checks: tuple[Judged, ...] = (
-        judged("cluster.nodes", tuple(_came(session, launcher_words))),
+        judged("cluster.nodes", tuple(_came(session, launcher_output))),
         judged("cluster.checks", tuple(_own_checks(session.nodes, files or {}))),
         judged("cluster.network", tuple(network_findings(session.nodes, session.backend))),
         judged("cluster.all-reduce", tuple(all_reduce_findings(session))),
@@ -68,8 +68,8 @@ def judge_cluster(
     )
 
 
-def _came(session: ClusterSession, launcher_words: str | None) -> Iterator[Finding]:
-    evidence = (Evidence("launcher", launcher_words),) if launcher_words else ()
+def _came(session: ClusterSession, launcher_output: str | None) -> Iterator[Finding]:
+    evidence = (Evidence("launcher", launcher_output),) if launcher_output else ()
     for name in session.missing:
         yield unknown(
             node_subject(name),
@@ -181,14 +181,14 @@ def _between(session: ClusterSession) -> InterNodeResult:
 def _group(session: ClusterSession, group: Group) -> GroupResult:
     rate = group.busbw_gb_s
     return GroupResult(
-        nodes=tuple(session.nodes[place].name for place in group.places),
+        nodes=tuple(session.nodes[index].name for index in group.indexes),
         ranks=group.ranks,
         size_bytes=group.size_bytes,
         time_us=None if group.time_s is None else round(group.time_s * 1e6, 1),
         busbw_gb_s=None if rate is None else round(rate, 5),
-        wrong_nodes=tuple(session.nodes[place].name for place in group.wrong),
+        wrong_nodes=tuple(session.nodes[index].name for index in group.wrong),
         again=group.again,
-        trouble={session.nodes[place].name: text for place, text in group.trouble.items()},
+        trouble={session.nodes[index].name: text for index, text in group.trouble.items()},
     )
 
 

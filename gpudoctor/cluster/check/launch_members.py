@@ -113,7 +113,7 @@ def _coordinate(
         # the member reads the engine's variables too, and some engines do not provide the number of nodes
         arguments = ["cluster", "rank", "--join", join, "--token-fd", str(token_fd), "--numbered", placement.engine]
         arguments += ["--nodes", str(placement.nodes)]
-        command = dependent_gpudoctor([*arguments, *request.member_words()])
+        command = dependent_gpudoctor([*arguments, *request.member_arguments()])
         member = Child(command, stderr=None, pass_fds=(token_fd,), new_session=False)
     try:
         return coordinator.run(hub, placement.nodes, (), lambda: False, lambda: None)
@@ -124,7 +124,7 @@ def _coordinate(
 
 def _serve(request: ClusterCheckRequest, addresses: list[tuple[str, int]], token: str, index: int | None) -> int:
     hostname = node_name()
-    arguments = request.check_words()
+    arguments = request.check_arguments()
     for host, fault in request.faults_of_hosts():
         if host is None or host in Hosts([hostname]):
             arguments.append(f"--fault={fault}")
@@ -169,7 +169,7 @@ def run_cluster_check(request: ClusterCheckRequest, output: ClusterOutput) -> in
                     names = _ray_nodes(process, text)
                     count = len(names)
                 return coordinator.run(
-                    hub, count, names, lambda: process.poll() is not None, lambda: _last_words(text, process)
+                    hub, count, names, lambda: process.poll() is not None, lambda: _launcher_error(text, process)
                 )
         finally:
             hub.close()
@@ -185,7 +185,7 @@ def _started(
     # members try the hub's addresses in this order; loopback is for members on this machine
     join = ",".join(f"{address}/{hub.port}" for address in [*own_addresses(), "127.0.0.1"])
     numbered = ["--numbered", launch.launcher] if launch.launcher in ("slurm", "mpi") else []
-    rank = ["cluster", "rank", "--join", join, *numbered, *request.member_words()]
+    rank = ["cluster", "rank", "--join", join, *numbered, *request.member_arguments()]
     with token_pipe(token) as token_fd:
         if launch.launcher == "ray":
             order = json.dumps([rank, token_fd, request.nodes])
@@ -217,7 +217,7 @@ def _ray_nodes(process: Child, output: IO[bytes]) -> tuple[str, ...]:
     """The names of Ray's nodes. Raise UserError if Ray does not answer or has no node."""
     line = LineReader(process.stdout).one(_RAY_LIMIT_S)
     if line is None:
-        reported = _last_words(output, process) or f"no answer within {_RAY_LIMIT_S:g} s"
+        reported = _launcher_error(output, process) or f"no answer within {_RAY_LIMIT_S:g} s"
         raise UserError(f"Ray did not tell its nodes ({reported}); is RAY_ADDRESS the address of a running cluster?")
     names = tuple(str(name) for name in json.loads(line))
     if not names:
@@ -225,7 +225,7 @@ def _ray_nodes(process: Child, output: IO[bytes]) -> tuple[str, ...]:
     return names
 
 
-def _last_words(output: IO[bytes], process: Child) -> str | None:
+def _launcher_error(output: IO[bytes], process: Child) -> str | None:
     """The launcher's output from the first line on that looks like an error, else from the first one with words."""
     output.seek(0)
     lines = output.read(_WORDS_BYTES).decode("utf-8", "replace").splitlines()

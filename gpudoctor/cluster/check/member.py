@@ -12,16 +12,6 @@ import msgspec
 
 from gpudoctor.cluster.check import messages
 from gpudoctor.cluster.check.local_ranks import LocalRanks
-from gpudoctor.cluster.check.messages import (
-    MAX_LINE_BYTES,
-    UNPROVED_LINE_BYTES,
-    Line,
-    LineError,
-    TamperedError,
-    decoded,
-    hello_of,
-    notice_silence,
-)
 from gpudoctor.cluster.check.network_findings import interface_for_gloo
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.missing import Missing
@@ -69,23 +59,23 @@ class Member:
                 pass
         except OSError as error:
             raise HubGoneError(error.strerror or str(error)) from None
-        except TamperedError as error:
+        except messages.TamperedError as error:
             with contextlib.suppress(OSError):
                 line.send(messages.Answered(0, messages.Tampered()))
             raise HubGoneError(str(error)) from None
-        except LineError as error:
+        except messages.LineError as error:
             raise HubGoneError(f"it sent what is no order: {error}") from None
         finally:
             if self._ranks is not None:
                 self._ranks.close()
             line.socket.close()
 
-    def _serve_lines(self, line: Line) -> bool:
+    def _serve_lines(self, line: messages.Line) -> bool:
         lines = line.take()
         if lines is None:
             raise HubGoneError("it ended")
         for text in lines:
-            asked = decoded(text, messages.Asked)
+            asked = messages.decoded(text, messages.Asked)
             if isinstance(asked.order, messages.End):
                 return False
             try:
@@ -121,7 +111,7 @@ class Member:
             return messages.Checked(
                 reach, Missing(f"its check could not be started: {error.strerror or error}", "failed")
             )
-        out, err = Bounded(MAX_LINE_BYTES), Bounded(MAX_LINE_BYTES)
+        out, err = Bounded(messages.MAX_LINE_BYTES), Bounded(messages.MAX_LINE_BYTES)
         takers = {process.stdout: out.take, process.stderr: err.take}
         try:
             if not read_to_end(takers, time.monotonic() + order.limit_s, watched=hub.fileno()):
@@ -151,7 +141,9 @@ class Member:
             opened if isinstance(opened, messages.MemberFailure) else messages.Ready(len(uuids), opened.port, interface)
         )
 
-    def _connect(self, addresses: Sequence[tuple[str, int]], token: str, index: int | None, limit_s: float) -> Line:
+    def _connect(
+        self, addresses: Sequence[tuple[str, int]], token: str, index: int | None, limit_s: float
+    ) -> messages.Line:
         deadline = time.monotonic() + limit_s
         while True:
             for address in addresses:
@@ -163,21 +155,21 @@ class Member:
                 raise UserError(f"nobody to meet at {where} within {limit_s:g} s: is the process that leads there?")
             time.sleep(_PAUSE_S)
 
-    def _tried(self, address: tuple[str, int], token: str, index: int | None) -> Line | None:
+    def _tried(self, address: tuple[str, int], token: str, index: int | None) -> messages.Line | None:
         """The connection to this job's hub if it is at this address, else None."""
         connection = None
         try:
             connection = socket.create_connection(address, _TRY_S)
-            line = Line(connection, UNPROVED_LINE_BYTES)
-            challenge = decoded(line.one(_TRY_S), messages.Challenge)
-            hello = hello_of(token, challenge, self._hostname, index)
+            line = messages.Line(connection, messages.UNPROVED_LINE_BYTES)
+            challenge = messages.decoded(line.one(_TRY_S), messages.Challenge)
+            hello = messages.hello_of(token, challenge, self._hostname, index)
             line.send(hello)
             line.sign("member", token, challenge.nonce, hello.nonce)
-            welcome = decoded(line.one(_TRY_S), messages.Welcome)
-            line.most_bytes = MAX_LINE_BYTES
-            notice_silence(connection, welcome.silence_s)
+            welcome = messages.decoded(line.one(_TRY_S), messages.Welcome)
+            line.most_bytes = messages.MAX_LINE_BYTES
+            messages.notice_silence(connection, welcome.silence_s)
             connection.settimeout(None)
-        except (OSError, LineError, UnicodeError):  # UnicodeError: the host name is not valid in IDNA
+        except (OSError, messages.LineError, UnicodeError):  # UnicodeError: the host name is not valid in IDNA
             if connection is not None:
                 connection.close()
             return None  # not there yet, another job's hub, or one without the token

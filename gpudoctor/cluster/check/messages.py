@@ -174,8 +174,8 @@ class Line:
         """Sign and verify all further lines, as this end of the connection with these nonces."""
         other: Side = "member" if own_end == "hub" else "hub"
         keys = (_mac(token, f"key of the {end}", hub_nonce, member_nonce) for end in (own_end, other))
-        own, others = (key.encode() for key in keys)
-        self._keys = own, others
+        own_key, other_key = (key.encode() for key in keys)
+        self._keys = own_key, other_key
 
     def send(self, message: msgspec.Struct) -> None:
         """Send a message. Raise OSError if the connection is broken, or the other end does not read for too long."""

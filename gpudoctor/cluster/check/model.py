@@ -64,18 +64,18 @@ class ClusterCheckRequest(msgspec.Struct, frozen=True, kw_only=True):
     insecure: bool = False
     argv: tuple[str, ...] = ()
 
-    def check_words(self) -> list[str]:
+    def check_arguments(self) -> list[str]:
         """The options of each node's own check, without the faults."""
         arguments = ["--level", self.level, "--backend", self.backend]
         options = {"node": self.node, "profile": self.profile, "config": self.config}
         arguments += [f"--{name}={value}" for name, value in options.items() if value is not None]
         return [*arguments, *(f"--skip={word}" for word in self.skip)]
 
-    def member_words(self) -> list[str]:
+    def member_arguments(self) -> list[str]:
         """The options that are passed on to every node's process."""
         options = {"ranks": self.ranks, "deadline": self.deadline_s}
         arguments = [f"--{name}={value}" for name, value in options.items() if value is not None]
-        return [*self.check_words(), *arguments, *(f"--fault={fault}" for fault in self.faults)]
+        return [*self.check_arguments(), *arguments, *(f"--fault={fault}" for fault in self.faults)]
 
     def faults_of_hosts(self) -> list[tuple[str | None, str]]:
         """Each fault with the host that it is for (`HOST:FAULT`), None if it is for all."""
@@ -214,8 +214,5 @@ def judged(id: str, findings: tuple[Finding, ...]) -> Judged:
 
 def verdict_of(checks: tuple[Judged, ...]) -> Verdict:
     """The worst status of all; unknown if no check passed."""
-    statuses = {check.status for check in checks}
-    for status, verdict in ((Status.FAIL, "fail"), (Status.UNKNOWN, "unknown"), (Status.WARN, "warn")):
-        if status in statuses:
-            return verdict  # type: ignore[return-value]
-    return "pass" if Status.PASS in statuses else "unknown"
+    status = worst(check.status for check in checks)
+    return "unknown" if status is Status.SKIP else status.value

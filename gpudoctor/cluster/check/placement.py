@@ -65,11 +65,11 @@ def job_placement(environment: Mapping[str, str], nodes: int | None = None) -> J
     variables contradict each other.
     """
     for find in (_torchrun, _mpirun, _srun, _indexed_job, _torch_variables, _sagemaker):
-        place = find(environment, nodes)
-        if place is not None:
-            if not 0 <= place.node < place.nodes:
-                raise UserError(f"{place.engine} says that this is node {place.node} of {place.nodes}")
-            return place
+        placement = find(environment, nodes)
+        if placement is not None:
+            if not 0 <= placement.node < placement.nodes:
+                raise UserError(f"{placement.engine} says that this is node {placement.node} of {placement.nodes}")
+            return placement
     return None
 
 
@@ -129,13 +129,13 @@ def _torch_variables(environment: Mapping[str, str], _: int | None) -> JobPlacem
 
 def _sagemaker(environment: Mapping[str, str], _: int | None) -> JobPlacement | None:
     """One process per host of a SageMaker training job, whose hosts are numbered in the order of their names."""
-    own, hosts = environment.get("SM_CURRENT_HOST"), sagemaker_hosts(environment.get("SM_HOSTS"))
-    if own is None or not hosts:
+    current, hosts = environment.get("SM_CURRENT_HOST"), sagemaker_hosts(environment.get("SM_HOSTS"))
+    if current is None or not hosts:
         return None
-    if own not in hosts:
-        raise UserError(f"SageMaker says that this is {own}, which is none of SM_HOSTS: {', '.join(hosts)}")
+    if current not in hosts:
+        raise UserError(f"SageMaker says that this is {current}, which is none of SM_HOSTS: {', '.join(hosts)}")
     job = f"sagemaker/{environment.get('TRAINING_JOB_NAME')}/{','.join(hosts)}"
-    return JobPlacement("sagemaker", hosts.index(own), len(hosts), 0, hosts[0], job)
+    return JobPlacement("sagemaker", hosts.index(current), len(hosts), 0, hosts[0], job)
 
 
 def first_host(nodelist: str) -> str | None:

@@ -15,7 +15,7 @@ Entry = tuple[str | int, ...]
 Figure = tuple[str | int, ...]
 """A measurement: values of equal figures may be compared between nodes."""
 
-Place = tuple[int, ...]
+MeasuredGpus = tuple[int, ...]
 """The indexes of the GPUs it was measured on; empty for the whole node."""
 
 # these do not depend on a GPU's position in the machine: they are compared over all GPUs of all nodes
@@ -84,7 +84,7 @@ def _known(entries: list[Entry], values: list[Number]) -> tuple[tuple[Entry, ...
     return tuple(entry for entry, is_good in zip(entries, good, strict=True) if is_good), retained
 
 
-def figure_of(entry: Entry) -> tuple[Figure, Place]:
+def figure_of(entry: Entry) -> tuple[Figure, MeasuredGpus]:
     """The figure of an entry, and the GPUs it was measured on.
 
     >>> figure_of(("gemm", "bf16", 8192, 3))
@@ -95,8 +95,8 @@ def figure_of(entry: Entry) -> tuple[Figure, Place]:
     kind = entry[0]
     if kind in _OF_A_NODE:
         return entry, ()
-    place = tuple(int(gpu) for gpu in entry[-2 if kind in _OF_TWO_GPUS else -1 :])
-    return (entry[:-1] if kind in _OF_ANY_GPU else entry), place
+    gpus = tuple(int(gpu) for gpu in entry[-2 if kind in _OF_TWO_GPUS else -1 :])
+    return (entry[:-1] if kind in _OF_ANY_GPU else entry), gpus
 
 
 def less_is_better(figure: Figure) -> bool:
@@ -142,9 +142,9 @@ def figure_words(figure: Figure) -> str:
     return f"train step, {rest[0]} ranks" if kind == "step" else "train compute"
 
 
-def place_words(place: Place) -> str:
+def gpus_text(gpus: MeasuredGpus) -> str:
     """
     >>> place_words((3,)), place_words((3, 5)), place_words(())
     ('GPU 3', 'GPU 3 and 5', '')
     """
-    return f"GPU {' and '.join(map(str, place))}" if place else ""
+    return f"GPU {' and '.join(map(str, gpus))}" if gpus else ""

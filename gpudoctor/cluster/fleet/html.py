@@ -8,7 +8,6 @@ from typing import TypeVar
 from gpudoctor.cluster.fleet.judge import outlier_words, run_finding_words
 from gpudoctor.cluster.fleet.model import (
     OUTLIER,
-    WORST_FIRST,
     ConfigDrift,
     FaultKind,
     FigureRow,
@@ -16,8 +15,11 @@ from gpudoctor.cluster.fleet.model import (
     NodeRow,
     Outlier,
     Trend,
+    by_node_name,
 )
+from gpudoctor.cluster.fleet.nodes import counted
 from gpudoctor.cluster.fleet.runs import FleetRun, RunFinding
+from gpudoctor.cluster.fleet.shapes import WORST_FIRST
 from gpudoctor.report.html.parts import (
     Cell,
     Chip,
@@ -52,7 +54,7 @@ def render_fleet_html(fleet: Fleet) -> str:
     page = Page(
         title=f"{fleet.verdict.upper()}{simulated} {counts.nodes} nodes: gpudoctor fleet",
         kicker=f"gpudoctor {fleet.version} fleet",
-        heading=f"{counts.nodes} node{'' if counts.nodes == 1 else 's'}",
+        heading=counted(counts.nodes, "node"),
         status=fleet.verdict,
         word=fleet.verdict.upper(),
         verdict=fleet.verdict_words or f"{counts.fail} not fit to train on",
@@ -126,8 +128,8 @@ def _nodes(fleet: Fleet, verdicts: Sequence[str]) -> tuple[Part, ...]:
 
 def _node(row: NodeRow, fleet: Fleet) -> tuple[Cell, ...]:
     faults = tuple(f"{fault.check}: {fault.headline}" for fault in row.faults)
-    said = row.reason.removeprefix(f"{row.verdict.upper()} ")  # the chip beside it says that word
-    why = Items(faults) if faults and row.verdict == "fail" else said
+    reason = row.reason.removeprefix(f"{row.verdict.upper()} ")  # the chip beside it says that word
+    why = Items(faults) if faults and row.verdict == "fail" else reason
     name = (Strong(row.name), fleet.marks_of(row))
     return Chip(row.verdict), name, why, row.level, Short(row.started_at or "not known", row.place)
 
@@ -135,7 +137,8 @@ def _node(row: NodeRow, fleet: Fleet) -> tuple[Cell, ...]:
 def _outliers(fleet: Fleet) -> tuple[Section, ...]:
     """A row for each node with its worst figure; its other figures are folded under it."""
     head = ("", "node", "figure", "value", "fleet", "worse", "sigma")
-    return section("Worse than the fleet", _rows(head, list(fleet.outliers_by_node.values()), _outlier), "outliers")
+    rows = _rows(head, list(by_node_name(fleet.outliers).values()), _outlier)
+    return section("Worse than the fleet", rows, "outliers")
 
 
 def _outlier(found: Sequence[Outlier]) -> tuple[Cell, ...]:
@@ -154,7 +157,9 @@ def _outlier(found: Sequence[Outlier]) -> tuple[Cell, ...]:
 
 def _drift(fleet: Fleet) -> tuple[Section, ...]:
     def cells(drift: ConfigDrift) -> tuple[Cell, ...]:
-        majority = "no majority" if drift.majority is None else f"{drift.majority} on {drift.agreeing} of {drift.told}"
+        majority = (
+            "no majority" if drift.majority is None else f"{drift.majority} on {drift.agreeing} of {drift.reporting}"
+        )
         return drift.item, drift.kind, majority, Items(tuple(f"{o.value}: {hostlist(o.nodes)}" for o in drift.others))
 
     shown = _rows(("item", "nodes", "majority", "others"), fleet.drift, cells)

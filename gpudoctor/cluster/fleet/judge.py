@@ -13,7 +13,6 @@ from msgspec.structs import replace
 from gpudoctor import __version__
 from gpudoctor.cluster.fleet.model import (
     OUTLIER,
-    WORST_FIRST,
     ConfigDrift,
     FaultKind,
     Fleet,
@@ -30,6 +29,7 @@ from gpudoctor.cluster.fleet.nodes import (
     JobRecord,
     NodeJobs,
     clock_notes,
+    counted,
     job_notes,
     jobs_by_node,
     jobs_words,
@@ -39,7 +39,7 @@ from gpudoctor.cluster.fleet.nodes import (
 from gpudoctor.cluster.fleet.reading import Gathered
 from gpudoctor.cluster.fleet.records import NO_GPU, NodeFault, ReportRecord
 from gpudoctor.cluster.fleet.runs import RunFinding, fleet_runs
-from gpudoctor.cluster.fleet.shapes import Verdict
+from gpudoctor.cluster.fleet.shapes import WORST_FIRST, Verdict
 from gpudoctor.cluster.fleet.spreads import by_kind, compare, trends
 from gpudoctor.text.hostlist import Hosts, hostlist, is_host_name, one_name_each
 
@@ -151,9 +151,9 @@ def _rows(
         yield _with_jobs(_row(node, outliers.get(node.name, [])), blamed.pop(node.host, None))
     silent = NodeRow("", "", "unknown", "UNKNOWN no report of this node was read", "", "", None, "", reports=0)
     reported = Hosts((*(node.host for node in nodes), *blamed))
-    trial = bool(nodes) and all(node.newest.simulated for node in nodes)
+    all_simulated = bool(nodes) and all(node.newest.simulated for node in nodes)
     for name in (host for host in expected if host not in reported):
-        yield msgspec.structs.replace(silent, name=name, host=name, simulated=trial)
+        yield msgspec.structs.replace(silent, name=name, host=name, simulated=all_simulated)
     for name, found in blamed.items():
         yield _with_jobs(msgspec.structs.replace(silent, name=name, host=name, place=found.places[-1]), found)
 
@@ -303,11 +303,11 @@ def _notes(nodes: Sequence[FleetNode], rows: Sequence[NodeRow], simulated: int) 
     yield from dict.fromkeys(node.note for node in nodes if node.note)
     nameless = [node for node in nodes if not node.newest.named]
     if nameless:
-        yield f"{_count(len(nameless), 'report')} without a host's name: called by file"
+        yield f"{counted(len(nameless), 'report')} without a host's name: called by file"
     unfit = [row.name for row in rows if not is_host_name(row.host)]
     if unfit:
         few = ", ".join(unfit[:4]) + (f" and {len(unfit) - 4} more" if len(unfit) > 4 else "")
-        yield f"{_count(len(unfit), 'node')} with a name that no host list may hold: {few}"
+        yield f"{counted(len(unfit), 'node')} with a name that no host list may hold: {few}"
     injected = [row.name for row in rows if row.injected]
     if injected:
         yield f"INJECTED faults (--inject) in the reports of {hostlist(injected)}: their probes were made to go wrong"
@@ -317,10 +317,6 @@ def _notes(nodes: Sequence[FleetNode], rows: Sequence[NodeRow], simulated: int) 
         if node.open_faults and node.newest.verdict != "fail":
             yield f"{node.name}: {_open_fault_text(node)}; run that level again"
     yield from shared_gpu_notes(nodes)
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}{'' if number == 1 else 's'}"
 
 
 def _at(seconds: float) -> str:

@@ -17,7 +17,6 @@ from gpudoctor.text.hostlist import Hosts, is_host_name
 MIN_NODES = 3
 Configurations = Mapping[str, Iterable[tuple[str, str]]]
 OUTLIER = "fleet.outlier"
-WORST_FIRST: tuple[Verdict, ...] = ("fail", "unknown", "warn", "pass")
 _FIT: tuple[Verdict, ...] = ("pass", "warn")
 
 
@@ -39,7 +38,7 @@ class ConfigDrift(msgspec.Struct, frozen=True):
     item: str
     majority: str | None
     agreeing: int
-    told: int
+    reporting: int = msgspec.field(name="told")
     others: tuple[Other, ...]
 
 
@@ -141,6 +140,7 @@ class Outlier(msgspec.Struct, frozen=True):
 
 
 def by_node_name(outliers: Iterable[Outlier]) -> dict[str, list[Outlier]]:
+    """The outliers by node name, in the same order."""
     by_node: dict[str, list[Outlier]] = {}
     for outlier in outliers:
         by_node.setdefault(outlier.node, []).append(outlier)
@@ -242,11 +242,6 @@ class Fleet(msgspec.Struct, frozen=True):
     def read(self) -> tuple[FleetReading, ...]:
         """What was read of this set, and of the older one if there is one."""
         return (self.reading,) if self.against is None else (self.reading, self.against)
-
-    @property
-    def outliers_by_node(self) -> dict[str, list[Outlier]]:
-        """The outliers by node name, in the same order."""
-        return by_node_name(self.outliers)
 
     def marks_of(self, row: NodeRow) -> str:
         """SIMULATED and INJECTED marks of a node; if all nodes are simulated, the header shows it instead."""

@@ -147,8 +147,7 @@ def shared_gpu_notes(nodes: Sequence[FleetNode]) -> Iterator[str]:
             if first != node.host:
                 shared[first, node.host] = shared.get((first, node.host), 0) + 1
     for (first, second), count in list(shared.items())[:5]:
-        gpus = "1 GPU" if count == 1 else f"{count} GPUs"
-        yield f"{first} and {second} report {gpus} in common: renamed, or a copied report"
+        yield f"{first} and {second} report {counted(count, 'GPU')} in common: renamed, or a copied report"
     if len(shared) > 5:
         yield f"{len(shared) - 5} more pairs of names report GPUs in common"
 
@@ -266,7 +265,7 @@ def jobs_words(row: NodeJobs) -> str:
     '3 jobs of the last week died by it: gpu_lost (2), node_lost'
     """
     causes = ", ".join(what if count == 1 else f"{what} ({count})" for what, count in row.causes.items())
-    return f"{row.jobs} job{'' if row.jobs == 1 else 's'} of the last week died by it: {causes}"
+    return f"{counted(row.jobs, 'job')} of the last week died by it: {causes}"
 
 
 def job_notes(jobs: Sequence[JobRecord], rows: Sequence[NodeJobs]) -> Iterator[str]:
@@ -276,3 +275,11 @@ def job_notes(jobs: Sequence[JobRecord], rows: Sequence[NodeJobs]) -> Iterator[s
         text = f"{len(jobs)} diagnos{'is' if len(jobs) == 1 else 'es'} of failed jobs read"
         yield text + (f"; {rest} of them blame no node of the last week" if rest else "")
     yield from (f"{row.node}: {jobs_words(row)}" for row in rows)
+
+
+def counted(number: int, word: str) -> str:
+    """
+    >>> counted(1, "node"), counted(0, "node")
+    ('1 node', '0 nodes')
+    """
+    return f"{number} {word}{'' if number == 1 else 's'}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import msgspec
 
@@ -16,6 +15,9 @@ from gpudoctor.cluster.fleet.reading import Gathered, Refused, ReportReader, wit
 from gpudoctor.cluster.fleet.records import ReportRecord
 from gpudoctor.errors import UserError
 from gpudoctor.process.signals import InterruptedBySignal, hold_signals
+
+Progress = Callable[[Gathered | None], None]
+Arrived = Callable[[ReportRecord | Refused], None]
 
 
 class ClusterReportRequest(msgspec.Struct, frozen=True):
@@ -33,22 +35,20 @@ class ClusterReportRequest(msgspec.Struct, frozen=True):
             raise UserError("-: stdin can be read once only")
 
 
-class FleetProgress(NamedTuple):
-    """`read` is called with what was read so far, None at the end; `arrived` with each report as it comes on stdin."""
-
-    read: Callable[[Gathered | None], None]
-    arrived: Callable[[ReportRecord | Refused], None]
-
-
-def read_fleet(request: ClusterReportRequest, progress: FleetProgress) -> tuple[Fleet, list[int]]:
+def read_fleet(request: ClusterReportRequest, progress: Progress, arrived: Arrived) -> tuple[Fleet, list[int]]:
     """The fleet report, and a list of the signals that interrupted the reading, to which later signals are added.
 
+    `progress` is called with what was read so far, None at the end; `arrived` with each report as it comes on stdin.
     Raise UserError if there is no report.
     """
     reader = ReportReader()
     with without_collector():
-        gathered = _read(reader, request.sources, progress, request.expected)
-        older = _read(reader, request.against, progress) if request.against and gathered.interrupted is None else None
+        gathered = _read(reader, request.sources, progress, arrived, request.expected)
+        older = (
+            _read(reader, request.against, progress, arrived)
+            if request.against and gathered.interrupted is None
+            else None
+        )
         signals = hold_signals()
         now_s, expected = time.time(), request.expected
         fleet = fleet_of(texts_of(request.sources), gathered, now_s, texts_of(request.against), older, expected)
@@ -64,7 +64,7 @@ def texts_of(paths: Sequence[str]) -> list[str]:
 
 
 def _read(
-    reader: ReportReader, sources: Sequence[str], progress: FleetProgress, expected: Sequence[str] = ()
+    reader: ReportReader, sources: Sequence[str], progress: Progress, arrived: Arrived, expected: Sequence[str] = ()
 ) -> Gathered:
     """Read the sources; after a signal, return what was read until then.
 
@@ -74,14 +74,14 @@ def _read(
     stdin = sys.stdin.buffer if sys.stdin else None
     gathered: Gathered | None = None
     try:
-        for gathered in reader.read(list(sources), stdin, progress.arrived if "-" in sources else None):
-            progress.read(gathered)
+        for gathered in reader.read(list(sources), stdin, arrived if "-" in sources else None):
+            progress(gathered)
     except InterruptedBySignal as stop:
         if gathered is None or not gathered.records:
             raise
         gathered.interrupted = stop.number
     finally:
-        progress.read(None)
+        progress(None)
     if gathered is not None and gathered.found.absent == len(sources):
         raise UserError(f"{gathered.broken[0].place}: {gathered.broken[0].why}")
     if gathered is not None and expected:

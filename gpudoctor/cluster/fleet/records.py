@@ -11,7 +11,7 @@ import msgspec
 
 from gpudoctor.cluster.fleet.figures import Entry, figures
 from gpudoctor.cluster.fleet.files import Document, Listed, documents_of
-from gpudoctor.cluster.fleet.shapes import REPORT, ReportOf, SchemaOf, Verdict
+from gpudoctor.cluster.fleet.shapes import REPORT, WORST_FIRST, ReportOf, SchemaOf, Verdict
 from gpudoctor.facts.redaction.shapes import REDACTED
 from gpudoctor.lazy import lazy_pattern
 
@@ -20,7 +20,6 @@ _HALF_PAIR = lazy_pattern(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})"
     rb"|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 )
-_WORST_FIRST: tuple[Verdict, ...] = ("fail", "unknown", "warn", "pass")
 _LONGEST_NAME = 253
 _T = TypeVar("_T")
 NO_GPU = "no GPU"
@@ -222,10 +221,10 @@ def _verdict(report: ReportOf) -> Verdict:
     if report.error is not None:
         return "unknown"
     statuses = {check.status for check in report.checks} or ({"pass"} if report.counts.passed else set[str]())
-    known = next((word for word in _WORST_FIRST if word in statuses), "unknown")
+    known = next((word for word in WORST_FIRST if word in statuses), "unknown")
     if report.faults:
         known = "fail"
-    if _WORST_FIRST.index(known) < _WORST_FIRST.index(report.verdict):
+    if WORST_FIRST.index(known) < WORST_FIRST.index(report.verdict):
         raise BrokenError(f"damaged: its verdict is {report.verdict}, and its checks say {known}")
     # an interrupted run has not checked everything
     return "unknown" if report.run.interrupted and report.verdict in ("pass", "warn") else report.verdict

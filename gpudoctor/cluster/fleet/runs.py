@@ -122,7 +122,7 @@ def _started_s(report: RunReport) -> float:
 def _run(group: Sequence[RunReport]) -> FleetRun:
     ranks = sorted(((rank, report.host) for report in group for rank in report.ranks), key=lambda pair: pair[0].rank)
     several = len(group) > 1
-    own = [(f, report.host) for report in group for f in report.findings if not several or f.id not in _COMPARED]
+    of_nodes = [(f, report.host) for report in group for f in report.findings if not several or f.id not in _COMPARED]
     hosts = {rank.rank: host for rank, host in ranks}
     again = [
         (finding, hosts.get(finding.subject.rank) if finding.subject.rank is not None else None)
@@ -136,8 +136,8 @@ def _run(group: Sequence[RunReport]) -> FleetRun:
         ranks=len(ranks),
         world_size=max((report.world_size for report in group if report.world_size), default=None),
         step_ms=round(sum(steps_ms) / len(steps_ms), 3) if steps_ms else None,
-        verdict=verdict_of(finding for finding, _ in (*own, *again)),
-        findings=tuple(_problems([*own, *again])),
+        verdict=verdict_of(finding for finding, _ in (*of_nodes, *again)),
+        findings=tuple(_problems([*of_nodes, *again])),
     )
 
 

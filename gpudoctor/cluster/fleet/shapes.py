@@ -8,6 +8,7 @@ import msgspec
 
 REPORT = "gpudoctor.report/1"
 Verdict = Literal["pass", "warn", "fail", "unknown"]
+WORST_FIRST: tuple[Verdict, ...] = ("fail", "unknown", "warn", "pass")
 
 
 class NoValue(msgspec.Struct, frozen=True, gc=False):

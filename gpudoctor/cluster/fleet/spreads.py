@@ -7,23 +7,32 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from gpudoctor.cluster.fleet.figures import Figure, Place, figure_of, figure_words, less_is_better, place_words, unit_of
-from gpudoctor.cluster.fleet.model import WORST_FIRST, FigureRow, NodeRow, Outlier, Trend
+from gpudoctor.cluster.fleet.figures import (
+    Figure,
+    MeasuredGpus,
+    figure_of,
+    figure_words,
+    gpus_text,
+    less_is_better,
+    unit_of,
+)
+from gpudoctor.cluster.fleet.model import FigureRow, NodeRow, Outlier, Trend
 from gpudoctor.cluster.fleet.nodes import FleetNode
+from gpudoctor.cluster.fleet.shapes import WORST_FIRST
 from gpudoctor.cluster.outliers import FAIL_SIMILARITY, MIN_NODES, Bad, FigureSpread, spread_of
 from gpudoctor.report.two_reports import FIGURE_CHANGE_MIN
 from gpudoctor.text.hostlist import hostlist
 
 # one bad figure alone would blame a healthy node now and then: 1 of 5 repeats was 24 % off on a healthy machine
 FIGURES_TO_FAIL = 2
-_Column = tuple[list[float], list[int], list[Place]]
+_Column = tuple[list[float], list[int], list[MeasuredGpus]]
 _Rows = Mapping[str, NodeRow]
 
 
 class _Worse(msgspec.Struct, frozen=True):
     node: FleetNode
     figure: Figure
-    place: Place
+    gpus: MeasuredGpus
     bad: Bad
     criterion: float
 
@@ -36,14 +45,14 @@ def compare(nodes: Sequence[FleetNode]) -> tuple[tuple[FigureRow, ...], tuple[Ou
     judged = _judged(nodes)
     for kind, group in by_kind(nodes).items():
         figures = _columns(group, [node.newest.values for node in group])
-        for figure, (values, owners, places) in figures:
+        for figure, (values, owners, gpus_of) in figures:
             spread = spread_of(values, owners, less_is_better(figure), judged)
             rows.append(_row(kind, figure, spread))
             if spread.split:
                 notes.append(_split_words(kind, figure, spread, group))
                 continue
             found += [
-                _Worse(group[bad.node], figure, places[bad.position], bad, spread.criterion) for bad in spread.bad
+                _Worse(group[bad.node], figure, gpus_of[bad.position], bad, spread.criterion) for bad in spread.bad
             ]
     found.sort(key=lambda each: each.bad.similarity)
     fails = _fails(found)
@@ -65,22 +74,22 @@ def _columns(nodes: Sequence[FleetNode], arrays: Sequence[Sequence[float]]) -> I
         if node.newest.entries:
             # equal layouts are one object: the recorder stores equal values once
             layouts.setdefault(id(node.newest.entries), []).append(number)
-    parts: dict[Figure, list[tuple[tuple[float, ...], list[int], Place]]] = {}
+    parts: dict[Figure, list[tuple[tuple[float, ...], list[int], MeasuredGpus]]] = {}
     for numbers in layouts.values():
         entries = nodes[numbers[0]].newest.entries
         columns = zip(*(arrays[number] for number in numbers), strict=True)
         for entry, column in zip(entries, columns, strict=True):
-            figure, place = figure_of(entry)
-            parts.setdefault(figure, []).append((column, numbers, place))
+            figure, gpus = figure_of(entry)
+            parts.setdefault(figure, []).append((column, numbers, gpus))
     for figure in list(parts):
         values: list[float] = []
         owners: list[int] = []
-        places: list[Place] = []
-        for column, numbers, place in parts.pop(figure):
+        gpus_of: list[MeasuredGpus] = []
+        for column, numbers, gpus in parts.pop(figure):
             values += column
             owners += numbers
-            places += [place] * len(numbers)
-        yield figure, (values, owners, places)
+            gpus_of += [gpus] * len(numbers)
+        yield figure, (values, owners, gpus_of)
 
 
 def _judged(nodes: Sequence[FleetNode]) -> int:
@@ -103,7 +112,7 @@ def _seen_before(each: _Worse) -> bool:
     """Whether the newest older report that measured the same figure confirms it."""
     for record in each.node.records[1:]:
         for entry, value in zip(record.entries, record.values, strict=True):
-            if figure_of(entry) == (each.figure, each.place):
+            if figure_of(entry) == (each.figure, each.gpus):
                 better, worse = (each.criterion, value) if less_is_better(each.figure) else (value, each.criterion)
                 return worse > 0 and better / worse <= FAIL_SIMILARITY
     return False
@@ -114,7 +123,7 @@ def _outlier(each: _Worse, fails: bool) -> Outlier:
         node=each.node.name,
         status="fail" if fails else "warn",
         figure=figure_words(each.figure),
-        gpus=each.place,
+        gpus=each.gpus,
         value=each.bad.value,
         unit=unit_of(each.figure),
         criterion=each.criterion,
@@ -160,10 +169,10 @@ def changed(
             if new.entries is old.entries and all(value > 0 for value in old.values):
                 retained.append(node)
                 arrays.append([now / before for now, before in zip(new.values, old.values, strict=True)])
-        for figure, (values, owners, places) in _columns(retained, arrays):
+        for figure, (values, owners, gpus_of) in _columns(retained, arrays):
             spread = spread_of(values, owners, less_is_better(figure), judged)
             bad = () if spread.split else spread.bad
-            found = [_Worse(retained[b.node], figure, places[b.position], b, spread.criterion) for b in bad]
+            found = [_Worse(retained[b.node], figure, gpus_of[b.position], b, spread.criterion) for b in bad]
             yield kind, figure, spread, found
 
 
@@ -241,7 +250,7 @@ def _figures(nodes: Sequence[FleetNode], older: Mapping[str, FleetNode]) -> Iter
             text = f"{kind}: {figure_words(figure)} {spread.median - 1:+.0%} on the middle one of {spread.nodes} nodes"
             yield Trend("fleet", text, worse=(spread.median > 1) == less_is_better(figure))
         for each in found:
-            where = place_words(each.place)
+            where = gpus_text(each.gpus)
             message = figure_words(figure) + (f", {where}" if where and "GPU" not in figure_words(figure) else "")
             text = f"{message} {each.bad.value - 1:+.0%}, the fleet {spread.median - 1:+.0%}"
             by_node.setdefault(each.node.name, []).append((each.bad.similarity, text))

@@ -14,7 +14,6 @@ from gpudoctor.checks.core.finding import Status
 from gpudoctor.cluster.fleet.judge import outlier_words, run_finding_words
 from gpudoctor.cluster.fleet.model import (
     OUTLIER,
-    WORST_FIRST,
     ConfigDrift,
     FaultKind,
     FigureRow,
@@ -22,8 +21,11 @@ from gpudoctor.cluster.fleet.model import (
     NodeRow,
     Outlier,
     Trend,
+    by_node_name,
 )
+from gpudoctor.cluster.fleet.nodes import counted
 from gpudoctor.cluster.fleet.runs import FleetRun, RunFinding
+from gpudoctor.cluster.fleet.shapes import WORST_FIRST
 from gpudoctor.report.text import STYLES, TextRows, UnwrappedLine, laid_out, plain, status_word
 from gpudoctor.text.hostlist import hostlist
 
@@ -68,7 +70,7 @@ def _head(fleet: Fleet) -> Iterator[Text]:
     if fleet.reading.interrupted:
         yield plain(f"INTERRUPTED by {fleet.reading.interrupted}: what was read until then", "bold yellow")
     nodes, reports = fleet.counts.nodes, fleet.reading.reports
-    parts = [f"gpudoctor {fleet.version} fleet", _count(nodes, "node"), _count(reports, "report")]
+    parts = [f"gpudoctor {fleet.version} fleet", counted(nodes, "node"), counted(reports, "report")]
     yield plain(" | ".join(parts), "bold")
     if fleet.first_at and fleet.last_at:
         yield plain(f"Checked between {fleet.first_at} and {fleet.last_at}.")
@@ -90,7 +92,7 @@ def _verdicts(fleet: Fleet) -> RenderableType:
 def _kinds(fleet: Fleet, most: int) -> Iterator[RenderableType]:
     def cells(kind: FaultKind) -> tuple[Text, ...]:
         text = shortened(hostlist(kind.nodes)) + (f": {kind.example}" if kind.example else "")
-        status, nodes = status_word(Status(kind.status)), _count(len(kind.nodes), "node")
+        status, nodes = status_word(Status(kind.status)), counted(len(kind.nodes), "node")
         return status, plain(kind.check, "bold"), plain(nodes), plain(text)
 
     return _rows(fleet.faults, most, cells)
@@ -110,7 +112,7 @@ def _runs(fleet: Fleet, most: int) -> Iterator[RenderableType]:
         run, problem = found
         if problem is None:
             step = f", {run.step_ms:.4g} ms a step" if run.step_ms is not None else ""
-            ranks = _count(run.ranks, "rank") + (
+            ranks = counted(run.ranks, "rank") + (
                 f" of {run.world_size}" if run.world_size not in (None, run.ranks) else ""
             )
             text = f"{' '.join(run.command)}: {ranks} on {shortened(hostlist(run.hosts))}{step}"
@@ -129,13 +131,13 @@ def _outliers(fleet: Fleet, most: int) -> Iterator[RenderableType]:
     def cells(found: list[Outlier]) -> tuple[Text, ...]:
         first = found[0]
         sigmas = f", {first.sigmas:.0f} sigma" if first.sigmas is not None else ""
-        more = f"; and in {_count(len(found) - 1, 'other figure')}" if len(found) > 1 else ""
+        more = f"; and in {counted(len(found) - 1, 'other figure')}" if len(found) > 1 else ""
         text = f"{outlier_words(first)}{sigmas}{more}"
         if first.status == "warn" and len(found) == 1:
             text += "; seen once: measure again"
         return status_word(Status(first.status)), plain(first.node, "bold"), plain(text)
 
-    return _rows(sorted(fleet.outliers_by_node.values(), key=lambda found: found[0].status), most, cells)
+    return _rows(sorted(by_node_name(fleet.outliers).values(), key=lambda found: found[0].status), most, cells)
 
 
 def _drift(fleet: Fleet, most: int) -> Iterator[RenderableType]:
@@ -144,9 +146,9 @@ def _drift(fleet: Fleet, most: int) -> Iterator[RenderableType]:
     def cells(drift: ConfigDrift) -> tuple[Text, ...]:
         others = "; ".join(f"{other.value} on {shortened(hostlist(other.nodes), 200)}" for other in drift.others)
         if drift.majority is None:
-            text = f"no majority of {drift.told}: {others}"
+            text = f"no majority of {drift.reporting}: {others}"
         else:
-            text = f"{others}; {drift.majority} on {drift.agreeing} of {drift.told}"
+            text = f"{others}; {drift.majority} on {drift.agreeing} of {drift.reporting}"
         item = f"{drift.item} ({drift.kind})" if several else drift.item
         return status_word(Status.WARN), plain(item, "bold"), plain(text)
 
@@ -165,7 +167,7 @@ def _figures(rows: Sequence[FigureRow]) -> Iterator[RenderableType]:
     for row in rows:
         text = f"{row.figure}: {row.median:.4g} {row.unit} ({row.low:.4g} to {row.high:.4g}, MAD {row.mad:.2g})"
         why_not = f"; not compared: {row.why_not}" if row.why_not else ""
-        yield plain(f"{text}, {row.kind}, {_count(row.nodes, 'node')}{why_not}")
+        yield plain(f"{text}, {row.kind}, {counted(row.nodes, 'node')}{why_not}")
 
 
 def _reason(row: NodeRow) -> str:
@@ -203,16 +205,16 @@ def _not_read(fleet: Fleet, most: int) -> Iterator[RenderableType]:
                 yield Padding(plain(f"{each.place}: {each.why}"), (0, 0, 0, 2))
             yield from _more(len(refused), shown)
         if reading.older:
-            older = _count(reading.older, "older report")
+            older = counted(reading.older, "older report")
             yield plain(f"{older} of nodes that have a newer one, which is the one that counts")
         if reading.others:
-            others = _count(reading.others, "file")
+            others = counted(reading.others, "file")
             yield plain(f"{others} not named like a report (*.json, *.jsonl, *.ndjson, .gz): not opened")
 
 
 def _tail(fleet: Fleet, expect: str) -> Iterator[RenderableType]:
     tally = ", ".join(f"{number} {word}" for word, number in fleet.counts.worst_first if number)
-    text = fleet.verdict_words or f"{_count(fleet.counts.fail, 'node')} not fit to train on"
+    text = fleet.verdict_words or f"{counted(fleet.counts.fail, 'node')} not fit to train on"
     status = Status(fleet.verdict)
     yield Text.assemble(status_word(status), "  ", plain(f"{text}  ({tally})", STYLES[status]))
     if fleet.counts.fail:
@@ -255,7 +257,3 @@ def shortened(names: str, most: int = 400) -> str:
         return names
     cut = names[:most].rpartition(",")[0] or names[:most]
     return f"{cut}, ..."
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}{'' if number == 1 else 's'}"

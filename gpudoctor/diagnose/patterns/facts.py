@@ -122,15 +122,15 @@ _OF_A_JOB = re.compile(
     r"|tensorflow/(?:core|compiler|stream_executor)/|(?:external/)?xla/\S+:\d+\]|jaxlib\.|(?:GPU|TPU) available: (?:True|False)|LOCAL_RANK: \d+ - CUDA_VISIBLE"
     r"|\*{5} Running training|\bNum (?:examples|Epochs) = \d|(?i:\b(?:accuracy|samples/s\w*|tokens/s\w*)\b[\"']?\s?[:=]\s?\d)|(?i:\b(?:step|iter(?:ation)?|epoch)\W{0,3}\d+\b.{0,80}\b(?:lr|ppl|perplexity)\W{0,3}\d)|\[batch=\d+/\d+\]|# Avg bus bandwidth|# +(?:nThread|Using devices|Rank +\d)"
     r"|\b\d+ +\d+ +(?:float|half|double|bfloat16|u?int\d+|fp8\w*) +(?:none|sum|prod|max|min|avg)\b"
-    r"|(?:INFO|WARNING|ERROR) \d\d-\d\d \d\d:\d\d:\d\d \[?\w+\.py:\d+\]| \d+/\d+ +(?:Running|Pending|Completed|CrashLoopBackOff|Error|OOMKilled|Init:\S+|ContainerCreating) +\d|\bNVRM: |(?:level=info|INFO).{0,200}\b(?i:cuda|gpu|nccl|rank)\b"
+    r"|(?:INFO|WARNING|ERROR) \d\d-\d\d \d\d:\d\d:\d\d \[?\w+\.py:\d+\]| \d+/\d+ +(?:Running|Pending|Completed|CrashLoopBackOff|Error|OOMKilled|Init:\S+|ContainerCreating) +\d|\bNVRM: |(?:level=info|INFO).{0,200}\b(?i:cuda|gpu|nccl|rank)\b|\d%\|.{0,200}\| *\d+/\d+ \["
 )
 # with or without the prefix of a journal; dmesg -T
 OF_A_KERNEL = re.compile(
     r"^\[ *\d{1,8}\.\d{6}\] |^\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}\] |\bkernel: "
 )
-# a server that is ready, a bar of tqdm, a loss: work goes on, at a step that is not known
+# a server that is ready, a bar of tqdm that has moved, a loss: work goes on, at a step that is not known
 _WORK = re.compile(
-    r"Application startup complete|\d%\|.{0,200}\| *\d+/\d+ \[|(?i:\b(?:\w+_)?(?:loss|grad_norm|accuracy)\b[\"']?\s?[:=]?\s?-?\d)"
+    r"Application startup complete|\d%\|.{0,200}\| *0{0,9}[1-9]\d*/\d+ \[|(?i:\b(?:\w+_)?(?:loss|grad_norm|accuracy)\b[\"']?\s?[:=]?\s?-?\d)"
 )
 
 # Lines with words of failure that report none. Sources: NCCL's src/plugin and src/misc (information about optional

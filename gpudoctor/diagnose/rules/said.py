@@ -89,6 +89,15 @@ def with_reason(job: Job, attempt: int, death: Hypothesis) -> Hypothesis:
     return death
 
 
+def with_reason_before(job: Job, attempt: int, start: Hypothesis) -> Hypothesis:
+    """A start that failed, with what a program said right before its launcher reported that."""
+    own = _fatal(job, _of_kinds(statements(job, attempt), _OWN_KINDS))
+    if start.events and (before := _just_before(start.events[0], own)):
+        start.text += f"; before it: {_message(before[-1])}"
+        start.events = [before[-1], *start.events[:3]]
+    return start
+
+
 def unknown_errors(job: Job) -> list[Hypothesis]:
     """The first lines that look like an error, if no rule explains any line; not those behind the end of the job."""
     events = [e for e in statements(job, None) if _is_loud(e) and not ended_before(job, e)]

@@ -22,6 +22,8 @@ with lazy_imports():
     from importlib import metadata
 
 # NVML_VALUE_TYPE_* -> the member of the union that holds the value
+# pynvml's structs decode what is text at every access; a node of 8 GPUs has 3,000 numbers in them
+_member = object.__getattribute__
 _MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 _FIELD_VALUES = "nvmlDeviceGetFieldValues"
 # the code for a field id that an older driver does not know
@@ -211,14 +213,14 @@ class NvmlClient:
 
     def _field(self, field: int, value: Any) -> int | Missing:
         name = f"{_FIELD_VALUES}({field})"
-        code = int(value.nvmlReturn)
+        code = int(_member(value, "nvmlReturn"))
         if code:
             if code != UNKNOWN:
                 self.note(DriverError(name, code, error_word(code)))
             return missing_for(3 if code == _UNKNOWN_FIELD else code, name)
-        kind = int(value.valueType)
+        kind = int(_member(value, "valueType"))
         member = _MEMBERS[kind] if kind < len(_MEMBERS) else ""
-        answer = getattr(value.value, member, None)
+        answer = getattr(_member(value, "value"), member, None)
         if isinstance(answer, float) and answer.is_integer():
             answer = int(answer)
         if isinstance(answer, int):

@@ -275,6 +275,6 @@ def read_cpu_affinity(client: NvmlClient, device: Path) -> str | Missing:
 def _set_bits(masks: Any) -> frozenset[int] | Missing:
     if isinstance(masks, Missing):
         return masks
-    return frozenset(
-        place * _MASK_BITS + bit for place, mask in enumerate(masks) for bit in range(_MASK_BITS) if mask >> bit & 1
-    )
+    # most words are 0: the masks have room for thousands of CPUs
+    some = [(place * _MASK_BITS, mask) for place, mask in enumerate(masks) if mask]
+    return frozenset(first + bit for first, mask in some for bit in range(_MASK_BITS) if mask >> bit & 1)

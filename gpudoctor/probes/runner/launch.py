@@ -189,10 +189,10 @@ class _Children:
     def end(self) -> None:
         try:
             if self._workers is not None:
-                self._workers.shut_down()
+                self._workers.ask_to_end()
             self.stuck = end(self.process, has_ranks=self._has_ranks, contexts=self._contexts)
             if self._workers is not None:
-                self.stuck |= not self._workers.ended(teardown_s(self._contexts))
+                self.stuck |= not self._workers.end_ranks(teardown_s(self._contexts))
         finally:
             for pipe in self._pipes:
                 os.close(pipe)
@@ -220,7 +220,7 @@ def _started(job: RankJob, life: int, python: str | None, workers: LocalWorkers 
                 process = start(order_for(job, own, method), life, writers[-1], ends, output, python)
                 if workers is not None:
                     for rank in worker_ranks:
-                        workers.give(rank, order_for(job, [rank], method), life, writers[-1 - rank], writers[rank])
+                        workers.order(rank, order_for(job, [rank], method), life, writers[-1 - rank], writers[rank])
         finally:
             for writer in writers.values():
                 os.close(writer)

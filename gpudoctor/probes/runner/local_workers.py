@@ -98,28 +98,28 @@ class LocalWorkers:
         """The device files that each worker reports it may open."""
         return [hello.openable for _, hello in self._workers.values()]
 
-    def tell(self, packet: bytes, *descriptors: int) -> None:
+    def broadcast(self, packet: bytes, *descriptors: int) -> None:
         """Send the same packet to all workers; those that have ended are skipped."""
         for worker, _ in self._workers.values():
             with suppress(OSError):
                 socket.send_fds(worker, [packet], descriptors)
 
-    def give(self, rank: int, order: dict[str, Any], life: int, control: int, rank_fd: int) -> None:
+    def order(self, rank: int, order: dict[str, Any], life: int, control: int, rank_fd: int) -> None:
         """Have a worker start its rank; if the worker has ended, EOF on its pipes shows it."""
         try:
             socket.send_fds(self._workers[rank][0], [json.dumps(order).encode()], [life, control, rank_fd])
         except OSError:
             return
 
-    def shut_down(self) -> None:
+    def ask_to_end(self) -> None:
         """Have the workers end their ranks, then themselves."""
         for worker, _ in self._workers.values():
             with suppress(OSError):  # the other end has closed it
                 worker.shutdown(socket.SHUT_WR)
 
-    def ended(self, teardown_s: float = KILL_GRACE_S) -> bool:
+    def end_ranks(self, teardown_s: float = KILL_GRACE_S) -> bool:
         """Shut the workers down and wait for them; False if one could not end its rank in the time it may take."""
-        self.shut_down()
+        self.ask_to_end()
         deadline = time.monotonic() + KILL_GRACE_S + teardown_s
         answers = [_last_answer(worker, deadline) for worker, _ in self._workers.values()]
         for worker, _ in self._workers.values():
@@ -127,12 +127,12 @@ class LocalWorkers:
         self._workers.clear()
         return _STUCK not in answers
 
-    def close(self) -> None:
+    def end(self) -> None:
         """End all workers, including those yet to connect, which would otherwise wait for a leader."""
         self.gather()
-        self.ended()
+        self.end_ranks()
 
-    def drop(self) -> None:
+    def disconnect(self) -> None:
         """Close every connection immediately and accept no more."""
         if self._listener is not None:
             self._listener.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, unknown, warn
 from gpudoctor.checks.core.subject import NODE, Subject, of_rank
@@ -41,9 +41,23 @@ def evidence_of(watched: Watched, slow: SlowRank) -> tuple[Evidence, ...]:
     return tuple(found)
 
 
-def look_at_line(slow: SlowRank, words: str) -> str:
+def makes_others_wait(
+    watched: Watched,
+    slow: SlowRank,
+    text: str,
+    shown: Sequence[Evidence],
+    likely: str,
+    *advice: Advice,
+    ratio: float | None = None,
+) -> Finding:
+    """The finding on a rank for which the others wait; `ratio` is that of its work to theirs."""
+    found = Found(f"makes the others wait: {text}", round(slow.ratio if ratio is None else ratio, 3), "ratio")
+    return warn(subject_of(watched, slow.rank), found, expected_ratio(), *shown, likely=likely, advice=advice)
+
+
+def look_at_line(slow: SlowRank, advice: str) -> str:
     """The advice, and to look at the line of code in the evidence if there is one."""
-    return f"{words}: look at the line of code in the evidence." if _places(slow) else f"{words}."
+    return f"{advice}: look at the line of code in the evidence." if _places(slow) else f"{advice}."
 
 
 def _wait_ms(rank: WatchedRank) -> float:
@@ -86,7 +100,7 @@ def balance(watched: Watched) -> Iterator[Finding]:
 def _slow(watched: Watched, slow: SlowRank) -> Finding:
     rank, mean = slow.rank, mean_step(slow.rank.steps)
     part = "own part of a step" if slow.cause == "cpu" else "compute"
-    text = f"makes the others wait: its {part} takes {slow.own_ms:.1f} ms {slow.often}, theirs {slow.usual_ms:.1f} ms"
+    text = f"its {part} takes {slow.own_ms:.1f} ms {slow.often}, theirs {slow.usual_ms:.1f} ms"
     if slow.cause == "cpu":
         text += f"; {mean.own_queued_ms:.1f} ms a step it waits for a CPU core"
         where = f"CPU {', '.join(map(str, rank.cpus[:8]))}" if len(rank.cpus) < 8 else "its CPUs"
@@ -103,9 +117,7 @@ def _slow(watched: Watched, slow: SlowRank) -> Finding:
         more = Advice(look_at_line(slow, f"If its {slower} as fast as the others', this rank has more to compute"))
         advice = (more,) if rank.gpu is None else (of_gpu, more)
     cpu = () if rank.gpu is not None else (Evidence("CPU time", f"{mean.compute_cpu_ms:.1f} ms of compute a step"),)
-    found = Found(text, round(slow.ratio, 3), "ratio")
-    shown = (*evidence_of(watched, slow), *cpu)
-    return warn(subject_of(watched, rank), found, expected_ratio(), *shown, likely=likely, advice=advice)
+    return makes_others_wait(watched, slow, text, (*evidence_of(watched, slow), *cpu), likely, *advice)
 
 
 def _part(phase: str) -> str:

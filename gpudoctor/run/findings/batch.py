@@ -9,7 +9,7 @@ from statistics import fmean
 from gpudoctor.checks.core.case import Limit
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, warn
 from gpudoctor.checks.core.subject import NODE
-from gpudoctor.run.findings.balance import evidence_of, expected_ratio, subject_of
+from gpudoctor.run.findings.balance import evidence_of, makes_others_wait, subject_of
 from gpudoctor.run.findings.run_check import run_check
 from gpudoctor.run.findings.slow_ranks import LAST_IN_SHARE, LIMITS, SlowRank, compared
 from gpudoctor.run.observer.layout import WAIT
@@ -41,24 +41,20 @@ def batch(watched: Watched) -> Iterator[Finding]:
 
 
 def _larger(watched: Watched, slow: SlowRank, others: Sequence[WatchedRank]) -> Finding:
-    own = fmean(step.elements for step in slow.rank.steps)
+    elements = fmean(step.elements for step in slow.rank.steps)
     rows = fmean(step.rows for step in slow.rank.steps)
     usual = fmean(fmean(step.elements for step in rank.steps) for rank in others)
     usual_rows = fmean(fmean(step.rows for step in rank.steps) for rank in others)
     text = (
-        f"makes the others wait: its batches are {own / usual:.2f} x as large as theirs, its compute takes "
+        f"its batches are {elements / usual:.2f} x as large as theirs, its compute takes "
         f"{slow.own_ms:.1f} ms {slow.often}, theirs {slow.usual_ms:.1f} ms"
     )
-    sizes = Evidence("first input", f"{rows:.1f} rows, {own:.0f} elements a step; others {usual_rows:.1f}, {usual:.0f}")
-    return warn(
-        subject_of(watched, slow.rank),
-        Found(text, round(own / usual, 3), "ratio"),
-        expected_ratio(),
-        sizes,
-        *evidence_of(watched, slow),
-        likely="uneven batches: this rank gets more to compute than the others",
-        advice=_ADVICE,
+    sizes = Evidence(
+        "first input", f"{rows:.1f} rows, {elements:.0f} elements a step; others {usual_rows:.1f}, {usual:.0f}"
     )
+    shown = (sizes, *evidence_of(watched, slow))
+    likely = "uneven batches: this rank gets more to compute than the others"
+    return makes_others_wait(watched, slow, text, shown, likely, *_ADVICE, ratio=elements / usual)
 
 
 def _uneven(watched: Watched, ranks: Sequence[WatchedRank]) -> Finding:
@@ -74,10 +70,10 @@ def _uneven(watched: Watched, ranks: Sequence[WatchedRank]) -> Finding:
     expected = Expected(f"at most {_UNEVEN.value:g} x", "<=", _UNEVEN.value, "ratio", _UNEVEN.source)
     if uneven <= _UNEVEN.value or wait <= _WAIT_SHARE.value:
         return ok(NODE, found, expected)
-    place = _always_largest(per_step)
-    whose = "now one, now another rank has" if place is None else f"rank {ranks[place].rank} has"
+    index = _always_largest(per_step)
+    whose = "now one, now another rank has" if index is None else f"rank {ranks[index].rank} has"
     text = f"uneven batches: {whose} the largest; the ranks wait {wait:.0%} of the time"
-    subject = NODE if place is None else subject_of(watched, ranks[place])
+    subject = NODE if index is None else subject_of(watched, ranks[index])
     return warn(subject, found, expected, likely=text, advice=_ADVICE)
 
 
@@ -88,4 +84,4 @@ def _always_largest(per_step: Sequence[Sequence[TimedStep]]) -> int | None:
         sizes = [step.elements for step in steps]
         if sizes.count(max(sizes)) == 1:
             alone[sizes.index(max(sizes))] += 1
-    return next((place for place, turns in alone.items() if turns >= LAST_IN_SHARE.value * len(per_step)), None)
+    return next((index for index, turns in alone.items() if turns >= LAST_IN_SHARE.value * len(per_step)), None)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpudoctor.checks.core.finding import Advice, Finding, Found, ok, skip, unknown, warn
+from gpudoctor.checks.core.finding import Advice, Finding, Found, skip, unknown, warn
 from gpudoctor.checks.core.subject import NODE
-from gpudoctor.run.findings.balance import evidence_of, expected_ratio, subject_of
+from gpudoctor.run.findings.balance import evidence_of, makes_others_wait
 from gpudoctor.run.findings.run_check import run_check
 from gpudoctor.run.findings.shares import (
     SHARE_LIMITS,
     expected_share,
+    judged_small,
     ranks_with_shares,
     share_of_steps,
-    too_short_for_share,
 )
 from gpudoctor.run.findings.slow_ranks import LIMITS, compared, share_without_cpu
 from gpudoctor.run.observer.layout import DATA
@@ -38,25 +38,18 @@ def data(watched: Watched) -> Iterator[Finding]:
         return
     named = [each for each in compared(watched).slow if each.cause == "data"]
     for slow in named:
-        text = f"makes the others wait: its data takes {slow.own_ms:.1f} ms {slow.often}, theirs {slow.usual_ms:.1f} ms"
-        yield warn(
-            subject_of(watched, slow.rank),
-            Found(text, round(slow.ratio, 3), "ratio"),
-            expected_ratio(),
-            *evidence_of(watched, slow),
-            likely="slow data: its loader, the storage it reads from, or the CPUs of its workers",
-            advice=(_OF_ONE_RANK, _measure(watched)),
-        )
+        text = f"its data takes {slow.own_ms:.1f} ms {slow.often}, theirs {slow.usual_ms:.1f} ms"
+        likely = "slow data: its loader, the storage it reads from, or the CPUs of its workers"
+        advice = (_OF_ONE_RANK, _measure(watched))
+        yield makes_others_wait(watched, slow, text, evidence_of(watched, slow), likely, *advice)
     if named:
         return
     share = share_of_steps(ranks, DATA)
     text = f"{share.text} is spent on getting the next batch"
     found = Found(f"{text} ({share.cost})", round(share.part, 4), "share")
     lacked = min(share_without_cpu(rank.steps) for rank in ranks)
-    if not share.is_large:
-        yield ok(NODE, found, expected_share())
-    elif not share.is_costly:
-        yield skip(NODE, too_short_for_share(found.text))
+    if (judged := judged_small(share, found)) is not None:
+        yield judged
     elif lacked >= _TOO_BUSY_SHARE and any(rank.loader_workers for rank in ranks):
         why = f"the ranks had no CPU for {lacked:.0%} of the time in which they needed one"
         yield unknown(NODE, f"the machine is too busy to judge: {text}, but {why}")

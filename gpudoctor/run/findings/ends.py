@@ -62,5 +62,5 @@ def _lost_others(rank: WatchedRank) -> bool:
     return _says(rank, _LOST_PEER) or _says(rank, _TIMED_OUT)
 
 
-def _says(rank: WatchedRank, words: re.Pattern[str]) -> bool:
-    return rank.ending == "exception" and words.search(rank.error or "") is not None
+def _says(rank: WatchedRank, pattern: re.Pattern[str]) -> bool:
+    return rank.ending == "exception" and pattern.search(rank.error or "") is not None

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpudoctor.checks.core.finding import Advice, Evidence, Finding, Found, ok, skip, warn
+from gpudoctor.checks.core.finding import Advice, Evidence, Finding, Found, skip, warn
 from gpudoctor.checks.core.subject import NODE
-from gpudoctor.run.findings.balance import evidence_of, expected_ratio, look_at_line, subject_of
+from gpudoctor.run.findings.balance import evidence_of, look_at_line, makes_others_wait
 from gpudoctor.run.findings.run_check import run_check
 from gpudoctor.run.findings.shares import (
     SHARE_LIMITS,
     expected_share,
+    judged_small,
     ranks_with_shares,
     share_of_steps,
-    too_short_for_share,
 )
 from gpudoctor.run.findings.slow_ranks import LIMITS, compared
 from gpudoctor.run.observer.layout import HOST
@@ -31,28 +31,18 @@ def host(watched: Watched) -> Iterator[Finding]:
         return
     named = [each for each in compared(watched).slow if each.cause == "host"]
     for slow in named:
-        text = (
-            f"makes the others wait: it spends {slow.own_ms:.1f} ms {slow.often} on the host outside of data and "
-            f"training, the others {slow.usual_ms:.1f} ms"
-        )
-        yield warn(
-            subject_of(watched, slow.rank),
-            Found(text, round(slow.ratio, 3), "ratio"),
-            expected_ratio(),
-            *evidence_of(watched, slow),
-            likely="host time: code of its loop between the optimizer and the next forward",
-            advice=(Advice(look_at_line(slow, _LESS)),),
-        )
+        outside = f"{slow.often} on the host outside of data and training"
+        text = f"it spends {slow.own_ms:.1f} ms {outside}, the others {slow.usual_ms:.1f} ms"
+        likely = "host time: code of its loop between the optimizer and the next forward"
+        advice = Advice(look_at_line(slow, _LESS))
+        yield makes_others_wait(watched, slow, text, evidence_of(watched, slow), likely, advice)
     if named:
         return
     share = share_of_steps(ranks, HOST)
     text = f"{share.text} is host time outside of data and training ({share.cost})"
     found = Found(text, round(share.part, 4), "share")
-    if not share.is_large:
-        yield ok(NODE, found, expected_share())
-        return
-    if not share.is_costly:
-        yield skip(NODE, too_short_for_share(text))
+    if (judged := judged_small(share, found)) is not None:
+        yield judged
         return
     places = [place for rank in ranks for place in rank.places if place.phase == "host"]
     shown = (Evidence("code", max(places, key=lambda place: place.count).text),) if places else ()

@@ -92,8 +92,8 @@ def _stands(ranks: Sequence[StoppedRank]) -> Iterator[Evidence]:
     same: dict[str, list[int]] = {}
     for rank in ranks:
         same.setdefault(stand_words(rank), []).append(rank.rank)
-    for words, numbers in list(same.items())[:_MOST_NAMED]:
-        yield Evidence(f"rank {ranges(numbers)}", words)
+    for text, numbers in list(same.items())[:_MOST_NAMED]:
+        yield Evidence(f"rank {ranges(numbers)}", text)
 
 
 def stand_words(rank: StoppedRank) -> str:
@@ -268,4 +268,4 @@ def of_stall(stall: RunStall) -> Iterator[str]:
         yield f"rank {rank.rank}, {rank.finished} steps: {stand_words(rank)}{'  <- missing' if is_missing else ''}"
         if is_missing:
             yield from (f"    called from {place}" for place in rank.callers)
-            yield from (f"    loader workers: {words}" for words in rank.workers)
+            yield from (f"    loader workers: {text}" for text in rank.workers)

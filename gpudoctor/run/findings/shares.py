@@ -8,7 +8,8 @@ from statistics import fmean
 import msgspec
 
 from gpudoctor.checks.core.case import Limit
-from gpudoctor.checks.core.finding import Expected
+from gpudoctor.checks.core.finding import Expected, Finding, Found, ok, skip
+from gpudoctor.checks.core.subject import NODE
 from gpudoctor.run.findings.slow_ranks import LEAST_STEPS
 from gpudoctor.run.observer.layout import PHASES
 from gpudoctor.run.watched import Watched, WatchedRank
@@ -56,13 +57,20 @@ def expected_share() -> Expected:
     return Expected(text, "<=", SHARE.value, "share", SHARE.source)
 
 
-def too_short_for_share(text: str) -> str:
-    return f"too short to judge: {text}; a share is judged from {SHARE_S.value:g} s on"
+def judged_small(share: Share, found: Found) -> Finding | None:
+    """A pass if the share is small, a skip if the run is too short to judge it; None if it is worth a change."""
+    if not share.is_large:
+        return ok(NODE, found, expected_share())
+    if not share.is_costly:
+        return skip(NODE, f"too short to judge: {found.text}; a share is judged from {SHARE_S.value:g} s on")
+    return None
 
 
 def share_of_steps(ranks: Sequence[WatchedRank], phase: int) -> Share:
     """The mean of the ranks, at least one; time in which one only lacked a CPU is left out."""
     whole = [fmean(step.undisturbed_ms(*range(len(PHASES))) for step in rank.steps) for rank in ranks]
-    own = [fmean(step.undisturbed_ms(phase) for step in rank.steps) for rank in ranks]
-    part = fmean(ms / step_ms if step_ms > 0 else 0.0 for ms, step_ms in zip(own, whole, strict=True))
-    return Share(part, fmean(own), fmean(ms * rank.finished / 1000 for ms, rank in zip(own, ranks, strict=True)))
+    phase_ms = [fmean(step.undisturbed_ms(phase) for step in rank.steps) for rank in ranks]
+    part = fmean(ms / step_ms if step_ms > 0 else 0.0 for ms, step_ms in zip(phase_ms, whole, strict=True))
+    return Share(
+        part, fmean(phase_ms), fmean(ms * rank.finished / 1000 for ms, rank in zip(phase_ms, ranks, strict=True))
+    )

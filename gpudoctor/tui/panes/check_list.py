@@ -78,7 +78,7 @@ class CheckList(Vertical):
         running = state.running
         key = (
             id(state.report),
-            None if running is None else (running.words, running.level, running.since_s),
+            None if running is None else (running.only, running.level, running.since_s),
             self._filter,
             self._problems_only,
             tuple(self._folded.items()),
@@ -152,7 +152,8 @@ class CheckList(Vertical):
 
     def action_run_one(self) -> None:
         """Run the check, or the domain, under the cursor."""
-        self._post(self.one_wanted())
+        if (run := self.one_wanted()) is not None:
+            self.post_message(run)
 
     def one_wanted(self) -> RunWanted | None:
         """The run of the check under the cursor at its level; of its domain if the cursor is on a domain."""
@@ -171,10 +172,6 @@ class CheckList(Vertical):
             return None
         deep_enough = max(min(levels), min(max(levels), LEVELS.index(self._state.level)))
         return RunWanted((domain,), LEVELS[deep_enough])
-
-    def _post(self, expected: RunWanted | None) -> None:
-        if expected is not None:
-            self.post_message(expected)
 
     def action_page(self) -> None:
         if self.chosen is not None and self.chosen.check_id is not None:

@@ -94,14 +94,14 @@ def is_running(check: CheckResult, running: Running | None) -> bool:
     """
     if running is None or LEVELS.index(check.level) > LEVELS.index(running.level):
         return False
-    if running.words:
-        return any(word in (check.id, check.domain) or fnmatchcase(check.id, word) for word in running.words)
+    if running.only:
+        return any(word in (check.id, check.domain) or fnmatchcase(check.id, word) for word in running.only)
     return running.level == "quick" or check.level != "quick"
 
 
 def _in_order(checks: Iterable[CheckResult]) -> list[CheckResult]:
-    places = {domain: place for place, domain in enumerate(DOMAINS)}
-    return sorted(checks, key=lambda check: (places.get(check.domain, len(places)), check.domain))
+    positions = {domain: position for position, domain in enumerate(DOMAINS)}
+    return sorted(checks, key=lambda check: (positions.get(check.domain, len(positions)), check.domain))
 
 
 def _check_row(check: CheckResult, word: str, level: Level) -> CheckRow:
@@ -202,9 +202,9 @@ class CheckLines(ScrollView, can_focus=True):
         self._name_width = max((len(row.name) for row in self.rows), default=0)
         was_at = self._at
         if before is not None:
-            places = {(row.domain, row.check_id): place for place, row in enumerate(self.rows)}
-            place = places.get((before.domain, before.check_id), places.get((before.domain, None)))
-            self._at = min(self._at, max(0, len(self.rows) - 1)) if place is None else place
+            positions = {(row.domain, row.check_id): position for position, row in enumerate(self.rows)}
+            position = positions.get((before.domain, before.check_id), positions.get((before.domain, None)))
+            self._at = min(self._at, max(0, len(self.rows) - 1)) if position is None else position
         self.virtual_size = Size(0, len(self.rows))
         if self._at != was_at:
             # keep the cursor's line at its place on the screen
@@ -215,17 +215,17 @@ class CheckLines(ScrollView, can_focus=True):
         """Move the cursor to one of the rows."""
         self._put(self.rows.index(row))
 
-    def _put(self, place: int) -> bool:
+    def _put(self, position: int) -> bool:
         """Move the cursor; whether it moved."""
-        place = max(0, min(place, len(self.rows) - 1))
-        moved, self._at = place != self._at, place
+        position = max(0, min(position, len(self.rows) - 1))
+        moved, self._at = position != self._at, position
         if self.rows:
-            self.scroll_to_region(Region(0, place, 1, 1), animate=False, force=True, x_axis=False)
+            self.scroll_to_region(Region(0, position, 1, 1), animate=False, force=True, x_axis=False)
         self.refresh()
         return moved
 
-    def _user_put(self, place: int) -> None:
-        if self._put(place) and self.row is not None:
+    def _user_put(self, position: int) -> None:
+        if self._put(position) and self.row is not None:
             self.post_message(self.Moved(self.row))
 
     def action_move(self, by: int) -> None:
@@ -243,11 +243,11 @@ class CheckLines(ScrollView, can_focus=True):
             self.post_message(self.Folded(self.row, shut))
 
     def on_click(self, event: events.Click) -> None:
-        place = event.y + self.scroll_offset.y
-        if not 0 <= place < len(self.rows):
+        position = event.y + self.scroll_offset.y
+        if not 0 <= position < len(self.rows):
             return
-        row = self.rows[place]
-        self._user_put(place)
+        row = self.rows[position]
+        self._user_put(position)
         if row.check_id is None or event.chain == 2:
             self.post_message(self.Entered(row))
 
@@ -257,17 +257,17 @@ class CheckLines(ScrollView, can_focus=True):
 
     def render_line(self, y: int) -> Strip:
         # the scrollbar is drawn over the last column of `size`
-        width, place = self.scrollable_content_region.width, y + self.scroll_offset.y
-        if place >= len(self.rows):
-            text = self._empty if place == 0 else ""
+        width, position = self.scrollable_content_region.width, y + self.scroll_offset.y
+        if position >= len(self.rows):
+            text = self._empty if position == 0 else ""
             return Strip([Segment(text, self.rich_style)]).adjust_cell_length(width, self.rich_style)
-        row = self.rows[place]
+        row = self.rows[position]
         under: tuple[str, ...] = ()
-        if place == self._at:
+        if position == self._at:
             under = ("cursor-focused" if self.has_focus else "cursor",)
         segments = [
             Segment(text, drawn_style(self, tone, *under))
-            for text, tone in _pieces(row, width, self._name_width, cursor=place == self._at)
+            for text, tone in _pieces(row, width, self._name_width, cursor=position == self._at)
         ]
         return Strip(segments).adjust_cell_length(width, drawn_style(self, *under))
 

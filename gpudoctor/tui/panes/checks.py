@@ -20,7 +20,7 @@ from gpudoctor.report.model import Report
 from gpudoctor.report.two_reports import Difference, differences
 from gpudoctor.text.output import printable
 from gpudoctor.text.units import duration_text
-from gpudoctor.tui.labels import Tone, clock, style_of
+from gpudoctor.tui.labels import clock, style_of
 from gpudoctor.tui.panes.check_list import CheckChosen, CheckList
 from gpudoctor.tui.panes.finding_text import FindingPane
 from gpudoctor.tui.panes.pane import Pane, RunWanted
@@ -33,7 +33,6 @@ _PAGE_DELAY_S = 0.15
 _PAGE_LINES_MIN = 28
 RUNS_SHOWN = 20
 DIFFERENCES_SHOWN = 30
-_TONES: dict[str, Tone] = {"fail": "fail", "unknown": "unknown", "warn": "warn", "pass": "pass"}
 
 
 class ChecksPane(Pane):
@@ -176,7 +175,7 @@ def running_words(running: Running | None, now_s: float) -> str:
     """One line on the current run: its checks, elapsed time, usual time left, and progress."""
     if running is None:
         return ""
-    what = ", ".join(running.words) or "all checks"
+    what = ", ".join(running.only) or "all checks"
     left_s = None if running.ends_s is None else running.ends_s - now_s
     left = f", about {duration_text(left_s)} left" if left_s is not None and left_s > 0 else ""
     doing = f"  {running.progress}" if running.progress else ""
@@ -231,16 +230,12 @@ def _changes(state: State, no_color: bool) -> Iterator[Content]:
 
 
 def _difference_line(difference: Difference, no_color: bool) -> Content:
-    tone: Tone = "quiet"
-    if difference.kind == "gone" or difference.after is Status.PASS:
-        tone = "pass"
-    elif difference.after is not None:
-        tone = _TONES.get(difference.after.value, "skip")
+    tone = Status.PASS if difference.kind == "gone" else difference.after or "quiet"
     return Content.assemble((f"{difference.kind}: ", style_of(tone, no_color)), printable(difference.text))
 
 
 def _run_line(run: FinishedRun, no_color: bool) -> Content:
-    what = printable(", ".join(run.words) or "all")
+    what = printable(", ".join(run.only) or "all")
     head = f"{clock(run.at_s)}  {run.level:<8}  {what:<12}  "
     if run.report is None:
         return Content.assemble(head, ("no verdict ", style_of("unknown", no_color)), printable(run.error or ""))
@@ -253,6 +248,6 @@ def _run_line(run: FinishedRun, no_color: bool) -> Content:
         on = f"  {report.measurements.launch.world_size} CPU ranks"
     return Content.assemble(
         head,
-        (f"{word:<8}", style_of(_TONES[report.verdict], no_color)),
+        (f"{word:<8}", style_of(Status(report.verdict), no_color)),
         f" {faults}  {report.run.duration_s:.1f} s{on}{partial}",
     )

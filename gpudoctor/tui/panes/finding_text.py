@@ -111,12 +111,12 @@ def _short(rows: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
 
 def _urgent_first(rows: list[tuple[str, str]], small: bool) -> list[tuple[str, str]]:
     """The rows of a block, evidence last: what to do must be seen without scrolling; in a small pane it is second."""
-    places = {"evidence": 3, **({"found": 0, "reason": 0, "do": 1} if small else {})}
+    order = {"evidence": 3, **({"found": 0, "reason": 0, "do": 1} if small else {})}
     placed: list[tuple[int, tuple[str, str]]] = []
     label = ""
     for row in rows:
         label = row[0] or label
-        placed.append((places.get(label, 2), row))
+        placed.append((order.get(label, 2), row))
     return [row for _, row in sorted(placed, key=lambda each: each[0])]
 
 

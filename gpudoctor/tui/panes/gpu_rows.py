@@ -142,9 +142,9 @@ class GpuRows(DrawnLines, can_focus=True):
             waiting = " waiting for the first reading" if state.node is None else " the driver shows no GPU"
             self.show_rows([heading(columns), row((waiting, "dim"))])
             return
-        place = self._place()
+        position = self._position()
         seen = max(1, height - 1)
-        self._first = max(min(self._first, place, len(gpus) - seen), place - seen + 1, 0)
+        self._first = max(min(self._first, position, len(gpus) - seen), position - seen + 1, 0)
         rows = [heading(columns)]
         for gpu in gpus[self._first : self._first + seen]:
             tick = state.latest.get(gpu.index)
@@ -157,7 +157,7 @@ class GpuRows(DrawnLines, can_focus=True):
         self.border_subtitle = f"{hidden} more: up/down" if hidden > 0 else "GB/s received/sent"
 
     def action_choose(self, step: int) -> None:
-        self._choose(self._place() + step)
+        self._choose(self._position() + step)
 
     def on_click(self, event: events.Click) -> None:
         offset = event.get_content_offset(self)
@@ -174,14 +174,14 @@ class GpuRows(DrawnLines, can_focus=True):
     def _gpus(self) -> tuple[Gpu, ...]:
         return self._state.node.gpus if self._state is not None and self._state.node is not None else ()
 
-    def _place(self) -> int:
+    def _position(self) -> int:
         chosen = self._state.selected_gpu if self._state is not None else 0
-        return next((place for place, gpu in enumerate(self._gpus) if gpu.index == chosen), 0)
+        return next((position for position, gpu in enumerate(self._gpus) if gpu.index == chosen), 0)
 
-    def _choose(self, place: int) -> None:
+    def _choose(self, position: int) -> None:
         gpus = self._gpus
         if gpus:
-            self.post_message(GpuChosen(gpus[min(max(place, 0), len(gpus) - 1)].index))
+            self.post_message(GpuChosen(gpus[min(max(position, 0), len(gpus) - 1)].index))
 
 
 def _has_nvlink(gpu: Gpu, state: State) -> bool:

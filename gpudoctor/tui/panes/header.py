@@ -161,7 +161,7 @@ def alert(state: State) -> tuple[str, str]:
         return f"no data since {since}: {why}", "trouble"
     # a quick run is over before its line could be read
     if state.running is not None and state.running.level != "quick":
-        what = ", ".join(state.running.words) or "all checks"
+        what = ", ".join(state.running.only) or "all checks"
         progress = f": {printable(state.running.progress)}" if state.running.progress else ""
         return f"running {what}, level {state.running.level}{progress}   c cancels", "run"
     return (state.hint, "hint") if state.hint else ("", "")
@@ -198,9 +198,9 @@ class TimeSlider(DrawnLines):
         width = max(1, width - len(left) - len(right))
         length_s = playback.end_s - playback.begin_s
         share = (playback.at_s - playback.begin_s) / length_s if length_s > 0 else 1.0
-        place = round(share * (width - 1))
+        position = round(share * (width - 1))
         self._line, self._times = (len(left), width), (playback.begin_s, playback.end_s)
-        done, rest = "━" * place, "─" * (width - 1 - place)
+        done, rest = "━" * position, "─" * (width - 1 - position)
         self.show_rows([row((left, "strong"), (done, "bar"), ("█", "strong"), (rest, "rest"), (right, "dim"))])
 
     def on_click(self, event: events.Click) -> None:

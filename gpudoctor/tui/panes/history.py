@@ -63,8 +63,8 @@ def history_rows(state: State, gpu: Gpu, columns: int, height: int, step_s: floa
     holds_s = max(_HOLDS_TICKS * state.opening.interval_s, PCIE_EVERY_S + state.opening.interval_s, step_s)
     taller, rest = divmod(height, len(lines))
     rows: list[Row] = []
-    for place, line in enumerate(lines):
-        tall = min(_TALLEST, taller + (place < rest))
+    for number, line in enumerate(lines):
+        tall = min(_TALLEST, taller + (number < rest))
         if line.high is None:
             drawn = [" " * columns] * tall
         else:

@@ -126,8 +126,8 @@ def _told(report: Report | None, width: int, no_color: bool) -> Iterator[Content
 
 def _headed(name: str, lines: Iterable[str], width: int, no_color: bool) -> Iterator[Content]:
     """The lines with a name at the left of the first."""
-    for place, line in enumerate(lines):
-        yield from hanging(f"{'' if place else name:<12}", line, style_of("head", no_color), width)
+    for number, line in enumerate(lines):
+        yield from hanging(f"{'' if number else name:<12}", line, style_of("head", no_color), width)
 
 
 def _path(gpu: Gpu, report: Report | None, no_color: bool) -> Iterator[Content]:
@@ -144,8 +144,8 @@ def _path(gpu: Gpu, report: Report | None, no_color: bool) -> Iterator[Content]:
     where = known(gpu.numa_node)
     yield Content("  CPU" if where is None else f"  CPU, NUMA node {where}")
     above: PcieHop | None = None
-    for place, hop in reversed(list(enumerate(hops))):
-        who = f"GPU {gpu.index}" if place == 0 else "root port" if above is None else "bridge"
+    for number, hop in reversed(list(enumerate(hops))):
+        who = f"GPU {gpu.index}" if number == 0 else "root port" if above is None else "bridge"
         now, most = _link(hop.speed_gt_s, hop.width), _link(hop.max_speed_gt_s, hop.max_width)
         narrow = style_of("fail", no_color) if _is_narrow(hop) else ""
         # both ends of one link are narrow; between the ports of one switch is no link
@@ -154,7 +154,7 @@ def _path(gpu: Gpu, report: Report | None, no_color: bool) -> Iterator[Content]:
         link = (now if now == most else f"{now} of {most}", narrow)
         parts: list[str | tuple[str, str]] = [f"  {who:<9}  {hop.bus_id:<12}  ", link]
         for check_id, finding in findings:
-            if _hop_of(finding, hops) == place:
+            if _hop_of(finding, hops) == number:
                 parts += [("  " + WORDS[finding.status], style_of(finding.status, no_color)), f" {check_id}"]
         if hop.acs_redirect is True:
             parts.append("  ACS redirect")
@@ -182,9 +182,9 @@ def _hop_of(finding: Finding, hops: tuple[PcieHop, ...]) -> int:
     reported = " ".join(
         [finding.found.text if finding.found else "", *(f"{e.source} {e.value}" for e in finding.evidence)]
     )
-    named = [place for place, hop in enumerate(hops) if place and hop.bus_id in reported]
-    own = hops[0].bus_id in reported
-    return 0 if own or not named else named[0]
+    named = [number for number, hop in enumerate(hops) if number and hop.bus_id in reported]
+    names_gpu = hops[0].bus_id in reported
+    return 0 if names_gpu or not named else named[0]
 
 
 def _link(speed_gt_s: float | Missing, width: int | Missing) -> str:

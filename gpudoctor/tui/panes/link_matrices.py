@@ -60,12 +60,12 @@ _TOLD: dict[Status, Tone] = {Status.FAIL: "fail", Status.WARN: "warn", Status.UN
 
 @dataclass(frozen=True)
 class Drawn:
-    """A grid with its title and the scale of its signs; `places` are the GPUs of its rows (None: no GPU)."""
+    """A grid with its title and the scale of its signs; `row_gpus` are the GPUs of its rows (None: no GPU)."""
 
     title: str
     scale: str
     grid: Grid
-    places: tuple[int | None, ...]
+    row_gpus: tuple[int | None, ...]
 
 
 def best_metric(report: Report | None) -> Metric:
@@ -92,9 +92,9 @@ def _facts(metric: Metric, node: Node | None) -> Drawn:
     if node is None or not node.gpus:
         return Drawn(title, "no GPU is known here" if node is not None else "no facts yet", Grid(), ())
     indices = [gpu.index for gpu in node.gpus]
-    where = {index: place for place, index in enumerate(indices)}
-    cells = {(place, place): DIAGONAL for place in range(len(indices))}
-    lost = {place for place, gpu in enumerate(node.gpus) if condemning(gpu)}
+    where = {index: position for position, index in enumerate(indices)}
+    cells = {(position, position): DIAGONAL for position in range(len(indices))}
+    lost = {position for position, gpu in enumerate(node.gpus) if condemning(gpu)}
     for pair in known(node.pairs) or ():
         if pair.a not in where or pair.b not in where:
             continue
@@ -133,13 +133,13 @@ def _figures(metric: Metric, node: Node | None, report: Report | None) -> Drawn:
         return Drawn(title, f"not measured: {_why_not(metric, measurements)} (r measures the links)", Grid(), ())
     gpus = {rank: gpu_of_rank(measurements, node, rank) for rank in ranks}
     names = tuple(str(gpu) if (gpu := gpus[rank]) is not None else f"r{rank}" for rank in ranks)
-    places = tuple(gpus[rank] for rank in ranks)
+    row_gpus = tuple(gpus[rank] for rank in ranks)
     cpu = on_cpus(measurements)
     kinds = {(a, b): "CPU" if cpu else way_of(pair_of(node, gpus[a], gpus[b])) for a, b in rates}
     yardsticks, reported = _yardsticks(metric, rates, kinds, report, cpu)
     tones = _tones(findings_of(report, _JUDGE[metric]))
-    cells = {(place, place): DIAGONAL for place in range(len(ranks))}
-    where = {rank: place for place, rank in enumerate(ranks)}
+    cells = {(position, position): DIAGONAL for position in range(len(ranks))}
+    where = {rank: position for position, rank in enumerate(ranks)}
     for (a, b), rate in rates.items():
         tone = _tone_of(tones, gpus[a], gpus[b])
         sign = "!" if (a, b) in matrix.wrong else heat_sign(rate / yardsticks[kinds[a, b]])
@@ -149,7 +149,7 @@ def _figures(metric: Metric, node: Node | None, report: Report | None) -> Drawn:
     if cpu:
         title = f"CPU ranks (gloo), not judged: {title}"
     scale = f"# >=90%  - 50..90%  . <50% of {reported}" + ("   ! arrived wrong" if matrix.wrong else "")
-    return Drawn(title, scale, Grid(names, cells), places)
+    return Drawn(title, scale, Grid(names, cells), row_gpus)
 
 
 def _why_not(metric: Metric, measurements: Measurements) -> str:
@@ -174,8 +174,8 @@ def _yardsticks(
         highest = max(rates.values())
         return {"CPU": highest or 1.0}, f"the highest here, {short_figure(highest)} GB/s"
     by_kind: dict[str, list[float]] = {}
-    for place, rate in rates.items():
-        by_kind.setdefault(kinds[place], []).append(rate)
+    for position, rate in rates.items():
+        by_kind.setdefault(kinds[position], []).append(rate)
     medians = {kind: median(found) or 1.0 for kind, found in by_kind.items()}
     floor = _floor(report, _JUDGE[metric]) if len(medians) == 1 and metric != "both" else None
     if floor is None:

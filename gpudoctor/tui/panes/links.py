@@ -45,7 +45,7 @@ class LinksPane(DrawnPane):
         self._metric: Metric | None = None  # None: the best available
         self._drawn: Drawn | None = None
         self._drawn_from: tuple[Metric, Node | None, Report | None] = ("topology", None, None)
-        self._told_from: tuple[object, ...] = ()
+        self._details_from: tuple[object, ...] = ()
         self._seen_gpu: int | None = None
 
     def compose(self) -> ComposeResult:
@@ -99,8 +99,8 @@ class LinksPane(DrawnPane):
         self._arrange()
         if state.selected_gpu != self._seen_gpu:
             self._seen_gpu = state.selected_gpu
-            if state.selected_gpu in self._drawn.places:
-                matrix.put_cursor(self._drawn.places.index(state.selected_gpu), matrix.column)
+            if state.selected_gpu in self._drawn.row_gpus:
+                matrix.put_cursor(self._drawn.row_gpus.index(state.selected_gpu), matrix.column)
         self._draw_texts()
 
     def _draw_texts(self) -> None:
@@ -112,27 +112,27 @@ class LinksPane(DrawnPane):
         width = self.size.width - 2 - (self._matrix.grid.width + 4 if self.has_class("-beside") else 0)
         # the only live readings in the details; everything else comes from the facts or the report
         live = [(tick.links_up, *(tick.readings.get(name) for name in _LIVE)) for tick in self._state.latest.values()]
-        told_from = (self._state.node, self._state.report, shown, width, live)
-        if not self._told_from or not _same(told_from, self._told_from):
-            self._told_from = told_from
+        details_from = (self._state.node, self._state.report, shown, width, live)
+        if not self._details_from or not _same(details_from, self._details_from):
+            self._details_from = details_from
             reported = details(self._state, shown, width, self.app.no_color)
             put(self.query_one("#links-details", Static), reported)
         put(self.query_one("#links-pair", Static), Content(self._pair_text()))
 
     def _pair_text(self) -> str:
         drawn, matrix, state = self._drawn, self._matrix, self._state
-        if drawn is None or not drawn.places:
+        if drawn is None or not drawn.row_gpus:
             return ""
-        a, b = drawn.places[matrix.row], drawn.places[matrix.column]
+        a, b = drawn.row_gpus[matrix.row], drawn.row_gpus[matrix.column]
         ranks = [rank_of_gpu(state.report, state.node, gpu) for gpu in (a, b)]
         if a is None and b is None:
-            ranks = [int(drawn.grid.names[place].removeprefix("r")) for place in (matrix.row, matrix.column)]
+            ranks = [int(drawn.grid.names[position].removeprefix("r")) for position in (matrix.row, matrix.column)]
         one, other = ranks
         return pair_line(state, a, b, None if one is None or other is None else (one, other))
 
     def _row_gpu(self) -> int | None:
-        places = self._drawn.places if self._drawn is not None else ()
-        return places[self._matrix.row] if self._matrix.row < len(places) else None
+        row_gpus = self._drawn.row_gpus if self._drawn is not None else ()
+        return row_gpus[self._matrix.row] if self._matrix.row < len(row_gpus) else None
 
     def _arrange(self) -> None:
         grid = self._matrix.grid

@@ -158,7 +158,7 @@ class LogPane(FilteredPane):
         parts = [f"Log: {every} lines" if every else "Log: nothing yet"]
         if self._only_kernel:
             parts.append("only the kernel's (f shows all)")
-        if text := self.query_one(FilterLine).words:
+        if text := self.query_one(FilterLine).pattern:
             parts.append(f"filter {text!r} (Esc clears it)")
         if shown < every:
             parts.append(f"{shown} shown")
@@ -181,15 +181,15 @@ class LogPane(FilteredPane):
 
     def _before_rows(self) -> list[tuple[Run, ...]]:
         rows = [_runs(_BEFORE, "kernel", text) for text in self._before or ()]
-        return [row for row in rows if self._has_words("".join(text for text, _ in row))]
+        return [row for row in rows if self._matches("".join(text for text, _ in row))]
 
     def _wanted(self, line: LogLine) -> bool:
         if self._only_kernel and line.kind != "kernel":
             return False
-        return self._has_words("".join(text for text, _ in _row(line)))
+        return self._matches("".join(text for text, _ in _row(line)))
 
-    def _has_words(self, text: str) -> bool:
-        return self.query_one(FilterLine).words in text.lower()
+    def _matches(self, text: str) -> bool:
+        return self.query_one(FilterLine).pattern in text.lower()
 
 
 def _gone(drawn: list[LogLine], log: list[LogLine]) -> int | None:
@@ -203,7 +203,7 @@ def _gone(drawn: list[LogLine], log: list[LogLine]) -> int | None:
         return 0
     if not log:
         return None
-    missing = next((place for place, line in enumerate(drawn) if line is log[0]), None)
+    missing = next((number for number, line in enumerate(drawn) if line is log[0]), None)
     if missing is None or len(drawn) - missing > len(log) or log[len(drawn) - missing - 1] is not drawn[-1]:
         return None
     return missing

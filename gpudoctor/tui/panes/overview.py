@@ -205,8 +205,8 @@ class OverviewPane(Pane):
         return True
 
 
-def _put(widget: Widget, place: Rectangle) -> None:
-    widget.display = place.height > 0
-    widget.styles.offset = (place.x, place.y)
-    widget.styles.width = place.width
-    widget.styles.height = place.height
+def _put(widget: Widget, rectangle: Rectangle) -> None:
+    widget.display = rectangle.height > 0
+    widget.styles.offset = (rectangle.x, rectangle.y)
+    widget.styles.width = rectangle.width
+    widget.styles.height = rectangle.height

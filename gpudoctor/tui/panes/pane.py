@@ -35,7 +35,7 @@ TABS = (
 class RunWanted(Message):
     """Run these checks (ids or domains; empty: all) at a level."""
 
-    words: tuple[str, ...]
+    only: tuple[str, ...]
     level: Level
 
 
@@ -104,7 +104,7 @@ class FilterLine(Input):
         self.can_focus = False  # while hidden
 
     @property
-    def words(self) -> str:
+    def pattern(self) -> str:
         return self.value.strip().lower()
 
     def open(self) -> None:
@@ -126,7 +126,7 @@ class FilterLine(Input):
     @on(Input.Submitted)
     def _entered(self, event: Input.Submitted) -> None:
         event.stop()
-        if not self.words:
+        if not self.pattern:
             self._close()
         self.post_message(self.Filtered(done=True))
 
@@ -181,11 +181,11 @@ class DrawnLines(Lines):
         raise NotImplementedError
 
 
-def put(place: Static, content: Content) -> None:
+def put(text: Static, content: Content) -> None:
     """Update a Static only if the content differs: each update costs a layout, even with the same text."""
-    shown = place.content
+    shown = text.content
     if not (isinstance(shown, Content) and shown.is_same(content)):
-        place.update(content)
+        text.update(content)
 
 
 def pane_class(tab: str) -> type[Pane]:

@@ -84,9 +84,9 @@ def ordered(processes: Iterable[ProcessTick], by: Column) -> list[ProcessTick]:
     return sorted(processes, key=key)
 
 
-def filtered(processes: Iterable[ProcessTick], words: str) -> list[ProcessTick]:
+def filtered(processes: Iterable[ProcessTick], pattern: str) -> list[ProcessTick]:
     """The processes that have this text (lower case) in any column."""
-    return [one for one in processes if not words or any(words in text.lower() for text in cells(one).values())]
+    return [one for one in processes if not pattern or any(pattern in text.lower() for text in cells(one).values())]
 
 
 def unread(state: State) -> list[str]:
@@ -156,8 +156,8 @@ class ProcessesPane(FilteredPane):
 
     def action_next_order(self) -> None:
         """Sort by the next of GPU, memory, CPU and user."""
-        place = CYCLE.index(self._order) + 1 if self._order in CYCLE else 0
-        self._sort_by(CYCLE[place % len(CYCLE)])
+        position = CYCLE.index(self._order) + 1 if self._order in CYCLE else 0
+        self._sort_by(CYCLE[position % len(CYCLE)])
 
     @on(DataTable.HeaderSelected)
     def _heading(self, event: DataTable.HeaderSelected) -> None:
@@ -182,7 +182,7 @@ class ProcessesPane(FilteredPane):
     def _draw(self) -> None:
         if not self.size.width:
             return
-        text = self.query_one(FilterLine).words
+        text = self.query_one(FilterLine).pattern
         every = processes_of(self._state) or ()
         shown = ordered(filtered(every, text), self._order)
         self._draw_title(len(every), len(shown), text)
@@ -226,8 +226,8 @@ class ProcessesPane(FilteredPane):
             table.add_row(*(_cell(column, text) for column, text in texts.items()), key=key)
             self._drawn |= {(key, column): text for column, text in texts.items()}
         if rows:
-            place = list(rows).index(chosen) if chosen in rows else min(line, len(rows) - 1)
-            table.move_cursor(row=place, animate=False, scroll=False)
+            position = list(rows).index(chosen) if chosen in rows else min(line, len(rows) - 1)
+            table.move_cursor(row=position, animate=False, scroll=False)
             table.scroll_to(y=scrolled, animate=False)
 
     def _chosen(self) -> str | None:

@@ -8,7 +8,6 @@ import json
 import os
 import secrets
 import signal
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 
@@ -75,20 +74,19 @@ class WebSession:
         self._command = command
         self._show = show
         self._process: AsyncChild | None = None
-        self._out, self._err = asyncio.StreamReader(), asyncio.StreamReader()
+        self._out = asyncio.StreamReader()
         self._in: asyncio.StreamWriter | None = None
-        self._last_words: deque[str] = deque(maxlen=1)
 
     async def start(self, width: int, height: int) -> None:
         """Raise OSError if the app cannot be started."""
         environ = _environment(_within("width", width), _within("height", height))
         self._process = AsyncChild(self._command, stdin=PIPE, env=environ)
-        await self._process.read_into(asyncio.StreamReaderProtocol(self._out), asyncio.StreamReaderProtocol(self._err))
+        await self._process.read_into(asyncio.StreamReaderProtocol(self._out))
         self._in = await self._process.writer()
 
     async def run(self) -> str | None:
         """Pass on what the app draws until it ends; return the reason if it did not exit by itself."""
-        listening = asyncio.create_task(self._listen(self._err))
+        assert self._process is not None
         ended = False
         try:
             while await self._out.readline() not in (_READY, b""):
@@ -104,10 +102,9 @@ class WebSession:
                 elif kind == b"M" and json.loads(payload).get("type") == "exit":
                     ended = True
         except (asyncio.IncompleteReadError, ValueError):
-            await listening
-            return None if ended else f"the app ended: {next(iter(self._last_words), 'it said nothing')}"
-        finally:
-            listening.cancel()
+            await self._process.stderr_ended.wait()
+            message = printable(self._process.last_message())[:200]
+            return None if ended else f"the app ended: {message or 'it said nothing'}"
 
     async def take(self, envelope: object) -> None:
         """Handle a message of the browser: keys, size, focus. Anything else is ignored."""
@@ -156,12 +153,6 @@ class WebSession:
         with suppress(OSError, RuntimeError):  # it has just ended
             self._in.write(kind + len(payload).to_bytes(4, "big") + payload)
             await self._in.drain()
-
-    async def _listen(self, stderr: asyncio.StreamReader) -> None:
-        """Keep the last line that the app wrote to stderr."""
-        while chunk := await stderr.read(4096):
-            statements = [line for line in chunk.decode("utf-8", "replace").splitlines() if line.strip()]
-            self._last_words.extend(printable(line.strip())[:200] for line in statements[-1:])
 
 
 async def _drain(stream: asyncio.StreamReader) -> None:

@@ -84,8 +84,8 @@ def plot_lines(
         rows[row_of(y)][column] = _POINT
     last = len(rows) - 1
     lines = []
-    for place, row in enumerate(rows):
-        label = f"{top * (1 - place / last):.3g}" if place in (0, last // 2, last) else ""
+    for number, row in enumerate(rows):
+        label = f"{top * (1 - number / last):.3g}" if number in (0, last // 2, last) else ""
         lines.append(f"{label:>{_LABEL_WIDTH}} {'┤' if label else '│'}{''.join(row)}".rstrip())
     lines.append(" " * (_LABEL_WIDTH + 1) + "└" + "─" * across)
     return [*lines, _label_line(columns, labels, width)]

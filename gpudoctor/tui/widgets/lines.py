@@ -105,8 +105,8 @@ def hanging(name: str, text: str, style: str, width: int) -> Iterator[Content]:
     The text may be untrusted: it is made printable and never parsed for markup.
     """
     room = max(width - len(name), _TEXT_WIDTH_MIN)
-    for place, line in enumerate(wrap(printable(text), room) or [""]):
-        yield Content.assemble((name if place == 0 else " " * len(name), style), line)
+    for number, line in enumerate(wrap(printable(text), room) or [""]):
+        yield Content.assemble((name if number == 0 else " " * len(name), style), line)
 
 
 class PrintableText(LineFilter):

@@ -71,6 +71,18 @@ def test_the_sentence_is_quoted_whole_with_who_said_it_and_what_to_run() -> None
     assert any("nvidia-smi -q" in (step.command or "") for step in finding.advice)
 
 
+def test_what_a_tool_says_of_each_gpu_alike_is_said_of_all_of_them() -> None:
+    found = said("Tested 16 GPUs:\n" + "".join(f"\tGPU {n}: FAULTY\n" for n in range(16)))
+    assert [(f.subject.gpu, f.status) for f in found] == [(n, Status.FAIL) for n in range(16)]
+    many = said("".join(f"nvidia-smi: error: part {letter * 3} of the GPU is gone\n" for letter in "abcdefghijklm"))
+    assert [f.status for f in many[-2:]] == [Status.FAIL, Status.UNKNOWN]
+
+
+def test_a_gpu_that_does_not_respond_is_no_refused_text() -> None:
+    (finding,) = said("The third GPU of n7 becomes unresponsive within an hour\n")
+    assert finding.status is Status.WARN
+
+
 def test_the_report_on_one_sentence_is_short() -> None:
     report = judge(read("GPU 3 has fallen off the bus\n"))
     text = render_text(report, width=100, color=False)
