@@ -258,6 +258,13 @@ def test_names_that_are_not_utf_8_can_be_said(gpudoctor: Gpudoctor, tmp_path: Pa
         assert "b\\xff.json" in told or "b\\udcff.json" in told.replace("\\\\", "\\")
 
 
+def test_a_damaged_report_of_a_run_is_unread(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
+    write(tmp_path / "a.json", report("node1"))
+    (tmp_path / "run.json").write_text('{"schema": "gpudoctor.run/1", "verdict": 3}')
+    outcome = gpudoctor("cluster", "report", str(tmp_path))
+    assert (outcome.code, "run.json" in outcome.out, "damaged: Expected" in outcome.out) == (3, True, True)
+
+
 def test_files_within_files_are_read_packed_by_line_and_spread_over_lines(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
     lines = "".join(json.dumps(report(f"line{number}")) + "\n" for number in range(3))
     (tmp_path / "all.jsonl").write_text(lines + lines[:400])
