@@ -77,7 +77,7 @@ def start_page(width: int) -> str:
     for group, commands in GROUPS.items():
         for place, (name, text) in enumerate(commands.items()):
             head = f"{group if place == 0 else '':<{group_width}}{name:<{name_width}}"
-            lines += wrap(text, width, initial_indent=head, subsequent_indent=" " * len(head))
+            lines += wrap(text, width, initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False)
     lines += ["", "Try:"]
     lines += [f"  {command:<54}{text}" for command, text in _EXAMPLES]
     lines += ["", "gpudoctor COMMAND --help shows the options of a command.", *wrap(EXIT_CODES, width)]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import stat
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -114,7 +116,10 @@ def to_file(args: argparse.Namespace) -> bool:
 
 
 def terminal_width(default: int = 100) -> int:
-    """COLUMNS, else the width of the terminal, else `default`."""
+    """COLUMNS, else the width of the terminal, also of that behind a pipe (`| less`), else `default`."""
+    with suppress(OSError, ValueError):
+        if is_terminal(sys.stderr) and sys.stdout is not None and stat.S_ISFIFO(os.fstat(sys.stdout.fileno()).st_mode):
+            default = os.get_terminal_size(sys.stderr.fileno()).columns or default
     return shutil.get_terminal_size((default, 24)).columns
 
 

@@ -12,6 +12,8 @@ from gpudoctor.diagnose.events import clipped
 from gpudoctor.text.output import printable
 
 _LABEL = 11
+_NARROWEST = 40
+_UNBROKEN = 10_000  # columns: a command is there to be copied
 _EVIDENCE_WIDTH, _LEAST_QUOTED = 300, 60
 _ONE_DIGIT = str.maketrans("123456789", "000000000")
 _MOST_CLOCKS = 6
@@ -20,7 +22,7 @@ _BOLD, _RED, _YELLOW, _GREEN, _DIM, _RESET = "\x1b[1m", "\x1b[1;31m", "\x1b[1;33
 
 def render_text(answer: Diagnosis, *, width: int = 100, color: bool = False, verbose: bool = False) -> str:
     """The whole answer; `verbose` adds the timeline."""
-    lines = list(_lines(answer, max(width, 60), color, verbose))
+    lines = list(_lines(answer, max(width, _NARROWEST), color, verbose))
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
@@ -49,9 +51,9 @@ def _lines(answer: Diagnosis, width: int, color: bool, verbose: bool) -> Iterato
             )
         yield from _rows("clocks", [printable(skew.words) for skew in answer.clocks[:_MOST_CLOCKS]], width)
         yield from _rows("do", steps_for(cause.what, cause.confidence), width)
-        yield from _rows("next", [_step(step.command, step.host) for step in answer.next], width)
+        yield from _rows("next", [_step(step.command, step.host) for step in answer.next], _UNBROKEN)
         yield from _rows("collect", answer.collect, width)
-        yield from _rows("explain", [f"gpudoctor explain diagnose.{text_of_cause(cause.what).page}"], width)
+        yield from _rows("explain", [f"gpudoctor explain diagnose.{text_of_cause(cause.what).page}"], _UNBROKEN)
         for other in answer.others:
             yield ""
             yield f"{_painted('OR', _DIM, color)}  {other.what}  {text_of_cause(other.what).title}"

@@ -87,8 +87,8 @@ def page_text(check: Check) -> str:
     if check.page is None and (parts := word_list(check.id)):
         body = "\n".join([body, "", *parts]).rstrip()
     if check.domain == "run":
-        return f"{body}\n\nA finding of: gpudoctor run -- COMMAND\n"
-    return f"{body}\n\nLevel: {check.level}. Run it alone: gpudoctor check {check.id}\n"
+        return f"{body}\n\nA finding of: `gpudoctor run -- COMMAND`\n"
+    return f"{body}\n\nLevel: {check.level}. Run it alone: `gpudoctor check {check.id}`\n"
 
 
 def page_path(check: Check) -> Path | None:

@@ -12,6 +12,7 @@ import msgspec
 from gpudoctor.checks.core.case import Case, Expect
 from gpudoctor.checks.core.causes import Fault, explain, headline
 from gpudoctor.checks.core.finding import Status
+from gpudoctor.checks.core.read_from_text import named_as_in_text
 from gpudoctor.checks.core.registry import Check, Level, matches, registry
 from gpudoctor.checks.core.runner import CheckResult, run_checks
 from gpudoctor.checks.core.scope import scope_of, shown_count
@@ -102,6 +103,8 @@ def judge(
     lacking = without_verdict(results, question.required)
     # a capture may lack what most checks need; other sources do not
     part = node.source.may_be_part
+    if part:
+        results = named_as_in_text(results)
     verdict = verdict_of(results, part=part)
     if lacking and verdict != "fail":
         verdict = "unknown"

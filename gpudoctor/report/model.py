@@ -68,6 +68,8 @@ class HostSummary(msgspec.Struct, frozen=True):
 
 
 class GpuSummary(msgspec.Struct, frozen=True):
+    """A GPU of the report; `bus_id` is `unknown-INDEX` if the text that was read names none."""
+
     index: int
     uuid: str | None
     bus_id: str

@@ -30,7 +30,7 @@ _NONE = "-"
 
 def status_text(report: Report, node: Node, *, width: int, color: bool) -> str:
     """The table for `width` columns. `node` has the facts that `report` judged; a missing reading is a dash."""
-    lines = [line for word, text in alarms(report) for line in wrap(f"{word} {text}", width)]
+    lines = [line for word, text in alarms(report) for line in wrap(f"{word} {text}", width, break_on_hyphens=False)]
     host = report.host.name or report.run.source.name
     lines += wrap(" | ".join(filter(None, (host, *node_words(report, "x")))), width, break_on_hyphens=False)
     lines += _table([_cells(gpu, report) for gpu in node.gpus], width, color) if node.gpus else []

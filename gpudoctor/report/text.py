@@ -14,12 +14,10 @@ from rich.table import Table
 from rich.text import Text
 from rich.theme import Theme
 
-from gpudoctor.checks.core.causes import lacks_a_fact
 from gpudoctor.checks.core.finding import Finding, Status, worst
 from gpudoctor.checks.core.registry import LEVELS
 from gpudoctor.checks.core.subject import NODE, grouped_label
 from gpudoctor.checks.reported.failures import NO_STATEMENT
-from gpudoctor.facts.captures import NOT_IN_FILE
 from gpudoctor.report.model import Report, alarms, is_above, node_words, profile_words, suppressed_in
 from gpudoctor.report.text_figures import figure_lines
 from gpudoctor.report.wording import (
@@ -33,9 +31,9 @@ from gpudoctor.report.wording import (
     domain_words,
     explained_next,
     is_no_gpu_node,
+    joined_problems,
     label_of,
     lacking_rows,
-    problem_groups,
     same_run,
     verdict_word,
     verdict_words,
@@ -53,7 +51,6 @@ STYLES = {
 PARTLY_STYLE = "bold cyan"  # as loud as a verdict, and not the green of a PASS
 _THEME = Theme({"markdown.code": "cyan"})  # rich's own has a black background
 # what the command to run next takes over from this one
-_MOST_LACKING = 3  # checks of which each says in a block of its own that the facts file lacks something
 _GAP = 2  # of `TextRows` and `FoldedRow`
 _MOST_LABEL = 28  # of a finding
 # if less width is left for the last cell, it goes on lines below the row
@@ -177,20 +174,13 @@ def _findings(report: Report) -> Iterator[RenderableType]:
 
 def _problems(report: Report) -> Iterator[RenderableType]:
     explained = Explained(report)
-    lacking = lacking_rows(report)
-    joint = len(lacking) > _MOST_LACKING
-    for result, findings in problem_groups(report):
-        if joint and lacks_a_fact(findings[0]):
-            continue
+    groups, title, lacking = joined_problems(report)
+    for result, findings in groups:
         yield Text("")
         yield from _block(result.id, findings, explained.by(result.id, findings))
-    if joint:
+    if lacking:
         yield Text("")
-        yield Text.assemble(
-            status_word(Status.UNKNOWN),
-            "  ",
-            plain(f"{NOT_IN_FILE.reason}: what {check_count(len(lacking))} judge", "bold"),
-        )
+        yield Text.assemble(status_word(Status.UNKNOWN), "  ", plain(title, "bold"))
         yield from labelled_rows(lacking)
 
 

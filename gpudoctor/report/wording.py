@@ -23,7 +23,7 @@ from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.checks.core.subject import NODE, Subject, grouped_label
 from gpudoctor.checks.driver.loaded import NO_GPU_NODE
 from gpudoctor.checks.driver.responsive import WAKING
-from gpudoctor.facts.captures import ABSENT
+from gpudoctor.facts.captures import ABSENT, NOT_IN_FILE
 from gpudoctor.report.model import Report, findings_of, is_above
 
 # the command whose output is missing from a capture, by domain; for the kernel log, by check
@@ -39,6 +39,7 @@ _COMMANDS = {
 }
 _MOST_COMMANDS = 3
 _MOST_LINES = 20  # of what a block of several subjects says of each
+_MOST_LACKING = 3  # checks of which each says in a block of its own that the facts file lacks something
 _MOST_EXPLAINED = 3  # checks that the last lines name
 _KEPT_OPTIONS = (
     *("--node", "--fault", "--gpu", "--profile", "--config", "--level", "--backend", "--ranks", "--inject", "--data"),
@@ -53,7 +54,7 @@ def check_count(count: int) -> str:
 
 
 def domain_words(results: list[CheckResult], status: Status) -> str:
-    """ "3 of 4 ok: link-width fail (GPU 5)" or "7 checks" or "5 checks: why they were skipped"."""
+    """ "7 of 8 GPUs ok   GPU 5: link-width", "3 of 4 checks ok   fabric", "7 checks" or "5 checks: why skipped"."""
     looked = [r for r in results if r.status is not Status.SKIP]
     skipped = len(results) - len(looked)
     if status is Status.SKIP:
@@ -66,8 +67,22 @@ def domain_words(results: list[CheckResult], status: Status) -> str:
     if not bad:
         summary = _worth_seeing(results)
         return f"{check_count(len(looked))}{tail}" + (f"   {summary}" if summary else "")
-    ok = len(looked) - len(bad)
-    return f"{ok} of {len(looked)} ok{tail}   {'; '.join(_by_subject(bad))}"
+    names = "; ".join(_by_subject(bad))
+    if gpus := _gpus_ok(looked):
+        return f"{gpus}{f', {check_count(skipped)} skipped' if skipped else ''}   {names}"
+    return f"{len(looked) - len(bad)} of {check_count(len(looked))} ok{tail}   {names}"
+
+
+def _gpus_ok(looked: list[CheckResult]) -> str:
+    """ "7 of 8 GPUs ok", if every problem is one of a single GPU and others passed: no check is ok, 7 GPUs are."""
+    findings = [finding for result in looked for finding in result.findings]
+    bad = [finding.subject for finding in findings if finding.status in PROBLEMS]
+    if any(subject.kind != "gpu" or subject.gpu is None for subject in bad):
+        return ""
+    passed = {f.subject.gpu for f in findings if f.status is Status.PASS and f.subject.kind == "gpu"}
+    not_ok = {subject.gpu for subject in bad}
+    good = len(passed - not_ok - {None})
+    return f"{good} of {good + len(not_ok)} GPUs ok" if good else ""
 
 
 def _different(reasons: Iterable[str]) -> list[str]:
@@ -175,6 +190,15 @@ def lacking_rows(report: Report) -> list[tuple[str, str]]:
         if gaps:
             rows.append((result.id, ", ".join(texts) + whose))
     return rows
+
+
+def joined_problems(report: Report) -> tuple[list[tuple[CheckResult, list[Finding]]], str, list[tuple[str, str]]]:
+    """The `problem_groups`; and what stands in one block, under a title, in place of many that lack a fact."""
+    groups, lacking = list(problem_groups(report)), lacking_rows(report)
+    if len(lacking) <= _MOST_LACKING:
+        return groups, "", []
+    title = f"{NOT_IN_FILE.reason}: what {check_count(len(lacking))} judge"
+    return [group for group in groups if not lacks_a_fact(group[1][0])], title, lacking
 
 
 def _problem(finding: Finding) -> object:

@@ -27,6 +27,7 @@ from gpudoctor.process.foreground import CannotStartError, ForegroundCommand
 from gpudoctor.report.model import Tool
 from gpudoctor.run import report
 from gpudoctor.run.findings.progress import of_stall, stood_to_the_end
+from gpudoctor.run.findings.rare_steps import rare_steps
 from gpudoctor.run.run_folder import NoFolderError, RunFolder, is_of_step, reports_for_node
 from gpudoctor.run.settings import failure_settings, observer_settings
 from gpudoctor.run.watched import RunStall, Watched
@@ -97,7 +98,7 @@ def run(request: RunRequest, *, ignored: Sequence[int] = (), say: Say) -> Report
         seen = watch.watched() if watch else Watched()
         watched = msgspec.structs.replace(seen, **_ending(started, seen, time.monotonic() - began_s))
         watched = msgspec.structs.replace(watched, case=_case(node, watched, telemetry))
-        notes += _not_seen(request, folder, watch, watched)
+        notes += [*rare_steps(watched), *_not_seen(request, folder, watch, watched)]
         answer = _diagnosis(folder, watch, watched)
         cause = answer.cause if answer is not None else None
         watched = stood_to_the_end(msgspec.structs.replace(watched, cause_in_logs=cause))

@@ -9,7 +9,7 @@ from time import monotonic_ns
 
 import msgspec
 
-from gpudoctor.run.observer.layout import WAIT
+from gpudoctor.run.observer.layout import PHASES, WAIT
 from gpudoctor.run.rank_process import lives
 from gpudoctor.run.record_reader import RankRecord, find_records
 from gpudoctor.run.run_folder import FOLDERS, temporary_folders
@@ -20,7 +20,8 @@ _MOST_POINTS = 24
 
 
 class LiveRank(msgspec.Struct, frozen=True):
-    """One rank. `now`: the mean of its steps of the last two seconds, at least one; None before its first step.
+    """One rank. `now`: the mean of its steps of the last two seconds, at least one; None before its first step. On a
+    GPU its times are those of the stream, and when its thread lacked a CPU is no part of them.
 
     `step_ms`: over the whole run, first to last. `stands`: what it does, if it has made no step for two seconds.
     """
@@ -83,10 +84,14 @@ def _rank(number: int, record: RankRecord) -> LiveRank:
     return LiveRank(
         rank=record.identity[0] if record.identity[0] >= 0 else number,
         steps=record.now.steps,
-        now=mean_step(recent) if recent else None,
+        now=_shown(mean_step(recent), on_gpu=record.identity[3]) if recent else None,
         step_ms=tuple(step.step_ms for step in points),
         stands=_stands(record, now_ns),
     )
+
+
+def _shown(step: TimedStep, *, on_gpu: bool) -> TimedStep:
+    return msgspec.structs.replace(step, queued_ms=(0.0,) * len(PHASES)) if on_gpu else step
 
 
 def _stands(record: RankRecord, now_ns: int) -> str:

@@ -130,7 +130,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     """Everything about one run of a command. `signal` is the one that ended the command.
 
     `settings` are the variables that were set for it. `diagnosis` is null if the command ended well. `notes` say what
-    was not seen, and why.
+    was not seen, and why, and which rank took long in a few steps.
     """
 
     schema: str = SCHEMA

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 
 from gpudoctor.checks.core.finding import PROBLEMS, Status
 from gpudoctor.diagnose import text as diagnosis_text
-from gpudoctor.report.wording import block_rows
+from gpudoctor.report.wording import CommandText, block_rows
 from gpudoctor.run.report import FlatFinding, RankReport, RunReport, ShownParts, as_finding, shown_parts
 from gpudoctor.text.output import printable
 from gpudoctor.text.units import duration_text
 
 _LABEL = 10
+_NARROWEST = 40
 _MOST_RANKS = 64
 _COLUMNS = ("rank", "steps", "step ms", "compute", "wait", "data", "host", "no CPU", "memory MiB")
 _NO_CPU = _COLUMNS.index("no CPU")
@@ -20,7 +21,7 @@ _NO_CPU = _COLUMNS.index("no CPU")
 
 def render_text(report: RunReport, *, width: int = 100) -> str:
     """The whole report."""
-    return "\n".join(line.rstrip() for line in _lines(report, max(width, 60))) + "\n"
+    return "\n".join(line.rstrip() for line in _lines(report, max(width, _NARROWEST))) + "\n"
 
 
 def _lines(report: RunReport, width: int) -> Iterator[str]:
@@ -40,7 +41,7 @@ def _lines(report: RunReport, width: int) -> Iterator[str]:
     if rest:
         yield ""
     for text in rest:
-        yield from textwrap.wrap(text, width, subsequent_indent="      ")
+        yield from textwrap.wrap(text, width, subsequent_indent="      ", break_on_hyphens=False)
     if report.kept:
         yield f"logs, stacks and dumps: {printable(report.kept)}"
 
@@ -98,8 +99,12 @@ def _block(flat: FlatFinding, width: int) -> Iterator[str]:
     finding = as_finding(flat)
     yield f"{flat.status.value.upper():<8}{flat.id}  {flat.subject.label}"
     for label, text in block_rows(finding, ()):
+        start, indent = f"  {label:<{_LABEL}}", " " * (_LABEL + 2)
+        if isinstance(text, CommandText):  # to be copied
+            yield start + printable(text)
+            continue
         yield from textwrap.wrap(
-            printable(text), width, initial_indent=f"  {label:<{_LABEL}}", subsequent_indent=" " * (_LABEL + 2)
+            printable(text), width, initial_indent=start, subsequent_indent=indent, break_on_hyphens=False
         ) or [f"  {label}"]
 
 

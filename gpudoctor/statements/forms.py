@@ -88,6 +88,12 @@ _SUPPOSES = lazy_pattern(
     r"|(?:n't|\bnot) (?:see|seen|get|have|had|find|show)\b|\bI (?:\w{2,12} )?(?:see|saw|get|got|have|had|am|was|tried|try|run|ran|use|think|found|keep)\b"
 )
 _BETWEEN_SENTENCES = lazy_pattern(r"(?<=[.!?])\s+(?=[A-Z])")
+# "the node was fixed but GPU 2 fell off the bus": what follows stands for itself, unless the rest is its condition
+_BUT = lazy_pattern(r"(?i)[,;]? +(?:but|yet|however|and(?= (?:now |then )?GPU ?\d)),? +")
+_CONDITION = lazy_pattern(
+    r"(?i)\b(?:if|when|where|whether|unless|in case|how to|e\.g|such as|known issues?|please|try"
+    r"|(?<!was )(?<!were )(?<!been )(?<!got )(?<!not )fix(?:e[ds])?)\b"
+)
 # glog, abseil and TensorFlow, behind a date of any form
 _HEAD = lazy_pattern(r":? ?([IWEF]) \S{1,200}:\d{1,6}\] ?")
 # a line of source that a logger printed with its traceback
@@ -142,8 +148,17 @@ def _warns(text: str, level: str | None) -> bool:
 
 def _first_that_tells(text: str) -> re.Match[str] | None:
     """Of the first sentences of a line, the first one that tells of a failure now."""
-    told = (_SENTENCE.match(each) for each in _BETWEEN_SENTENCES.split(text)[:9] if not _SUPPOSES.search(each))
-    return next(filter(None, told), None)
+    for sentence in _BETWEEN_SENTENCES.split(text)[:9]:
+        last = _behind_but(sentence)
+        if not _SUPPOSES.search(last) and (found := _SENTENCE.match(last)):
+            return found if "GPU" in last else _SENTENCE.match(sentence)  # its subject stands before the "but"
+    return None
+
+
+def _behind_but(sentence: str) -> str:
+    """What follows the last "but" of a sentence that supposes; all of it if that is supposed as well."""
+    buts = list(_BUT.finditer(sentence)) if _SUPPOSES.search(sentence) else []
+    return sentence[buts[-1].end() :] if buts and not _CONDITION.search(sentence[: buts[-1].start()]) else sentence
 
 
 def _tells_of_none(text: str, level: str | None) -> bool:
@@ -160,5 +175,5 @@ def is_no_news(text: str, level: str | None = None) -> bool:
     >>> is_no_news("We saw no Xid 79 since"), is_no_news("GPU 3 is dead since noon: fallen off the bus")
     (True, False)
     """
-    quiet = level in _QUIET_LEVELS
-    return quiet or (_NONE.search(text[:_FAR]) or _SUPPOSES.search(text[:_FAR])) is not None
+    text = _behind_but(text[:_FAR])
+    return level in _QUIET_LEVELS or (_NONE.search(text) or _SUPPOSES.search(text)) is not None

@@ -5,6 +5,8 @@ Whoever writes to a colleague writes all of these; programs write the plain sent
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gpudoctor.lazy import lazy_pattern
 from gpudoctor.statements.catalogue import find_label
 from gpudoctor.statements.forms import form_of
@@ -27,12 +29,20 @@ _INVERTED = lazy_pattern(
 )
 _CLAUSES = lazy_pattern(r"[,;:(]|\b(?:and|so|what|how|any|can|should|who|where)\b")
 _SUPPOSED_WHY = lazy_pattern(r"(?i)\b(?:why|how come|since when)\b")
-# after a conjunction, and of the same subject: "and its cable was swapped" tells of another part
-_MENDED = lazy_pattern(
-    r"(?i)(?:[,;(-]|\b(?:and|but|then))\s*(?:(?:it|they|we|I|has|have|had|was|were|been|got|is|since|then|now|already|later)\s+){0,4}"
-    r"(?:swapped|replaced|exchanged|fixed|repaired|resolved|solved)\b"
+_THING = r"(?:cards?|GPUs?|devices?|boards?|modules?|nodes?|one|problem|issue|error|fault|failure)\b"
+# mended is what failed, and not a part beside it: "its cable was swapped", "we replaced the fan"; nor a plan: "to be replaced"
+_MENDING = (
+    rf"(?:(?:it|they|we|I|this|that|(?:the|that|this) {_THING}|all|both|has|have|had|was|were|been|got|is|are|since|then|now|already|later) +){{0,5}}"
+    rf"(?:swapped|replaced|exchanged|fixed|repaired|resolved|solved)(?= *$|[.,;:!)]| +(?:it|them|(?:the|that|this) {_THING}|(?:by|on|in|at|with|under|during|last|yesterday|today"
+    r"|this|since|before|after|later|now|already|again|and|but|then)\b))"
 )
-_NOT_OVER = lazy_pattern(r"(?i)\b(?:again|still|but|yet)\b")
+_MENDED = lazy_pattern(rf"(?i)(?:[,;(-]|\b(?:and|but|then)\b) *{_MENDING}")
+_MENDED_ALONE = lazy_pattern(rf"(?i)\W*(?:GPU ?#?\d+ +)?{_MENDING}")
+_NOT_OVER = lazy_pattern(
+    r"(?i)\b(?:again|still|but|yet|however|same|persists?|remains?|returned|recurr\w+|not|never)\b|n['’]t\b"
+)
+_NAMED = lazy_pattern(r"(?i)\bGPU ?#?(\d+)")
+_SEVERAL = lazy_pattern(r"(?i)\bGPUs\b|\bGPU ?#?\d+ ?(?:,|and|or|to|-|/) ?\d")
 # "since it had fallen off the bus", "we found that it had": the time of another sentence
 _PAST = lazy_pattern(
     rf"(?i)(?!.*\b(?:since|after|because|as|that|when|until|before|found|saw|see|says?|said|shows?|showed|report(?:s|ed)|noticed|logs?|dmesg)\b.*\bhad\b)"
@@ -47,7 +57,13 @@ def told(text: str) -> str:
     ('GPU 3 has …. GPU 5 has.', 'GPU 3 hung, as it fell off')
     """
     sentences = _BETWEEN.split(text, _MOST_SENTENCES)
-    kept = [_DENIED_WHOLE.sub("…", _DENIED.sub("…", each)) for each in sentences if not (_asks(each) or _is_over(each))]
+    kept: list[str] = []
+    n = 0
+    while n < len(sentences):
+        over = _over(sentences, n)
+        if not over and not _asks(sentences[n]):
+            kept.append(_DENIED_WHOLE.sub("…", _DENIED.sub("…", sentences[n])))
+        n += over or 1
     return text if kept == sentences else " ".join(kept)
 
 
@@ -65,12 +81,25 @@ def _asks(sentence: str) -> bool:
     return asked and _tells(_CLAUSES.split(sentence)[-1].rstrip(" ?"))
 
 
-def _is_over(sentence: str) -> bool:
-    mended = _MENDED.search(sentence)
-    if mended is None:
-        return False
-    later = sentence[mended.end() :]
-    return not (_NOT_OVER.search(later) or _tells(later))
+def _over(sentences: Sequence[str], n: int) -> int:
+    """How many sentences from here tell of a failure that is over: this one says that it was mended, or the next one.
+
+    In doubt it is not over: if several GPUs are named, or what follows tells of something that goes on.
+    """
+    sentence, behind = sentences[n], sentences[n + 1 :]
+    if mended := _MENDED.search(sentence):
+        later, count = sentence[mended.end() :], 1
+    elif behind and (mended := _MENDED_ALONE.match(behind[0])) and _names_one(f"{sentence} {behind[0]}"):
+        later, count = behind[0][mended.end() :], 2
+    else:
+        return 0
+    behind = sentences[n + count :]
+    goes_on = _NOT_OVER.search(" ".join([later, *behind])) or _tells(later)
+    return 0 if goes_on or any(_tells(each) and not _NAMED.search(each) for each in behind) else count
+
+
+def _names_one(text: str) -> bool:
+    return len(set(_NAMED.findall(text))) <= 1 and not _SEVERAL.search(text)
 
 
 def _tells(text: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from pathlib import Path
 
 import pytest
 
@@ -41,6 +42,18 @@ def read(text: str) -> Node:
 
 def bad(check_id: str, text: str) -> list[Finding]:
     return [f for f in judge(check_id, read(text)).findings if f.status not in (Status.PASS, Status.SKIP)]
+
+
+def test_evidence_from_a_text_names_what_the_text_says_and_no_call_that_nobody_made() -> None:
+    dumps = Path(__file__).parents[1] / "facts" / "dumps"
+    names: dict[str, set[str]] = {}
+    for dump in sorted(dumps.iterdir()):
+        checks = judge_all(load_source(str(dump)).node).checks
+        names[dump.name] = {each.source for check in checks for found in check.findings for each in found.evidence}
+    assert not [name for each in names.values() for name in each if re.search(r"nvml[A-Z]|/sys/bus/pci", name)]
+    assert "this text: current PCIe link width" in names["lspci-2-gpus.txt"]
+    assert "this text: current link width of 0000:17:01.0" in names["lspci-2-gpus.txt"]
+    assert "this text: NVLink state" in names["nvlink-status-mixed.txt"]
 
 
 def test_a_gpu_that_only_its_bus_id_names_gets_no_index() -> None:

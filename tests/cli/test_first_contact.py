@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
+import itertools
 import json
 import os
 import pty
+import struct
 import subprocess
 import sys
+import termios
 
 import pytest
 
@@ -108,11 +112,45 @@ def test_a_search_takes_whole_words_and_titles_come_first(gpudoctor: Gpudoctor) 
 
 
 def test_a_page_is_text_not_markdown(gpudoctor: Gpudoctor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    for name in ("pcie.link-width", "diagnose.nccl-timeout", "gpu.xid"):
+    for name, columns in itertools.product(("pcie.link-width", "diagnose.nccl-timeout", "gpu.xid"), (80, 40)):
+        monkeypatch.setenv("COLUMNS", str(columns))
         lines = gpudoctor("explain", name).out.splitlines()
-        assert max(map(len, lines)) <= 80
-        assert not any(line.startswith(("#", "|")) or "`" in line for line in lines)
+        assert max(map(len, lines)) <= columns
+        assert not any(line.startswith(("#", "|", "```")) for line in lines)
+
+
+@pytest.mark.parametrize("columns", [40, 80, 120])
+def test_a_command_in_a_page_is_not_broken_and_without_colour_in_backticks(
+    columns: int, gpudoctor: Gpudoctor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    for name, command in (("rank_hung", "gpudoctor check gpu.xid"), ("pcie.acs", "gpudoctor check pcie.acs")):
+        assert f"`{command}`" in gpudoctor("explain", name).out
+        colored = gpudoctor("explain", name, "--color", "always").out
+        assert (command in colored, "`" in colored) == (True, False)
+
+
+def test_a_page_on_a_narrow_screen_puts_last_columns_below_and_tables_in_blocks(
+    gpudoctor: Gpudoctor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    assert "    missing_rank\n        the others wait at the start for\n" in gpudoctor("explain", "missing_rank").out
+    ecc = gpudoctor("explain", "gpu.ecc").out
+    assert "SRAM threshold flag\n    value: not set\n    status: fail\n    source: the GPU itself" in ecc
+
+
+def test_what_is_piped_into_a_pager_has_the_width_of_its_terminal() -> None:
+    parent, child = pty.openpty()
+    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
+    command = [sys.executable, "-m", "gpudoctor", "list"]
+    try:
+        piped = subprocess.run(command, stdout=subprocess.PIPE, stderr=child, env={"PATH": "/usr/bin:/bin"}, check=True)
+        alone = subprocess.run(command, capture_output=True, env={}, check=True)
+    finally:
+        os.close(child)
+        os.close(parent)
+    assert 50 < max(map(len, piped.stdout.decode().splitlines())) <= 60
+    assert 80 < max(map(len, alone.stdout.decode().splitlines())) <= 100
 
 
 def test_a_long_page_goes_through_the_pager_of_a_terminal() -> None:

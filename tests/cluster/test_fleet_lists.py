@@ -26,7 +26,7 @@ def test_good_and_bad_hosts_stand_one_a_line_and_unknown_ones_in_neither(gpudoct
     outcome = gpudoctor("cluster", "report", str(folder), "--good", str(good), "--bad", str(bad))
     assert good.read_text() == "node1\nnode3\n"
     assert bad.read_text() == "node4\n"
-    assert "in neither list: 1 nodes" in outcome.err
+    assert "in neither list: 1 node (unknown, or without a host's name)\n" in outcome.err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.txt", "good.txt", "set"]
 
 

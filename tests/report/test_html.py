@@ -227,6 +227,22 @@ def test_the_command_writes_the_page_with_its_tables_of_facts(gpudoctor: Gpudoct
     assert '"schema": "gpudoctor.facts/1"' in " ".join(read(gpudoctor(*asked, "--include-facts").out).text)
 
 
+def test_what_a_facts_file_lacks_is_one_card_as_it_is_one_block_of_the_text(
+    gpudoctor: Gpudoctor, tmp_path: Path
+) -> None:
+    facts = json.loads(gpudoctor("facts", "--node", "hgx-h100-8").out)
+    facts["host"] = {"kernel": facts["host"]["kernel"]}
+    path = tmp_path / "facts.json"
+    path.write_text(json.dumps(facts), encoding="utf-8")
+    asked = ("check", "--node", str(path), "--level", "quick")
+    page = gpudoctor(*asked, "--format", "html").out
+    assert page.count('class="card unknown"') == 1
+    text = " ".join(" ".join(read(page).text).split())
+    (title,) = re.findall(r"not in this file: what \d+ checks judge", text)
+    assert title in gpudoctor(*asked).out
+    assert {"host.ram-per-gpu", "host.swap"} <= set(text.split(title)[1].partition("Checks")[0].split())
+
+
 def test_the_page_loads_nothing_and_runs_nothing() -> None:
     page = render_html(full())
     reader = read(page)

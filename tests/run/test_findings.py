@@ -11,7 +11,8 @@ import pytest
 from gpudoctor.diagnose.diagnosis import Cause
 from gpudoctor.report.model import Tool
 from gpudoctor.run.findings.progress import stood_to_the_end
-from gpudoctor.run.observer.layout import BACKWARD, DATA, FORWARD, HOST, PHASES
+from gpudoctor.run.findings.rare_steps import rare_steps
+from gpudoctor.run.observer.layout import BACKWARD, DATA, FORWARD, HOST, PHASES, WAIT
 from gpudoctor.run.record_reader import SampledLine
 from gpudoctor.run.report import FlatFinding, RunReport, as_finding, judged, rank_report, throughput
 from gpudoctor.run.step_series import TimedStep, without_stalls
@@ -456,3 +457,31 @@ def test_a_finding_has_the_shape_of_check() -> None:
 
 def only_flat(run: Watched) -> FlatFinding:
     return problems(run)[0]
+
+
+def _with_long_steps(number: int, every: int, ms: float, **changes: object) -> WatchedRank:
+    made = rank(number, **changes)  # type: ignore[arg-type]
+    wall = tuple(usual + ms * (phase == HOST) for phase, usual in enumerate(made.steps[0].wall_ms))
+    long = (
+        msgspec.structs.replace(step, wall_ms=wall) if step.number % every == every - 1 else step for step in made.steps
+    )
+    return msgspec.structs.replace(made, steps=tuple(long))
+
+
+def test_a_rank_that_holds_others_up_rarely_but_long_is_told_in_a_note_and_changes_no_verdict() -> None:
+    waiting = rank(0, wall=more(WAIT, 10.0))
+    (line,) = rare_steps(run := watched(waiting, _with_long_steps(1, 40, 300.0, wall=more(WAIT, 10.0))))
+    assert line.startswith(
+        "rank 1 held the others up in 3 of 120 steps, by up to 300 ms (host; a usual step takes 31 ms)"
+    )
+    assert [finding for finding in problems(run) if finding.subject.rank == 1] == []
+    nothing = (
+        watched(waiting, rank(1, noise=0.3)),
+        watched(waiting, _with_long_steps(1, 120, 100.0)),  # 4 % of the time
+        watched(rank(0, wall=more(WAIT, 80.0)), _with_long_steps(1, 4, 400.0)),  # a finding names it
+        watched(rank(0), _with_long_steps(1, 40, 300.0)),  # nobody waited
+        watched(_with_long_steps(0, 40, 300.0), _with_long_steps(1, 40, 300.0)),  # both at once
+        watched(_with_long_steps(0, 40, 300.0)),
+        watched(waiting, _with_long_steps(1, 5, 300.0, steps=10)),
+    )
+    assert [list(rare_steps(each)) for each in nothing] == [[]] * len(nothing)

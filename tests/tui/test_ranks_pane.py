@@ -242,3 +242,15 @@ def test_a_training_that_goes_on_is_shown_with_each_rank_now_and_over_time() -> 
         assert "starts" in text
     state.live_runs = ()
     assert "Live run" not in text_of(RanksPane(), state)
+
+
+def test_a_step_that_goes_on_has_the_parts_of_the_report_without_the_time_that_lacked_a_cpu() -> None:
+    step = TimedStep(9, (2.0, 3.0, 4.0, 1.0, 30.0, 0.0, 10.0), (0.0,) * 7, (0.0, 1.0, 0.0, 0.0, 20.0, 0.0, 2.0))
+    state = state_of(HGX)
+    state.live_runs = (LiveRun("train.py", (LiveRank(0, 10, step, (50.0,)),)),)
+    text = text_of(RanksPane(), state, (120, 50))
+    row = next(line for line in text.splitlines() if line.startswith("rank 0")).rpartition("|")[2].split()
+    assert row[:6] == ["50.0", "7.0", "10.0", "2.0", "8.0", "23.0"]
+    assert "× no CPU" in text
+    for width in (40, 80):
+        assert "× no CPU" in text_of(RanksPane(), state, (width, 50))

@@ -66,13 +66,14 @@ def visible_devices(case: Case) -> Iterator[Finding]:
 
 def _in_words(node: Node, seen: Visible) -> str:
     total = len(node.gpus)
+    every = f"all {total} GPUs visible" if total != 1 else "its GPU is visible"
     if seen.value is None:
-        head = f"{NAME} is not set: all {total} GPUs visible" if not seen.hidden else f"{NAME} is not set"
+        head = f"{NAME} is not set: {every}" if not seen.hidden else f"{NAME} is not set"
         return "; ".join((head, *seen.notes))
     shown = seen.value if len(seen.value) <= 120 else seen.value[:117] + "..."
     sees = f"CUDA sees {_gpus(seen.visible)} of {total}" if seen.visible else "CUDA sees no GPU"
     if not seen.hidden:
-        sees = f"all {total} GPUs visible"
+        sees = every
     parts = [f"{NAME}={shown}: {sees}", *seen.problems, *seen.notes]
     if seen.hidden_by_mistake:
         parts.append(f"named, and yet hidden: {_gpus(seen.hidden_by_mistake)}")

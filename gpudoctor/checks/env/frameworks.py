@@ -107,7 +107,7 @@ def _judged(case: Case, view: FrameworkView, seen: Visible) -> Iterator[Finding]
     if view.gpus == count and _in_other_order(case, view, seen):
         yield _other_than_meant(case, name, sees, expected, evidence)
         return
-    text = f"{name} sees {view.gpus} GPUs"
+    text = f"{name} sees {view.gpus} GPU{'s' * (view.gpus != 1)}"
     for subject in unseen or (NODE,):
         yield fail(
             subject,

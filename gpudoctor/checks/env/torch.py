@@ -172,7 +172,7 @@ def _sight(case: Case, view: TorchView) -> Iterator[Finding]:
         return
     likely = "the device cgroup or device files of this session, or a GPU that CUDA cannot open"
     advice = (Advice("Compare the two lists.", "nvidia-smi -L; python -m torch.utils.collect_env"),)
-    text = f"torch sees {view.device_count} GPUs"
+    text = f"torch sees {view.device_count} GPU{'s' * (view.device_count != 1)}"
     if not unseen:
         found = Found(text, view.device_count, "GPUs")
         yield fail(NODE, found, expected, *evidence, likely=likely, advice=advice)

@@ -119,10 +119,11 @@ def _as_shown(case: Case, shown: int, limited: str | None) -> Finding:
         return fail(NODE, Found("the driver shows no GPU", 0, "GPUs"), "at least one GPU", advice=[_SEE_BUS])
     if isinstance(case.node.driver.device_count, Missing) and on_bus is None and case.expect.gpus is None:
         cut = first_failed([case.node.driver.device_count])
-        text = f"{shown} GPUs in this capture: neither the driver's count nor the PCI bus to compare with"
-        return unread(NODE, f"{shown} GPUs", cut) if cut else skip(NODE, text)
+        gpus_shown = f"{shown} GPU{'s' * (shown != 1)}"
+        text = f"{gpus_shown} in this capture: neither the driver's count nor the PCI bus to compare with"
+        return unread(NODE, gpus_shown, cut) if cut else skip(NODE, text)
     if case.expect.gpus is None and isinstance(gpus, Missing) and gpus.kind == "failed":
-        return unread(NODE, f"{shown} GPUs; the PCI bus to compare with", gpus)
+        return unread(NODE, f"{shown} GPU{'s' * (shown != 1)}; the PCI bus to compare with", gpus)
     text = f"{shown} GPU{'s' * (shown != 1)}"
     limited = limited or (REFUSED if refused_handles(case.node) else None)
     if limited and on_bus is not None and len(on_bus) > shown:

@@ -131,8 +131,9 @@ def _write_lists(fleet: model.Fleet, args: argparse.Namespace) -> None:
     neither = len(dict.fromkeys(row.host for row in fleet.nodes)) - len(good) - len(bad)
     unread = fleet.counts.unread
     if (args.good or args.bad) and (neither or unread):
-        and_unread = f", and {unread} reports that could not be read" if unread else ""
-        say(f"in neither list: {neither} nodes that are unknown or have no host's name{and_unread}")
+        parts = [f"{neither} node{'s' * (neither != 1)} (unknown, or without a host's name)"] if neither else []
+        parts += [f"{unread} report{'s' * (unread != 1)} that could not be read"] if unread else []
+        say(f"in neither list: {' and '.join(parts)}")
 
 
 def _write_expression(fleet: model.Fleet, expected: Sequence[str]) -> int:

@@ -76,7 +76,7 @@ def _page_of(name: str) -> str:
     """The pages of a name, as Markdown."""
     checks = [each for each in _checks() if registry.matches(each, name)]
     if len(checks) > 1 and name in {check.domain for check in checks}:
-        rows = "".join(f"- `{check.id}`: {check.title}\n" for check in checks)
+        rows = "".join(f"- **{check.id}**: {check.title}\n" for check in checks)
         how = f"Read one: `gpudoctor explain NAME`; all of them: `gpudoctor explain '{name}.*'`"
         return f"# {name}: {len(checks)} checks\n\n{rows}\n{how}\n"
     if checks:
@@ -135,7 +135,7 @@ def _page_of_xid(name: str) -> str | None:
 
 def _page_of_method(name: str) -> str | None:
     text = not_planned.NOT_PLANNED.get(name.lower())
-    return f"# {name.lower()}\n\n{text}.\nFor your GPUs: gpudoctor plan 7b --{name.lower()}\n" if text else None
+    return f"# {name.lower()}\n\n{text}.\nFor your GPUs: `gpudoctor plan 7b --{name.lower()}`\n" if text else None
 
 
 def _page_of_line(name: str) -> str | None:
@@ -157,7 +157,7 @@ def _search(name: str) -> str | None:
     others: list[tuple[str, str]] = []
     for topic, title, text in _topics():
         if words <= _words(f"{topic} {title}"):
-            titled.append(f"- `{topic}`: {title}")
+            titled.append(f"- **{topic}**: {title}")
             named.append(topic)
         elif words <= _words(f"{topic} {title} {text}"):
             others.append((topic, title))
@@ -166,9 +166,9 @@ def _search(name: str) -> str | None:
     found = [*named, *(topic for topic, _ in others)]
     if len(found) == 1 and found[0] != name:
         return _page_of(found[0])
-    parts = ["\n".join(titled or (f"- `{topic}`: {title}" for topic, title in others))]
+    parts = ["\n".join(titled or (f"- **{topic}**: {title}" for topic, title in others))]
     if titled and others:
-        parts.append(f"Also in the text of: {', '.join(f'`{topic}`' for topic, _ in others)}")
+        parts.append(f"Also in the text of: {', '.join(f'**{topic}**' for topic, _ in others)}")
     return f"# Pages with “{printable(name)}”\n\n" + "\n\n".join([*parts, "Read one: `gpudoctor explain NAME`\n"])
 
 

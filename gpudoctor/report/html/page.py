@@ -13,8 +13,10 @@ from gpudoctor.report.html.charts import topology
 from gpudoctor.report.html.facts import facts_part
 from gpudoctor.report.html.figures import figures_part
 from gpudoctor.report.html.parts import (
+    Card,
     Cell,
     Chip,
+    Code,
     Command,
     Findings,
     Fold,
@@ -31,8 +33,8 @@ from gpudoctor.report.wording import (
     Explained,
     domain_words,
     expected_words,
+    joined_problems,
     label_of,
-    problem_groups,
     verdict_word,
     verdict_words,
 )
@@ -47,9 +49,12 @@ def render_html(report: Report, *, raw_facts: bool = True) -> str:
     judged = report.error is None
     word = verdict_word(report) if judged else "NOT JUDGED"
     node = [*node_words(report, "×"), *([f"kernel {report.host.kernel}"] if report.host.kernel else [])]
-    problems = list(problem_groups(report)) if judged else []
+    problems, title, lacking = joined_problems(report) if judged else ([], "", [])
     explained = Explained(report)
-    cards = (finding_card(result.id, findings, explained.by(result.id, findings)) for result, findings in problems)
+    cards = [finding_card(result.id, findings, explained.by(result.id, findings)) for result, findings in problems]
+    if lacking:
+        rows = pairs(*((Code(check), text) for check, text in lacking))
+        cards.append(Card("unknown", (Chip("unknown"), title), "", (rows,)))
     page = Page(
         title=f"{word}{simulated} {_host(report)}: gpudoctor report",
         kicker=f"gpudoctor {report.tool.version} report",

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import ClassVar
 
+from rich.cells import cell_len
 from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import BindingType
@@ -31,6 +32,8 @@ _STACKED_BELOW = 70
 # a page has about twenty widgets: do not build one for each check that a held key passes
 _PAGE_DELAY_S = 0.15
 _PAGE_LINES_MIN = 28
+_BUTTON_BLANKS = 3  # beside its label
+_LEFT_OUT_FIRST = ("domain", "base")
 RUNS_SHOWN = 20
 DIFFERENCES_SHOWN = 30
 
@@ -108,13 +111,14 @@ class ChecksPane(Pane):
         self.set_class(stacked, "-narrow")
         # on a low screen findings and runs need the lines; e opens the page
         self._page_box.display = event.size.height >= _PAGE_LINES_MIN and not stacked
+        self.call_after_refresh(self._show_buttons)
 
     def show(self, state: State) -> None:
         self._state = state
         self._list.show(state)
         self._finding.show_finding(state, self._check_id, self._gpu)
-        self._show_running(state)
         self._show_level(state.level)
+        self._show_running(state)
         key = (len(state.runs), state.runs[-1:], id(state.base), id(state.report), self.app.no_color)
         if key != self._history_shown:
             self._history_shown = key
@@ -125,9 +129,16 @@ class ChecksPane(Pane):
         self._running_line.set_class(bool(text), "-shown")
         if text:
             self._running_line.update(Content(text))
-        self._cancel_button.display = state.running is not None
-        for button in self._buttons:
-            button.display = state.running is None and not state.read_only
+        self._show_buttons()
+
+    def _show_buttons(self) -> None:
+        """Those that may be pressed now and fit whole, the chosen level before the last ones; all of them have keys."""
+        self._cancel_button.display = self._state.running is not None
+        offered = self._state.running is None and not self._state.read_only
+        room = self.query_one(".controls").size.width
+        for button in sorted(self._buttons, key=lambda button: button.id in _LEFT_OUT_FIRST):
+            room -= cell_len(str(button.label)) + _BUTTON_BLANKS
+            button.display = offered and room >= -1  # the last blank may be cut
 
     @on(CheckChosen)
     def _chosen(self, event: CheckChosen) -> None:

@@ -373,11 +373,34 @@ def test_columns_that_no_reader_reads_are_no_pass() -> None:
         "We found that GPU 3 had fallen off the bus",
         "dmesg says GPU 3 has fallen off the bus",
         "nvidia-smi does not answer: GPU 3 has fallen off the bus",
+        "GPU 3 fell off the bus. It was not replaced.",
+        "GPU 3 fell off the bus. It must be replaced.",
+        "GPU 3 fell off the bus. Its cable was replaced.",
+        "GPU 3 fell off the bus. We replaced the fan.",
+        "GPU 3 fell off the bus and we replaced the fan",
+        "GPU 3 fell off the bus. It was replaced. The new one fell off the bus as well.",
+        "GPU 3 fell off the bus and was replaced. Still the same.",
+        "GPU 5 fell off the bus. It was replaced. GPU 3 fell off the bus.",
+        "GPU 3 fell off the bus. GPU 4 fell off the bus. It was replaced.",
+        "The node was fixed but GPU 3 fell off the bus",
+        "The node was fixed, and GPU 3 fell off the bus",
+        "I never saw that before, but GPU 3 fell off the bus",
+        "GPU 3 was fixed but has failed again",
     ],
 )
 def test_what_is_told_as_so_now_is_a_fault_whatever_stands_beside_it(text: str) -> None:
     (finding,) = said(f"{text}\n")
     assert (finding.status, finding.subject.gpu) == (Status.FAIL, 3)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["GPU 3 fell off the bus. GPU 4 was replaced.", "GPU 3 and GPU 4 fell off the bus. GPU 3 was replaced.",
+     "GPUs 3 and 4 fell off the bus. It was replaced."],
+)  # fmt: skip
+def test_of_several_gpus_it_is_not_known_which_one_was_mended(text: str) -> None:
+    (finding,) = said(f"{text}\n")
+    assert finding.status is Status.FAIL
 
 
 def test_the_past_perfect_alone_leaves_open_whether_it_is_over() -> None:
@@ -411,6 +434,11 @@ def test_an_xid_that_a_person_has_from_dmesg_is_no_command() -> None:
         "isn't GPU 3 lost\n",
         "all 8 GPUs ok. GPU 3 had fallen off the bus on Monday and was swapped.\n",
         "GPU 3 fell off the bus on Monday and we replaced it.\n",
+        "GPU 3 fell off the bus. It was replaced.\n",
+        "GPU 3 fell off the bus. GPU 3 has since been replaced. GPU 4 looks fine.\n",
+        "GPU 3 fell off the bus. Fixed by a reboot.\n",
+        "If GPU 3 fell off the bus but the node answers, reset it\n",
+        "Fixed a bug where the job ends but GPU 3 hangs\n",
         "What would I do if GPU 3 has fallen off the bus?\n",
         "INFO: 0 errors on GPU 3, no failures\n",
         "The tool prints this error message:\n",
@@ -419,7 +447,20 @@ def test_an_xid_that_a_person_has_from_dmesg_is_no_command() -> None:
     ],
     ids=[
         *("denied", "not", "n't", "not thought", "asked by order", "asked without a mark", "asked by mark", "isn't"),
-        *("over", "mended", "asked", "none", "introduced", "README", "docs"),
+        *(
+            "over",
+            "mended",
+            "mended next",
+            "mended by name",
+            "fixed",
+            "condition",
+            "changelog",
+            "asked",
+            "none",
+            "introduced",
+            "README",
+            "docs",
+        ),
     ],
 )
 def test_what_only_writes_about_errors_is_no_report_of_one(text: str) -> None:

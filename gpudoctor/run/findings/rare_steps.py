@@ -1,0 +1,52 @@
+"""What no finding names, as it is not steady: a rank that holds the others up in few steps, but long (checkpoints)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import median
+
+from gpudoctor.run.findings.slow_ranks import LEAST_STEPS, compared
+from gpudoctor.run.observer.layout import DATA, HOST, WAIT
+from gpudoctor.run.step_series import COMPUTE, OWN, TimedStep
+from gpudoctor.run.watched import Watched, WatchedRank
+from gpudoctor.text.units import time_text
+
+_LONG = 3.0  # x the usual step, more than any other rank's part of the same step
+_LEAST_COST = 0.05  # of the time of the run
+_LEAST_WAITED = 0.5  # of what it took more, others must have waited
+_PARTS = (("compute", COMPUTE), ("data", (DATA,)), ("host", (HOST,)))
+
+
+def rare_steps(watched: Watched) -> Iterator[str]:
+    """A line for each such rank that the comparison of all steps does not name; no verdict, as it may be worth it."""
+    ranks = [rank for rank in watched.ranks if rank.steps]
+    count = min((len(rank.steps) for rank in ranks), default=0)
+    if len(ranks) < 2 or count < LEAST_STEPS:
+        return
+    named = {slow.rank.rank for slow in compared(watched).slow}
+    usual_ms = median(step.step_ms for rank in ranks for step in rank.steps)
+    own_ms = [[_own_ms(rank, step) for step in rank.steps] for rank in ranks]
+    longest = [sorted(each)[-2:] for each in zip(*own_ms, strict=True)]  # of each step the second and the first
+    for rank, own in zip(ranks, own_ms, strict=True):
+        more_ms = [ms - second if ms == first else 0.0 for ms, (second, first) in zip(own, longest, strict=True)]
+        long = [n for n, ms in enumerate(more_ms) if ms >= _LONG * usual_ms]
+        cost_ms = sum(more_ms[n] for n in long)
+        waited_ms = min(sum(step.wall_ms[WAIT] for step in other.steps) for other in ranks if other is not rank)
+        share = cost_ms / (sum(step.step_ms for step in rank.steps) or 1.0)
+        if long and rank.rank not in named and share >= _LEAST_COST and waited_ms >= _LEAST_WAITED * cost_ms:
+            steps = f"{len(long)} of {count} steps" if len(long) > 1 else f"one of {count} steps"
+            most, usual = time_text(1000 * max(more_ms)), time_text(1000 * usual_ms)
+            where = f"{_part([rank.steps[n] for n in long])}; a usual step takes {usual}"
+            yield (
+                f"rank {rank.rank} held the others up in {steps}, by up to {most} ({where}): {share:.0%} of the time. "
+                "A checkpoint or an evaluation on one rank looks like this"
+            )
+
+
+def _own_ms(rank: WatchedRank, step: TimedStep) -> float:
+    """The part of a step in which it did not wait for others, nor lacked a CPU."""
+    return step.undisturbed_ms(*OWN) if rank.gpu is None else step.own_ms
+
+
+def _part(steps: list[TimedStep]) -> str:
+    return max(_PARTS, key=lambda part: sum(step.undisturbed_ms(*part[1]) for step in steps))[0]
