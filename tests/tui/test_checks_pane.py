@@ -89,16 +89,14 @@ async def test_nothing_is_wider_than_the_screen_and_on_a_low_one_the_page_makes_
 @pytest.mark.parametrize(
     ("columns", "left_out"), [(40, ("Domain d", "Compare b")), (50, ("Compare b",)), (80, ("Compare b",)), (120, ())]
 )
-def test_only_whole_buttons_are_shown(columns: int, left_out: tuple[str, ...]) -> None:
+async def test_only_whole_buttons_are_shown(columns: int, left_out: tuple[str, ...]) -> None:
     shown = "   ".join(
         label for label in ("All R", "Check r", "Domain d", "Level quick l", "Compare b") if label not in left_out
     )
 
-    async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
+    async with in_app(size=(100, 24)) as (app, pilot):
         await pilot.resize_terminal(columns, 24)
         await until(pilot, lambda: any(line.endswith(f" {shown}") for line in screen_text(app).splitlines()))
-
-    in_app(body, size=(100, 24))
 
 
 @pytest.mark.wide
