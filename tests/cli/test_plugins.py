@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.subprocesses import completed
+
 PLUGIN = """
 from gpudoctor.checks.core.finding import ok
 from gpudoctor.checks.core.subject import NODE
@@ -58,9 +60,7 @@ def install(folder: Path, code: str) -> dict[str, str]:
 
 
 def gpudoctor(environ: dict[str, str], *argv: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "gpudoctor", *argv], env=environ, capture_output=True, text=True, check=False
-    )
+    return completed([sys.executable, "-m", "gpudoctor", *argv], env=environ)
 
 
 def test_a_plugins_check_is_listed_run_and_explained(tmp_path: Path) -> None:
