@@ -18,7 +18,7 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node, from_json, to_json
 from gpudoctor.facts.simulated.load import apply_faults, load_node
 from gpudoctor.report.html.page import render_html
-from gpudoctor.report.judge import FailOn, exit_code, judge, without_verdict
+from gpudoctor.report.judge import FailOn, Question, exit_code, judge, without_verdict
 from gpudoctor.report.junit_nagios import nagios_code, render_junit, render_nagios
 from gpudoctor.report.model import Report, render_json
 from gpudoctor.report.prometheus import render_prometheus
@@ -127,6 +127,13 @@ def test_why_several_things_were_not_measured_is_said_once() -> None:
     assert domain_words(skipped, Status.SKIP) == f"{len(asked)} checks: {no_load}"
     other = replace(skipped[0], findings=(skip(NODE, "x: in use"),))
     assert domain_words([*skipped[1:], other], Status.SKIP).endswith(f": {no_load} (and 1 more reason)")
+
+
+def test_neighbours_that_are_skipped_for_one_reason_share_a_row() -> None:
+    report = judge(load_node("gh200-1"), question=Question(level="full"))
+    rows = [line for line in render_text(report, width=200, color=False).splitlines() if line.startswith("  SKIP")]
+    assert [line.split()[1] for line in rows] == ["nvlink", "network", "6", "higher"]  # two reasons, two rows
+    assert "6 domains  27 checks (collective, link, compute, train, strategy, data): " in rows[2]
 
 
 @pytest.mark.parametrize(
