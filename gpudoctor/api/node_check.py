@@ -179,7 +179,8 @@ def _refuse_sources(words: Iterable[str], checks: Iterable[Check]) -> None:
             continue
         is_path = "/" in word or ("." in word and word.partition(".")[0] not in domains)
         if is_path or word in simulated_nodes.node_names():
-            raise UserError(f"no check is called {word!r}; to judge a text, a folder or a simulated node: --node {word}")
+            hint = f"to judge a text, a folder or a simulated node: --node {word}"
+            raise UserError(f"no check is called {word!r}; {hint}")
 
 
 def run_prepared(
