@@ -32,7 +32,7 @@ from gpudoctor.diagnose.rules.outside import (
 from gpudoctor.diagnose.rules.said import failed_saying, unknown_errors, with_reason, with_reason_before
 from gpudoctor.diagnose.rules.silence import ended_before, only_a_launcher, only_victims, silent_places
 
-# those that decide first
+# the kinds of evidence, the strongest first: the first hypothesis of the first rule that has one is the cause
 _RULES: tuple[Rule, ...] = (
     *(gpu_faults, scheduler_endings, out_of_host_memory, mismatches, direct_causes, deaths, said_dead, strong_echoes),
     *(from_dumps, from_stacks, ras_behind, nccl_timeouts, stalled_tensors, watchdogs_stuck, missing_ranks),
