@@ -162,19 +162,19 @@ def verdict_words(report: Report) -> str:
     training = report.measurements.training
     if report.verdict == "pass" and training is not None and training.device == "cuda":
         return "fit to train on"
-    aside = f", in {report.evaluated.words}" if report.evaluated.partly else ""
-    if report.verdict == "pass" and report.evaluated.partly:
-        return f"{report.evaluated.words}; nothing wrong in these"
+    if report.verdict in ("pass", "warn") and report.evaluated.partly:  # of a text nobody knows that the machine works
+        found = "nothing wrong in these" if report.verdict == "pass" else "look at the warnings"
+        return f"{report.evaluated.words}; {found}"
     if report.verdict == "fail" and is_no_gpu_node(report):
         return "this is no GPU node"
-    parts = {
+    by_verdict = {
         "pass": f"nothing wrong in the {check_count(report.counts.passed)} that could look; no GPU was put under load",
-        "warn": f"works; look at the warnings{aside}",
+        "warn": "works; look at the warnings",
         "fail": "not fit to train on" + (", by what this text says" if report.evaluated.partly else ""),
     }
     if report.verdict == "unknown" and not report.counts.unknown and report.reason.startswith("UNKNOWN "):
         return f"not known: {report.reason.removeprefix('UNKNOWN ')}"
-    return parts.get(report.verdict, "not known: what got no answer is not a pass")
+    return by_verdict.get(report.verdict, "not known: what got no answer is not a pass")
 
 
 def problem_groups(report: Report) -> Iterator[tuple[CheckResult, list[Finding]]]:
