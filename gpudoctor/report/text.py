@@ -276,7 +276,10 @@ def _tail(report: Report) -> Iterator[RenderableType]:
     faults = f"{len(report.faults)} {'fault' if len(report.faults) == 1 else 'faults'}"
     parts = [fault.subject for fault in report.faults if fault.subject.label != NODE.label]
     node = " and the node" if len(parts) < len(report.faults) else ""
-    on = f" on {grouped_label(parts)}{node}" if parts else ""
+    # "GPU 2, 5 and /": in one list the path would read as a GPU
+    of_gpus = [part for part in parts if part.kind == "gpu"]
+    labels = (grouped_label(of_gpus), grouped_label(part for part in parts if part not in of_gpus))
+    on = f" on {' and '.join(filter(None, labels))}{node}" if parts else ""
     if len(parts) == len({part.gpu for part in parts} - {None}) == 2:  # "1-2" would read as the pair of both
         on = f" on GPU {' and '.join(str(part.gpu) for part in sorted(parts, key=lambda part: part.gpu or 0))}{node}"
     failed = f" ({check_count(counts.fail)} failed)" if counts.fail else ""

@@ -233,6 +233,8 @@ def test_a_command_that_is_for_one_gpu_of_several_says_so() -> None:
 def test_faults_of_a_gpu_and_of_the_node_are_told_apart_in_words() -> None:
     report = judge(apply_faults(load_node("hgx-h100-8"), ["pcie-width-x8@1", "shm-64m"]))
     assert "2 faults on GPU 1 and the node (2 checks failed)" in render_text(report, width=200, color=False)
+    report = judge(apply_faults(load_node("hgx-h100-8"), ["pcie-width-x8@1", "storage-full"]))
+    assert "2 faults on GPU 1 and / (2 checks failed)" in render_text(report, width=200, color=False)
 
 
 def test_a_long_list_of_readings_is_cut_and_says_so() -> None:
