@@ -29,8 +29,14 @@ from gpudoctor.diagnose.rules.outside import (
     scheduler_endings,
     signals_and_cancels,
 )
-from gpudoctor.diagnose.rules.said import failed_saying, unknown_errors, with_reason, with_reason_before
-from gpudoctor.diagnose.rules.silence import ended_before, only_a_launcher, only_victims, silent_places
+from gpudoctor.diagnose.rules.said import failed_saying, stood_still, unknown_errors, with_reason, with_reason_before
+from gpudoctor.diagnose.rules.silence import (
+    ended_before,
+    only_a_launcher,
+    only_victims,
+    silent_places,
+    unfinished_start,
+)
 
 # the kinds of evidence, the strongest first: the first hypothesis of the first rule that has one is the cause
 _RULES: tuple[Rule, ...] = (
@@ -50,6 +56,15 @@ _FATAL = ("exit", "ending", "wait", "stuck", "victim", "wrapper", "closed")
 
 def hypotheses(job: Job) -> list[Hypothesis]:
     """All hypotheses, the best first; empty if nothing is wrong."""
+    found = _of_failed_attempt(job)
+    last = Attempt(job, job.attempts - 1)
+    for last_resort in (failed_saying(last), unfinished_start(job), unknown_errors(job), stood_still(job)):
+        found = found or [*last_resort]
+    return found
+
+
+def _of_failed_attempt(job: Job) -> list[Hypothesis]:
+    """What the rules say of the first failed attempt; empty if there is none, or if the job went on."""
     number = first_failed_attempt(job)
     if (number is None or went_on(job)) and not job.dumps and not job.stacks:
         return []
