@@ -212,7 +212,9 @@ def run_prepared(
     half_read: list[Node] = []
     try:
         sourced = read_source(
-            *(request.node, request.faults, prep.deadline_s),
+            request.node,
+            request.faults,
+            prep.deadline_s,
             progress=progress,
             on_interrupt=half_read.append,
             data=request.load.data,
@@ -252,7 +254,10 @@ def _measured(
     if level == "quick" and load.backend == "auto" and not load.inject:  # others are refused, or have their reason
         return not_run(Missing("level quick puts no load on the node"))
     measurements = measure.measure(
-        *(node, checks, level, load),
+        node,
+        checks,
+        level,
+        load,
         progress=progress,
         on_interrupt=on_interrupt,
         duration_s=prep.burn_s,

@@ -40,10 +40,36 @@ from gpudoctor.diagnose.rules.silence import (
 
 # the kinds of evidence, the strongest first: the first hypothesis of the first rule that has one is the cause
 _RULES: tuple[Rule, ...] = (
-    *(gpu_faults, scheduler_endings, out_of_host_memory, mismatches, direct_causes, deaths, said_dead, strong_echoes),
-    *(from_dumps, from_stacks, ras_behind, nccl_timeouts, stalled_tensors, watchdogs_stuck, missing_ranks),
-    *(gloo_timeouts, early_exit, silent_exits, signals_and_cancels, program_xids, silent_places, weak_causes),
-    *(weak_echoes, codes_alone, only_victims, only_a_launcher),
+    # the machine, the scheduler or a program names it
+    gpu_faults,
+    scheduler_endings,
+    out_of_host_memory,
+    mismatches,
+    direct_causes,
+    deaths,
+    said_dead,
+    strong_echoes,
+    # who waits for whom
+    from_dumps,
+    from_stacks,
+    ras_behind,
+    nccl_timeouts,
+    stalled_tensors,
+    watchdogs_stuck,
+    missing_ranks,
+    gloo_timeouts,
+    # who ended, or is silent
+    early_exit,
+    silent_exits,
+    signals_and_cancels,
+    program_xids,
+    silent_places,
+    # what others only report, and what is left
+    weak_causes,
+    weak_echoes,
+    codes_alone,
+    only_victims,
+    only_a_launcher,
 )
 _ENDED_FROM_OUTSIDE = (0, -2, -9, -15)  # SIGINT, SIGKILL, SIGTERM
 _EXCEPTION = re.compile(r"(?:[A-Za-z_]\w{0,60}\.){0,8}(?:[A-Z]\w{0,60})?(?:Error|Exception): ")
