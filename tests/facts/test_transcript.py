@@ -481,6 +481,11 @@ def test_the_warning_of_a_text_about_a_part_does_not_say_that_the_machine_works(
     assert re.search(r"^WARN  1 of \d+ checks evaluated; look at the warnings$", text, re.MULTILINE)
 
 
+def test_a_tab_in_a_statement_is_shown_as_a_blank() -> None:
+    text = render_text(judge(read("LnkSta:\tSpeed 16GT/s, Width x4 (downgraded)\n")), width=100, color=False)
+    assert "found     LnkSta: Speed 16GT/s, Width x4 (downgraded)\n" in text
+
+
 def test_the_checksum_of_a_benchmark_passes_nothing() -> None:
     report = judge(read(transcripts.NOT_JUDGED["nccl-tests"]))
     assert (report.verdict, report.exit_code) == ("unknown", 3)
