@@ -386,6 +386,9 @@ def test_columns_that_no_reader_reads_are_no_pass() -> None:
         "The node was fixed, and GPU 3 fell off the bus",
         "I never saw that before, but GPU 3 fell off the bus",
         "GPU 3 was fixed but has failed again",
+        "GPU 3 fell off the bus. Is it fixed by a reboot?",
+        "GPU 3 fell off the bus. The problem is resolved by a reboot.",
+        "GPU 3 fell off the bus, this is fixed in driver 570",
     ],
 )
 def test_what_is_told_as_so_now_is_a_fault_whatever_stands_beside_it(text: str) -> None:
@@ -437,6 +440,7 @@ def test_an_xid_that_a_person_has_from_dmesg_is_no_command() -> None:
         "GPU 3 fell off the bus. It was replaced.\n",
         "GPU 3 fell off the bus. GPU 3 has since been replaced. GPU 4 looks fine.\n",
         "GPU 3 fell off the bus. Fixed by a reboot.\n",
+        "GPU 3 fell off the bus. It is now fixed.\n",
         "If GPU 3 fell off the bus but the node answers, reset it\n",
         "Fixed a bug where the job ends but GPU 3 hangs\n",
         "What would I do if GPU 3 has fallen off the bus?\n",
@@ -453,6 +457,7 @@ def test_an_xid_that_a_person_has_from_dmesg_is_no_command() -> None:
             "mended next",
             "mended by name",
             "fixed",
+            "now fixed",
             "condition",
             "changelog",
             "asked",
