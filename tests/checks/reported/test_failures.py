@@ -356,6 +356,18 @@ def test_columns_that_no_reader_reads_are_no_pass() -> None:
     assert said(rows.replace("120", "  0")) == []
 
 
+def test_a_count_of_errors_that_no_fact_holds_is_no_pass_in_csv_either() -> None:
+    scope = "ecc.errors.uncorrected.volatile"
+    rows = f"index, name, {scope}.l2_cache\n0, NVIDIA H100, 0\n1, NVIDIA H100, 7\n"
+    (errors,) = said(rows)
+    assert (errors.status, errors.subject.gpu) == (Status.UNKNOWN, 1)
+    assert f"column {scope}.l2_cache is 7" in text_of(errors)
+    assert said(rows.replace("7", "0")) == said(rows.replace("uncorrected", "corrected")) == []
+    assert judge(read(rows.replace("l2_cache", "device_memory"))).verdict == "fail"
+    # a total contains it
+    assert said(f"index, name, {scope}.l2_cache, {scope}.total\n1, NVIDIA H100, 7, 7\n") == []
+
+
 @pytest.mark.parametrize(
     "text",
     [
