@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import inspect
 import os
 import signal
 import sys
@@ -146,6 +148,16 @@ def _keep_representatives(items: list[pytest.Item], *, all_cases: bool) -> None:
             raise pytest.UsageError(f"{test}: wide(but=...) names no case: {unknown}")
         for case in set(spared) & by_id.keys():
             by_id[case].own_markers.remove(mark)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine in a loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = inspect.signature(pyfuncitem.obj).parameters
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in arguments}))
+    return True
 
 
 def pytest_collection_finish() -> None:

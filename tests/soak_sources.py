@@ -11,7 +11,6 @@ import contextlib
 import io
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -37,6 +36,7 @@ from gpudoctor.testing.fake_nvml import FakeNvml, Script, write_script
 from gpudoctor.tui.run_control import load_report
 from tests.facts.nvml_nodes import Heard
 from tests.fuzz.seeds import as_yaml
+from tests.subprocesses import completed
 
 ROOT = Path(__file__).parent.parent
 # the fake driver has no slow calls, only hung ones; and if links lead to switches, it returns the links of each GPU
@@ -148,12 +148,8 @@ def command(asked: Asked) -> Report:
 def library(asked: Asked) -> Report:
     own = [sys.executable, "-m", "gpudoctor"]
     with _configured(asked) as options:
-        done = subprocess.run(
+        done = completed(
             [*own, "fake-driver", *_node(asked), "--", *own, "check", *options],
-            capture_output=True,
-            text=True,
-            timeout=PATIENT_S,
-            check=False,
             env={**_environ(), "PYTHONPATH": str(ROOT)},
         )
     return _read(done.stdout, done.returncode)

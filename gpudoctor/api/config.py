@@ -26,7 +26,7 @@ with lazy_imports():
     from gpudoctor.text import yaml_file
 
 if TYPE_CHECKING:
-    from gpudoctor.text.yaml_file import Place, YamlFile
+    from gpudoctor.text.yaml_file import KeyPath, YamlFile
 
 SYSTEM_FILE = Path("/etc/gpudoctor/config.yaml")
 
@@ -155,7 +155,7 @@ def threshold_overrides(config: Config) -> dict[tuple[str, str, str], float]:
 class _Wrong(NamedTuple):
     """A place in a configuration and what is wrong there; `newer`: a newer version may know it: it can be left out."""
 
-    place: Place
+    place: KeyPath
     problem: str
     newer: bool = False
 
@@ -179,10 +179,10 @@ def _wrong_names(config: Config, checks: tuple[Check, ...]) -> Iterator[_Wrong]:
         yield from _wrong_rules(("hosts", number), entry.suppress, checks)
 
 
-def _wrong_limits(under: Place, thresholds: Thresholds, checks: tuple[Check, ...]) -> Iterator[_Wrong]:
+def _wrong_limits(under: KeyPath, thresholds: Thresholds, checks: tuple[Check, ...]) -> Iterator[_Wrong]:
     by_id = {check.id: check for check in checks}
     for check_id, limits in thresholds.items():
-        place: Place = (*under, "thresholds", check_id)
+        place: KeyPath = (*under, "thresholds", check_id)
         if check_id not in by_id:
             yield _Wrong(place, f"no check is called that{_nearest(check_id, by_id)}", newer=True)
             continue
@@ -197,10 +197,10 @@ def _wrong_limits(under: Place, thresholds: Thresholds, checks: tuple[Check, ...
                     yield _Wrong((*place, name), f"{check_id} has no threshold {limit!r}; {has}", newer=True)
 
 
-def _wrong_rules(under: Place, rules: tuple[Suppression, ...], checks: tuple[Check, ...]) -> Iterator[_Wrong]:
+def _wrong_rules(under: KeyPath, rules: tuple[Suppression, ...], checks: tuple[Check, ...]) -> Iterator[_Wrong]:
     names = [*(check.id for check in checks), *{check.domain for check in checks}]
     for number, rule in enumerate(rules):
-        place: Place = (*under, "suppress", number)
+        place: KeyPath = (*under, "suppress", number)
         if not any(matches(check, rule.check) for check in checks):
             problem = f"no check is called {rule.check!r}{_nearest(rule.check, names)}"
             yield _Wrong((*place, "check"), problem, newer=True)
@@ -268,20 +268,20 @@ def _first_wrong(file: YamlFile, checks: tuple[Check, ...]) -> _Wrong | None:
     try:
         config = file.convert(_merge({}, file.data), Config, _nearest_key)
     except yaml_file.UnknownKeyError as error:
-        return _Wrong(error.place, str(error), newer=True)
+        return _Wrong(error.key_path, str(error), newer=True)
     wrong = next(_wrong_names(config, checks), None)
     return wrong._replace(problem=str(file.error(wrong.place, wrong.problem))) if wrong and wrong.newer else wrong
 
 
-def _with_its_rule(place: Place) -> Place:
+def _with_its_rule(place: KeyPath) -> KeyPath:
     """The place, or the whole suppression that it is in: without a part it would suppress more."""
     return place[: place.index("suppress") + 2] if "suppress" in place else place
 
 
-def _nearest_key(parent: Place, key: str) -> str:
+def _nearest_key(parent: KeyPath, key: str) -> str:
     if parent[:1] == ("hosts",):
         parent = parent[2:] or ("hosts",)
-    parents: dict[Place, type[msgspec.Struct]] = {
+    parents: dict[KeyPath, type[msgspec.Struct]] = {
         ("expect",): Expect,
         ("suppress",): Suppression,
         ("hosts",): HostConfig,

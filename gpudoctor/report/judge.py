@@ -225,24 +225,26 @@ def _quiet_reason(
     level: Level | None,
 ) -> str:
     """The reason line of a run without a fault."""
-    unknown = [r.id for r in results if r.status is Status.UNKNOWN]
+    passed = [r.id for r in results if r.status is Status.PASS]
     if lacking:
         return f"UNKNOWN required but without a verdict: {', '.join(r.id for r in lacking)}"
     if verdict == "unknown":
-        passing = [r.id for r in results if r.status is Status.PASS]
-        alone = f"only {', '.join(passing)} passed" if passing else "nothing could be judged"
-        why = _common_reason(results) or ", ".join(unknown) or alone
-        return f"UNKNOWN {why}"
+        unknown = ", ".join(r.id for r in results if r.status is Status.UNKNOWN)
+        alone = f"only {', '.join(passed)} passed" if passed else "nothing could be judged"
+        return f"UNKNOWN {_common_reason(results) or unknown or alone}"
     if verdict == "warn":
         first = next(r for r in results if r.status is Status.WARN)
         return f"WARN {first.id} {headline(next(f for f in first.findings if f.status is Status.WARN))}"
     if evaluated is not None and evaluated.partly:
         return f"PARTLY JUDGED, {evaluated.words}: nothing wrong in these"
-    passed = sum(1 for r in results if r.status is Status.PASS)
+    return f"PASS {_share_passed(results, len(passed), level)}"
+
+
+def _share_passed(results: tuple[CheckResult, ...], passed: int, level: Level | None) -> str:
     asked = [r for r in results if level is None or not is_above(r, level)]
     at_level = f" of level {level}" if level is not None else ""
     rest = f", {len(asked) - passed} not judged" if passed < len(asked) else ""
-    return f"PASS {passed} of {len(asked)} checks{at_level}{rest}"
+    return f"{passed} of {len(asked)} checks{at_level}{rest}"
 
 
 def _common_reason(results: Iterable[CheckResult]) -> str | None:

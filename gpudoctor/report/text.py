@@ -16,6 +16,7 @@ from rich.theme import Theme
 
 from gpudoctor.checks.core.finding import Finding, Status, worst
 from gpudoctor.checks.core.registry import LEVELS
+from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.checks.core.subject import NODE, grouped_label
 from gpudoctor.checks.reported.failures import NO_STATEMENT
 from gpudoctor.report.model import Report, alarms, is_above, node_words, profile_words, suppressed_in
@@ -90,7 +91,7 @@ def columns(rows: Iterable[Sequence[str]], *, width: int, indent: int = 0) -> st
 def _parts(report: Report, verbose: bool) -> Iterator[RenderableType]:
     yield from _head(report)
     yield Text("")
-    yield _domains(report, verbose)
+    yield _domains(report)
     if verbose:
         yield from _findings(report)
     figures = figure_lines(report.measurements)
@@ -126,7 +127,8 @@ def _head(report: Report) -> Iterator[Text]:
         yield plain(f"Note: {note}")
 
 
-def _domains(report: Report, verbose: bool) -> RenderableType:
+def _domains(report: Report) -> RenderableType:
+    """A row per domain; the skipped ones of a machine without a GPU, or of a text about a part of it, in one line."""
     table = Table.grid(padding=(0, 2), pad_edge=False)
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
@@ -135,30 +137,36 @@ def _domains(report: Report, verbose: bool) -> RenderableType:
     asked = (r for r in report.checks if r not in higher)
     lacking = []
     no_gpu = is_no_gpu_node(report)
+    together = no_gpu or report.evaluated.partly
     for domain, group in groupby(asked, key=lambda result: result.domain):
         results = list(group)
         status = worst(result.status for result in results)
-        if status is Status.SKIP and no_gpu:
+        if not (status is Status.SKIP and together):
+            table.add_row(status_word(status), plain(domain), plain(domain_words(results, status)))
+        elif domain == "reported" and not no_gpu:  # what nobody says is not lacking
+            if reasons := _statements(results):
+                table.add_row(status_word(status), plain(domain), plain("; ".join(reasons)))
+        elif no_gpu or any(result.level == LEVELS[0] for result in results):  # what has to be measured is in no text
             lacking.append(domain)
-            continue
-        if status is Status.SKIP and report.evaluated.partly:
-            if domain == "reported":  # what nobody says is not lacking
-                if reasons := [f.reason for r in results for f in r.findings if f.reason not in (None, NO_STATEMENT)]:
-                    table.add_row(status_word(status), plain(domain), plain("; ".join(reasons)))
-                continue
-            # what has to be measured is in no text
-            lacking += [domain] if any(result.level == LEVELS[0] for result in results) else []
-            continue
-        table.add_row(status_word(status), plain(domain), plain(domain_words(results, status)))
     if lacking:
         why = "Nothing to look at here" if no_gpu else "Not in this text"
         return Padding(Group(table, plain(f"{why}: {', '.join(lacking)}", "dim")), (0, 0, 0, 2))
     if higher:
-        counts = Counter(r.level for r in higher)
-        where = ", ".join(f"{level} ({counts[level]})" for level in LEVELS if counts[level])
-        text = f"{check_count(len(higher))} of level {where}: asked for {report.run.level}"
+        text = f"{_by_level(higher)}: asked for {report.run.level}"
         table.add_row(status_word(Status.SKIP), plain("higher"), plain(text))
     return Padding(table, (0, 0, 0, 2))
+
+
+def _by_level(results: Sequence[CheckResult]) -> str:
+    """ "14 checks of level standard (9), full (5)"."""
+    counts = Counter(result.level for result in results)
+    where = ", ".join(f"{level} ({counts[level]})" for level in LEVELS if counts[level])
+    return f"{check_count(len(results))} of level {where}"
+
+
+def _statements(results: Iterable[CheckResult]) -> list[str]:
+    """What the text says of failures that is not judged."""
+    return [f.reason for r in results for f in r.findings if f.reason not in (None, NO_STATEMENT)]
 
 
 def _findings(report: Report) -> Iterator[RenderableType]:

@@ -124,12 +124,12 @@ def also_paste(report: Report) -> str:
         return ""
     asked = [result for result in report.checks if not is_above(result, report.run.level)]
     parts = []
-    for place, command in _COMMANDS.items():
-        results = [result for result in asked if place in (result.id, result.domain)]
+    for what, command in _COMMANDS.items():
+        results = [result for result in asked if what in (result.id, result.domain)]
         skipped = bool(results) and all(result.status is Status.SKIP for result in results)
-        named_only = place == "gpu" and bool(results) and not report.gpus and report.host.driver is None  # by a log
+        named_only = what == "gpu" and bool(results) and not report.gpus and report.host.driver is None  # by a log
         if named_only or (skipped and any(_reason(result).endswith(ABSENT.reason) for result in results)):
-            parts.append(f"{place}: {command}")
+            parts.append(f"{what}: {command}")
     if not parts:
         return ""
     if len(parts) == 1:
@@ -306,24 +306,24 @@ class Explained:
 
     def __init__(self, report: Report) -> None:
         self._faults: dict[tuple[str, Subject | None], dict[int, Fault]] = {}
-        for place, fault in enumerate(report.faults):
-            self._faults.setdefault((fault.check, None if fault.is_joint else fault.subject), {})[place] = fault
+        for order, fault in enumerate(report.faults):
+            self._faults.setdefault((fault.check, None if fault.is_joint else fault.subject), {})[order] = fault
         self._others: dict[str, dict[int, str]] = {}
         self._near: dict[tuple[str, int | None], dict[int, str]] = {}
         found = [(result.id, f) for result in report.checks for f in result.findings if f.status is not Status.FAIL]
-        for place, (check_id, f) in enumerate(found):
+        for order, (check_id, f) in enumerate(found):
             if f.explained_by is not None:
                 line = f"{check_id} {f.status.value}: {headline(f)}"
-                self._others.setdefault(f.explained_by, {})[place] = line
+                self._others.setdefault(f.explained_by, {})[order] = line
                 for gpu in _gpus(f.subject) or (None,):
-                    self._near.setdefault((f.explained_by, gpu), {})[place] = line
+                    self._near.setdefault((f.explained_by, gpu), {})[order] = line
 
     def by(self, check_id: str, findings: Sequence[Finding]) -> list[str]:
         """By the findings of a block: failures and warnings line by line, three or more unknowns in one line."""
         subjects = {finding.subject for finding in findings}
         if findings[0].status is Status.FAIL:
             joint, gpus = self._faults.get((check_id, None), {}), {subject.gpu for subject in subjects}
-            own = {place: fault for place, fault in joint.items() if gpus.issuperset(fault.gpus)}
+            own = {order: fault for order, fault in joint.items() if gpus.issuperset(fault.gpus)}
             for subject in subjects:
                 own |= self._faults.get((check_id, subject), {})
             lines = list(dict.fromkeys(line for _, fault in sorted(own.items()) for line in fault.explains))

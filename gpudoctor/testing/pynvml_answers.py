@@ -15,7 +15,7 @@ import pynvml
 
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node, short_bus_id
-from gpudoctor.facts.nvml import codes as words
+from gpudoctor.facts.nvml import codes
 from gpudoctor.testing.nvml_table import SYSTEM, NvmlTable, TableRow, code_of, handle_name
 from gpudoctor.testing.table_gpu import UNKNOWN_BYTES
 from gpudoctor.testing.table_links import ALL_LINKS, FIELD_VALUES
@@ -187,7 +187,7 @@ class NvmlAnswers:
         pass
 
     def nvmlErrorString(self, code: int) -> str:
-        return words.error_word(code)
+        return codes.error_word(code)
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str | bytes) -> FakeHandle:
         return self._named("nvmlDeviceGetHandleByUUID", uuid)

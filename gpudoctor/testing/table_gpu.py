@@ -7,7 +7,7 @@ from typing import Any
 from gpudoctor.facts.captures import NOT_IN_FILE
 from gpudoctor.facts.model.gpu import EVENT_REASONS, Gpu, GpuProcess
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, known
-from gpudoctor.facts.nvml import codes as words
+from gpudoctor.facts.nvml import codes
 from gpudoctor.facts.system.sysfs import parse_cpu_list
 from gpudoctor.testing.nvml_table import NvmlTable, number_of, thousandths
 
@@ -43,8 +43,8 @@ def _add_identity(table: NvmlTable, gpu: Gpu) -> None:
     for name, text in {**texts, "BoardPartNumber": gpu.board_part_number}.items():
         table.put_text(f"nvmlDeviceGet{name}", me, text)
     numbers = {
-        "Brand": number_of(gpu.brand, words.BRANDS),
-        "Architecture": number_of(gpu.architecture, words.ARCHITECTURES),
+        "Brand": number_of(gpu.brand, codes.BRANDS),
+        "Architecture": number_of(gpu.architecture, codes.ARCHITECTURES),
         "MinorNumber": gpu.minor_number,
         "ModuleId": gpu.module_id,
         "Index": me,
@@ -192,12 +192,12 @@ def _add_settings(table: NvmlTable, gpu: Gpu) -> None:
         "PersistenceMode": settings.persistence,
         "DisplayMode": settings.display_attached,
         "DisplayActive": settings.display_active,
-        "ComputeMode": number_of(settings.compute_mode, words.COMPUTE_MODES),
-        "VirtualizationMode": number_of(settings.virtualization, words.VIRTUALIZATION),
+        "ComputeMode": number_of(settings.compute_mode, codes.COMPUTE_MODES),
+        "VirtualizationMode": number_of(settings.virtualization, codes.VIRTUALIZATION),
     }
     for name, number in numbers.items():
         table.put(f"nvmlDeviceGet{name}", me, "I", number)
-    mode = number_of(settings.addressing_mode, words.ADDRESSING)
+    mode = number_of(settings.addressing_mode, codes.ADDRESSING)
     table.put_versioned("nvmlDeviceGetAddressingMode", me, version_of(8, 1), "I", mode)
     table.put("nvmlDeviceGetMigMode", me, "2I", settings.mig_enabled, settings.mig_pending)
     table.put("nvmlDeviceGetGpuInstanceId", me, "I", UNSUPPORTED)

@@ -7,7 +7,7 @@ from typing import Any
 
 from gpudoctor.facts.model.gpu import Fabric, Gpu, NvLink
 from gpudoctor.facts.model.missing import Missing, known
-from gpudoctor.facts.nvml import codes as words
+from gpudoctor.facts.nvml import codes
 from gpudoctor.testing.nvml_table import NvmlTable, code_of, number_of, thousandths
 from gpudoctor.testing.table_gpu import PCI_INFO, pci_info, version_of
 
@@ -88,7 +88,7 @@ def _device_fields(gpu: Gpu, driver: tuple[int, ...]) -> dict[int, Any]:
     slowed = _slowed_times(driver)
     fields = {field: attrgetter(path)(gpu) for field, path in _FIELDS.items()}
     fields |= {field: thousandths(attrgetter(path)(gpu)) for field, path in (_WATT_FIELDS | slowed).items()}  # mW, ns
-    fields[230] = number_of(gpu.recovery_action, words.RECOVERY_ACTIONS)
+    fields[230] = number_of(gpu.recovery_action, codes.RECOVERY_ACTIONS)
     fields.update(_link_counts(gpu))
     return {field: int(value) if isinstance(value, bool) else value for field, value in fields.items()}
 
@@ -109,8 +109,8 @@ def _link_fields(link: NvLink) -> dict[int, Any]:
         162: link.recovery_errors,
         163: link.crc_errors,
         164: thousandths(link.speed_gb_s),
-        165: number_of(link.state, words.LINK_STATES),
-        166: number_of(link.version, words.LINK_VERSIONS),
+        165: number_of(link.state, codes.LINK_STATES),
+        166: number_of(link.version, codes.LINK_VERSIONS),
     }
 
 
@@ -122,9 +122,9 @@ def add_links(table: NvmlTable, gpu: Gpu) -> None:
     me = gpu.index
     for link in gpu.nvlinks:
         args = (link.link,)
-        table.put("nvmlDeviceGetNvLinkState", me, "I", number_of(link.state, words.LINK_STATES), args=args)
-        table.put("nvmlDeviceGetNvLinkVersion", me, "I", number_of(link.version, words.LINK_VERSIONS), args=args)
-        end = number_of(link.remote_kind, words.LINK_ENDS)
+        table.put("nvmlDeviceGetNvLinkState", me, "I", number_of(link.state, codes.LINK_STATES), args=args)
+        table.put("nvmlDeviceGetNvLinkVersion", me, "I", number_of(link.version, codes.LINK_VERSIONS), args=args)
+        end = number_of(link.remote_kind, codes.LINK_ENDS)
         table.put("nvmlDeviceGetNvLinkRemoteDeviceType", me, "I", end, args=args)
         far = link.remote_bus_id
         info = _HIDDEN if far is None else (far,) if isinstance(far, Missing) else pci_info(far)
@@ -133,13 +133,13 @@ def add_links(table: NvmlTable, gpu: Gpu) -> None:
 
 def _add_fabric(table: NvmlTable, gpu: Gpu) -> None:
     me, fabric = gpu.index, gpu.fabric
-    state: Any = number_of(fabric.state, words.FABRIC_STATES)
+    state: Any = number_of(fabric.state, codes.FABRIC_STATES)
     common: tuple[Any, ...] = (bytes(16), 0, 0, state)
     if state == _COMPLETED:
-        status = number_of(fabric.status, words.ERROR_WORDS)
+        status = number_of(fabric.status, codes.ERROR_WORDS)
         common = (_uuid(fabric.cluster_uuid), status, fabric.clique_id, state)
     mask = _mask(fabric)
-    health = number_of(known(fabric.health_summary) or "value 0", words.FABRIC_HEALTH)
+    health = number_of(known(fabric.health_summary) or "value 0", codes.FABRIC_HEALTH)
     table.put("nvmlDeviceGetGpuFabricInfo", me, "16sIIB3x", *common)
     table.put_versioned("nvmlDeviceGetGpuFabricInfoV", me, version_of(36, 2), "16sIIB3xI", *common, mask)
     table.put_versioned("nvmlDeviceGetGpuFabricInfoV", me, version_of(40, 3), "16sIIB3xIB3x", *common, mask, health)
@@ -156,7 +156,7 @@ def _uuid(text: Any) -> Any:
 
 def _mask(fabric: Fabric) -> int:
     bandwidth = {None: 0, "degraded": 1, "full": 2}.get(known(fabric.health_bandwidth), 0)
-    configuration = number_of(known(fabric.incorrect_configuration) or "value 0", words.FABRIC_CONFIGURATION)
+    configuration = number_of(known(fabric.incorrect_configuration) or "value 0", codes.FABRIC_CONFIGURATION)
     return (
         bandwidth
         | _tristate(fabric.route_unhealthy) << 4

@@ -10,7 +10,7 @@ from gpudoctor.checks.core.condemning import condemning
 from gpudoctor.facts.model.gpu import Gpu, GpuPair
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, known
 from gpudoctor.facts.model.node import Driver, Node
-from gpudoctor.facts.nvml import codes as words
+from gpudoctor.facts.nvml import codes
 from gpudoctor.testing.nvml_table import NEVER, SYSTEM, UNKNOWN, NvmlTable, code_of, number_of
 from gpudoctor.testing.table_gpu import add_gpu, version_of
 from gpudoctor.testing.table_links import add_fields, add_links
@@ -91,7 +91,7 @@ def _add_driver(table: NvmlTable, driver: Driver, node: Node) -> None:
         table.refuse("nvmlInit", SYSTEM, code)
     else:
         table.put("nvmlInit", SYSTEM, "")
-    for number, text in words.ERROR_WORDS.items():
+    for number, text in codes.ERROR_WORDS.items():
         table.put_text("nvmlErrorString", number, text)
     version = driver.library_version
     table.put_text("nvmlSystemGetDriverVersion", SYSTEM, version)
@@ -158,8 +158,8 @@ def _add_pairs(table: NvmlTable, node: Node) -> None:
                 continue
             a, b = sorted((one.index, other.index))
             pair = known_pairs.get((a, b)) or GpuPair(a, b)
-            level = number_of(pair.path, {number: word for number, word in words.PATHS.items() if number})
+            level = number_of(pair.path, {number: word for number, word in codes.PATHS.items() if number})
             table.put("nvmlDeviceGetTopologyCommonAncestor", one.index, "I", level, args=(other.index,))
             for index, way in enumerate((pair.p2p_read, pair.p2p_write)):
-                status = number_of(way, words.P2P_STATUS)
+                status = number_of(way, codes.P2P_STATUS)
                 table.put("nvmlDeviceGetP2PStatus", one.index, "I", status, args=(other.index, index))

@@ -26,7 +26,7 @@ _TOP = ("the top level",)
 _BUS_ID = lazy_pattern(r"(?:[0-9A-Fa-f]{4,8}:)?[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]")
 
 T = TypeVar("T")
-Place = tuple["str | int", ...]  # ("suppress", 0, "until")
+KeyPath = tuple["str | int", ...]  # ("suppress", 0, "until")
 
 
 class YamlFileError(UserError):
@@ -34,38 +34,40 @@ class YamlFileError(UserError):
 
 
 class UnknownKeyError(YamlFileError):
-    """A key at `place` that this version does not know."""
+    """A key at `key_path` that this version does not know."""
 
-    def __init__(self, message: str, place: Place) -> None:
+    def __init__(self, message: str, key_path: KeyPath) -> None:
         super().__init__(message)
-        self.place = place
+        self.key_path = key_path
 
 
 class YamlFile(NamedTuple):
-    """The content of a file: `data` as plain Python values, and the line (from 1) of every place in it."""
+    """The content of a file: `data` as plain Python values, and the line (from 1) of every key_path in it."""
 
     path: Path
     data: Any
-    lines: dict[Place, int]
+    lines: dict[KeyPath, int]
 
-    def error(self, place: Place, problem: str) -> YamlFileError:
-        """An error that names the file, the key, and the line of the deepest part of `place` that exists."""
-        present = place
+    def error(self, key_path: KeyPath, problem: str) -> YamlFileError:
+        """An error that names the file, the key, and the line of the deepest part of `key_path` that exists."""
+        present = key_path
         while present and present not in self.lines:
             present = present[:-1]
-        return _error(self.path, self.lines.get(present, 1), place or _TOP, problem)
+        return _error(self.path, self.lines.get(present, 1), key_path or _TOP, problem)
 
-    def without(self, place: Place) -> YamlFile:
-        """The file without what is at a place; the items of a list that follow keep their lines."""
-        *parent, last = place
+    def without(self, key_path: KeyPath) -> YamlFile:
+        """The file without what is at a key_path; the items of a list that follow keep their lines."""
+        *parent, last = key_path
         lines = self.lines
         if isinstance(last, int):
             lines = {
-                _moved_up(at, tuple(parent), last): line for at, line in lines.items() if at[: len(place)] != place
+                _moved_up(at, tuple(parent), last): line
+                for at, line in lines.items()
+                if at[: len(key_path)] != key_path
             }
-        return YamlFile(self.path, _removed(self.data, place), lines)
+        return YamlFile(self.path, _removed(self.data, key_path), lines)
 
-    def convert(self, data: Any, to: type[T], hint: Callable[[Place, str], str] = lambda parent, key: "") -> T:
+    def convert(self, data: Any, to: type[T], hint: Callable[[KeyPath, str], str] = lambda parent, key: "") -> T:
         """Convert `data`, which is `self.data` or derived from it, to the type `to`.
 
         Raise YamlFileError, UnknownKeyError among them.
@@ -76,12 +78,12 @@ class YamlFile(NamedTuple):
             return msgspec.convert(data, to)
         except msgspec.ValidationError as error:
             message, _, path = str(error).partition(" - at `$")
-            place = _named(data, path, to)
+            key_path = _named(data, path, to)
             if "unknown field" in message:
                 key = message.split("`")[1]
-                error_ = self.error((*place, key), f"unknown key{hint(place, key[:_LONGEST_SHOWN])}")
-                raise UnknownKeyError(str(error_), (*place, key)) from None
-            raise self.error(place, message) from None
+                error_ = self.error((*key_path, key), f"unknown key{hint(key_path, key[:_LONGEST_SHOWN])}")
+                raise UnknownKeyError(str(error_), (*key_path, key)) from None
+            raise self.error(key_path, message) from None
 
 
 def read_yaml(path: Path) -> YamlFile:
@@ -94,7 +96,7 @@ def read_yaml(path: Path) -> YamlFile:
     if not text.strip():
         return YamlFile(path, None, {})
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    lines: dict[Place, int] = {}
+    lines: dict[KeyPath, int] = {}
     try:
         _scan(path, text, loader)
         tree = yaml.compose(text, Loader=loader)
@@ -163,17 +165,17 @@ class _Builder(NamedTuple):
     """Builds values from nodes. Plain loading would accept duplicate keys (the last wins) and NaN."""
 
     path: Path
-    lines: dict[Place, int]
+    lines: dict[KeyPath, int]
     constructor: Any
 
-    def value(self, node: Any, place: Place) -> Any:
+    def value(self, node: Any, key_path: KeyPath) -> Any:
         """The value of a node; records its places in `lines`."""
-        self.lines.setdefault(place, node.start_mark.line + 1)
+        self.lines.setdefault(key_path, node.start_mark.line + 1)
         if node.id == "sequence":
-            return [self.value(item, (*place, number)) for number, item in enumerate(node.value)]
-        return self._mapping(node, place) if node.id == "mapping" else self._scalar(node, place)
+            return [self.value(item, (*key_path, number)) for number, item in enumerate(node.value)]
+        return self._mapping(node, key_path) if node.id == "mapping" else self._scalar(node, key_path)
 
-    def _mapping(self, node: Any, place: Place) -> dict[str, Any]:
+    def _mapping(self, node: Any, key_path: KeyPath) -> dict[str, Any]:
         built: dict[str, Any] = {}
         for key_node, value_node in node.value:
             key, line = key_node.value, key_node.start_mark.line + 1
@@ -181,15 +183,15 @@ class _Builder(NamedTuple):
                 problem = (
                     f"the key {key} must be text: put it in quotes" if key_node.id == "scalar" else "a key is text"
                 )
-                raise _error(self.path, line, place or _TOP, problem)
-            within = (*place, key)
+                raise _error(self.path, line, key_path or _TOP, problem)
+            within = (*key_path, key)
             if key in built:
                 raise _error(self.path, line, within, f"this key is there twice, first in line {self.lines[within]}")
             self.lines[within] = line
             built[key] = self.value(value_node, within)
         return built
 
-    def _scalar(self, node: Any, place: Place) -> Any:
+    def _scalar(self, node: Any, key_path: KeyPath) -> Any:
         line, shown = node.start_mark.line + 1, node.value[:40]
         if _BUS_ID.fullmatch(node.value):
             return node.value  # to YAML 1.1, 12:00.0 is a number to the base 60
@@ -197,16 +199,16 @@ class _Builder(NamedTuple):
             value = self.constructor.construct_object(node)
         except (ValueError, OverflowError) as error:
             # it looks like a number or date to YAML: 2027-13-45, 10001 digits
-            raise _error(self.path, line, place, f"{shown} is no number or date that can be: {error}") from None
+            raise _error(self.path, line, key_path, f"{shown} is no number or date that can be: {error}") from None
         # this form of the comparison also refuses NaN
         if isinstance(value, (int, float)) and not 0 <= value <= _LARGEST_NUMBER:
-            raise _error(self.path, line, place, f"{shown}: a number from 0 to {_LARGEST_NUMBER:g} is wanted")
+            raise _error(self.path, line, key_path, f"{shown}: a number from 0 to {_LARGEST_NUMBER:g} is wanted")
         return value
 
 
-def _error(path: Path, line: int | None, place: Place, problem: str) -> YamlFileError:
+def _error(path: Path, line: int | None, key_path: KeyPath, problem: str) -> YamlFileError:
     where = f"{path}, line {line}" if line else str(path)
-    key = "".join(f"[{part}]" if isinstance(part, int) else f".{_shown(part)}" for part in place).lstrip(".")
+    key = "".join(f"[{part}]" if isinstance(part, int) else f".{_shown(part)}" for part in key_path).lstrip(".")
     return YamlFileError(": ".join(part for part in (where, key, _shown(problem)) if part))
 
 
@@ -215,9 +217,9 @@ def _shown(text: str) -> str:
     return line if len(line) <= _LONGEST_SHOWN else f"{line[: _LONGEST_SHOWN - 4]} ..."
 
 
-def _named(data: Any, path: str, to: Any) -> Place:
-    """msgspec's error path as a place. msgspec prints `[...]` for any mapping key: bisection finds which one."""
-    place: Place = ()
+def _named(data: Any, path: str, to: Any) -> KeyPath:
+    """msgspec's error path as a key_path. msgspec prints `[...]` for any mapping key: bisection finds which one."""
+    key_path: KeyPath = ()
     here = data
     for field, index in re.findall(r"\.(\w+)|\[(\d+|\.\.\.)\]", path):
         part: str | int = field or (int(index) if index.isdigit() else "")
@@ -225,12 +227,12 @@ def _named(data: Any, path: str, to: Any) -> Place:
             keys = list(here)
             while len(keys) > 1:
                 half = keys[: len(keys) // 2]
-                wrong = _wrong_path(_with(data, place, {key: here[key] for key in half}), to) == path
+                wrong = _wrong_path(_with(data, key_path, {key: here[key] for key in half}), to) == path
                 keys = half if wrong else keys[len(half) :]
             part = keys[0]
-        place = (*place, part)
+        key_path = (*key_path, part)
         here = here[part]
-    return place
+    return key_path
 
 
 def _wrong_path(data: Any, to: Any) -> str | None:
@@ -241,25 +243,25 @@ def _wrong_path(data: Any, to: Any) -> str | None:
     return None
 
 
-def _removed(data: Any, place: Place) -> Any:
+def _removed(data: Any, key_path: KeyPath) -> Any:
     copy = data.copy()
-    if len(place) == 1:
-        del copy[place[0]]
+    if len(key_path) == 1:
+        del copy[key_path[0]]
     else:
-        copy[place[0]] = _removed(data[place[0]], place[1:])
+        copy[key_path[0]] = _removed(data[key_path[0]], key_path[1:])
     return copy
 
 
-def _moved_up(at: Place, parent: Place, removed: int) -> Place:
-    place = len(parent)
-    number = at[place] if len(at) > place and at[:place] == parent else None
-    return (*parent, number - 1, *at[place + 1 :]) if isinstance(number, int) and number > removed else at
+def _moved_up(at: KeyPath, parent: KeyPath, removed: int) -> KeyPath:
+    key_path = len(parent)
+    number = at[key_path] if len(at) > key_path and at[:key_path] == parent else None
+    return (*parent, number - 1, *at[key_path + 1 :]) if isinstance(number, int) and number > removed else at
 
 
-def _with(data: Any, place: Place, value: Any) -> Any:
-    """A copy of `data` with `value` at a place."""
-    if not place:
+def _with(data: Any, key_path: KeyPath, value: Any) -> Any:
+    """A copy of `data` with `value` at a key_path."""
+    if not key_path:
         return value
     copy = data.copy()
-    copy[place[0]] = _with(data[place[0]], place[1:], value)
+    copy[key_path[0]] = _with(data[key_path[0]], key_path[1:], value)
     return copy

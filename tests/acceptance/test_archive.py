@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import msgspec
@@ -17,6 +16,7 @@ from gpudoctor.facts.captures.source import load_source
 from gpudoctor.facts.model.node import to_json
 from gpudoctor.facts.simulated.load import load_node
 from tests.needs import needs
+from tests.subprocesses import completed
 
 NODE = load_node("t4-cloud-4")
 ROOT = Path(__file__).parents[2]
@@ -94,6 +94,6 @@ def test_the_summary_keeps_to_80_columns_and_shows_no_escapes() -> None:
 )
 def test_make_without_a_gpu_plays_a_driver_and_with_one_does_not(backend: str, before: list[str]) -> None:
     command = ["make", "--no-print-directory", "-n", "-o", ".venv/.installed", "gpu-acceptance", f"BACKEND={backend}"]
-    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
+    said = completed(command, cwd=ROOT, check=True).stdout
     words = said.strip().splitlines()[-1].replace(".venv/bin/", "").split()
     assert words == [*before, "python", "-m", "acceptance", "--backend", backend]

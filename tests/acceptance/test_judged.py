@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -249,9 +248,7 @@ def test_a_step_that_breaks_off_did_not_agree_and_the_next_one_runs(
         Step("b", "hangs", 0.5, hangs),
         Step("c", "silent", 60.0, says_nothing),
     )
-    began = time.monotonic()
     results, interrupted = run_steps(run, steps)
-    assert time.monotonic() - began < 60
     assert interrupted is None
     assert [result.outcome for result in results] == ["did not agree"] * 3
     assert results[0].items[1].text == "the step broke off: KeyError: 'busbw'"

@@ -7,7 +7,6 @@ import io
 import json
 import os
 import signal
-import subprocess
 import sys
 import tarfile
 import time
@@ -20,6 +19,7 @@ import pytest
 from gpudoctor.facts.simulated.load import load_node
 from tests.acceptance.conftest import Accept, Begin, Ran
 from tests.needs import needs
+from tests.subprocesses import completed
 
 SHORT = ("--backend", "gloo", "--repeats", "2")
 GPU_7 = "0000:cb:00.0"
@@ -65,13 +65,7 @@ def test_without_a_gpu_it_ends_green_and_lists_what_it_could_not_look_at(accept:
     assert path == str(ran.archive)  # as long as it has to be
     assert max(map(len, summary)) <= 80
     assert list(ran.temporary.iterdir()) == []
-    again = subprocess.run(
-        [sys.executable, "-m", "gpudoctor", "check", "--node", str(ran.archive), "--json"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    again = completed([sys.executable, "-m", "gpudoctor", "check", "--node", str(ran.archive), "--json"])
     report = json.loads(again.stdout)
     # judging again gives the same: unknown if the ranks were too noisy
     noisy = texts(ran, "standard", "could not look")[:-1]
@@ -242,13 +236,7 @@ def test_a_disk_that_fills_up_costs_the_archive_and_not_the_summary(accept: Acce
     ],
 )
 def test_a_wrong_option_is_exit_2_and_names_it(tmp_path: Path, options: tuple[str, ...], words: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "acceptance", "-o", str(tmp_path / "a.tar.gz"), *options],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    done = completed([sys.executable, "-m", "acceptance", "-o", str(tmp_path / "a.tar.gz"), *options])
     assert (done.returncode, done.stdout) == (2, "")
     assert words in done.stderr
 

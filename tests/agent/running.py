@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.subprocesses import completed
+
 DEADLINE_S = 60.0  # only stops what hangs
 HEALTHY, FAULTY = ("--node", "hgx-h100-8"), ("--node", "hgx-h100-8", "--fault", "pcie-width-x8@5")
 TOKEN = "correct-horse-battery"
@@ -145,7 +147,5 @@ class Refused(NamedTuple):
 
 def refused(folder: Path, *options: str, **env: str) -> Refused:
     """An agent that cannot start: its exit code and output."""
-    done = subprocess.run(
-        command(*options), capture_output=True, text=True, timeout=DEADLINE_S, check=False, env=environ(folder, **env)
-    )
+    done = completed(command(*options), env=environ(folder, **env))
     return Refused(done.returncode, done.stdout, done.stderr)

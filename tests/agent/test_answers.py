@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import select
 import socket
-import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -24,6 +23,7 @@ from gpudoctor.http.listener import BoundedListener
 from gpudoctor.http.server import serving
 from tests.agent.running import DEADLINE_S, FAULTY, HEALTHY, TOKEN, Agent, agent, refused, wait_for
 from tests.cli.conftest import Gpudoctor, gpudoctor
+from tests.subprocesses import completed
 
 __all__ = ["gpudoctor"]  # the fixture
 
@@ -210,44 +210,38 @@ async def large_answers(listener: BoundedListener) -> AsyncIterator[tuple[tuple[
         yield bound[0].getsockname(), asked
 
 
-def test_a_client_that_sends_or_reads_too_slowly_is_dropped() -> None:
-    async def body() -> None:
-        listener = BoundedListener(2, 0.2, until_heard=False)
-        async with large_answers(listener) as (address, asked):
-            sending, writer = await asyncio.open_connection(*address)
-            writer.write(b"GET / HT")
-            assert await sending.read() == b""
-            reading, asking = await asyncio.open_connection(*address)
-            asking.write(b"GET / HTTP/1.0\r\n\r\n")
-            asking.transport.pause_reading()  # type: ignore[attr-defined]
-            await asked.wait()
-            while listener.connections:
-                await asyncio.sleep(0.01)
-            asking.transport.resume_reading()  # type: ignore[attr-defined]
-            with suppress(ConnectionResetError):
-                assert len(await reading.read()) < LARGE
-            writer.close()
-            asking.close()
-
-    asyncio.run(asyncio.wait_for(body(), DEADLINE_S))
+async def test_a_client_that_sends_or_reads_too_slowly_is_dropped() -> None:
+    listener = BoundedListener(2, 0.2, until_heard=False)
+    async with large_answers(listener) as (address, asked):
+        sending, writer = await asyncio.open_connection(*address)
+        writer.write(b"GET / HT")
+        assert await sending.read() == b""
+        reading, asking = await asyncio.open_connection(*address)
+        asking.write(b"GET / HTTP/1.0\r\n\r\n")
+        asking.transport.pause_reading()  # type: ignore[attr-defined]
+        await asked.wait()
+        while listener.connections:
+            await asyncio.sleep(0.01)
+        asking.transport.resume_reading()  # type: ignore[attr-defined]
+        with suppress(ConnectionResetError):
+            assert len(await reading.read()) < LARGE
+        writer.close()
+        asking.close()
 
 
-def test_a_client_whose_request_has_come_is_not_dropped_for_another() -> None:
-    async def body() -> None:
-        async with large_answers(BoundedListener(1, 10 * DEADLINE_S, until_heard=False)) as (address, asked):
-            first, asking = await asyncio.open_connection(*address)
-            asking.write(b"GET / HTTP/1.0\r\n\r\n")
-            await asked.wait()
-            second, late = await asyncio.open_connection(*address)
-            late.write(b"GET / HTTP/1.0\r\n\r\n")
-            with suppress(ConnectionResetError):
-                assert await second.read() == b""
-            head, _, sent = (await first.read()).partition(b"\r\n\r\n")
-            assert (head.split(b"\r\n")[0], len(sent)) == (b"HTTP/1.0 200 OK", LARGE)
-            asking.close()
-            late.close()
-
-    asyncio.run(asyncio.wait_for(body(), DEADLINE_S))
+async def test_a_client_whose_request_has_come_is_not_dropped_for_another() -> None:
+    async with large_answers(BoundedListener(1, 10 * DEADLINE_S, until_heard=False)) as (address, asked):
+        first, asking = await asyncio.open_connection(*address)
+        asking.write(b"GET / HTTP/1.0\r\n\r\n")
+        await asked.wait()
+        second, late = await asyncio.open_connection(*address)
+        late.write(b"GET / HTTP/1.0\r\n\r\n")
+        with suppress(ConnectionResetError):
+            assert await second.read() == b""
+        head, _, sent = (await first.read()).partition(b"\r\n\r\n")
+        assert (head.split(b"\r\n")[0], len(sent)) == (b"HTTP/1.0 200 OK", LARGE)
+        asking.close()
+        late.close()
 
 
 def test_the_agent_is_small_and_its_runs_are_not_in_it(faulty: Agent) -> None:
@@ -257,7 +251,7 @@ def test_the_agent_is_small_and_its_runs_are_not_in_it(faulty: Agent) -> None:
         "import gpudoctor.agent.answers, asyncio;"
         "print(*sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = completed([sys.executable, "-c", code], check=True)
     loaded = set(done.stdout.split())
     assert "gpudoctor.agent.schedule" in loaded
     assert not loaded & {"torch", "textual", "rich", "pynvml", "psutil", "yaml", "gpudoctor.cli.commands.check"}

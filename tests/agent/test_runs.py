@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -28,6 +29,7 @@ from gpudoctor.report.prometheus import families
 from tests.agent.running import DEADLINE_S, FAULTY, command, environ, wait_for
 from tests.conftest import ROOT
 from tests.needs import needs
+from tests.subprocesses import completed
 
 HEALTHY = judge(load_node("hgx-h100-8", {}))
 WARNING = judge(apply_faults(load_node("hgx-h100-8", {}), ["persistence-off@3"]))
@@ -115,7 +117,7 @@ def after_one_run(folder: Path, program: Sequence[str], *how: str) -> str:
     """The state after one agent round of a program, in a separate process: a round ends all children of its process."""
     folder.mkdir(exist_ok=True)
     words = [sys.executable, "-m", "tests.agent.one_round", str(folder), *how, "--", *program]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=DEADLINE_S, check=False, cwd=ROOT)
+    done = completed(words, cwd=ROOT)
     if done.returncode == 77:
         pytest.skip("this system lets no process adopt orphans")
     assert done.returncode == 0, done.stderr
@@ -273,40 +275,28 @@ def test_a_state_of_a_stranger_is_refused_and_a_link_of_systemds_is_not(tmp_path
 
 
 @pytest.mark.parametrize(
-    "broken", [b"", b"\xff\x00", b"[" * 100_000, b'{"schema": "gpudoctor.agent-state/9"}', b"null"]
+    "broken", [b"", b"\xff\x00", b"[" * 100_000, b'{"schema": "gpudoctor.agent-state/9"}', b"null", "a pipe"]
 )
-def test_a_state_that_cannot_be_used_is_none_and_is_said(
-    tmp_path: Path, broken: bytes, capsys: pytest.CaptureFixture[str]
+def test_a_state_that_cannot_be_used_is_none_is_said_and_replaced(
+    tmp_path: Path, broken: bytes | str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    state = StateDirectory(tmp_path, WatchedSubject("node7"))
-    try:
+    if broken == "a pipe":
+        os.mkfifo(tmp_path / LOCK_FILE)
+    with closing(StateDirectory(tmp_path, WatchedSubject("node7"))) as state:
+        if isinstance(broken, bytes):
+            assert state.load() is None
+            assert capsys.readouterr().err == ""
+            (tmp_path / STATE_FILE).write_bytes(broken)
+        else:
+            os.mkfifo(tmp_path / STATE_FILE)
         assert state.load() is None
-        assert capsys.readouterr().err == ""
-        (tmp_path / STATE_FILE).write_bytes(broken)
-        assert state.load() is None
-        assert "is not used, and will be replaced" in capsys.readouterr().err
+        reason = "" if isinstance(broken, bytes) else ": not a regular file"
+        assert f"is not used, and will be replaced{reason}" in capsys.readouterr().err
         last = Last(AT, later(1), WARNING, streaks_after((), WARNING))
         assert state.save(last)
         assert state.load() == last
-    finally:
-        state.close()
-    with_fault = StateDirectory(tmp_path, WatchedSubject("node7", "hgx-h100-8", ("xid-79",)))
-    assert with_fault.load() is None
-    with_fault.close()
-
-
-def test_a_pipe_in_place_of_the_state_is_said_and_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in (STATE_FILE, LOCK_FILE):
-        os.mkfifo(tmp_path / name)
-    state = StateDirectory(tmp_path, WatchedSubject("node7"))
-    try:
-        assert state.load() is None
-        assert "is not used, and will be replaced: not a regular file" in capsys.readouterr().err
-        last = Last(AT, later(1), WARNING, streaks_after((), WARNING))
-        assert state.save(last)
-        assert state.load() == last
-    finally:
-        state.close()
+    with closing(StateDirectory(tmp_path, WatchedSubject("node7", "hgx-h100-8", ("xid-79",)))) as with_fault:
+        assert with_fault.load() is None
 
 
 @pytest.mark.parametrize("name", node_names())
@@ -337,14 +327,7 @@ def test_of_several_numbers_about_one_part_the_worst_is_told() -> None:
 def test_once_runs_one_check_keeps_its_state_says_how_the_node_stands_and_ends(
     tmp_path: Path, options: tuple[str, ...], code: int, said: str
 ) -> None:
-    done = subprocess.run(
-        command("--once", *options),
-        env=environ(tmp_path),
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
+    done = completed(command("--once", *options), env=environ(tmp_path))
     assert (done.returncode, done.stderr) == (code, "")
     assert done.stdout.startswith(said)
     assert done.stdout.count("\n") == 1
@@ -372,13 +355,6 @@ def test_once_serves_no_metrics_and_needs_no_library_for_them(tmp_path: Path) ->
     hidden = (
         "import sys; sys.modules['prometheus_client'] = None; from gpudoctor.cli.main import main; sys.exit(main())"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", hidden, "agent", "--once", "--node", "hgx-h100-8"],
-        env=environ(tmp_path),
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
+    done = completed([sys.executable, "-c", hidden, "agent", "--once", "--node", "hgx-h100-8"], env=environ(tmp_path))
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("SIMULATED PASS")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ from gpudoctor.cli.commands import check as check_command
 from gpudoctor.facts import collect
 from tests.cli.conftest import Gpudoctor
 from tests.cli.conftest import gpudoctor as command
+from tests.subprocesses import completed
 
 __all__ = ["command"]  # the fixture
 
@@ -156,7 +156,7 @@ def test_the_levels_are_the_command_lines() -> None:
 
 
 def _printed(program: str) -> list[str]:
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    run = completed([sys.executable, "-c", program], check=True)
     return run.stdout.split()
 
 

@@ -20,6 +20,7 @@ from gpudoctor.api import local_verdict
 from gpudoctor.probes.runner import local_workers
 from gpudoctor.probes.runner.launch_engine import LocalPlacement, local_placement
 from gpudoctor.probes.runner.local_workers import LocalWorkers, WorkerHello
+from tests.subprocesses import completed
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLE = ROOT / "docs" / "examples" / "preflight.py"
@@ -78,7 +79,7 @@ def _told(process: subprocess.Popen[bytes]) -> list[list[Any]]:
 def _example(*words: str) -> subprocess.CompletedProcess[str]:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*torchrun, str(EXAMPLE), *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    return completed(command)
 
 
 @pytest.mark.wide

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from gpudoctor.checks.core.cuda_device_list import resolve
-from gpudoctor.facts.model.gpu import Gpu, MigInstance, Settings
+from gpudoctor.facts.model.gpu import MigInstance, Settings
 from gpudoctor.facts.model.missing import Missing
 from tests.checks.one_check import gpu, gpus, uuid_of
 
@@ -214,22 +212,3 @@ def test_indices_on_a_mixed_node_are_certain_only_in_bus_order(
 
 def test_identical_gpus_keep_bus_order_under_fastest_first() -> None:
     assert not resolve("0", EIGHT, "FASTEST_FIRST").order_uncertain
-
-
-ENTRIES = st.sampled_from(["0", "1", "9", "-1", "", " ", "GPU-", uuid_of(1), "MIG-aaaa", "MIG-cccc", "x", "+", "0x"])
-
-
-NODES: dict[str, tuple[Gpu, ...]] = {"eight": EIGHT, "mig": MIG, "mixed": MIXED, "none": ()}
-
-
-# nodes by name: an example that fails is printed, and eight GPUs are more than hypothesis prints
-@settings(deadline=None)
-@given(st.one_of(st.text(), st.lists(ENTRIES).map(",".join)), st.sampled_from(sorted(NODES)))
-def test_any_text_is_answered_and_no_gpu_is_shown_twice_or_lost(value: str, node: str) -> None:
-    everything = NODES[node]
-    shown = resolve(value, everything)  # must not raise
-    assert len(set(shown.visible)) == len(shown.visible) == len(shown.uuids)
-    if shown.unresolved is None:
-        assert sorted((*shown.visible, *shown.hidden)) == sorted(g.index for g in everything)
-    for problem in (*shown.problems, *shown.notes):
-        assert problem.isprintable()

@@ -30,21 +30,15 @@ ACCEPTED_WARNS = {
 }
 
 
+@pytest.mark.parametrize(
+    ("status", "but"), [(Status.FAIL, DELIBERATE_FAILS), (Status.WARN, ACCEPTED_WARNS), (Status.UNKNOWN, {})]
+)
 @pytest.mark.parametrize("name", node_names())
-def test_a_healthy_node_fails_nothing(name: str) -> None:
-    failed = {check for check, _ in findings(healthy_report(name), Status.FAIL)}
-    assert failed == {check for node, check in DELIBERATE_FAILS if node == name}
-
-
-@pytest.mark.parametrize("name", node_names())
-def test_a_healthy_node_warns_only_for_listed_reasons(name: str) -> None:
-    warned = {check for check, _ in findings(healthy_report(name), Status.WARN)}
-    assert warned == {check for node, check in ACCEPTED_WARNS if node == name}
-
-
-@pytest.mark.parametrize("name", node_names())
-def test_nothing_about_a_healthy_node_is_unknown(name: str) -> None:
-    assert findings(healthy_report(name), Status.UNKNOWN) == []
+def test_a_healthy_node_has_no_finding_but_for_listed_reasons(
+    name: str, status: Status, but: dict[tuple[str, str], str]
+) -> None:
+    told = {check for check, _ in findings(healthy_report(name), status)}
+    assert told == {check for node, check in but if node == name}
 
 
 def test_the_mixed_workstation_names_the_rtx_4080() -> None:

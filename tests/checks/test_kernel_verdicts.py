@@ -10,14 +10,7 @@ from gpudoctor.checks.core.finding import Finding, Status
 from gpudoctor.checks.core.registry import registry
 from gpudoctor.facts.captures.host.lspci import parse_lspci
 from gpudoctor.facts.kernel_log.lines import read_kernel_text
-from gpudoctor.facts.model.driver import (
-    ApiMismatch,
-    DkmsBuild,
-    HostEventKind,
-    KernelEventKind,
-    KernelLog,
-    LoadFailure,
-)
+from gpudoctor.facts.model.driver import ApiMismatch, DkmsBuild, HostEventKind, KernelEventKind, KernelLog, LoadFailure
 from gpudoctor.facts.model.gpu import Gpu, MemoryRepair, NvLink, PcieHop, PcieLink
 from gpudoctor.facts.model.node import Driver, Host, Node, PciBus, PciDevice, Source
 from gpudoctor.report.judge import judge as judge_all

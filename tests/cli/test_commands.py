@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import gpudoctor.cli.commands
 from gpudoctor.cli.command_table import COMMANDS
+from tests.subprocesses import completed
 
 OPTIONS = """
 import argparse, sys
@@ -31,7 +31,7 @@ ROOMS = (
 
 
 def test_the_options_of_all_commands_are_known_without_importing_what_does_the_work() -> None:
-    done = subprocess.run([sys.executable, "-c", OPTIONS], capture_output=True, text=True, check=True)
+    done = completed([sys.executable, "-c", OPTIONS], check=True)
     loaded = set(done.stdout.split())
     assert "gpudoctor.cli.commands.plan" in loaded
     rooms = tuple(f"gpudoctor.{room}" for room in ROOMS)
@@ -48,7 +48,7 @@ def test_a_check_imports_the_file_of_no_other_command() -> None:
         "import sys; from gpudoctor.cli.main import main; main(['check', '--node', 'hgx-h100-8', '--level', 'quick']);"
         "print(*[m for m in sys.modules if m.startswith('gpudoctor.cli.')], file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = completed([sys.executable, "-c", code], check=True)
     assert set(done.stderr.split()) == {
         f"gpudoctor.cli.{name}"
         for name in ("main", "command_table", "guarded", "parsing", "options", "commands", "commands.check")

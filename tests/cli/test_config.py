@@ -6,7 +6,6 @@ import datetime
 import errno
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import yaml
 from gpudoctor.api.config import Config, ConfigError, load_config, threshold_overrides
 from gpudoctor.checks.core.registry import registry
 from tests.cli.conftest import Gpudoctor
+from tests.subprocesses import completed
 
 NOWHERE = Path("/nonexistent/config.yaml")
 
@@ -239,7 +239,7 @@ def test_without_a_file_no_yaml_is_imported() -> None:
         "load_config(None, {'HOME': '/nonexistent'}, tuple, pathlib.Path('/nonexistent'));"
         "print('yaml' in sys.modules, 'gpudoctor.text.yaml_file' in sys.modules)"
     )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    ran = completed([sys.executable, "-c", code], check=True)
     assert ran.stdout.split() == ["False", "False"]
 
 

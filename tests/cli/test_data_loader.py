@@ -17,6 +17,7 @@ import pytest
 from tests.cli.conftest import Gpudoctor, Outcome
 from tests.needs import missing, needs
 from tests.probes.conftest import GONE_WITHIN_S, goes_on
+from tests.subprocesses import completed
 
 HERE = ("check", "data.loader", "--backend", "gloo", "--json")
 CHECK = (sys.executable, "-m", "gpudoctor", *HERE)
@@ -34,7 +35,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def checked(*argv: str) -> tuple[int, dict[str, Any], dict[str, Any]]:
     """Exit code, the check and its measurements."""
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    done = completed(argv)
     return told(Outcome(done.returncode, done.stdout, done.stderr))
 
 
@@ -90,7 +91,7 @@ def test_files_are_loaded_by_workers_and_a_core_that_they_all_share_is_named_wit
 
 def _own_shm(command: str, size: str = "1m") -> list[str]:
     shell, mount = ["unshare", "-m", "sh", "-c"], f"mount -t tmpfs -o size={size} tmpfs /dev/shm"
-    tried = subprocess.run([*shell, mount], capture_output=True, text=True)
+    tried = completed([*shell, mount])
     if tried.returncode:
         missing("mounts", tried.stderr.strip())
     return [*shell, f"{mount} && {command}"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import builtins
-import subprocess
 import sys
 import threading
 from functools import cache
@@ -16,6 +15,7 @@ import pytest
 
 import gpudoctor
 from gpudoctor.lazy import lazy_imports
+from tests.subprocesses import completed
 
 HEAVY = ("torch", "textual", "rich", "numpy", "psutil", "pynvml", "defusedxml", "asyncio", "multiprocessing")
 # 2 to 3 ms each: argparse imports the first for the width of help texts, a burn needs the second
@@ -26,7 +26,7 @@ def modules_after(*argv: str) -> set[str]:
     """The modules loaded in a fresh interpreter once the command has run."""
     run = f"from gpudoctor.cli.main import main; main({list(argv)!r})"
     code = f"import sys; {run}; print('\\n'.join(sys.modules), file=sys.stderr)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = completed([sys.executable, "-c", code], check=True)
     return set(done.stderr.split())
 
 
@@ -62,7 +62,7 @@ def test_a_lazy_module_is_imported_when_a_name_of_it_is_read() -> None:
         "assert not {'wave', 'email.charset'} & set(sys.modules)\nimport cmd\nassert 'cmd' in sys.modules\n"
         "print(wave.open.__module__, sets.Charset.__module__, wave is sys.modules['wave'])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = completed([sys.executable, "-c", code], check=True)
     assert done.stdout.split() == ["wave", "email.charset", "False"]
 
 

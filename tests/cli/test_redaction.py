@@ -15,16 +15,7 @@ from gpudoctor.checks.core.finding import Status
 from gpudoctor.checks.storage.mount import mount_evidence
 from gpudoctor.facts.model.gpu import GpuProcess
 from gpudoctor.facts.model.missing import Missing, known
-from gpudoctor.facts.model.node import (
-    Interface,
-    KernelEvent,
-    Node,
-    Storage,
-    StorageMount,
-    Variable,
-    from_json,
-    to_json,
-)
+from gpudoctor.facts.model.node import Interface, KernelEvent, Node, Storage, StorageMount, Variable, from_json, to_json
 from gpudoctor.facts.model.storage import StoragePath
 from gpudoctor.facts.redaction.redact import Redaction, redacted
 from gpudoctor.facts.redaction.shapes import is_public, shapes_taken_out

@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from tests.subprocesses import completed
+
 TOOLS = ("root", "ip", "tc", "nsenter", "unshare", "mount")
 LOGIN = 0  # the number of the login host, `ctl`
 # not `ip netns exec`: that remounts /sys, and without /sys/fs/cgroup slurmd does not start
@@ -195,7 +197,7 @@ class Hosts:
 
 
 def _tool(command: list[str], check: bool = True) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = completed(command)
     if check and done.returncode != 0:
         raise EmulationError(f"{' '.join(command)}: {done.stderr.strip() or done.returncode}")
     return done.stdout

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -37,6 +38,7 @@ from gpudoctor.cluster.check.messages import (
 from gpudoctor.cluster.check.placement import JobPlacement, token_for
 from gpudoctor.errors import UserError
 from tests.cluster.puppets import TOKEN, Puppet, bad, findings, job, report_of
+from tests.subprocesses import completed
 
 Change = Callable[[bytes], bytes | None]
 
@@ -153,28 +155,37 @@ def test_an_order_that_is_changed_on_the_wire_is_not_followed_and_the_hub_is_tol
     assert member.said == "the connection was tampered with"
 
 
-def test_a_member_does_not_serve_a_hub_that_does_not_know_the_token() -> None:
-    orders: list[bytes] = []
+def met_by(pose: Callable[[socket.socket], object]) -> None:
+    """A node of the job meets nobody but a false hub, which does this with its connection."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
-        def pose() -> None:
+        def accept() -> None:
             connection, _ = listener.accept()
             with connection:
-                line = Line(connection)
-                line.send(Challenge("00" * 16))
-                hello = decoded(line.one(30.0), Hello)
-                line.sign("hub", "some other token", "00" * 16, hello.nonce)
-                from gpudoctor.cluster.check.messages import Asked, Ping, Welcome
+                pose(connection)
 
-                line.send(Welcome())
-                line.send(Asked(1, Ping()))
-                orders.extend(line.take() or [])
-
-        posing = threading.Thread(target=pose, daemon=True)
+        posing = threading.Thread(target=accept, daemon=True)
         posing.start()
         with pytest.raises(UserError, match="nobody to meet at"):
             Member([]).serve([("127.0.0.1", listener.getsockname()[1])], TOKEN, 0, 0.0)
         posing.join(30)
+
+
+def test_a_member_does_not_serve_a_hub_that_does_not_know_the_token() -> None:
+    orders: list[bytes] = []
+
+    def pose(connection: socket.socket) -> None:
+        line = Line(connection)
+        line.send(Challenge("00" * 16))
+        hello = decoded(line.one(30.0), Hello)
+        line.sign("hub", "some other token", "00" * 16, hello.nonce)
+        from gpudoctor.cluster.check.messages import Asked, Ping, Welcome
+
+        line.send(Welcome())
+        line.send(Asked(1, Ping()))
+        orders.extend(line.take() or [])
+
+    met_by(pose)
     assert orders == [], "it has said nothing but its Hello"
 
 
@@ -184,50 +195,34 @@ def test_a_false_hub_that_speaks_slowly_does_not_hold_a_node(monkeypatch: pytest
     """
     monkeypatch.setattr(member_module, "_TRY_S", 0.2)
     hung_up = threading.Event()
-    with socket.create_server(("127.0.0.1", 0)) as listener:
 
-        def pose() -> None:
-            connection, _ = listener.accept()
-            with connection:
-                connection.settimeout(0.05)
-                for _ in range(200):
-                    try:
-                        if not connection.recv(1):
-                            hung_up.set()
-                            return
-                    except TimeoutError:
-                        connection.sendall(b" ")
-                    except OSError:
-                        hung_up.set()
-                        return
+    def pose(connection: socket.socket) -> None:
+        connection.settimeout(0.05)
+        for _ in range(200):
+            try:
+                if not connection.recv(1):
+                    hung_up.set()
+                    return
+            except TimeoutError:
+                connection.sendall(b" ")
+            except OSError:
+                hung_up.set()
+                return
 
-        posing = threading.Thread(target=pose, daemon=True)
-        posing.start()
-        with pytest.raises(UserError, match="nobody to meet at"):
-            Member([]).serve([("127.0.0.1", listener.getsockname()[1])], TOKEN, 0, 0.0)
-        posing.join(30)
+    met_by(pose)
     assert hung_up.is_set()
 
 
 def test_a_false_hub_gets_no_more_memory_than_a_stranger() -> None:
     taken = threading.Event()
-    with socket.create_server(("127.0.0.1", 0)) as listener:
 
-        def pose() -> None:
-            connection, _ = listener.accept()
-            with connection:
-                try:
-                    for _ in range(64):
-                        connection.sendall(b" " * (1 << 20))
-                    taken.set()
-                except OSError:
-                    pass  # hung up on
+    def pose(connection: socket.socket) -> None:
+        with suppress(OSError):  # hung up on
+            for _ in range(64):
+                connection.sendall(b" " * (1 << 20))
+            taken.set()
 
-        posing = threading.Thread(target=pose, daemon=True)
-        posing.start()
-        with pytest.raises(UserError, match="nobody to meet at"):
-            Member([]).serve([("127.0.0.1", listener.getsockname()[1])], TOKEN, 0, 0.0)
-        posing.join(30)
+    met_by(pose)
     assert not taken.is_set()
 
 
@@ -360,14 +355,7 @@ def rank_of(place: dict[str, str], *options: str, timeout: float = 120) -> subpr
     engines = ("SLURM", "OMPI", "PMIX", "RAY", "TORCHELASTIC", "MASTER", "GPUDOCTOR_CLUSTER")
     env = {name: value for name, value in os.environ.items() if not name.startswith(engines)}
     command = [sys.executable, "-m", "gpudoctor", "cluster", "rank", "--source", "hgx-h100-8", "--level", "quick"]
-    return subprocess.run(
-        [*command, "--backend", "gloo", "--deadline", "10", *options],
-        env=env | place,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
+    return completed([*command, "--backend", "gloo", "--deadline", "10", *options], env=env | place)
 
 
 OVER_A_NETWORK = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "29501"}

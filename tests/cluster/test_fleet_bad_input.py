@@ -253,8 +253,17 @@ def test_names_that_are_not_utf_8_can_be_said(gpudoctor: Gpudoctor, tmp_path: Pa
     for form in ("json", "text", "html"):
         outcome = gpudoctor("cluster", "report", "--format", form, str(folder))
         assert (outcome.code, "internal" in outcome.err) == (3, False)
-        assert "\\udcfe" in outcome.out
-        assert "b\\xff.json" in outcome.out or "b\\udcff.json" in outcome.out.replace("\\\\", "\\")
+        told = "".join(outcome.out.split())  # text is wrapped, in a long path anywhere
+        assert "\\udcfe" in told
+        assert "b\\xff.json" in told or "b\\udcff.json" in told.replace("\\\\", "\\")
+
+
+def test_a_damaged_report_of_a_run_is_unread(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
+    write(tmp_path / "a.json", report("node1"))
+    (tmp_path / "run.json").write_text('{"schema": "gpudoctor.run/1", "verdict": 3}')
+    outcome = gpudoctor("cluster", "report", str(tmp_path))
+    told = "".join(outcome.out.split())  # text is wrapped, in a long path anywhere
+    assert (outcome.code, "run.json" in told, "damaged:Expected" in told) == (3, True, True)
 
 
 def test_files_within_files_are_read_packed_by_line_and_spread_over_lines(gpudoctor: Gpudoctor, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from gpudoctor.text.hostlist import expand_hostlist, hostlist
 from tests.cli.conftest import Gpudoctor
 from tests.cluster.fleet_reports import Report, fleet, report, write
 from tests.needs import needs
+from tests.subprocesses import completed
 
 
 def test_good_and_bad_hosts_stand_one_a_line_and_unknown_ones_in_neither(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
@@ -119,6 +119,6 @@ def test_slurm_reads_the_expression_as_the_same_names(names: list[str], tmp_path
     config.write_text("ClusterName=here\nSlurmctldHost=localhost\n")
     command = ["scontrol", "show", "hostnames", hostlist(names)]
     environ = {**os.environ, "SLURM_CONF": str(config)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environ)
+    done = completed(command, env=environ)
     assert sorted(done.stdout.split()) == sorted(names), done.stderr
     assert sorted(expand_hostlist(command[-1])) == sorted(names)

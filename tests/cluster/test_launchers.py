@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from gpudoctor.cluster.check.model import ClusterCheckRequest
 from gpudoctor.errors import UserError
 from gpudoctor.process.command import Completed
 from tests.conftest import ROOT
+from tests.subprocesses import completed
 
 
 def asked(*words: str) -> ClusterCheckRequest:
@@ -95,7 +95,7 @@ def test_what_ray_says_is_its_error_and_no_line_of_its_program(tmp_path: Path) -
     )
     command = [sys.executable, "-m", "gpudoctor", "cluster", "check", "--launcher", "ray"]
     environ = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=False)
+    done = completed(command, env=environ)
     assert done.returncode == 2
     assert "(ConnectionError: Could not find any running Ray instance.)" in done.stderr
 

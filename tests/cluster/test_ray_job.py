@@ -14,6 +14,7 @@ import pytest
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.cluster.check.model import ClusterReport
 from tests.needs import needs
+from tests.subprocesses import completed
 
 # the cluster runs in a separate process: it starts 26, with warnings that pytest makes errors here
 _CLUSTER = """
@@ -41,14 +42,7 @@ def test_ray_runs_one_check_a_node_and_says_that_its_nodes_are_one_machine(tmp_p
         address = cluster.stdout.readline().strip()
         assert address, "Ray did not start"
         command = [sys.executable, "-m", "gpudoctor", "cluster", "check", "--node", "hgx-h100-8", "--level", "quick"]
-        done = subprocess.run(
-            [*command, "--json", "--reports", str(tmp_path)],
-            env={**env, "RAY_ADDRESS": address},
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-        )
+        done = completed([*command, "--json", "--reports", str(tmp_path)], env={**env, "RAY_ADDRESS": address})
         cluster.communicate()
 
     report = msgspec.json.decode(done.stdout, type=ClusterReport)

@@ -19,17 +19,7 @@ from gpudoctor.errors import UserError
 from gpudoctor.facts.model.measurements import Launch, Measurements, RankInfo
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.report.model import Report
-from tests.cluster.puppets import (
-    TOKEN,
-    Puppet,
-    bad,
-    findings,
-    four,
-    job,
-    loaded_json,
-    report_of,
-    simulated_json,
-)
+from tests.cluster.puppets import TOKEN, Puppet, bad, findings, four, job, loaded_json, report_of, simulated_json
 
 
 def rates(nodes: list[Puppet], slow: dict[frozenset[str], float | str]) -> None:

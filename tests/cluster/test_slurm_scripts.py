@@ -18,6 +18,7 @@ from gpudoctor.slurm.settings import HookSettings
 from tests.cluster.slurm import HOOKS, hooks_that_read
 from tests.conftest import ROOT
 from tests.needs import needs
+from tests.subprocesses import completed
 
 _GO_ON = "echo 'go on: PASS 33 of 51 checks'"
 _REFUSE = "echo 'refuse: FAIL gpu.xid GPU 3: Xid 79'; exit 1"
@@ -51,7 +52,7 @@ class Bench:
     def run(self, script: str, **environ: str) -> subprocess.CompletedProcess[str]:
         """Run a script with no environment but `environ`, as slurmd does: for a job with GPUs."""
         given = {"SLURMD_NODENAME": "n1", "SLURM_JOB_ID": "7", "SLURM_JOB_GPUS": "0", **environ}
-        return subprocess.run([self.hooks / script], env=given, capture_output=True, text=True, timeout=60, check=False)
+        return completed([self.hooks / script], env=given)
 
     def setting(self, line: str) -> None:
         """Add a line to /etc/default/gpudoctor."""
@@ -326,6 +327,6 @@ def test_a_failed_job_that_cannot_be_diagnosed_is_in_the_log(bench: Bench) -> No
 def test_shellcheck_finds_nothing() -> None:
     scripts = sorted(path.name for path in HOOKS.iterdir() if path.suffix in (".sh", ".sbatch"))
 
-    done = subprocess.run(["shellcheck", "-x", *scripts], cwd=HOOKS, capture_output=True, text=True, check=False)
+    done = completed(["shellcheck", "-x", *scripts], cwd=HOOKS)
 
     assert (len(scripts), done.stdout, done.returncode) == (8, "", 0)

@@ -18,6 +18,7 @@ from gpudoctor.cluster.check.model import ClusterReport
 from gpudoctor.report.model import Report
 from tests.cluster.hosts import LOGIN, Hosts
 from tests.needs import needs
+from tests.subprocesses import completed
 
 _LIMIT_S = 240
 _TOKEN = {"GPUDOCTOR_CLUSTER_TOKEN": "of-the-test-0123456789abcdef"}
@@ -162,9 +163,7 @@ def test_a_host_that_is_cut_off_in_the_middle_is_named_and_nothing_is_left_runni
 
 def gpudoctors_on(hosts: Hosts, i: int) -> list[str]:
     """The command lines that run on a host; nothing else starts processes there."""
-    pids = subprocess.run(
-        ["ip", "netns", "pids", hosts.command(i, [])[1].rpartition("/")[2]], capture_output=True, text=True, check=True
-    ).stdout.split()
+    pids = completed(["ip", "netns", "pids", hosts.command(i, [])[1].rpartition("/")[2]], check=True).stdout.split()
     lines = []
     for pid in pids:
         try:
@@ -231,21 +230,14 @@ def test_an_interrupted_check_writes_what_it_knows_and_leaves_nothing_running(ho
 def test_without_an_allocation_one_line_says_what_to_run(tmp_path: Path) -> None:
     engines = ("SLURM", "OMPI", "PMIX", "RAY", "PBS", "KUBERNETES", "TORCHELASTIC")
     env = {name: value for name, value in os.environ.items() if not name.startswith(engines)}
-    done = subprocess.run(_CHECK, capture_output=True, text=True, env=env, timeout=60, check=False)
+    done = completed(_CHECK, env=env)
     assert (done.returncode, done.stdout) == (2, "")
     assert len(done.stderr.splitlines()) == 1
     assert all(word in done.stderr for word in ("salloc -N", "-N NODES", "--hosts", "RAY_ADDRESS", "torchrun --nnodes"))
 
     env["PATH"] = str(tmp_path)
     for launcher, package in (("mpi", "openmpi-bin"), ("slurm", "srun is not installed"), ("torchrun", "torchrun ")):
-        done = subprocess.run(
-            [*_CHECK, "--launcher", launcher, "-N", "2", "--json"],
-            capture_output=True,
-            text=True,
-            env=env,
-            timeout=60,
-            check=False,
-        )
+        done = completed([*_CHECK, "--launcher", launcher, "-N", "2", "--json"], env=env)
         assert done.returncode == 2
         assert package in done.stderr
         assert json.loads(done.stdout)["error"] in done.stderr

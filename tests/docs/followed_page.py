@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.subprocesses import completed
+
 ROOT = Path(__file__).parent.parent.parent
 _FENCED = r":\n\n```\w+\n(.*?)```\n"
 _FILE = re.compile(rf"(Write|Append to)\s`([^`]+)`{_FENCED}", re.DOTALL)
@@ -59,6 +61,4 @@ def page(name: str) -> FollowedPage:
 def run(folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("GPUDOCTOR_", "PYTEST_"))}
     environ = {**inherited, "PYTHONPATH": str(folder), "XDG_CONFIG_HOME": str(folder / "config"), "COLUMNS": "100"}
-    return subprocess.run(
-        [sys.executable, "-m", *argv], cwd=folder, env=environ, capture_output=True, text=True, check=False
-    )
+    return completed([sys.executable, "-m", *argv], cwd=folder, env=environ)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -18,6 +16,7 @@ import yaml
 from gpudoctor.checks.core.registry import registry
 from gpudoctor.diagnose.causes import page_names
 from tests.needs import find, needs
+from tests.subprocesses import completed
 from tests.tui.chromium import browsing
 
 pytestmark = [pytest.mark.wide, needs("mkdocs")]
@@ -50,7 +49,7 @@ def _read(page: Path) -> _Links:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = completed(command, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
 
@@ -115,15 +114,12 @@ _COPIED = """[...document.querySelectorAll(".highlight code")].map(code => {
 
 
 @needs("chromium")
-def test_what_is_copied_can_be_pasted_into_a_shell(site: Path, tmp_path: Path) -> None:
+async def test_what_is_copied_can_be_pasted_into_a_shell(site: Path, tmp_path: Path) -> None:
     path = str(find("chromium"))
 
-    async def body() -> None:
-        async with browsing(path, tmp_path / "profile") as page:
-            for name in ("install", "slurm", "kubernetes", "prometheus"):
-                await page.open(f"{site.as_uri()}/{name}.html")
-                copied = await page.evaluate(_COPIED)
-                assert copied, name
-                assert [text for text in copied if not text or text.startswith("$ ") or "\n$ " in text] == [], name
-
-    asyncio.run(body())
+    async with browsing(path, tmp_path / "profile") as page:
+        for name in ("install", "slurm", "kubernetes", "prometheus"):
+            await page.open(f"{site.as_uri()}/{name}.html")
+            copied = await page.evaluate(_COPIED)
+            assert copied, name
+            assert [text for text in copied if not text or text.startswith("$ ") or "\n$ " in text] == [], name

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,15 +22,10 @@ from gpudoctor.facts.nvml.sampler import Sampler, interval_for
 from gpudoctor.facts.nvml.sampler_child import SampleOrder, sample_until, serve
 from gpudoctor.facts.nvml.samples import NAMES, Sample, SampleRecording, SamplerLine
 from gpudoctor.process.pipes import anonymous_file
-from gpudoctor.testing.fake_nvml import (
-    FakeNvml,
-    Script,
-    ScriptedFault,
-    from_file,
-    write_script,
-)
+from gpudoctor.testing.fake_nvml import FakeNvml, Script, ScriptedFault, from_file, write_script
 from tests.conftest import ROOT
 from tests.facts.nvml_nodes import ABSENT_IN_470, LAST_FIELD_IN_470, make_gpu, make_node, with_gpu
+from tests.subprocesses import completed
 
 pytestmark = pytest.mark.usefixtures("no_process_stays")
 PATIENT_S = 60.0  # how long a test waits for another process on a busy machine
@@ -410,9 +404,7 @@ def test_the_parent_imports_no_binding(tmp_path: Path) -> None:
         "print(json.dumps([gpu.samples > 1, [m for m in ('pynvml', 'torch', 'psutil') if m in sys.modules]]))\n"
     )
     argv = [sys.executable, "-c", code, spec_of(tmp_path, node)]
-    done = subprocess.run(
-        argv, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path
-    )
+    done = completed(argv, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path)
     assert json.loads(done.stdout) == [True, []]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.environment import read_software
 from tests.conftest import ROOT
+from tests.subprocesses import completed
 
 CUDA_VERSION = (
     "from typing import Optional\n\n__all__ = ['__version__', 'cuda']\n"
@@ -117,5 +117,5 @@ def test_this_interpreters_torch_is_found_without_being_imported() -> None:
         "import sys; from gpudoctor.facts.system.environment import read_software\n"
         "print(read_software().torch); assert 'torch' not in sys.modules"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = completed([sys.executable, "-c", code], cwd=ROOT, check=True)
     assert done.stdout.strip()

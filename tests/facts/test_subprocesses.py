@@ -29,22 +29,18 @@ def test_a_program_that_is_not_there_is_absent() -> None:
     assert run_command(["no-such-program-here"], 5.0) == Missing("no-such-program-here is not installed", "absent")
 
 
-def test_a_file_that_may_not_be_run_is_denied(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "mode", "kind"), [(b"#!/bin/sh\n", 0o644, "denied"), (b"\x00\x01\x02", 0o755, "failed")]
+)
+def test_a_file_that_may_not_be_run_is_denied_and_one_that_is_no_program_a_failure(
+    tmp_path: Path, content: bytes, mode: int, kind: str
+) -> None:
     file = tmp_path / "tool"
-    file.write_text("#!/bin/sh\n")
-    file.chmod(0o644)
+    file.write_bytes(content)
+    file.chmod(mode)
     answer = run_command([str(file)], 5.0)
     assert isinstance(answer, Missing)
-    assert answer.kind == "denied"
-
-
-def test_a_file_that_is_no_program_is_a_failure(tmp_path: Path) -> None:
-    file = tmp_path / "tool"
-    file.write_bytes(b"\x00\x01\x02")
-    file.chmod(0o755)
-    answer = run_command([str(file)], 5.0)
-    assert isinstance(answer, Missing)
-    assert answer.kind == "failed"
+    assert answer.kind == kind
 
 
 def test_words_do_not_depend_on_the_users_language(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.needs import fixture_needs
+from tests.subprocesses import completed
 
 ROOT = Path(__file__).parents[2]
 COMMAND = (sys.executable, "-m", "gpudoctor", "fake-driver")
@@ -43,14 +44,7 @@ def run(environ: dict[str, str]) -> Run:
         node: str, *program: str, faults: tuple[str, ...] = (), env: dict[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
         asked = [word for fault in faults for word in ("--fault", fault)]
-        return subprocess.run(
-            [*COMMAND, "--node", node, *asked, "--", *program],
-            env={**environ, **(env or {})},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        return completed([*COMMAND, "--node", node, *asked, "--", *program], env={**environ, **(env or {})})
 
     return run_program
 

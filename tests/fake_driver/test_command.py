@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from tests.fake_driver.conftest import COMMAND, ROOT, Run
+from tests.subprocesses import completed
 
 SHOW = "import os; print(os.environ['GPUDOCTOR_FAKE_DRIVER'], os.environ['LD_LIBRARY_PATH'].split(':')[0])"
 
@@ -65,7 +66,7 @@ def test_a_program_that_is_not_there_is_127_with_one_line_and_one_that_cannot_ru
     ],
 )
 def test_a_wrong_command_is_one_line_and_exit_2(environ: dict[str, str], arguments: list[str], words: str) -> None:
-    done = subprocess.run([*COMMAND, *arguments], env=environ, capture_output=True, text=True, check=False)
+    done = completed([*COMMAND, *arguments], env=environ)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("\n") == 1
     assert words in done.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Driver, Node, Unanswered, to_json
 from gpudoctor.testing.run_program import FLAGS, SOURCES, find_compiler
 from tests.fake_driver.conftest import COMMAND, Ask
+from tests.subprocesses import completed
 
 CODES = """
 def code(call):
@@ -34,7 +34,7 @@ def test_the_source_builds_without_a_warning(cache: Path, tmp_path: Path, branch
     library = tmp_path / "made.so"
     strict = ("-Wall", "-Wextra", "-Werror")
     words = [*find_compiler({"PATH": "/usr/bin:/bin"}), *FLAGS, *strict, f"-DDRIVER={branch}", "-o", str(library)]
-    done = subprocess.run([*words, str(SOURCES[0])], capture_output=True, text=True, check=False)
+    done = completed([*words, str(SOURCES[0])])
     assert (done.returncode, done.stderr) == (0, "")
     made = ctypes.CDLL(str(library))
     # a driver of that age has no such functions
@@ -205,5 +205,5 @@ def test_each_call_takes_the_latency_asked_for_and_many_fields_are_one_call(envi
         "assert many < apart, 'many fields are one call'\n"
     )
     command = [*COMMAND, "--node", "hgx-h100-8", "--call-latency", "50", "--", sys.executable, "-c", program]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    done = completed(command, env=environ)
     assert done.returncode == 0, done.stderr

@@ -22,6 +22,7 @@ from gpudoctor.testing.run_program import FLAGS, LIBRARY, SOURCES, find_compiler
 from gpudoctor.testing.table_node import answers_of
 from tests.fake_driver.conftest import Run
 from tests.needs import find, needs
+from tests.subprocesses import completed
 
 GPUDOCTOR = (sys.executable, "-m", "gpudoctor")
 NVITOP = """
@@ -249,13 +250,9 @@ def test_a_mock_driver_on_a_machine_without_the_kernel_module_is_read(environ: d
     source.write_text(f'{own}#include "{SOURCES[0]}"\n', encoding="utf-8")
     library = str(tmp_path / LIBRARY)
     subprocess.run([*find_compiler(os.environ), *FLAGS, "-o", library, str(source)], check=True, timeout=60)
-    done = subprocess.run(
+    done = completed(
         [*GPUDOCTOR, "check", "driver", "gpu.count", "gpu.lost", "--json", "--include-facts"],
         env={**environ, "LD_LIBRARY_PATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
     )
     report = json.loads(done.stdout)
     told = {check["id"]: check["status"] for check in report["checks"]}
@@ -280,9 +277,7 @@ def test_a_capture_becomes_simulated_when_its_driver_is_played(run: Run, tmp_pat
 
 def test_a_folder_that_is_gone_is_an_error_and_never_this_machine(environ: dict[str, str]) -> None:
     env = {**environ, "GPUDOCTOR_FAKE_DRIVER": "/no/such/folder"}
-    done = subprocess.run(
-        [*GPUDOCTOR, "check", "--level", "quick"], env=env, capture_output=True, text=True, check=False
-    )
+    done = completed([*GPUDOCTOR, "check", "--level", "quick"], env=env)
     assert (done.returncode, done.stdout) == (2, "")
     assert "no fake driver is there" in done.stderr
 

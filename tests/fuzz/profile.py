@@ -9,6 +9,7 @@ import os
 import resource
 from collections import Counter
 from collections.abc import Callable
+from functools import wraps
 from time import process_time
 from typing import Any
 
@@ -60,9 +61,9 @@ _last: dict[str, tuple[float, int]] = {}
 
 
 def fuzzed(parser: str, few: int = 25) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Settings of the test of one parser: `few` inputs, or its share of the long run.
+    """Settings of the test of one parser, above @given: `few` inputs, or its share of the long run.
 
-    Without a data base and a fixed seed in the normal suite, so that its result is the same everywhere.
+    Without a data base and with a fixed seed in the normal suite, so that its result is the same everywhere.
     """
     chosen = settings(
         max_examples=TOTAL * SHARES[parser] // 1000 if LONG else few,
@@ -72,10 +73,22 @@ def fuzzed(parser: str, few: int = 25) -> Callable[[Callable[..., Any]], Callabl
         phases=(Phase.explicit, Phase.generate, Phase.shrink),
         suppress_health_check=list(HealthCheck),
     )
-    return lambda test: chosen(test)
+
+    def counted(test: Callable[..., Any]) -> Callable[..., Any]:
+        inner = test.hypothesis.inner_test  # type: ignore[attr-defined]
+
+        @wraps(inner)
+        def on_one_input(*args: object, **given: object) -> None:
+            _count(parser)
+            inner(*args, **given)
+
+        test.hypothesis.inner_test = on_one_input  # type: ignore[attr-defined]
+        return chosen(test)
+
+    return counted
 
 
-def ran(parser: str) -> None:
+def _count(parser: str) -> None:
     """Count one input when it starts; in the long run fail if the one before used too much time or memory."""
     RAN[parser] += 1
     now = process_time(), peak_mib()

@@ -29,7 +29,7 @@ from tests.checks.simulated_nodes import packaged
 from tests.conftest import ROOT
 from tests.fuzz import seeds
 from tests.fuzz.mutate import LINES, Step, mutated
-from tests.fuzz.profile import LONG, fuzzed, ran
+from tests.fuzz.profile import LONG, fuzzed
 from tests.fuzz.test_parsers import judged
 
 
@@ -87,7 +87,6 @@ def test_each_whole_input_fails(name: str) -> None:
 @fuzzed("cuts", few=150)
 @given(name=st.sampled_from(sorted(BROKEN)), end=st.integers(0, 1 << 20), by_line=st.booleans())
 def test_a_capture_that_is_cut_off_never_passes_what_the_whole_fails(name: str, end: int, by_line: bool) -> None:
-    ran("cuts")
     data = BROKEN[name]
     end = end * len(data) >> 20
     if by_line:
@@ -107,7 +106,6 @@ def test_a_capture_that_is_cut_off_never_passes_what_the_whole_fails(name: str, 
     b=st.integers(0, 1 << 20),
 )
 def test_a_dump_that_lost_lines_in_its_middle_is_no_pass(name: str, a: int, b: int) -> None:
-    ran("gaps")
     lines = BROKEN[name].splitlines(keepends=True)
     first, last = sorted((a * len(lines) >> 20, b * len(lines) >> 20))
     part = judged(b"".join(lines[:first] + lines[last:]))
@@ -131,7 +129,6 @@ ADDITIONS = st.lists(
 @fuzzed("additions", few=100)
 @given(name=st.sampled_from(sorted(set(BROKEN) - {"bundle.tar.gz"})), what=ADDITIONS)
 def test_a_capture_into_which_something_came_is_no_pass(name: str, what: list[Step]) -> None:
-    ran("additions")
     report = judged(mutated(BROKEN[name], what))
     assert report is None or report.exit_code != 0
 
@@ -151,7 +148,6 @@ MOVES = st.lists(
 @given(name=st.sampled_from(["facts.yaml", "smi.xml", "smi.txt", "bug-report"]), what=MOVES)
 @example(name="smi.txt", what=[("lines lost", 0, 5141, 0), ("lines lost", 1410, 63422, 0)])
 def test_a_capture_whose_lines_changed_places_is_no_pass(name: str, what: list[Step]) -> None:
-    ran("moves")
     report = judged(mutated(BROKEN[name], what))
     if report is None or report.exit_code != 0:
         return
@@ -231,7 +227,6 @@ def _places(value: Any, deepest: int) -> Iterator[tuple[Any, Any]]:
 @fuzzed("parts", few=100)
 @given(which=st.integers(0, 65535), what=PARTS)
 def test_facts_that_fail_do_not_pass_without_a_part(which: int, what: list[tuple[str, int, int]]) -> None:
-    ran("parts")
     facts = json.loads(faulty_facts()[which * len(faulty_facts()) >> 16])
     for how, place, depth in what:
         places = [*_places(facts, depth)]
@@ -267,7 +262,6 @@ def failing_complaints() -> list[bytes]:
 def test_a_complaint_that_fails_does_not_pass_amid_other_lines(
     which: int, noise: list[tuple[bytes, int]], what: list[Step]
 ) -> None:
-    ran("noise")
     text = failing_complaints()[which * len(failing_complaints()) >> 16]
     for line, place in noise:
         lines = text.splitlines(keepends=True)

@@ -20,7 +20,7 @@ from gpudoctor.text.json_text import json_document
 from tests.cluster.fleet_reports import report
 from tests.cluster.test_fleet_runs import node_report
 from tests.fuzz.mutate import Step, mutated, steps
-from tests.fuzz.profile import fuzzed, ran
+from tests.fuzz.profile import fuzzed
 from tests.fuzz.test_parsers import one_line
 from tests.run.runs import rank
 
@@ -57,7 +57,6 @@ def test_the_seeds_are_read_and_the_second_fails(kind: str, tmp_path: Path) -> N
 def test_a_damaged_report_is_read_or_refused_and_is_no_pass(
     kind: str, what: list[Step], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    ran("fleet")
     sound, failing = pairs()[kind]
     with TemporaryDirectory(dir=tmp_path_factory.getbasetemp()) as folder:
         (Path(folder) / "node1.json").write_bytes(sound)

@@ -28,7 +28,7 @@ from gpudoctor.cluster.check.messages import (
 )
 from tests.cluster.puppets import TOKEN, Puppet
 from tests.fuzz.mutate import Step, mutated, steps
-from tests.fuzz.profile import fuzzed, ran
+from tests.fuzz.profile import fuzzed
 
 SAID = (
     msgspec.json.encode(hello_of(TOKEN, Challenge("n"), "node1", 0)) + b"\n",
@@ -67,7 +67,6 @@ def hub() -> Iterator[Hub]:
 @fuzzed("hub")
 @given(st.sampled_from(SAID), steps)
 def test_a_stranger_is_hung_up_on(hub: Hub, said: bytes, how: list[Step]) -> None:
-    ran("hub")
     with socket.create_connection(("127.0.0.1", hub.port), 30) as stranger:
         line = Line(stranger)
         decoded(line.one(30.0), Challenge)
@@ -81,7 +80,6 @@ def test_a_stranger_is_hung_up_on(hub: Hub, said: bytes, how: list[Step]) -> Non
 @fuzzed("hub")
 @given(st.sampled_from(MESSAGES), steps)
 def test_a_signed_line_that_was_changed_is_refused(message: msgspec.Struct, how: list[Step]) -> None:
-    ran("hub")
     left, right = socket.socketpair()
     with left, right:
         hub, member = Line(left), Line(right)

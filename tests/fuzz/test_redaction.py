@@ -10,7 +10,7 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import KernelEvent, Node, to_json
 from gpudoctor.facts.redaction.redact import redacted
 from gpudoctor.facts.simulated.load import load_node, put
-from tests.fuzz.profile import fuzzed, ran
+from tests.fuzz.profile import fuzzed
 from tests.planted_secrets import SECRETS
 
 AROUND = ("{}", "({})", "'{}'", '"{}"', "[{}]", "<{}>", "x = {}", "{},", "{};", "it said: {}", "{} and so on", "\t{}\t")
@@ -38,7 +38,6 @@ def node_with(text: str) -> Node:
 @fuzzed("redaction")
 @given(planted())
 def test_what_was_planted_is_not_found(what: tuple[list[str], str]) -> None:
-    ran("redaction")
     secrets, text = what
     left = to_json(redacted(node_with(text))).decode()
     assert [secret for secret in secrets if secret in left] == [], text

@@ -32,7 +32,7 @@ from gpudoctor.slurm.drain import drain_reason, is_of_hardware, parse_node
 from tests.diagnose.test_flight_recorder import dump
 from tests.fuzz import seeds
 from tests.fuzz.mutate import Step, mutated, steps
-from tests.fuzz.profile import fuzzed, ran
+from tests.fuzz.profile import fuzzed
 from tests.fuzz.test_parsers import one_line
 
 LOGS = tuple(log_of(name).read_bytes() for name in EXAMPLE_JOBS)
@@ -49,7 +49,6 @@ DUMPS = (*(pickle.dumps(CONTENT, protocol) for protocol in (2, 4, 5)), json.dump
 def test_a_job_is_diagnosed_whatever_its_files_hold(
     seed: bytes, what: list[Step], other: bytes, how: list[Step], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    ran("diagnose")
     folder = tmp_path_factory.getbasetemp() / f"job-{os.getpid()}"
     folder.mkdir(exist_ok=True)
     (folder / "train.log").write_bytes(mutated(seed, what))
@@ -66,7 +65,6 @@ def test_a_job_is_diagnosed_whatever_its_files_hold(
 @fuzzed("dump")
 @given(seed=st.sampled_from(DUMPS), what=steps)
 def test_a_flight_recorder_dump_is_read_or_refused_in_one_line(seed: bytes, what: list[Step]) -> None:
-    ran("dump")
     try:
         read_dump(mutated(seed, what), "nccl_trace_rank_1")
     except DumpError as error:
@@ -76,7 +74,6 @@ def test_a_flight_recorder_dump_is_read_or_refused_in_one_line(seed: bytes, what
 @fuzzed("stacks")
 @given(seed=st.sampled_from((STACKS, LOGS[0])), what=steps)
 def test_stacks_are_read(seed: bytes, what: list[Step]) -> None:
-    ran("stacks")
     lines = mutated(seed, what).decode("utf-8", "replace").split("\n")
     read_stacks(lines, 0)
     read_ras(lines, 0)
@@ -105,7 +102,6 @@ CONFIGS = tuple(
 def test_the_shape_of_a_model_is_read_or_refused_in_one_line(
     seed: bytes, what: list[Step], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    ran("plan")
     path = tmp_path_factory.getbasetemp() / f"config-{os.getpid()}.json"
     path.write_bytes(mutated(seed, what))
     try:
@@ -125,7 +121,6 @@ RECORD = (
 @fuzzed("slurm-record")
 @given(what=steps)
 def test_a_record_of_slurm_is_that_of_the_node_or_none(what: list[Step]) -> None:
-    ran("slurm-record")
     for line in mutated(RECORD, what).decode("utf-8", "replace").splitlines():
         record = parse_node(line)
         if record is None:
@@ -178,7 +173,6 @@ def port() -> Iterator[int]:
 @fuzzed("http")
 @given(seed=st.sampled_from(REQUESTS), what=steps)
 def test_a_request_without_the_token_learns_nothing(port: int, seed: bytes, what: list[Step]) -> None:
-    ran("http")
     answer = b""
     with socket.create_connection(("127.0.0.1", port), 60) as client:
         try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import re
 import shlex
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from tests.conftest import ROOT
+from tests.subprocesses import completed
 
 FOLDER = ROOT / "contrib" / "kubernetes"
 SHELL = ["/bin/sh", "-c"]
@@ -83,9 +83,7 @@ def built(folder: Path) -> list[Manifest]:
 
 @functools.cache
 def _build(folder: Path) -> str:
-    done = subprocess.run(
-        ["kubectl", "kustomize", str(folder)], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = completed(["kubectl", "kustomize", str(folder)])
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 from tests.kubernetes.api_server import LABEL, api_server, node
 from tests.kubernetes.manifests import script_of, the
 from tests.needs import needs
+from tests.subprocesses import completed
 
 pytestmark = needs("kubectl")
 OURS = "gpudoctor.dev/gpu-problem"
@@ -27,9 +27,7 @@ def _round(tmp_path: Path, nodes: list[dict[str, Any]], most: str = "25") -> tup
     }
     script = script_of(the("CronJob/gpudoctor-taint"), "taint")
     with api_server(nodes, config):
-        done = subprocess.run(
-            ["sh", "-c", script], env=environ, capture_output=True, text=True, timeout=60, check=False
-        )
+        done = completed(["sh", "-c", script], env=environ)
     assert (done.returncode, done.stderr) == (0, "")
     left = {each["metadata"]["name"]: [t["key"] for t in each["spec"].get("taints", [])] for each in nodes}
     return left, done.stdout

@@ -19,6 +19,7 @@ from gpudoctor.checks.core.registry import registry
 from gpudoctor.cli.parsing import parsed
 from tests.conftest import ROOT
 from tests.kubernetes.manifests import FOLDER, Manifest, commands, commands_in, manifests, script_of, the
+from tests.subprocesses import completed
 
 VERSIONS = [f"1.{minor}" for minor in range(25, 38)]
 PODS = [manifest for manifest in manifests() if manifest.pods]
@@ -228,4 +229,4 @@ def test_every_object_of_a_file_is_yaml_without_duplicate_keys() -> None:
 def _gpudoctor(*arguments: str) -> subprocess.CompletedProcess[str]:
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "gpudoctor", *arguments]
-    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=False)
+    return completed(command, env=environ)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import re
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import yaml
 from tests.conftest import ROOT
 from tests.kubernetes.manifests import COMPONENTS, FOLDER, OVERLAYS, Manifest, built, manifests
 from tests.needs import needs
+from tests.subprocesses import completed
 
 OLDEST, NEWEST = "1.25", "1.37"
 # Kubernetes, Pod Security Standards: volumes that the restricted level allows
@@ -194,9 +194,7 @@ def test_the_kubectl_commands_are_of_kinds_that_are_tried_here_or_want_a_server(
 @needs("kubectl")
 @pytest.mark.parametrize("line", [line for line in _shell_lines() if " create " in line])
 def test_what_is_created_by_hand_is_what_the_manifests_ask_for(schemas: Any, line: str) -> None:
-    done = subprocess.run(
-        ["sh", "-c", f"{line} --dry-run=client -o yaml"], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = completed(["sh", "-c", f"{line} --dry-run=client -o yaml"])
 
     assert (done.returncode, done.stderr) == (0, "")
     made = yaml.safe_load(done.stdout)

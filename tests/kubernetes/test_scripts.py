@@ -16,6 +16,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.kubernetes.manifests import FOLDER, commands_in, script_of, the
 from tests.needs import needs
+from tests.subprocesses import completed
 
 _SIMULATED = f"""
 case " $* " in *" --node "*) ;; *) set -- "$@" --node hgx-h100-8 $FAULTS ;; esac
@@ -74,14 +75,8 @@ def test_the_logs_of_the_jobs_pods_in_one_file_are_a_report_on_all_nodes(tmp_pat
     (tmp_path / "reports.jsonl").write_text("".join(logs))
     (command,) = [c for c in commands_in((FOLDER / "README.md").read_text()) if c[:2] == ["cluster", "report"]]
 
-    done = subprocess.run(
-        [sys.executable, "-m", "gpudoctor", *command],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
+    done = completed(
+        [sys.executable, "-m", "gpudoctor", *command], env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path
     )
 
     assert (done.returncode, done.stderr) == (1, "")
@@ -162,9 +157,7 @@ def test_shellcheck_finds_nothing_in_the_scripts(tmp_path: Path) -> None:
     for name, text in scripts.items():
         (tmp_path / name).write_text(text)
 
-    done = subprocess.run(
-        ["shellcheck", "--shell=sh", *scripts], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    done = completed(["shellcheck", "--shell=sh", *scripts], cwd=tmp_path)
 
     assert (done.stdout, done.returncode) == ("", 0)
 
@@ -186,16 +179,12 @@ def _run_script(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
     script = re.sub(r"/dev/(?=termination-log)|/(?=(?:results|textfile|tmp)/)", f"{folder}/", script)
     (folder / "tmp").mkdir(exist_ok=True)
     environ = {"PATH": f"{folder}/bin:/usr/bin:/bin", "PYTHONPATH": str(ROOT), "HOME": str(folder)}
-    return subprocess.run(
-        ["sh", "-c", script], env=environ, cwd=folder, capture_output=True, text=True, timeout=120, check=False
-    )
+    return completed(["sh", "-c", script], env=environ, cwd=folder)
 
 
 def _run_plugin(folder: Path, verdict: Path) -> subprocess.CompletedProcess[str]:
     (folder / "plugin.sh").write_text((FOLDER / "node-problem-detector" / "gpudoctor.sh").read_text())
-    return subprocess.run(
-        ["sh", folder / "plugin.sh", verdict], capture_output=True, text=True, timeout=60, check=False
-    )
+    return completed(["sh", folder / "plugin.sh", verdict])
 
 
 def _script(path: Path, text: str) -> None:
@@ -214,7 +203,7 @@ def test_the_agent_keeps_its_state_in_a_volume_that_every_user_may_write_to(tmp_
     arguments = [re.sub(r"=/(?=state|token)", f"={tmp_path}/", argument) for argument in container["args"]]
     command = [sys.executable, "-m", *container["command"], *arguments, "--once", "--node", "rtx4090-4"]
 
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    done = completed(command, cwd=ROOT)
 
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "state" / "gpudoctor").stat().st_mode & 0o077 == 0

@@ -14,13 +14,14 @@ from gpudoctor import __version__
 from gpudoctor.cli.command_table import COMMANDS
 from tests.needs import has, needs
 from tests.packages.project_files import ROOT
+from tests.subprocesses import completed
 
 pytestmark = needs("dpkg-deb")
 CLEAN = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
 
 
 def run(*argv: str | Path, code: int = 0, env: dict[str, str] = CLEAN, cwd: Path | None = None) -> str:
-    ended = subprocess.run(argv, env=env, cwd=cwd, capture_output=True, text=True)
+    ended = completed(argv, env=env, cwd=cwd)
     assert ended.returncode == code, f"{ended.stdout}\n{ended.stderr}"
     return ended.stdout
 
@@ -81,7 +82,7 @@ def test_the_package_says_what_it_needs(small_package: Path) -> None:
 def installed(built: Callable[[str], Path]) -> Iterator[None]:
     """The package on this machine, for as long as the test runs."""
     package = built("gpudoctor_{version}_{deb}.deb")
-    state = subprocess.run(["dpkg-query", "--show", "gpudoctor"], capture_output=True, text=True)
+    state = completed(["dpkg-query", "--show", "gpudoctor"])
     if state.returncode == 0 or Path("/usr/lib/gpudoctor").exists():
         pytest.skip("gpudoctor is installed on this machine, and the test would replace it")
     try:

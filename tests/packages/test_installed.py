@@ -16,6 +16,7 @@ import pytest
 from gpudoctor import __version__
 from tests.needs import has, needs
 from tests.packages.project_files import ROOT
+from tests.subprocesses import completed
 
 QUICK = ("check", "--node", "hgx-h100-8", "--level", "quick")
 FAULT = ("--fault", "pcie-width-x8@5")
@@ -28,7 +29,7 @@ def test_the_wheel_works_in_a_clean_environment(built: Callable[[str], Path], tm
     subprocess.run([tmp_path / "w/bin/pip", "install", "--quiet", wheel], check=True)
     gpudoctor = tmp_path / "w/bin/gpudoctor"
     for more, code in (((), 0), (FAULT, 1)):
-        ended = subprocess.run([gpudoctor, *QUICK, *more], env={}, cwd=tmp_path, capture_output=True, text=True)
+        ended = completed([gpudoctor, *QUICK, *more], env={}, cwd=tmp_path)
         assert ended.returncode == code, ended.stderr
         assert "SIMULATED" in ended.stdout  # a Python that crashes ends with 1 too
     assert "_shtab_gpudoctor" in subprocess.check_output([gpudoctor, "completion", "bash"], env={}, text=True)
@@ -54,7 +55,7 @@ def test_the_lines_for_nodes_without_internet_work_without_it(tmp_path: Path) ->
     offline = {**env, "PIP_INDEX_URL": "http://127.0.0.1:9/", "PIP_RETRIES": "0"}
     for line in lines[2:]:
         subprocess.run(["sh", "-c", line.replace("/opt/gpudoctor", str(node / "v"))], cwd=node, env=offline, check=True)
-    ended = subprocess.run([node / "v/bin/gpudoctor", *QUICK, *FAULT], env={}, capture_output=True, text=True)
+    ended = completed([node / "v/bin/gpudoctor", *QUICK, *FAULT], env={})
     assert (ended.returncode, "GPU 5" in ended.stdout) == (1, True), ended.stderr
 
 
@@ -72,9 +73,7 @@ class SingleFile:
 
     def run(self, *argv: str, user: int | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
         env = {"PATH": "/usr/bin:/bin", "HOME": str(self.home), **environ}
-        return subprocess.run(
-            [self.file, *argv], env=env, cwd=self.elsewhere, user=user, capture_output=True, text=True
-        )
+        return completed([self.file, *argv], env=env, cwd=self.elsewhere, user=user)
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +131,7 @@ def test_the_single_file_runs_in_the_python_that_starts_it_and_finds_its_torch(s
         "2",
         "--json",
     ]
-    ended = subprocess.run(argv, env=env, cwd=single_file.elsewhere, capture_output=True, text=True)
+    ended = completed(argv, env=env, cwd=single_file.elsewhere)
     measured = json.loads(ended.stdout)["measurements"]["collectives"]
     assert (ended.returncode, bool(measured)) == (0, True), ended.stdout + ended.stderr
 

@@ -14,6 +14,7 @@ import pytest
 from gpudoctor.cli.command_table import COMMANDS
 from gpudoctor.cli.parsing import parser_of_all_commands
 from tests.needs import needs
+from tests.subprocesses import completed
 
 WRITER = Path(__file__).parents[2] / "contrib" / "packages" / "man_pages.py"
 
@@ -28,7 +29,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shown(page: Path) -> str:
     """The page as man shows it, on one line."""
     environ = {**os.environ, "MANWIDTH": "400", "LC_ALL": "C.UTF-8", "MANOPT": "--no-hyphenation"}
-    ended = subprocess.run(["man", "--warnings", "-l", page], env=environ, capture_output=True, text=True, check=True)
+    ended = completed(["man", "--warnings", "-l", page], env=environ, check=True)
     assert ended.stderr == ""
     return " ".join(ended.stdout.split())
 

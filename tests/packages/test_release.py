@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import yaml
 import gpudoctor
 from tests.needs import find, needs
 from tests.packages.project_files import ROOT, files_of_the_project
+from tests.subprocesses import completed
 
 PYPROJECT = (ROOT / "pyproject.toml").read_text()
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -59,7 +59,7 @@ def test_every_action_of_a_workflow_is_pinned_by_its_hash(path: Path) -> None:
 @needs("zizmor")
 def test_a_scanner_of_workflows_finds_nothing() -> None:
     argv = [str(find("zizmor")), "--offline", "--format", "json", "--persona", "pedantic", *map(str, WORKFLOWS)]
-    ended = subprocess.run(argv, capture_output=True, text=True)
+    ended = completed(argv)
     assert [f"{finding['ident']}: {finding['desc']}" for finding in json.loads(ended.stdout)] == [], ended.stderr
 
 

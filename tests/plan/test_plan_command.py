@@ -17,6 +17,7 @@ from gpudoctor.facts.simulated.load import load_node
 from gpudoctor.plan.make_plan import FORMULAS
 from tests.cli.conftest import Gpudoctor
 from tests.golden_files import assert_golden
+from tests.subprocesses import completed
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -256,5 +257,5 @@ def test_planning_loads_neither_torch_nor_textual() -> None:
         "import sys; from gpudoctor.cli.main import main; main(['plan', '7b', '--node', 'hgx-h100-8']); "
         "print([m for m in ('torch', 'textual', 'numpy', 'pynvml') if m in sys.modules], file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = completed([sys.executable, "-c", code], check=True)
     assert done.stderr == "[]\n"

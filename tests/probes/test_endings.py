@@ -25,6 +25,7 @@ from gpudoctor.probes.runner.run_collector import INSTALL_TORCH
 from gpudoctor.process.spawn import Child
 from tests.imported_torch import ImportedTorch, own_children
 from tests.probes.conftest import DEADLINE_S, GONE_WITHIN_S, goes_on, measure
+from tests.subprocesses import completed
 
 _HUNG_RUN = """
 import signal, sys, tempfile
@@ -160,7 +161,7 @@ for limit in range(3, 12):
 
 def test_a_limit_of_a_few_open_files_is_unknown_and_leaves_no_folder(private_folders: Path) -> None:
     command = [sys.executable, "-c", _WITH_FEW_FILES, str(private_folders)]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    run = completed(command)
     assert (run.returncode, run.stderr) == (0, "")
     assert set(run.stdout.splitlines()) == {"[('launch', 'error', True)] failed"}
     assert list(private_folders.iterdir()) == []

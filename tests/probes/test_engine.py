@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import msgspec
@@ -255,7 +254,6 @@ def test_every_rank_gets_the_gpu_that_its_process_was_given() -> None:
 
 @pytest.mark.wide
 def test_a_guest_that_leaves_before_it_is_given_a_rank_does_not_stop_the_run() -> None:
-    began = time.monotonic()
     leader = _leader("mpirun", 2)
     worker = _started("mpirun", 1, 2)
     assert leader.gather()
@@ -263,6 +261,5 @@ def test_a_guest_that_leaves_before_it_is_given_a_rank_does_not_stop_the_run() -
     _end(worker)
     plan = ProbePlan("gloo", 2, probes=("collective",), engine="mpirun")
     [problem] = run_probes(plan, deadline_s=60.0, probe_deadline_s=60.0, workers=leader).problems
-    assert (problem.kind, problem.rank) == ("error", 1)
+    assert (problem.kind, problem.rank) == ("error", 1), "nobody waits for it: that would be a timeout"
     assert "the process that mpirun started for it is gone" in problem.text
-    assert time.monotonic() - began < 60.0, "nobody waits for it"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import importlib.util
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -37,6 +36,7 @@ from gpudoctor.probes.frameworks.isolated_child import IsolatedAnswer, Tensorflo
 from gpudoctor.probes.runner import launch
 from gpudoctor.probes.runner.plan import ProbePlan
 from tests.checks.one_check import env, gpu
+from tests.subprocesses import completed
 
 ALL = tuple(FRAMEWORKS.values())
 CPU_PLAN = ProbePlan("gloo", 2)
@@ -350,7 +350,7 @@ sys.exit(main(["check", "env.frameworks", "--node", "hgx-h100-8", "--backend", "
 
 
 def test_a_framework_that_gave_no_answer_is_still_told_where_a_signal_ends_what_came_after() -> None:
-    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=False)
+    done = completed([sys.executable, "-c", INTERRUPTED])
     [frameworks_seen] = json.loads(done.stdout)["checks"]
     found = {finding["status"] for finding in frameworks_seen["findings"]}
     assert (done.returncode, found) == (143, {"pass", "unknown"})

@@ -21,11 +21,7 @@ from gpudoctor.probes.runner.board import ProgressBoard  # noqa: E402
 from gpudoctor.probes.runner.plan import ProbePlan  # noqa: E402
 from gpudoctor.probes.runner.rank_starter import visible_gpus  # noqa: E402
 from gpudoctor.probes.runner.run_collector import RunCollector  # noqa: E402
-from gpudoctor.probes.runner.torch_device import (  # noqa: E402
-    numbered,
-    power_of_two,
-    require_usable,
-)
+from gpudoctor.probes.runner.torch_device import numbered, power_of_two, require_usable  # noqa: E402
 from tests.probes.conftest import measure  # noqa: E402
 from tests.probes.fake_gpus import GpuRank, install  # noqa: E402
 
@@ -266,14 +262,14 @@ def test_on_a_nearly_full_gpu_copies_shrink_and_then_there_are_none(
     assert why_not == (None if sizes else none_left)
 
 
+def full(*_: Any, **__: Any) -> Any:
+    raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+
+
 def test_a_second_pair_of_buffers_that_does_not_fit_costs_only_the_rate_of_both_ways(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(monkeypatch, gpus=2)
-
-    def full(*_: Any, **__: Any) -> Any:
-        raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
-
     monkeypatch.setattr(torch, "empty_like", full)
     [link], _ = peer_copies.measure_peers(GpuRank(tmp_path, world_size=2))
     assert link.both_ways_gb_s == Missing("no memory for a second pair of buffers")
@@ -284,10 +280,6 @@ def test_a_gpu_without_room_for_the_smallest_copy_is_out_of_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(monkeypatch, gpus=2)
-
-    def full(*_: Any, **__: Any) -> Any:
-        raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
-
     monkeypatch.setattr(torch, "empty", full)
     with pytest.raises(torch.cuda.OutOfMemoryError):
         peer_copies.measure_peers(GpuRank(tmp_path, world_size=2))

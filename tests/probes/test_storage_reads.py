@@ -27,6 +27,7 @@ from gpudoctor.probes.storage.page_cache import cold, may_stay_in_ram
 from gpudoctor.probes.storage.read_child import NothingToReadError, made_in
 from gpudoctor.probes.storage.readers import Piece, ReadersStuckError, pieces_of, read_at_once
 from tests.needs import missing, needs
+from tests.subprocesses import completed
 
 MIB = 1 << 20
 
@@ -298,7 +299,7 @@ def mounted(point: Path, *commands: list[str]) -> Iterator[None]:
     point.mkdir()
     try:
         for command in commands:
-            done = subprocess.run(command, check=False, capture_output=True, text=True)
+            done = completed(command)
             if done.returncode:
                 missing("mounts", f"{' '.join(command)}: {done.stderr.strip()}")
         yield

@@ -37,6 +37,7 @@ from gpudoctor.probes.storage.measure import read_paths
 from gpudoctor.process.temporary_folder import temporary_folder
 from tests.checks.one_check import judge, words
 from tests.needs import find, missing, needs
+from tests.subprocesses import completed
 
 MIB = 1 << 20
 FUSE = ("mfusepy", "/dev/fuse", "fusermount3")
@@ -270,7 +271,7 @@ def throttled(folder: Path, bytes_per_s: int) -> Iterator[Path]:
 def in_group(group: Path, *argv: str) -> str:
     """What a program prints that runs in the cgroup."""
     shell = ("sh", "-c", 'echo 0 > "$0/cgroup.procs" && exec "$@"', str(group))
-    return subprocess.run([*shell, *argv], check=True, capture_output=True, text=True, timeout=60).stdout
+    return completed([*shell, *argv], check=True).stdout
 
 
 def read_in_group(group: Path, file: Path, seconds: float) -> StorageRead:

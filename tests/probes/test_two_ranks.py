@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from gpudoctor.facts.model.measurements import Measurements, Training
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.runner.launch import ProbePlan
 from tests.probes.conftest import measure
+from tests.subprocesses import completed
 
 pytestmark = pytest.mark.usefixtures("forked_starters")
 
@@ -52,7 +52,7 @@ def test_the_launch_says_how_the_ranks_were_run(run: Measurements) -> None:
 def test_torch_tells_of_itself_from_inside_a_rank(run: Measurements) -> None:
     assert run.torch_view is not None
     command = [sys.executable, "-c", "import importlib.metadata as m; print(m.version('torch'))"]
-    installed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    installed = completed(command, check=True).stdout.strip()
     assert run.torch_view.torch.split("+")[0] == installed.split("+")[0]
     assert run.torch_view.error is None
 
@@ -147,5 +147,5 @@ def test_the_process_that_asks_for_probes_never_imports_torch(tmp_path: Path) ->
         "assert found.torch_view is not None, found\n"
         "print(sorted(name for name in sys.modules if name in ('torch', 'numpy')))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = completed([sys.executable, "-c", program])
     assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr

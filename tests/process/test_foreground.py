@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.needs import needs
+from tests.subprocesses import completed
 
 RUN = [sys.executable, "-m", "gpudoctor", "run", "--precheck", "none", "--"]
 
@@ -37,7 +38,7 @@ def test_the_exit_code_is_that_of_the_command(command: list[str], code: int) -> 
 def test_without_a_home_and_with_a_report_that_cannot_be_written_the_command_runs_as_without() -> None:
     environ = {name: value for name, value in os.environ.items() if name != "HOME"}
     command = [*RUN[:-1], "-o", "/dev/full", "--", "sh", "-c", "echo out; echo err >&2; exit 4"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
+    done = completed(command, env=environ)
     assert (done.returncode, done.stdout) == (4, "out\n")
     assert "\nerr\n" in done.stderr
     assert "/dev/full: cannot write" in done.stderr
@@ -132,7 +133,7 @@ def test_an_ignored_signal_stays_ignored_and_no_other_is() -> None:
 
 def ignored_by(command: list[str]) -> int:
     """The signals that a process ignores, as a mask, without the two of the C library, which posix_spawn ignores."""
-    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    text = completed(command, check=True).stdout
     return int(text.split()[1], 16) & ~(0b11 << 31)
 
 
@@ -171,9 +172,10 @@ def test_a_command_that_stops_stops_its_caller_as_without() -> None:
 
 @pytest.mark.wide(every=2)
 @pytest.mark.parametrize(("on_exit", "ends"), [("leave", False), ("end", True)])
-def test_the_command_outlives_a_killed_gpudoctor_unless_it_shall_not(on_exit: str, ends: bool) -> None:
+def test_the_command_outlives_a_killed_gpudoctor_unless_it_shall_not(on_exit: str, ends: bool, tmp_path: Path) -> None:
     command = [*RUN[:-1], "--on-exit", on_exit, "--", "sh", "-c", "echo $$; exec sleep 600"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    environ = {**os.environ, "TMPDIR": str(tmp_path)}  # killed, it leaves its folder
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True, env=environ)
     assert process.stdout is not None
     pid = int(process.stdout.readline())
     descriptor = os.pidfd_open(pid)

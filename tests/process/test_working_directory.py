@@ -13,6 +13,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.needs import needs
+from tests.subprocesses import completed
 
 # what is imported first, what is imported late, and what every interpreter looks for at its start
 HOSTILE = (
@@ -103,14 +104,8 @@ class Attack:
         return [sys.executable, str(self.program), *words]
 
     def run(self, *words: str, program: list[str] | None = None, **more: str) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [*(self.command() if program is None else program), *words],
-            cwd=self.here,
-            env={**self.environ, **more},
-            timeout=LIMIT_S,
-            capture_output=True,
-            text=True,
-            check=False,
+        done = completed(
+            [*(self.command() if program is None else program), *words], cwd=self.here, env={**self.environ, **more}
         )
         assert self.imported() == {}, done.stderr
         return done

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +13,10 @@ from gpudoctor.slurm import hooks
 from gpudoctor.slurm.quick_check import HookVerdict
 from gpudoctor.slurm.settings import HookSettings
 from tests.agent.conftest import faulty
-from tests.agent.running import DEADLINE_S, Agent, environ, wait_for
+from tests.agent.running import Agent, environ, wait_for
 from tests.needs import fixture_needs
 from tests.prometheus.running import CONTRIB, Prometheus, running_node_exporter, running_prometheus
+from tests.subprocesses import completed
 
 __all__ = ["faulty"]
 
@@ -33,14 +33,7 @@ class Site(NamedTuple):
 def write_metrics(file: Path, *options: str) -> str:
     """Check a simulated node as the timer does; return its stderr."""
     command = [sys.executable, "-m", "gpudoctor", "check", "--level", "quick", "--format", "prometheus"]
-    done = subprocess.run(
-        [*command, "-o", str(file), *options],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-        env=environ(file.parent.parent),
-    )
+    done = completed([*command, "-o", str(file), *options], env=environ(file.parent.parent))
     assert done.returncode in (0, 1), done.stderr
     assert done.stdout == ""
     return done.stderr

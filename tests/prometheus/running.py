@@ -16,20 +16,14 @@ from urllib.request import urlopen
 from tests.agent.running import DEADLINE_S, wait_for
 from tests.conftest import ROOT
 from tests.needs import find
+from tests.subprocesses import completed
 
 CONTRIB = ROOT / "contrib" / "prometheus"
 
 
 def promtool(*words: str, text: str | None = None) -> tuple[int, str]:
     """(exit code, all of its output)."""
-    done = subprocess.run(
-        ["promtool", *words],
-        cwd=CONTRIB,
-        input=text,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = completed(["promtool", *words], cwd=CONTRIB, input=text)
     return done.returncode, done.stdout + done.stderr
 
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from gpudoctor.cli.parsing import parsed
 from gpudoctor.facts.system.services import BUILT_IN_BY_COMM
-from tests.agent.running import DEADLINE_S
 from tests.needs import find, needs
 from tests.prometheus.running import CONTRIB
+from tests.subprocesses import completed
 
 
 @needs("systemd-analyze")
@@ -24,13 +23,7 @@ def test_systemd_accepts_the_units(tmp_path: Path) -> None:
         text = unit.read_text(encoding="utf-8").replace("/opt/gpudoctor/bin/gpudoctor", "/bin/true")
         Path(units[-1]).write_text(text, encoding="utf-8")
     assert len(units) == 3
-    done = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", *units],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
+    done = completed(["systemd-analyze", "verify", "--man=no", *units])
     ours = [line for line in done.stderr.splitlines() if "gpudoctor" in line]
     assert (done.returncode, ours) == (0, []), done.stderr
 
@@ -58,5 +51,5 @@ def test_the_timer_writes_where_debians_node_exporter_reads_and_may_write_there(
     assert f"-{folder}" in writable.split()
     assert folder == BUILT_IN_BY_COMM["prometheus-node"]
     command = [str(find("prometheus-node-exporter")), "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    done = completed(command)
     assert f'--collector.textfile.directory="{folder}"' in done.stdout + done.stderr

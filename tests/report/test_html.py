@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -30,6 +29,7 @@ from gpudoctor.text.output import printable
 from tests.cli.conftest import Gpudoctor, gpudoctor
 from tests.golden_files import assert_golden
 from tests.report.html_report import full_report, run_of
+from tests.subprocesses import completed
 
 __all__ = ["gpudoctor"]  # the fixture
 
@@ -363,5 +363,5 @@ def test_only_a_page_imports_the_template_engine() -> None:
     code = "import sys; from gpudoctor.cli.main import main; main(); print(*sys.modules, file=sys.stderr)"
     for form, expected in (("json", False), ("html", True)):
         argv = ("check", "--node", "rtx4090-4", "--level", "quick", "--format", form)
-        done = subprocess.run([sys.executable, "-c", code, *argv], capture_output=True, text=True, check=False)
+        done = completed([sys.executable, "-c", code, *argv])
         assert ("jinja2" in done.stderr.split()) == expected, done.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 
 import msgspec
@@ -17,6 +16,7 @@ from gpudoctor.report.model import Report
 from gpudoctor.report.prometheus import families, metric_unit, render_prometheus, statuses
 from tests.golden_files import ACCEPT
 from tests.needs import needs
+from tests.subprocesses import completed
 
 NAMES = Path(__file__).parent.parent / "golden" / "metric_names.txt"
 BROKEN = judge(apply_faults(load_node("rtx4090-4"), ["pcie-width-x4@2"]))
@@ -138,9 +138,7 @@ def test_the_names_keep_to_prometheus_own_rules() -> None:
         render_prometheus(BROKEN),
         "".join(f"# HELP {name} Some text.\n# TYPE {name} gauge\n{name} 1\n" for name in sorted(names)),
     ):
-        done = subprocess.run(
-            ["promtool", "check", "metrics"], input=text, capture_output=True, text=True, timeout=60, check=False
-        )
+        done = completed(["promtool", "check", "metrics"], input=text)
         assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 

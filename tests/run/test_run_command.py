@@ -16,6 +16,7 @@ import pytest
 
 from gpudoctor.run.report import RunReport
 from tests.needs import needs
+from tests.subprocesses import completed
 
 RUN = [sys.executable, "-m", "gpudoctor", "run", "--precheck", "none"]
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "train_ddp.py"
@@ -74,10 +75,10 @@ def report_of(
 ) -> tuple[dict[str, Any], subprocess.CompletedProcess[str]]:
     """Run it; return the JSON report, which must fit its schema, and the process."""
     file = tmp_path / "report.json"
-    done = subprocess.run(
+    done = completed(
         [*RUN, *options, "--format", "json", "-o", str(file), "--", *command],
-        capture_output=True, text=True, check=False, env={**os.environ, "TMPDIR": str(tmp_path), **environ},
-    )  # fmt: skip
+        env={**os.environ, "TMPDIR": str(tmp_path), **environ},
+    )
     content = json.loads(file.read_text(encoding="utf-8"))
     jsonschema.validate(content, msgspec.json.schema(RunReport))
     return content, done
@@ -86,7 +87,7 @@ def report_of(
 @pytest.mark.wide
 def test_a_single_process_is_watched_and_its_output_is_its_own(tmp_path: Path) -> None:
     content, done = report_of(tmp_path, sys.executable, "-c", SINGLE)
-    alone = subprocess.run([sys.executable, "-c", SINGLE], capture_output=True, text=True, check=True)
+    alone = completed([sys.executable, "-c", SINGLE], check=True)
     assert done.stdout == alone.stdout
     assert alone.stderr in done.stderr
     (rank,) = content["ranks"]
@@ -224,8 +225,8 @@ def test_the_first_task_of_a_slurm_step_reports_for_all_of_its_node(tmp_path: Pa
 
 
 def test_a_command_is_needed_after_the_dashes() -> None:
-    done = subprocess.run([sys.executable, "-m", "gpudoctor", "run"], capture_output=True, text=True, check=False)
+    done = completed([sys.executable, "-m", "gpudoctor", "run"])
     assert done.returncode == 2
     assert "a command is needed after --" in done.stderr
-    wrong = subprocess.run([*RUN, "train.py"], capture_output=True, text=True, check=False)
+    wrong = completed([*RUN, "train.py"])
     assert wrong.returncode == 2

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.subprocesses import completed
 from tests.testing.user_project import ROOT, project, run_pytest
 
 
@@ -43,9 +43,7 @@ def test_what_the_documentation_shows_runs_as_it_stands(tmp_path: Path) -> None:
     )
     assert "    ...  # every" in blocks[1]
     script = re.sub(r"    \.\.\.  # every.*\n", asks, blocks[1])
-    ran = subprocess.run(
-        [sys.executable, "-c", script], env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True
-    )
+    ran = completed([sys.executable, "-c", script], env={"PYTHONPATH": str(ROOT)}, check=True)
     assert ran.stdout == "1\n"
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.subprocesses import completed
 from tests.testing.user_project import PLUGIN, ROOT, project, run_pytest
 
 USES = """
@@ -119,15 +119,13 @@ def test_the_marker_is_known_to_pytest(tmp_path: Path) -> None:
 
 
 def test_the_plugin_costs_a_project_that_does_not_use_it_no_import() -> None:
-    told = subprocess.run(
+    told = completed(
         [
             sys.executable,
             "-c",
             f"import sys, pytest; old = {{*sys.modules}}; import {PLUGIN}; print(*{{*sys.modules}} - old)",
         ],
         env={"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
         check=True,
     )
     assert sorted(told.stdout.split()) == ["gpudoctor", "gpudoctor.testing", PLUGIN]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from importlib.metadata import entry_points
 from pathlib import Path
+
+from tests.subprocesses import completed
 
 ROOT = Path(__file__).parent.parent.parent
 PLUGIN = "gpudoctor.testing.pytest_plugin"
@@ -20,13 +21,10 @@ def run_pytest(folder: Path, *args: str) -> tuple[int, str]:
     plugins = [word for name in _NOT_NEEDED + ([] if installed else [PLUGIN]) for word in ("-p", name)]
     environ = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "COV_"))}
     path = os.pathsep.join([str(ROOT), *filter(None, [environ.get("PYTHONPATH")])])
-    ran = subprocess.run(
+    ran = completed(
         [sys.executable, "-m", "pytest", *plugins, "-p", "no:cacheprovider", "--strict-markers", "-W", "error", *args],
         cwd=folder,
         env=environ | {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
     )
     return ran.returncode, ran.stdout + ran.stderr
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from textual.app import App, ComposeResult
 from textual.pilot import Pilot
@@ -29,6 +29,9 @@ def report_of(node: str = "hgx-h100-8", *faults: str, words: tuple[str, ...] = (
     facts = apply_faults(facts, list(faults)) if faults else facts
     checks = select(registry(), words)
     return judge(facts, None, Question(checks=checks, level=level), include_facts=True)
+
+
+NARROW = report_of("hgx-h100-8", "pcie-width-x8@5")
 
 
 class ChecksApp(App[None]):
@@ -81,10 +84,12 @@ class ChecksApp(App[None]):
         self.runs.save()
 
 
-async def until(pilot: Pilot[Any], holds: Callable[[], bool]) -> None:
-    """Let the App go on until something holds; fail where it never does."""
-    for _ in range(2000):
-        if holds():
-            return
-        await pilot.pause(0.01)
-    raise AssertionError("what was waited for did not come")
+@asynccontextmanager
+async def in_app(
+    state: State | None = None, size: tuple[int, int] = (120, 36), checker: Checker | None = None
+) -> AsyncIterator[tuple[ChecksApp, Pilot[None]]]:
+    """The Checks tab on a screen, unless told otherwise with the report on a node with one narrow link."""
+    app = ChecksApp(state or State(report=NARROW), checker)
+    async with app.run_test(size=size) as pilot:
+        await pilot.pause()
+        yield app, pilot

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ from msgspec.structs import replace
 from textual.pilot import Pilot
 
 from gpudoctor.checks.core.registry import Level
-from gpudoctor.errors import UserError
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import NOT_READ, known
 from gpudoctor.facts.model.node import KernelEvent, Node
@@ -23,6 +23,7 @@ from gpudoctor.report.judge import Question, judge
 from gpudoctor.tui.app import Doctor
 from gpudoctor.tui.check_runner import Checker, OnProgress
 from gpudoctor.tui.state import FeedFailure, FinishedRun, State
+from tests.tui.screen import until
 
 AT_S = 1_790_000_000.0
 
@@ -148,30 +149,14 @@ def put(app: Doctor, line: WatchLine | FeedFailure) -> None:
     app._feed.put(line)
 
 
-async def until(pilot: Pilot[Any], holds: Callable[[], bool]) -> None:
-    """Let the app work until something holds."""
-    for _ in range(500):
-        await pilot.pause()
-        if holds():
-            await pilot.pause()
-            return
-    raise UserError("it never came to that")
-
-
-Body = Callable[[Doctor, Pilot[Any]], Awaitable[None]]
-
-
-def shown(app: Doctor, body: Body, size: tuple[int, int] = (120, 36)) -> None:
-    """Run the app, wait until it was checked, and do something with it."""
-
-    async def run() -> None:
-        async with app.run_test(size=size) as pilot:
-            await until(pilot, lambda: app.state.tick is not None)
-            if app._first_level is not None:
-                await until(pilot, lambda: bool(app.state.runs) or app.state.running is not None)
-            await body(app, pilot)
-
-    asyncio.run(run())
+@asynccontextmanager
+async def shown(app: Doctor, size: tuple[int, int] = (120, 36)) -> AsyncIterator[tuple[Doctor, Pilot[Any]]]:
+    """The app on a screen, once the node was checked."""
+    async with app.run_test(size=size) as pilot:
+        await until(pilot, lambda: app.state.tick is not None)
+        if app._first_level is not None:
+            await until(pilot, lambda: bool(app.state.runs) or app.state.running is not None)
+        yield app, pilot
 
 
 def recorded(tmp_path: Path, seconds: int = 60) -> Path:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from textual.app import App, ComposeResult
@@ -52,39 +53,27 @@ class PaneApp(App[None]):
         return next(line for line in self.text.splitlines() if words in line)
 
 
-Body = Callable[[PaneApp, Pilot[None]], Awaitable[None]]
-
-
-def shown(
-    pane: Pane,
-    state: State,
-    body: Body,
-    *,
-    size: tuple[int, int] = (120, 36),
-    focus: type[Widget] | None = None,
-) -> None:
-    """Run `body` while the pane is on the screen."""
-
-    async def run() -> None:
-        app = PaneApp(pane, state)
-        async with app.run_test(size=size) as pilot:
-            if focus is not None:
-                app.query_one(focus).focus()
-            await pilot.pause()
-            await body(app, pilot)
-
-    asyncio.run(run())
+@asynccontextmanager
+async def shown(
+    pane: Pane, state: State, *, size: tuple[int, int] = (120, 36), focus: type[Widget] | None = None
+) -> AsyncIterator[tuple[PaneApp, Pilot[None]]]:
+    """The pane on a screen."""
+    app = PaneApp(pane, state)
+    async with app.run_test(size=size) as pilot:
+        if focus is not None:
+            app.query_one(focus).focus()
+        await pilot.pause()
+        yield app, pilot
 
 
 def text_of(pane: Pane, state: State, size: tuple[int, int] = (120, 36)) -> str:
     """The screen as text, with nothing pressed."""
-    seen: list[str] = []
 
-    async def look(app: PaneApp, pilot: Pilot[None]) -> None:
-        seen.append(app.text)
+    async def look() -> str:
+        async with shown(pane, state, size=size) as (app, _):
+            return app.text
 
-    shown(pane, state, look, size=size)
-    return seen[0]
+    return asyncio.run(look())
 
 
 def state_of(node: Node | str, measurements: Measurements | None = None) -> State:

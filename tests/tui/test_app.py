@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from textual.pilot import Pilot
 
 from gpudoctor.facts.model.node import KernelEvent
 from gpudoctor.facts.stream.messages import Silence
@@ -34,17 +33,16 @@ from tests.tui.doctor_app import (
     shown,
     state_of,
     tick_of,
-    until,
 )
-from tests.tui.screen import screen_text
+from tests.tui.screen import screen_text, until
 
 
 def text_of(runs: list[Run]) -> str:
     return "".join(text for text, _ in runs)
 
 
-def test_a_silent_driver_and_a_lost_connection_are_shown_with_their_time_and_the_screen_stays_alive() -> None:
-    async def body(app: Doctor, pilot: Pilot[Any]) -> None:
+async def test_a_silent_driver_and_a_lost_connection_are_shown_with_their_time_and_the_screen_stays_alive() -> None:
+    async with shown(doctor()) as (app, pilot):
         node = node_of()
         put(app, tick_of(node, 5, silence=Silence(AT_S, "nvmlDeviceGetPowerUsage on GPU 3 does not return")))
         await until(pilot, lambda: app.state.trouble is not None)
@@ -64,12 +62,10 @@ def test_a_silent_driver_and_a_lost_connection_are_shown_with_their_time_and_the
         assert "GPUs, as last known" in screen_text(app)
         assert "511" in screen_text(app)
 
-    shown(doctor(), body)
-
 
 @pytest.mark.wide
-def test_a_kernel_line_and_a_lost_gpu_make_the_verdicts_old_until_checks_ran_again() -> None:
-    async def body(app: Doctor, pilot: Pilot[Any]) -> None:
+async def test_a_kernel_line_and_a_lost_gpu_make_the_verdicts_old_until_checks_ran_again() -> None:
+    async with shown(doctor()) as (app, pilot):
         await until(pilot, lambda: app.state.report is not None)
         node = node_of()
         put(app, tick_of(node, 5, kernel=["NVRM: Xid (PCI:0000:5d:00): 79, GPU has fallen off the bus."]))
@@ -93,8 +89,6 @@ def test_a_kernel_line_and_a_lost_gpu_make_the_verdicts_old_until_checks_ran_aga
         await until(pilot, lambda: app.state.hint is not None)
         assert "kernel lines were lost at" in screen_text(app).splitlines()[1]
 
-    shown(doctor(), body)
-
 
 def test_a_run_that_began_before_an_event_or_has_no_whole_report_leaves_the_verdicts_old() -> None:
     node = node_of()
@@ -112,16 +106,14 @@ def test_a_run_that_began_before_an_event_or_has_no_whole_report_leaves_the_verd
     assert state.hint is None
 
 
-def test_hostile_names_are_drawn_as_they_are() -> None:
+async def test_hostile_names_are_drawn_as_they_are() -> None:
     node = node_of()
     first = msgspec.structs.replace(node.gpus[0], name="[bold red]\x1b[2J$(x)[/]")
     node = msgspec.structs.replace(node, gpus=(first, *node.gpus[1:]))
 
-    async def body(app: Doctor, pilot: Pilot[Any]) -> None:
+    async with shown(doctor(node), size=(200, 60)) as (app, _):
         assert "[bold red]" in screen_text(app).splitlines()[0]
         assert "\x1b" not in screen_text(app)
-
-    shown(doctor(node), body, size=(200, 60))
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 120, 200])
@@ -149,8 +141,8 @@ def playing(tmp_path: Path) -> Doctor:
 
 
 @pytest.mark.wide
-def test_a_recording_is_moved_about_in_by_keys_and_mouse(tmp_path: Path) -> None:
-    async def body(app: Doctor, pilot: Pilot[Any]) -> None:
+async def test_a_recording_is_moved_about_in_by_keys_and_mouse(tmp_path: Path) -> None:
+    async with shown(playing(tmp_path)) as (app, pilot):
         playback = app.state.playback
         assert playback is not None
         await pilot.press("space")
@@ -183,8 +175,6 @@ def test_a_recording_is_moved_about_in_by_keys_and_mouse(tmp_path: Path) -> None
         await pilot.press("end", "space", "space")  # from the end it begins again
         await until(pilot, lambda: playback.at_s < AT_S + 59)
 
-    shown(playing(tmp_path), body)
-
 
 def test_the_keys_of_a_recording_do_nothing_where_none_plays() -> None:
     app = doctor()
@@ -192,10 +182,10 @@ def test_the_keys_of_a_recording_do_nothing_where_none_plays() -> None:
     assert app.check_action("seek", (1,)) is False
 
 
-def test_without_colour_the_bad_word_is_reversed_and_every_word_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_colour_the_bad_word_is_reversed_and_every_word_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
 
-    async def body(app: Doctor, pilot: Pilot[Any]) -> None:
+    async with shown(doctor(node_of("hgx-h100-8", "pcie-width-x8@5"))) as (app, pilot):
         await until(pilot, lambda: app.state.report is not None)
         assert app.no_color
         assert app.theme == "dark"
@@ -210,11 +200,9 @@ def test_without_colour_the_bad_word_is_reversed_and_every_word_stands(monkeypat
         assert fail.style.reverse
         assert "FAIL" in screen_text(app)
 
-    shown(doctor(node_of("hgx-h100-8", "pcie-width-x8@5")), body)
 
-
-def test_rows_that_did_not_change_are_not_drawn_again() -> None:
-    async def body(app: Doctor, pilot: Pilot[Any]) -> None:
+async def test_rows_that_did_not_change_are_not_drawn_again() -> None:
+    async with shown(doctor(first_level=None)) as (app, pilot):
         rows = app.query_one("#gpus")
         refreshed: list[int] = []
         before = rows.refresh
@@ -228,35 +216,29 @@ def test_rows_that_did_not_change_are_not_drawn_again() -> None:
         await until(pilot, lambda: app.state.tick is not None and app.state.tick.at_s == AT_S + 2)
         assert refreshed == [5]
 
-    shown(doctor(first_level=None), body)
-
 
 @pytest.mark.wide
-def test_a_resize_to_any_size_is_survived() -> None:
-    async def body(app: Doctor, pilot: Pilot[Any]) -> None:
+async def test_a_resize_to_any_size_is_survived() -> None:
+    async with shown(doctor()) as (app, pilot):
         for width, height in ((80, 24), (200, 60), (20, 5), (1, 1), (109, 30), (120, 36)):
             await pilot.resize_terminal(width, height)
             await pilot.pause()
         assert "─ GPU 0: " in screen_text(app)
 
-    shown(doctor(), body)
 
-
-def test_quitting_closes_feed_and_checks_and_gives_0() -> None:
+async def test_quitting_closes_feed_and_checks_and_gives_0() -> None:
     checker = HandChecker(node_of(), hold=True)
     app = doctor(checker=checker)
 
-    async def body(app: Doctor, pilot: Pilot[Any]) -> None:
+    async with shown(app) as (_, pilot):
         await pilot.press("q")
-
-    shown(app, body)
     assert app.return_value == 0
     assert checker.closed
     assert isinstance(app._feed, HandFeed)
     assert app._feed.closed
 
 
-def test_quitting_does_not_wait_for_a_child_that_ignores_sigterm(tmp_path: Path) -> None:
+async def test_quitting_does_not_wait_for_a_child_that_ignores_sigterm(tmp_path: Path) -> None:
     path = recorded(tmp_path, 2)
     code = (
         "import os, signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
@@ -266,7 +248,7 @@ def test_quitting_does_not_wait_for_a_child_that_ignores_sigterm(tmp_path: Path)
     app = Doctor(feed, HandChecker(node_of()), first_level=None)
     waited: list[object] = []
 
-    async def body(app: Doctor, pilot: Pilot[Any]) -> None:
+    async with shown(app) as (_, pilot):
         child = feed._child
         assert child is not None
         wait = child._process.wait
@@ -277,8 +259,6 @@ def test_quitting_does_not_wait_for_a_child_that_ignores_sigterm(tmp_path: Path)
 
         child._process.wait = bounded  # type: ignore[method-assign]
         await pilot.press("q")
-
-    shown(app, body)
     assert feed._child is not None
     assert feed._child._process.wait() == -signal.SIGKILL
     assert all(isinstance(timeout, float) and timeout <= 0.1 for timeout in waited[:-1])

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from random import Random
-from typing import Any
 
 import pytest
 from rich.segment import Segment
 from textual.geometry import Region
-from textual.pilot import Pilot
 
 from gpudoctor.tui.app import Doctor
 from tests.tui.doctor_app import doctor, gpu_tick, node_of, put, shown, tick_of
@@ -52,8 +50,8 @@ def wrong_cells(app: Doctor, regions: set[Region]) -> list[tuple[int, int]]:
 
 @pytest.mark.wide(every=5)
 @pytest.mark.parametrize("keys", ["1", "2", "3", "5", "question_mark"])
-def test_changed_cells_look_as_on_a_screen_drawn_whole(keys: str) -> None:
-    async def body(app: Doctor, pilot: Pilot[Any]) -> None:
+async def test_changed_cells_look_as_on_a_screen_drawn_whole(keys: str) -> None:
+    async with shown(doctor()) as (app, pilot):
         node = node_of()
         await pilot.press(keys)
         for second in range(3):
@@ -64,5 +62,3 @@ def test_changed_cells_look_as_on_a_screen_drawn_whole(keys: str) -> None:
         for _ in range(ROUNDS):
             regions = some_regions(random, width, height)
             assert wrong_cells(app, regions) == []
-
-    shown(doctor(), body)

@@ -2,33 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
-
 import msgspec
 import pytest
-from textual.pilot import Pilot
 from textual.widgets import Input
 
-from gpudoctor.report.model import Report
 from gpudoctor.tui.panes.check_list import CheckList
 from gpudoctor.tui.panes.check_rows import CheckLines, rows_of
 from gpudoctor.tui.state import FinishedRun, Running, State
-from tests.tui.checks_app import ChecksApp, report_of
+from tests.tui.checks_app import NARROW, ChecksApp, in_app, report_of
 from tests.tui.screen import screen_text
-
-NARROW = report_of("hgx-h100-8", "pcie-width-x8@5")
-Body = Callable[[ChecksApp, Pilot[None]], Awaitable[None]]
-
-
-def in_app(body: Body, report: Report | None = NARROW, size: tuple[int, int] = (120, 36)) -> None:
-    async def go() -> None:
-        app = ChecksApp(State(report=report))
-        async with app.run_test(size=size) as pilot:
-            await pilot.pause()
-            await body(app, pilot)
-
-    asyncio.run(go())
 
 
 def names(app: ChecksApp) -> list[str]:
@@ -45,10 +27,10 @@ def line_of(app: ChecksApp, name: str) -> str:
     return next(line for line in screen_text(app).splitlines() if f" {name} " in line.split("││")[0])
 
 
-def test_domains_with_problems_are_open_and_the_cursor_begins_on_the_first_problem(
+async def test_domains_with_problems_are_open_and_the_cursor_begins_on_the_first_problem(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
+    async with in_app() as (app, _):
         assert chosen(app) == "pcie.link-width"
         assert line_of(app, "pcie").startswith("│v FAIL    pcie")
         assert "1 fail  4 ok" in line_of(app, "pcie")
@@ -61,12 +43,10 @@ def test_domains_with_problems_are_open_and_the_cursor_begins_on_the_first_probl
         app.changed()
         assert drawn == [], "the same report is not drawn again"
 
-    in_app(body)
-
 
 @pytest.mark.wide
-def test_keys_move_fold_and_unfold() -> None:
-    async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
+async def test_keys_move_fold_and_unfold() -> None:
+    async with in_app() as (app, pilot):
         await pilot.press("up")
         assert chosen(app) == "pcie"
         await pilot.press("left")
@@ -86,12 +66,10 @@ def test_keys_move_fold_and_unfold() -> None:
         await pilot.press("pageup")
         assert chosen(app) in ("driver", "driver.responsive")
 
-    in_app(body)
-
 
 @pytest.mark.wide
-def test_e_and_enter_ask_for_the_page_and_a_click_chooses_and_folds() -> None:
-    async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
+async def test_e_and_enter_ask_for_the_page_and_a_click_chooses_and_folds() -> None:
+    async with in_app() as (app, pilot):
         await pilot.press("e")
         assert app.pages == ["pcie.link-width"]
         await pilot.press("escape", "enter")
@@ -103,12 +81,10 @@ def test_e_and_enter_ask_for_the_page_and_a_click_chooses_and_folds() -> None:
         await pilot.pause()
         assert "pcie.link-width" not in names(app)
 
-    in_app(body)
-
 
 @pytest.mark.wide
-def test_a_filter_that_hides_the_chosen_check_turns_to_the_worst_that_it_shows() -> None:
-    async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
+async def test_a_filter_that_hides_the_chosen_check_turns_to_the_worst_that_it_shows() -> None:
+    async with in_app(State(report=report_of("hgx-h100-8", "gpu-lost@2", "pcie-width-x8@5"))) as (app, pilot):
         assert chosen(app) == "gpu.lost"
         await pilot.press("slash", *"pcie")
         assert chosen(app) == "pcie.link-width"
@@ -117,20 +93,16 @@ def test_a_filter_that_hides_the_chosen_check_turns_to_the_worst_that_it_shows()
         await pilot.press("slash", *"nvlink")
         assert chosen(app) == "nvlink.links"
 
-    in_app(body, report_of("hgx-h100-8", "gpu-lost@2", "pcie-width-x8@5"))
 
-
-def test_a_detail_that_is_cut_says_so_beside_the_scrollbar_too() -> None:
-    async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
+async def test_a_detail_that_is_cut_says_so_beside_the_scrollbar_too() -> None:
+    async with in_app(size=(80, 18)) as (app, _):
         assert app.query_one(CheckLines).show_vertical_scrollbar
         assert "x16 / x1~" in line_of(app, "balance")
 
-    in_app(body, size=(80, 18))
-
 
 @pytest.mark.wide
-def test_the_filter_looks_at_id_title_subject_and_status_and_f_leaves_problems_only() -> None:
-    async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
+async def test_the_filter_looks_at_id_title_subject_and_status_and_f_leaves_problems_only() -> None:
+    async with in_app() as (app, pilot):
         for typed, kept in (
             ("link-w", "pcie.link-width"),
             ("UNCORRECTED MEMORY", "gpu.ecc"),
@@ -159,31 +131,25 @@ def test_the_filter_looks_at_id_title_subject_and_status_and_f_leaves_problems_o
         await pilot.press("f")
         assert "host" in names(app)
 
-    in_app(body)
 
-
-def test_a_filter_looks_in_all_checks_also_if_only_problems_were_shown() -> None:
-    async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
+async def test_a_filter_looks_in_all_checks_also_if_only_problems_were_shown() -> None:
+    async with in_app() as (app, pilot):
         await pilot.press("f", "slash", *"nvlink.links", "enter")
         assert names(app) == ["nvlink", "nvlink.links"]
         assert "filter: nvlink.links (escape: all)" in screen_text(app)
 
-    in_app(body)
 
-
-def test_before_the_first_report_nothing_is_called_ok() -> None:
-    async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
+async def test_before_the_first_report_nothing_is_called_ok() -> None:
+    async with in_app(State()) as (app, pilot):
         assert "nothing was checked yet" in screen_text(app)
         assert "PASS" not in screen_text(app)
         await pilot.press("r", "d", "e", "down", "enter")
         assert app.asked == []
 
-    in_app(body, None)
-
 
 @pytest.mark.wide
-def test_r_runs_the_check_at_its_own_level_or_the_domain_as_deep_as_everything_was_run() -> None:
-    async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
+async def test_r_runs_the_check_at_its_own_level_or_the_domain_as_deep_as_everything_was_run() -> None:
+    async with in_app() as (app, pilot):
         app.state.runs.append(FinishedRun(0.0, (), "standard", NARROW))
         await pilot.press("r", "up", "r", "end", "r", "right", "down", "r")
         assert app.asked == [
@@ -196,12 +162,10 @@ def test_r_runs_the_check_at_its_own_level_or_the_domain_as_deep_as_everything_w
         await pilot.press("home", *["down"] * names(app).index("train"), "r")
         assert app.asked == [(("train",), "standard")]
 
-    in_app(body)
-
 
 @pytest.mark.wide
-def test_cursor_and_scroll_stay_when_a_report_comes() -> None:
-    async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
+async def test_cursor_and_scroll_stay_when_a_report_comes() -> None:
+    async with in_app(size=(80, 16)) as (app, pilot):
         lines = app.query_one(CheckLines)
         await pilot.press("end", "right", "end")
         assert chosen(app) == "burn.counters"
@@ -214,19 +178,15 @@ def test_cursor_and_scroll_stay_when_a_report_comes() -> None:
         assert chosen(app) == "burn.counters"
         assert "  > skip    counters" in screen_text(app)
 
-    in_app(body, size=(80, 16))
 
-
-def test_f_on_a_healthy_node_finds_no_problem_and_the_untouched_cursor_goes_to_the_first_that_comes_up() -> None:
-    async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
+async def test_f_on_a_healthy_node_finds_no_problem_and_the_untouched_cursor_goes_to_the_first_that_comes_up() -> None:
+    async with in_app(State(report=report_of())) as (app, pilot):
         await pilot.press("f")
         assert "no problem among what was checked" in screen_text(app)
         await pilot.press("f")
         app.state.report = NARROW
         app.changed()
         assert chosen(app) == "pcie.link-width"
-
-    in_app(body, report_of())
 
 
 def test_what_a_run_will_judge_is_marked_and_other_faults_stay_to_be_seen() -> None:
@@ -240,7 +200,7 @@ def test_what_a_run_will_judge_is_marked_and_other_faults_stay_to_be_seen() -> N
 
 
 @pytest.mark.wide
-def test_a_hostile_name_is_drawn_as_it_is() -> None:
+async def test_a_hostile_name_is_drawn_as_it_is() -> None:
     [check] = [check for check in NARROW.checks if check.id == "pcie.link-width"]
     findings = tuple(
         msgspec.structs.replace(f, subject=msgspec.structs.replace(f.subject, kind="nic", name="[red]x\x1b[2J"))
@@ -249,7 +209,5 @@ def test_a_hostile_name_is_drawn_as_it_is() -> None:
     )
     hostile = msgspec.structs.replace(NARROW, checks=(msgspec.structs.replace(check, findings=findings),))
 
-    async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
+    async with in_app(State(report=hostile)) as (app, _):
         assert "[red]x\\x1b[2J" in line_of(app, "link-width")
-
-    in_app(body, hostile)

@@ -18,6 +18,7 @@ from gpudoctor.process.own_program import own_gpudoctor
 from gpudoctor.report.progress import ProgressLine
 from gpudoctor.tui.check_runner import Checker, ssh_prefix
 from gpudoctor.tui.state import FinishedRun
+from tests.subprocesses import completed
 from tests.tui.processes import all_end, of_folder
 
 NARROW = ["--node", "hgx-h100-8", "--fault", "pcie-width-x8@5"]
@@ -71,7 +72,7 @@ def test_over_ssh_each_word_reaches_the_other_shell_as_it_is() -> None:
     assert command[:6] == ["ssh", "-o", "BatchMode=yes", "--", "node17", "gpudoctor"]
     # what ssh does: join with blanks, for a shell to take apart
     shell = " ".join(["printf", "'%s\\n'", *command[6:]])
-    told = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, check=True).stdout.splitlines()
+    told = completed(["sh", "-c", shell], check=True).stdout.splitlines()
     assert told[:2] == ["check", "pcie.*"]
     assert "a dump; rm x" in told
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
-from textual.pilot import Pilot
 from textual.widgets import Input, Markdown
 
 from gpudoctor.checks.core.registry import Level
@@ -22,10 +21,9 @@ from gpudoctor.tui.panes.checks import running_words
 from gpudoctor.tui.run_control import summary
 from gpudoctor.tui.screens import ConfirmScreen, LevelScreen, PageScreen
 from gpudoctor.tui.state import FinishedRun, Running, State
-from tests.tui.checks_app import ChecksApp, report_of, until
-from tests.tui.screen import screen_text
+from tests.tui.checks_app import NARROW, in_app, report_of
+from tests.tui.screen import screen_text, until
 
-NARROW = report_of("hgx-h100-8", "pcie-width-x8@5")
 HEALTHY = report_of()
 
 
@@ -57,39 +55,19 @@ class FakeChecker(Checker):
         self.may_end.set()
 
 
-Body = Callable[[ChecksApp, Pilot[None]], Awaitable[None]]
-
-
-def in_app(
-    body: Body,
-    state: State | None = None,
-    size: tuple[int, int] = (120, 36),
-    checker: Callable[[], Checker] | None = None,
-) -> None:
-    async def go() -> None:
-        app = ChecksApp(state or State(report=NARROW), checker() if checker is not None else None)
-        async with app.run_test(size=size) as pilot:
-            await pilot.pause()
-            await body(app, pilot)
-
-    asyncio.run(go())
-
-
 @pytest.mark.wide
-def test_the_chosen_check_shows_its_findings_and_its_page() -> None:
-    async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
+async def test_the_chosen_check_shows_its_findings_and_its_page() -> None:
+    async with in_app() as (app, pilot):
         assert "FAIL pcie.link-width on GPU 5" in screen_text(app)
         await until(pilot, lambda: "False alarms" in app.query_one(Markdown).source)
         assert "Every GPU uses all of its PCIe lanes" in app.query_one(Markdown).source
         await pilot.press("down")
         assert "PASS" in screen_text(app).split("pcie.link-speed", 1)[1]
 
-    in_app(body)
-
 
 @pytest.mark.wide
-def test_nothing_is_wider_than_the_screen_and_on_a_low_one_the_page_makes_room() -> None:
-    async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
+async def test_nothing_is_wider_than_the_screen_and_on_a_low_one_the_page_makes_room() -> None:
+    async with in_app(size=(80, 24)) as (app, pilot):
         text = screen_text(app)
         assert "Page" not in text
         assert "Runs since the start" in text
@@ -107,27 +85,23 @@ def test_nothing_is_wider_than_the_screen_and_on_a_low_one_the_page_makes_room()
         assert "link-width  GPU 5" in screen_text(app)
         assert "expected  PCIe Gen5 x16" in screen_text(app)
 
-    in_app(body, size=(80, 24))
-
 
 @pytest.mark.parametrize(
     ("columns", "left_out"), [(40, ("Domain d", "Compare b")), (50, ("Compare b",)), (80, ("Compare b",)), (120, ())]
 )
-def test_only_whole_buttons_are_shown(columns: int, left_out: tuple[str, ...]) -> None:
+async def test_only_whole_buttons_are_shown(columns: int, left_out: tuple[str, ...]) -> None:
     shown = "   ".join(
         label for label in ("All R", "Check r", "Domain d", "Level quick l", "Compare b") if label not in left_out
     )
 
-    async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
+    async with in_app(size=(100, 24)) as (app, pilot):
         await pilot.resize_terminal(columns, 24)
         await until(pilot, lambda: any(line.endswith(f" {shown}") for line in screen_text(app).splitlines()))
 
-    in_app(body, size=(100, 24))
-
 
 @pytest.mark.wide
-def test_d_and_the_buttons_ask_for_runs() -> None:
-    async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
+async def test_d_and_the_buttons_ask_for_runs() -> None:
+    async with in_app() as (app, pilot):
         await pilot.press("d")
         await pilot.click("#all")
         await pilot.click("#one")
@@ -135,14 +109,11 @@ def test_d_and_the_buttons_ask_for_runs() -> None:
         await until(pilot, lambda: len(app.asked) == 4)
         assert app.asked == [(("pcie",), "quick"), ((), "quick"), (("pcie.link-width",), "quick"), (("pcie",), "quick")]
 
-    in_app(body)
-
 
 @pytest.mark.wide
-def test_the_level_is_chosen_with_what_it_costs() -> None:
-    async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
-        checker = app.checker
-        assert isinstance(checker, FakeChecker)
+async def test_the_level_is_chosen_with_what_it_costs() -> None:
+    checker = FakeChecker(loads_gpus=True)
+    async with in_app(checker=checker) as (app, pilot):
         await pilot.click("#level")
         await until(pilot, lambda: "quick " in screen_text(app))
         assert isinstance(app.screen, LevelScreen)
@@ -158,11 +129,9 @@ def test_the_level_is_chosen_with_what_it_costs() -> None:
         await pilot.press("escape")
         assert len(checker.begun) == 1
 
-    in_app(body, checker=lambda: FakeChecker(loads_gpus=True))
 
-
-def test_a_simulated_node_is_never_said_to_be_loaded() -> None:
-    async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
+async def test_a_simulated_node_is_never_said_to_be_loaded() -> None:
+    async with in_app(checker=FakeChecker()) as (app, pilot):
         await pilot.click("#level")
         await until(pilot, lambda: "quick " in screen_text(app))
         text = screen_text(app)
@@ -170,13 +139,10 @@ def test_a_simulated_node_is_never_said_to_be_loaded() -> None:
         assert "loads the GPUs" not in text
         assert "half a minute" not in text
 
-    in_app(body, checker=FakeChecker)
 
-
-def test_a_run_shows_its_progress_and_then_its_report() -> None:
-    async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
-        checker = app.checker
-        assert isinstance(checker, FakeChecker)
+async def test_a_run_shows_its_progress_and_then_its_report() -> None:
+    checker = FakeChecker()
+    async with in_app(State(), size=(200, 60), checker=checker) as (app, pilot):
         await pilot.click("#all")
         await until(pilot, lambda: checker.on_progress is not None)
         assert checker.on_progress is not None
@@ -200,13 +166,10 @@ def test_a_run_shows_its_progress_and_then_its_report() -> None:
             "all checks, level quick: FAIL pcie.link-width GPU 5 (0000:ab:00.0): PCIe Gen5 x8"
         )
 
-    in_app(body, State(), size=(200, 60), checker=FakeChecker)
 
-
-def test_a_second_run_waits_for_nobody_and_is_refused() -> None:
-    async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
-        checker = app.checker
-        assert isinstance(checker, FakeChecker)
+async def test_a_second_run_waits_for_nobody_and_is_refused() -> None:
+    checker = FakeChecker()
+    async with in_app(State(), checker=checker) as (app, pilot):
         app.runs.want((), "quick")
         app.runs.want(("pcie",), "quick")
         await pilot.pause()
@@ -214,13 +177,10 @@ def test_a_second_run_waits_for_nobody_and_is_refused() -> None:
         checker.may_end.set()
         await until(pilot, lambda: bool(app.state.runs))
 
-    in_app(body, State(), checker=FakeChecker)
 
-
-def test_a_failed_run_keeps_the_report_and_says_why() -> None:
-    async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
-        checker = app.checker
-        assert isinstance(checker, FakeChecker)
+async def test_a_failed_run_keeps_the_report_and_says_why() -> None:
+    checker = FakeChecker(None)
+    async with in_app(size=(200, 60), checker=checker) as (app, pilot):
         checker.may_end.set()
         app.runs.want((), "standard")
         await until(pilot, lambda: bool(app.state.runs))
@@ -228,14 +188,11 @@ def test_a_failed_run_keeps_the_report_and_says_why() -> None:
         assert app.state.report is NARROW
         assert "no verdict the node is not there" in screen_text(app)
 
-    in_app(body, size=(200, 60), checker=lambda: FakeChecker(None))
-
 
 @pytest.mark.wide
-def test_a_run_of_some_checks_leaves_the_faults_of_the_others() -> None:
-    async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
-        checker = app.checker
-        assert isinstance(checker, FakeChecker)
+async def test_a_run_of_some_checks_leaves_the_faults_of_the_others() -> None:
+    checker = FakeChecker(report_of(words=("host",)))
+    async with in_app(checker=checker) as (app, pilot):
         checker.may_end.set()
         app.runs.want(("host",), "quick")
         await until(pilot, lambda: bool(app.state.runs))
@@ -243,13 +200,10 @@ def test_a_run_of_some_checks_leaves_the_faults_of_the_others() -> None:
         assert app.state.report.verdict == "fail"
         assert len(app.state.report.checks) == len(NARROW.checks)
 
-    in_app(body, checker=lambda: FakeChecker(report_of(words=("host",))))
 
-
-def test_a_read_only_view_starts_saves_and_reads_nothing() -> None:
-    async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
-        checker = app.checker
-        assert isinstance(checker, FakeChecker)
+async def test_a_read_only_view_starts_saves_and_reads_nothing() -> None:
+    checker = FakeChecker()
+    async with in_app(State(report=NARROW, read_only=True), checker=checker) as (app, pilot):
         await pilot.press("r", "d", "b", "s")
         await pilot.click("#all")
         await pilot.click("#level")
@@ -262,8 +216,6 @@ def test_a_read_only_view_starts_saves_and_reads_nothing() -> None:
         await until(pilot, lambda: bool(checker.begun))
         checker.may_end.set()
 
-    in_app(body, State(report=NARROW, read_only=True), checker=FakeChecker)
-
 
 def busy_state() -> State:
     state = State(report=NARROW, opening=Opening("gpudoctor.watch/1", 0.0, 1.0, HEALTHY.facts))  # type: ignore[arg-type]
@@ -271,10 +223,9 @@ def busy_state() -> State:
     return state
 
 
-def test_load_beside_a_job_is_asked_for_first() -> None:
-    async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
-        checker = app.checker
-        assert isinstance(checker, FakeChecker)
+async def test_load_beside_a_job_is_asked_for_first() -> None:
+    checker = FakeChecker(loads_gpus=True)
+    async with in_app(busy_state(), checker=checker) as (app, pilot):
         app.runs.want((), "standard")
         await pilot.pause()
         assert isinstance(app.screen, ConfirmScreen)
@@ -294,19 +245,14 @@ def test_load_beside_a_job_is_asked_for_first() -> None:
         assert checker.begun[1] == ((), "quick", False)
         checker.may_end.set()
 
-    in_app(body, busy_state(), checker=lambda: FakeChecker(loads_gpus=True))
 
-
-def test_cpu_ranks_disturb_no_gpu_and_need_no_question() -> None:
-    async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
-        checker = app.checker
-        assert isinstance(checker, FakeChecker)
+async def test_cpu_ranks_disturb_no_gpu_and_need_no_question() -> None:
+    checker = FakeChecker()
+    async with in_app(busy_state(), checker=checker) as (app, pilot):
         app.runs.want((), "standard")
         await until(pilot, lambda: bool(checker.begun))
         assert checker.begun == [((), "standard", False)]
         checker.may_end.set()
-
-    in_app(body, busy_state(), checker=FakeChecker)
 
 
 def test_who_uses_a_gpu_is_seen_in_its_memory_where_no_process_shows() -> None:
@@ -327,12 +273,12 @@ def test_which_checks_put_load_on_the_node() -> None:
 
 
 @pytest.mark.wide
-def test_b_compares_with_a_saved_report(tmp_path: Path) -> None:
+async def test_b_compares_with_a_saved_report(tmp_path: Path) -> None:
     saved, bad = tmp_path / "saved.json", tmp_path / "bad.json"
     saved.write_text(render_json(HEALTHY))
     bad.write_text('{"schema": "gpudoctor.facts/1"}')
 
-    async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
+    async with in_app(size=(200, 60)) as (app, pilot):
         await pilot.press("b")
         app.screen.query_one(Input).value = str(bad)
         await pilot.press("enter")
@@ -353,11 +299,9 @@ def test_b_compares_with_a_saved_report(tmp_path: Path) -> None:
         await pilot.pause()
         assert app.state.base is None
 
-    in_app(body, size=(200, 60))
-
 
 @pytest.mark.wide
-def test_the_run_before_is_what_a_run_is_compared_with() -> None:
+async def test_the_run_before_is_what_a_run_is_compared_with() -> None:
     state = State(report=NARROW)
     state.runs = [
         FinishedRun(1.0, (), "quick", HEALTHY),
@@ -366,26 +310,22 @@ def test_the_run_before_is_what_a_run_is_compared_with() -> None:
         FinishedRun(4.0, ("pcie",), "quick", report_of("hgx-h100-8", "pcie-width-x8@5", words=("pcie",))),
     ]
 
-    async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
+    async with in_app(state, size=(200, 60)) as (app, _):
         text = screen_text(app)
         assert "Against the run of " + time.strftime("%H:%M:%S", time.localtime(1.0)) in text
         assert "changed: pcie.link-width GPU 5 pass -> FAIL" in text
         assert "no verdict ssh: refused" in text
 
-    in_app(body, state, size=(200, 60))
-
 
 @pytest.mark.wide
-def test_e_opens_the_page_and_escape_leaves_it() -> None:
-    async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
+async def test_e_opens_the_page_and_escape_leaves_it() -> None:
+    async with in_app() as (app, pilot):
         await pilot.press("e")
         await pilot.pause()
         assert isinstance(app.screen, PageScreen)
         assert "## Thresholds" in app.screen.query_one(Markdown).source
         await pilot.press("escape")
         assert len(app.screen_stack) == 1
-
-    in_app(body)
 
 
 def test_the_line_of_a_run_invents_no_time() -> None:
@@ -404,12 +344,10 @@ def test_many_ranks_are_told_in_groups() -> None:
 
 
 @pytest.mark.wide
-def test_a_partial_run_is_called_so() -> None:
+async def test_a_partial_run_is_called_so() -> None:
     partial = msgspec.structs.replace(NARROW, run=msgspec.structs.replace(NARROW.run, interrupted="SIGINT"))
     state = State(report=partial, runs=[FinishedRun(1.0, (), "full", partial)])
 
-    async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
+    async with in_app(state) as (app, _):
         assert "interrupted: partial" in screen_text(app)
         assert not app.query_one("#cancel").display
-
-    in_app(body, state)

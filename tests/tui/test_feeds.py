@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import msgspec
@@ -19,8 +18,6 @@ from gpudoctor.tui.feeds import ChildFeed, PlaybackFeed
 from gpudoctor.tui.state import FeedFailure
 from tests.imported_torch import own_children
 from tests.tui.doctor_app import AT_S, node_of, opening_of, tick_of
-
-WITHIN_S = 60.0
 
 
 def stream(tmp_path: Path, *seconds: int) -> Path:
@@ -58,212 +55,166 @@ async def take(feed: ChildFeed | PlaybackFeed, count: int) -> list[WatchLine | F
     return lines
 
 
-def run(body: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        await asyncio.wait_for(body(), WITHIN_S)
-
-    asyncio.run(bounded())
-
-
-def test_lines_of_a_child_come_as_they_are_written(tmp_path: Path) -> None:
-    async def body() -> None:
-        feed = child(tmp_path, "time.sleep(600)")
-        lines = await take(feed, 3)
-        end(feed)
-        assert [type(line) for line in lines] == [Opening, Tick, Tick]
-
-    run(body)
+async def test_lines_of_a_child_come_as_they_are_written(tmp_path: Path) -> None:
+    feed = child(tmp_path, "time.sleep(600)")
+    lines = await take(feed, 3)
+    end(feed)
+    assert [type(line) for line in lines] == [Opening, Tick, Tick]
 
 
-def test_a_child_that_ends_is_told_with_its_last_words_and_started_again(tmp_path: Path) -> None:
-    async def body() -> None:
-        feed = child(tmp_path, "sys.exit('ssh: connect to host n7 port 22: Connection refused')", seconds=(1,))
-        lines = await take(feed, 5)
-        end(feed)
-        trouble = lines[2]
-        assert isinstance(trouble, FeedFailure)
-        assert trouble.why == (
-            "watch: ended (exit code 1): ssh: connect to host n7 port 22: Connection refused; trying again in 1 s"
-        )
-        assert [type(line) for line in lines[3:]] == [Opening, Tick]
-
-    run(body)
+async def test_a_child_that_ends_is_told_with_its_last_words_and_started_again(tmp_path: Path) -> None:
+    feed = child(tmp_path, "sys.exit('ssh: connect to host n7 port 22: Connection refused')", seconds=(1,))
+    lines = await take(feed, 5)
+    end(feed)
+    trouble = lines[2]
+    assert isinstance(trouble, FeedFailure)
+    assert trouble.why == (
+        "watch: ended (exit code 1): ssh: connect to host n7 port 22: Connection refused; trying again in 1 s"
+    )
+    assert [type(line) for line in lines[3:]] == [Opening, Tick]
 
 
-def test_a_child_that_is_not_there_is_told_and_tried_again() -> None:
-    async def body() -> None:
-        feed = ChildFeed(["/nowhere/gpudoctor", "watch"], "n7")
-        [trouble] = await take(feed, 1)
-        end(feed)
-        assert isinstance(trouble, FeedFailure)
-        assert trouble.why == "n7: /nowhere/gpudoctor: No such file or directory; trying again in 1 s"
-
-    run(body)
+async def test_a_child_that_is_not_there_is_told_and_tried_again() -> None:
+    feed = ChildFeed(["/nowhere/gpudoctor", "watch"], "n7")
+    [trouble] = await take(feed, 1)
+    end(feed)
+    assert isinstance(trouble, FeedFailure)
+    assert trouble.why == "n7: /nowhere/gpudoctor: No such file or directory; trying again in 1 s"
 
 
-def test_pauses_grow_while_no_tick_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def body() -> None:
-        feed = ChildFeed(["/nowhere/gpudoctor"], "n7")
-        waited: list[float] = []
+async def test_pauses_grow_while_no_tick_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    feed = ChildFeed(["/nowhere/gpudoctor"], "n7")
+    waited: list[float] = []
 
-        async def pause(seconds: float) -> None:
-            waited.append(seconds)
+    async def pause(seconds: float) -> None:
+        waited.append(seconds)
 
-        monkeypatch.setattr(feed, "_pause", pause)
-        await take(feed, 9)
-        assert waited == [1, 2, 4, 8, 16, 32, 60, 60]
-
-    run(body)
+    monkeypatch.setattr(feed, "_pause", pause)
+    await take(feed, 9)
+    assert waited == [1, 2, 4, 8, 16, 32, 60, 60]
 
 
-def test_a_child_that_talks_nonsense_is_ended(tmp_path: Path) -> None:
-    async def body() -> None:
-        feed = child(tmp_path, "print('Welcome to node n7!', flush=True); time.sleep(600)")
-        lines = await take(feed, 4)
-        trouble = lines[3]
-        assert isinstance(trouble, FeedFailure)
-        assert "no line of gpudoctor watch" in trouble.why
-        assert "Welcome to node n7!" in trouble.why
-        end(feed)
-
-    run(body)
+async def test_a_child_that_talks_nonsense_is_ended(tmp_path: Path) -> None:
+    feed = child(tmp_path, "print('Welcome to node n7!', flush=True); time.sleep(600)")
+    lines = await take(feed, 4)
+    trouble = lines[3]
+    assert isinstance(trouble, FeedFailure)
+    assert "no line of gpudoctor watch" in trouble.why
+    assert "Welcome to node n7!" in trouble.why
+    end(feed)
 
 
-def test_control_characters_of_a_child_do_not_reach_the_screen(tmp_path: Path) -> None:
-    async def body() -> None:
-        feed = child(tmp_path, "sys.exit('\\x1b[2Jgone')", seconds=())
-        lines = await take(feed, 2)
-        end(feed)
-        assert isinstance(lines[1], FeedFailure)
-        assert "\x1b" not in lines[1].why
-
-    run(body)
+async def test_control_characters_of_a_child_do_not_reach_the_screen(tmp_path: Path) -> None:
+    feed = child(tmp_path, "sys.exit('\\x1b[2Jgone')", seconds=())
+    lines = await take(feed, 2)
+    end(feed)
+    assert isinstance(lines[1], FeedFailure)
+    assert "\x1b" not in lines[1].why
 
 
-def test_a_child_that_falls_silent_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_child_that_falls_silent_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feeds, "SILENT_S", 0.2)
     monkeypatch.setattr(feeds, "SILENT_INTERVALS", 0.2)
 
-    async def body() -> None:
-        feed = child(tmp_path, f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))", "time.sleep(600)")
-        lines = await take(feed, 4)
-        assert isinstance(lines[3], FeedFailure)
-        assert "said nothing for" in lines[3].why
-        process = feed._child
-        assert process is not None
-        await asyncio.get_running_loop().run_in_executor(None, process._process.wait)
-        assert process._process.returncode == -signal.SIGTERM
-        end(feed)
-
-    run(body)
+    feed = child(tmp_path, f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))", "time.sleep(600)")
+    lines = await take(feed, 4)
+    assert isinstance(lines[3], FeedFailure)
+    assert "said nothing for" in lines[3].why
+    process = feed._child
+    assert process is not None
+    await asyncio.get_running_loop().run_in_executor(None, process._process.wait)
+    assert process._process.returncode == -signal.SIGTERM
+    end(feed)
 
 
-def test_a_line_without_an_end_is_given_up_and_the_child_not_read_any_further(
+async def test_a_line_without_an_end_is_given_up_and_the_child_not_read_any_further(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(feeds, "LINE_BYTES_MAX", 1 << 20)
 
-    async def body() -> None:
-        wrote = tmp_path / "wrote"
-        flood = f"for i in range(100): os.write(1, b'A' * 1_000_000); open({str(wrote)!r}, 'a').write('.')"
-        feed = child(tmp_path, flood)
-        lines = await take(feed, 4)
-        child_then = feed._child
-        end(feed)
-        assert isinstance(lines[3], FeedFailure)
-        assert "wrote a line longer than 1 MiB" in lines[3].why
-        assert child_then is not None
-        assert len(wrote.read_text()) <= 4, "of 100 MB more was taken than a line may have"
-
-    run(body)
+    wrote = tmp_path / "wrote"
+    flood = f"for i in range(100): os.write(1, b'A' * 1_000_000); open({str(wrote)!r}, 'a').write('.')"
+    feed = child(tmp_path, flood)
+    lines = await take(feed, 4)
+    child_then = feed._child
+    end(feed)
+    assert isinstance(lines[3], FeedFailure)
+    assert "wrote a line longer than 1 MiB" in lines[3].why
+    assert child_then is not None
+    assert len(wrote.read_text()) <= 4, "of 100 MB more was taken than a line may have"
 
 
-def test_a_child_that_floods_keeps_nobody_else_from_his_turn(tmp_path: Path) -> None:
-    async def body() -> None:
-        feed = child(tmp_path, 'line = b\'{"kind":"tick","at_s":5}\\n\' * 1000', "while True: os.write(1, line)")
-        turns = 0
+async def test_a_child_that_floods_keeps_nobody_else_from_his_turn(tmp_path: Path) -> None:
+    feed = child(tmp_path, 'line = b\'{"kind":"tick","at_s":5}\\n\' * 1000', "while True: os.write(1, line)")
+    turns = 0
 
-        async def other() -> None:
-            nonlocal turns
-            while True:
-                await asyncio.sleep(0)
-                turns += 1
-
-        beside = asyncio.ensure_future(other())
-        lines = await take(feed, 500)
-        beside.cancel()
-        end(feed)
-        assert not any(isinstance(line, FeedFailure) for line in lines)
-        assert turns > 400
-
-    run(body)
-
-
-def test_a_cut_off_last_line_is_not_taken_for_a_whole_one(tmp_path: Path) -> None:
-    async def body() -> None:
-        feed = child(tmp_path, """sys.stdout.write('{"kind":"tick","at_s":5}'); sys.stdout.flush()""")
-        lines = await take(feed, 4)
-        end(feed)
-        assert isinstance(lines[3], FeedFailure)
-        assert "ended (exit code 0)" in lines[3].why
-
-    run(body)
-
-
-def test_a_child_that_ignores_sigterm_is_gone_when_closed_twice(tmp_path: Path) -> None:
-    async def body() -> None:
-        feed = child(
-            tmp_path,
-            "signal.signal(signal.SIGTERM, signal.SIG_IGN)",
-            "helper = __import__('subprocess').Popen([sys.executable, '-c', 'import time; time.sleep(600)'])",
-            f"os.write(1, open({str(tmp_path / 'w.jsonl')!r}, 'rb').read())",
-            "time.sleep(600)",
-        )
-        lines = await take(feed, 6)
-        assert len(lines) == 6
-        process = feed._child
-        assert process is not None
-        helpers = psutil.Process(process._process.pid).children()
-        end(feed)
-        assert process._process.returncode == -signal.SIGKILL
-        assert len(helpers) == 1
-        psutil.wait_procs(helpers, timeout=20)
-        assert not helpers[0].is_running() or helpers[0].status() == psutil.STATUS_ZOMBIE
-
-    run(body)
-
-
-def test_a_closed_feed_ends_its_lines(tmp_path: Path) -> None:
-    async def body() -> None:
-        feed = child(tmp_path, "time.sleep(600)")
-        seen = []
-        async for line in feed.lines():
-            seen.append(line)
-            if len(seen) == 3:
-                feed.close()
-        assert len(seen) == 3
-        end(feed)
-
-    run(body)
-
-
-def test_a_recording_plays_to_its_end_and_stays_there_paused(tmp_path: Path) -> None:
-    async def body() -> None:
-        feed = PlaybackFeed(read_stream(str(stream(tmp_path, 1, 2, 3))), "w.jsonl")
-        feed.faster(9)
-        assert feed.playback.speed == 60
-        lines = await take(feed, 4)
-        assert [line.at_s for line in lines if isinstance(line, Tick)] == [AT_S + 1, AT_S + 2, AT_S + 3]
-        rest = asyncio.ensure_future(take(feed, 1))
-        while not feed.playback.paused:
+    async def other() -> None:
+        nonlocal turns
+        while True:
             await asyncio.sleep(0)
-        assert feed.playback.at_s == AT_S + 3
-        assert not rest.done()
-        rest.cancel()
-        await asyncio.gather(rest, return_exceptions=True)
-        feed.close()
+            turns += 1
 
-    run(body)
+    beside = asyncio.ensure_future(other())
+    lines = await take(feed, 500)
+    beside.cancel()
+    end(feed)
+    assert not any(isinstance(line, FeedFailure) for line in lines)
+    assert turns > 400
+
+
+async def test_a_cut_off_last_line_is_not_taken_for_a_whole_one(tmp_path: Path) -> None:
+    feed = child(tmp_path, """sys.stdout.write('{"kind":"tick","at_s":5}'); sys.stdout.flush()""")
+    lines = await take(feed, 4)
+    end(feed)
+    assert isinstance(lines[3], FeedFailure)
+    assert "ended (exit code 0)" in lines[3].why
+
+
+async def test_a_child_that_ignores_sigterm_is_gone_when_closed_twice(tmp_path: Path) -> None:
+    feed = child(
+        tmp_path,
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)",
+        "helper = __import__('subprocess').Popen([sys.executable, '-c', 'import time; time.sleep(600)'])",
+        f"os.write(1, open({str(tmp_path / 'w.jsonl')!r}, 'rb').read())",
+        "time.sleep(600)",
+    )
+    lines = await take(feed, 6)
+    assert len(lines) == 6
+    process = feed._child
+    assert process is not None
+    helpers = psutil.Process(process._process.pid).children()
+    end(feed)
+    assert process._process.returncode == -signal.SIGKILL
+    assert len(helpers) == 1
+    psutil.wait_procs(helpers, timeout=20)
+    assert not helpers[0].is_running() or helpers[0].status() == psutil.STATUS_ZOMBIE
+
+
+async def test_a_closed_feed_ends_its_lines(tmp_path: Path) -> None:
+    feed = child(tmp_path, "time.sleep(600)")
+    seen = []
+    async for line in feed.lines():
+        seen.append(line)
+        if len(seen) == 3:
+            feed.close()
+    assert len(seen) == 3
+    end(feed)
+
+
+async def test_a_recording_plays_to_its_end_and_stays_there_paused(tmp_path: Path) -> None:
+    feed = PlaybackFeed(read_stream(str(stream(tmp_path, 1, 2, 3))), "w.jsonl")
+    feed.faster(9)
+    assert feed.playback.speed == 60
+    lines = await take(feed, 4)
+    assert [line.at_s for line in lines if isinstance(line, Tick)] == [AT_S + 1, AT_S + 2, AT_S + 3]
+    rest = asyncio.ensure_future(take(feed, 1))
+    while not feed.playback.paused:
+        await asyncio.sleep(0)
+    assert feed.playback.at_s == AT_S + 3
+    assert not rest.done()
+    rest.cancel()
+    await asyncio.gather(rest, return_exceptions=True)
+    feed.close()
 
 
 def test_a_recording_turned_to_a_moment_gives_what_came_before_it(tmp_path: Path) -> None:
@@ -280,39 +231,33 @@ def test_a_recording_turned_to_a_moment_gives_what_came_before_it(tmp_path: Path
     feed.close()
 
 
-def test_a_paused_recording_goes_on_from_where_it_was_turned_to(tmp_path: Path) -> None:
-    async def body() -> None:
-        feed = PlaybackFeed(read_stream(str(stream(tmp_path, *range(1, 41)))), "w.jsonl")
-        feed.faster(9)
-        feed.pause()
-        feed.seek(AT_S + 30)
-        feed.before()
-        later = asyncio.ensure_future(take(feed, 1))
-        for _ in range(20):
-            await asyncio.sleep(0)
-        assert not later.done()
-        feed.pause()
-        [tick] = await later
-        assert isinstance(tick, Tick)
-        assert tick.at_s == AT_S + 31
-        feed.close()
-
-    run(body)
+async def test_a_paused_recording_goes_on_from_where_it_was_turned_to(tmp_path: Path) -> None:
+    feed = PlaybackFeed(read_stream(str(stream(tmp_path, *range(1, 41)))), "w.jsonl")
+    feed.faster(9)
+    feed.pause()
+    feed.seek(AT_S + 30)
+    feed.before()
+    later = asyncio.ensure_future(take(feed, 1))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not later.done()
+    feed.pause()
+    [tick] = await later
+    assert isinstance(tick, Tick)
+    assert tick.at_s == AT_S + 31
+    feed.close()
 
 
-def test_at_the_end_of_a_recording_space_begins_again(tmp_path: Path) -> None:
-    async def body() -> None:
-        feed = PlaybackFeed(read_stream(str(stream(tmp_path, 1, 2))), "w.jsonl")
-        feed.faster(9)
-        feed.seek(AT_S + 2)
-        feed.playback.paused = True
-        feed.pause()
-        lines = await take(feed, 2)
-        assert isinstance(lines[-1], Tick)
-        assert lines[-1].at_s == AT_S + 1
-        feed.close()
-
-    run(body)
+async def test_at_the_end_of_a_recording_space_begins_again(tmp_path: Path) -> None:
+    feed = PlaybackFeed(read_stream(str(stream(tmp_path, 1, 2))), "w.jsonl")
+    feed.faster(9)
+    feed.seek(AT_S + 2)
+    feed.playback.paused = True
+    feed.pause()
+    lines = await take(feed, 2)
+    assert isinstance(lines[-1], Tick)
+    assert lines[-1].at_s == AT_S + 1
+    feed.close()
 
 
 def test_a_night_without_ticks_is_passed_over(tmp_path: Path) -> None:

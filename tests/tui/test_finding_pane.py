@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import msgspec
 from textual.app import App, ComposeResult
 
@@ -86,7 +84,7 @@ def test_first_seen_counts_runs_in_a_row() -> None:
     assert "first seen" not in text(NARROW, "pcie.link-width", runs=runs[:1])
 
 
-def test_labels_are_dimmer_than_what_they_say() -> None:
+async def test_labels_are_dimmer_than_what_they_say() -> None:
     def brightness(app: PaneApp, words: str) -> int:
         segments = (segment for strip in app.screen._compositor.render_strips() for segment in strip)
         style = next(segment.style for segment in segments if segment.text.startswith(words))
@@ -94,14 +92,11 @@ def test_labels_are_dimmer_than_what_they_say() -> None:
         assert style.color is not None
         return sum(style.color.get_truecolor())
 
-    async def body() -> None:
-        app = PaneApp()
-        async with app.run_test(size=(60, 8)) as pilot:
-            app.query_one(FindingPane).show_finding(State(report=NARROW), "pcie.link-width", 5)
-            await pilot.pause()
-            assert brightness(app, "found") < brightness(app, "PCIe Gen5 x8")
-
-    asyncio.run(body())
+    app = PaneApp()
+    async with app.run_test(size=(60, 8)) as pilot:
+        app.query_one(FindingPane).show_finding(State(report=NARROW), "pcie.link-width", 5)
+        await pilot.pause()
+        assert brightness(app, "found") < brightness(app, "PCIe Gen5 x8")
 
 
 def test_hostile_words_are_neither_markup_nor_escapes() -> None:
@@ -124,31 +119,28 @@ class PaneApp(App[None]):
         self.pages.append(message.check_id)
 
 
-def test_the_pane_scrolls_wraps_anew_and_asks_for_the_page() -> None:
-    async def body() -> None:
-        app = PaneApp()
-        async with app.run_test(size=(60, 8)) as pilot:
-            pane = app.query_one(FindingPane)
-            pane.show_finding(State(report=NARROW), "pcie.link-width", 5)
-            await pilot.pause()
-            assert "FAIL pcie.link-width on GPU 5" in screen_text(app)
-            pane.focus()
-            await pilot.press("end")
-            await pilot.pause()
-            assert "GPU 0-4, 6-7" in screen_text(app)
-            await pilot.press("e", "enter")
-            assert app.pages == ["pcie.link-width"] * 2
-            pane.show_finding(State(report=NARROW), "gpu.ecc", None)
-            await pilot.pause()
-            assert pane.scroll_offset.y == 0
-            assert "gpu.ecc" in screen_text(app)
-            # on a narrow screen the part at fault is wrapped, not cut
-            await pilot.resize_terminal(30, 8)
-            pane.show_finding(State(report=NARROW), "pcie.link-width", 5)
-            await pilot.pause()
-            assert "on GPU 5" in screen_text(app)
-            pane.show_finding(State(report=HEALTHY), None)
-            await pilot.pause()
-            assert "PASS  nothing wrong in the" in screen_text(app)
-
-    asyncio.run(body())
+async def test_the_pane_scrolls_wraps_anew_and_asks_for_the_page() -> None:
+    app = PaneApp()
+    async with app.run_test(size=(60, 8)) as pilot:
+        pane = app.query_one(FindingPane)
+        pane.show_finding(State(report=NARROW), "pcie.link-width", 5)
+        await pilot.pause()
+        assert "FAIL pcie.link-width on GPU 5" in screen_text(app)
+        pane.focus()
+        await pilot.press("end")
+        await pilot.pause()
+        assert "GPU 0-4, 6-7" in screen_text(app)
+        await pilot.press("e", "enter")
+        assert app.pages == ["pcie.link-width"] * 2
+        pane.show_finding(State(report=NARROW), "gpu.ecc", None)
+        await pilot.pause()
+        assert pane.scroll_offset.y == 0
+        assert "gpu.ecc" in screen_text(app)
+        # on a narrow screen the part at fault is wrapped, not cut
+        await pilot.resize_terminal(30, 8)
+        pane.show_finding(State(report=NARROW), "pcie.link-width", 5)
+        await pilot.pause()
+        assert "on GPU 5" in screen_text(app)
+        pane.show_finding(State(report=HEALTHY), None)
+        await pilot.pause()
+        assert "PASS  nothing wrong in the" in screen_text(app)

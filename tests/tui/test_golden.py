@@ -12,8 +12,8 @@ from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.simulated.live import ticks_of
 from gpudoctor.facts.stream.messages import WatchLine
 from tests.golden_files import assert_golden
-from tests.tui.doctor_app import AT_S, doctor, node_of, opening_of, sixteen, until
-from tests.tui.screen import screen_text
+from tests.tui.doctor_app import AT_S, doctor, node_of, opening_of, sixteen
+from tests.tui.screen import screen_text, until
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "tui"
 SIZES = ((80, 24), (120, 36), (200, 60))

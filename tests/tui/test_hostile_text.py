@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any, get_args
 
@@ -22,7 +21,8 @@ from gpudoctor.tui.labels import held
 from gpudoctor.tui.panes.pane import TABS
 from gpudoctor.tui.widgets.lines import PrintableText
 from tests.planted_secrets import planted
-from tests.tui.doctor_app import HandChecker, doctor, node_of, opening_of, put, tick_of, until
+from tests.tui.doctor_app import HandChecker, doctor, node_of, opening_of, put, tick_of
+from tests.tui.screen import until
 
 CLIPBOARD = "\x1b]52;c;cHduZWQ=\x07"
 HOSTILE = (CLIPBOARD, "\x9b2J", "\x1b[?1049l", "a\rb\tc", "\u202egnp.exe", "\x00\x08", "\u2028", "\ud7ff\x7f")
@@ -53,7 +53,7 @@ def unprintable(app: Doctor) -> list[str]:
 
 
 @pytest.mark.wide
-def test_no_field_of_the_facts_or_of_a_stream_reaches_the_terminal_raw() -> None:
+async def test_no_field_of_the_facts_or_of_a_stream_reaches_the_terminal_raw() -> None:
     # each one no longer than the longest, so that none of them is cut off
     texts = (CLIPBOARD, "".join(HOSTILE[1:4]), "".join(HOSTILE[4:]))
     nodes = [hostile_node(text) for text in texts]
@@ -78,13 +78,10 @@ def test_no_field_of_the_facts_or_of_a_stream_reaches_the_terminal_raw() -> None
         await until(pilot, lambda: app.state.trouble is not None)
         raw.append((text, "silent", unprintable(app)))
 
-    async def body() -> None:
-        app = doctor(checker=checker, first_level=None)
-        async with app.run_test(size=(160, 50)) as pilot:
-            for node, text in zip(nodes, texts, strict=True):
-                await look(app, pilot, node, text)
-
-    asyncio.run(body())
+    app = doctor(checker=checker, first_level=None)
+    async with app.run_test(size=(160, 50)) as pilot:
+        for node, text in zip(nodes, texts, strict=True):
+            await look(app, pilot, node, text)
     assert len(raw) == 3 * (len(TABS) + 2)
     assert [shown for shown in raw if shown[2]] == []
 

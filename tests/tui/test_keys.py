@@ -5,24 +5,16 @@ from __future__ import annotations
 import re
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
-from textual.pilot import Pilot
 from textual.widgets._footer import FooterKey
 
 from gpudoctor.tui.app import Doctor
 from gpudoctor.tui.labels import THEMES
 from gpudoctor.tui.panes.check_list import CheckList
 from gpudoctor.tui.panes.pane import TABS
-from tests.tui.doctor_app import (
-    HandChecker,
-    doctor,
-    node_of,
-    shown,
-    until,
-)
-from tests.tui.screen import screen_text
+from tests.tui.doctor_app import HandChecker, doctor, node_of, shown
+from tests.tui.screen import screen_text, until
 
 
 def keys_of(app: Doctor) -> dict[FooterKey, str]:
@@ -35,11 +27,11 @@ def turned_to(app: Doctor, name: str) -> bool:
 
 
 @pytest.mark.wide
-def test_keys_of_a_healthy_node() -> None:
+async def test_keys_of_a_healthy_node() -> None:
     """One start for the first check, tabs, palette, GPUs, filter, themes and a run at another level."""
     checker = HandChecker(node_of())
 
-    async def body(app: Doctor, pilot: Pilot[Any]) -> None:
+    async with shown(doctor(checker=checker)) as (app, pilot):
         # the first check is a quick one
         await until(pilot, lambda: app.state.report is not None)
         assert checker.asked == [((), "quick")]
@@ -99,14 +91,12 @@ def test_keys_of_a_healthy_node() -> None:
         await until(pilot, lambda: len(app.state.runs) == 4)
         assert checker.asked[-2:] == [((), "full")] * 2
 
-    shown(doctor(checker=checker), body)
 
-
-def test_keys_of_a_node_with_two_faults() -> None:
+async def test_keys_of_a_node_with_two_faults() -> None:
     """Of two bad GPUs the first is chosen; the other is explained when it is turned to; keys reach the check list."""
     checker = HandChecker(node_of("hgx-h100-8", "pcie-width-x8@5", "thermal@2"))
 
-    async def body(app: Doctor, pilot: Pilot[Any]) -> None:
+    async with shown(doctor(checker.judged, checker=checker)) as (app, pilot):
         await until(pilot, lambda: app.state.report is not None)
         assert app.state.selected_gpu == 2
         for _ in range(3):
@@ -133,12 +123,10 @@ def test_keys_of_a_node_with_two_faults() -> None:
         await pilot.press(*"nvlink", "enter")
         await until(pilot, lambda: "filter: nvlink" in screen_text(app))
 
-    shown(doctor(checker.judged, checker=checker), body)
-
 
 @pytest.mark.wide
-def test_before_any_judgement_no_gpu_is_called_ok_and_the_help_is_made_of_the_bindings() -> None:
-    async def body(app: Doctor, pilot: Pilot[Any]) -> None:
+async def test_before_any_judgement_no_gpu_is_called_ok_and_the_help_is_made_of_the_bindings() -> None:
+    async with shown(doctor(first_level=None), size=(120, 70)) as (app, pilot):
         text = screen_text(app)
         assert "not checked yet" in text
         assert not re.search(r"\bok\b", text)
@@ -166,12 +154,10 @@ def test_before_any_judgement_no_gpu_is_called_ok_and_the_help_is_made_of_the_bi
         assert text.count("^q ^c q ") == 1
         assert "croll" not in text
 
-    shown(doctor(first_level=None), body, size=(120, 70))
-
 
 @pytest.mark.parametrize("columns", [40, 80])
-def test_the_last_line_holds_whole_keys_and_always_the_way_to_all_of_them(columns: int) -> None:
-    async def body(app: Doctor, pilot: Pilot[Any]) -> None:
+async def test_the_last_line_holds_whole_keys_and_always_the_way_to_all_of_them(columns: int) -> None:
+    async with shown(doctor(first_level=None), size=(columns, 24)) as (app, pilot):
         await pilot.press("2")
         await until(pilot, lambda: turned_to(app, "checks") and any(key.description == "Check" for key in keys_of(app)))
         assert sum(key.region.width for key in app.query(FooterKey)) <= columns + 1
@@ -181,11 +167,9 @@ def test_the_last_line_holds_whole_keys_and_always_the_way_to_all_of_them(column
         await pilot.resize_terminal(160, 40)
         await until(pilot, lambda: len(keys_of(app)) > before)
 
-    shown(doctor(first_level=None), body, size=(columns, 24))
 
-
-def test_c_cancels_what_runs_and_is_offered_only_then() -> None:
-    async def body(app: Doctor, pilot: Pilot[Any]) -> None:
+async def test_c_cancels_what_runs_and_is_offered_only_then() -> None:
+    async with shown(doctor(checker=HandChecker(node_of(), hold=True))) as (app, pilot):
         await until(pilot, lambda: app.state.running is not None)
         assert "running" in screen_text(app).splitlines()[0]
         await until(pilot, lambda: "Cancel" in keys_of(app).values())
@@ -200,14 +184,14 @@ def test_c_cancels_what_runs_and_is_offered_only_then() -> None:
         assert app.check_action("cancel", ()) is False
         await until(pilot, lambda: "Cancel" not in keys_of(app).values())
 
-    shown(doctor(checker=HandChecker(node_of(), hold=True)), body)
 
-
-def test_x_writes_the_screen_and_reports_the_path_or_why_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_x_writes_the_screen_and_reports_the_path_or_why_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("time.strftime", lambda *_: "gpudoctor-20260101-000000")
 
-    async def body(app: Doctor, pilot: Pilot[Any]) -> None:
+    async with shown(doctor(first_level=None)) as (app, pilot):
         await pilot.press("x")
         await until(pilot, lambda: bool(list(tmp_path.glob("*.svg"))))
         [path] = tmp_path.glob("gpudoctor-*.svg")
@@ -220,16 +204,14 @@ def test_x_writes_the_screen_and_reports_the_path_or_why_not(tmp_path: Path, mon
         await pilot.press("x")
         await until(pilot, lambda: any("nowhere" in note.message for note in app._notifications))
 
-    shown(doctor(first_level=None), body)
 
-
-def test_a_read_only_view_starts_and_writes_nothing_and_says_why(
+async def test_a_read_only_view_starts_and_writes_nothing_and_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     checker = HandChecker(node_of())
 
-    async def body(app: Doctor, pilot: Pilot[Any]) -> None:
+    async with shown(doctor(checker=checker, read_only=True)) as (app, pilot):
         app.state.report = (await HandChecker(node_of("hgx-h100-8", "thermal@2")).run((), "quick")).report
         app.changed()
         await pilot.pause()
@@ -243,5 +225,3 @@ def test_a_read_only_view_starts_and_writes_nothing_and_says_why(
             assert checker.asked == [((), "quick")], "the facts, which the view itself has judged"
             assert list(tmp_path.iterdir()) == []
             assert len(app.screen_stack) == 1
-
-    shown(doctor(checker=checker, read_only=True), body)

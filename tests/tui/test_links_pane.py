@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from textual.pilot import Pilot
 
 from gpudoctor.facts.captures.source import load_source
 from gpudoctor.facts.model.gpu import GpuPair
@@ -21,7 +20,7 @@ from gpudoctor.tui.panes.links import LinksPane
 from gpudoctor.tui.state import State
 from gpudoctor.tui.widgets.matrix import Matrix
 from tests.checks.measured import copied, matrix, measured
-from tests.tui.pane_app import PaneApp, shown, state_of, text_of
+from tests.tui.pane_app import shown, state_of, text_of
 
 MIB = 2**20
 HGX = load_source("hgx-h100-8").node
@@ -115,8 +114,8 @@ def test_ranks_are_shown_as_the_gpus_they_sat_on() -> None:
     assert drawn.row_gpus == (6, 2)
 
 
-def test_m_goes_through_all_metrics_and_says_what_was_not_measured() -> None:
-    async def body(app: PaneApp, pilot: Pilot[None]) -> None:
+async def test_m_goes_through_all_metrics_and_says_what_was_not_measured() -> None:
+    async with shown(LinksPane(), state_of(HGX), focus=Matrix) as (app, pilot):
         await pilot.press("down", "down")
         titles = []
         for _ in METRICS:
@@ -128,20 +127,16 @@ def test_m_goes_through_all_metrics_and_says_what_was_not_measured() -> None:
         assert app.text.splitlines()[0] == titles[0]
         assert "GPU 2 - GPU 1" in app.text, "the cursor is where it was"
 
-    shown(LinksPane(), state_of(HGX), body, focus=Matrix)
 
-
-def test_r_asks_for_the_links_to_be_measured() -> None:
-    async def body(app: PaneApp, pilot: Pilot[None]) -> None:
+async def test_r_asks_for_the_links_to_be_measured() -> None:
+    async with shown(LinksPane(), state_of(HGX), focus=Matrix) as (app, pilot):
         await pilot.press("r")
         await pilot.pause()
         assert app.asked == [(("link", "collective"), "full")]
 
-    shown(LinksPane(), state_of(HGX), body, focus=Matrix)
 
-
-def test_the_arrow_keys_turn_to_a_pair_and_its_gpus_path_is_shown() -> None:
-    async def body(app: PaneApp, pilot: Pilot[None]) -> None:
+async def test_the_arrow_keys_turn_to_a_pair_and_its_gpus_path_is_shown() -> None:
+    async with shown(LinksPane(), state_of(HGX), focus=Matrix) as (app, pilot):
         await pilot.press("down", "down", "right", "right", "up")
         await pilot.pause()
         assert "GPU 1 - GPU 3: NV18, P2P read OK write OK" in app.text
@@ -152,11 +147,9 @@ def test_the_arrow_keys_turn_to_a_pair_and_its_gpus_path_is_shown() -> None:
         await pilot.pause()
         assert "GPU 1 - GPU 0" in app.text, "at the edge the cursor stays"
 
-    shown(LinksPane(), state_of(HGX), body, focus=Matrix)
 
-
-def test_a_click_turns_to_the_cell_under_the_mouse() -> None:
-    async def body(app: PaneApp, pilot: Pilot[None]) -> None:
+async def test_a_click_turns_to_the_cell_under_the_mouse() -> None:
+    async with shown(LinksPane(), state_of(HGX)) as (app, pilot):
         lines = app.text.splitlines()
         y = next(number for number, line in enumerate(lines) if line.startswith("  4 "))
         x = lines[y - 4 - 1].index(" 6 ") + 1
@@ -164,18 +157,14 @@ def test_a_click_turns_to_the_cell_under_the_mouse() -> None:
         await pilot.pause()
         assert "GPU 4 - GPU 6" in app.text
 
-    shown(LinksPane(), state_of(HGX), body)
 
-
-def test_another_gpu_chosen_elsewhere_moves_the_cursor_to_its_row() -> None:
-    async def body(app: PaneApp, pilot: Pilot[None]) -> None:
+async def test_another_gpu_chosen_elsewhere_moves_the_cursor_to_its_row() -> None:
+    async with shown(LinksPane(), state_of(HGX)) as (app, pilot):
         app.state.selected_gpu = 5
         app.pane.show(app.state)
         await pilot.pause()
         assert "PCIe path of GPU 5" in app.text
         assert "GPU 5 - GPU 1" in app.text
-
-    shown(LinksPane(), state_of(HGX), body)
 
 
 def test_the_path_is_drawn_from_the_cpu_to_the_gpu_and_a_narrow_link_is_marked_at_both_ends() -> None:
@@ -218,8 +207,8 @@ def sixteen() -> Node:
 
 @pytest.mark.wide(every=5)
 @pytest.mark.parametrize("node", ["gh200-1", "rtx4090-4", "hgx-h100-8", "sixteen", "cpu-only"])
-def test_it_fits_the_screen_with_any_number_of_gpus(node: str) -> None:
-    async def body(app: PaneApp, pilot: Pilot[None]) -> None:
+async def test_it_fits_the_screen_with_any_number_of_gpus(node: str) -> None:
+    async with shown(LinksPane(), state_of(sixteen() if node == "sixteen" else node), size=(80, 24)) as (app, pilot):
         for width, height in ((80, 24), (120, 36), (200, 60)):
             await pilot.resize_terminal(width, height)
             await pilot.pause()
@@ -228,12 +217,10 @@ def test_it_fits_the_screen_with_any_number_of_gpus(node: str) -> None:
             assert max(map(len, lines)) <= width
             assert lines[0].startswith("Links: ")
 
-    shown(LinksPane(), state_of(sixteen() if node == "sixteen" else node), body, size=(80, 24))
-
 
 @pytest.mark.wide
-def test_of_sixteen_gpus_on_a_narrow_screen_the_columns_follow_the_cursor() -> None:
-    async def body(app: PaneApp, pilot: Pilot[None]) -> None:
+async def test_of_sixteen_gpus_on_a_narrow_screen_the_columns_follow_the_cursor() -> None:
+    async with shown(LinksPane(), state_of(sixteen()), size=(80, 18), focus=Matrix) as (app, pilot):
         head = app.text.splitlines()[2].split()
         assert head[-1] == ">", "there is more to the right"
         assert "15" not in head
@@ -246,8 +233,6 @@ def test_of_sixteen_gpus_on_a_narrow_screen_the_columns_follow_the_cursor() -> N
         assert "GPU 15 (" in app.text.splitlines()[-1]
         assert any(line.startswith(" 15 ") for line in app.text.splitlines())
 
-    shown(LinksPane(), state_of(sixteen()), body, size=(80, 18), focus=Matrix)
-
 
 def test_without_facts_and_without_a_path_it_says_so() -> None:
     assert "no facts yet" in text_of(LinksPane(), State())
@@ -259,16 +244,14 @@ def test_without_facts_and_without_a_path_it_says_so() -> None:
     assert "not known: nvidia-smi topo was not in it" in text
 
 
-def test_names_from_strangers_are_not_markup() -> None:
+async def test_names_from_strangers_are_not_markup() -> None:
     gpu = msgspec.structs.replace(HGX.gpus[0], name="[red]H100[/] \x1b[2J")
     node = msgspec.structs.replace(HGX, gpus=(gpu, *HGX.gpus[1:]))
 
-    async def body(app: PaneApp, pilot: Pilot[None]) -> None:
+    async with shown(LinksPane(), state_of(node), focus=Matrix) as (app, pilot):
         await pilot.press("left")
         await pilot.pause()
         assert "[red]H100[/] \\x1b[2J" in app.text.splitlines()[-1]
-
-    shown(LinksPane(), state_of(node), body, focus=Matrix)
 
 
 def test_without_colours_every_sign_and_word_is_still_there(monkeypatch: pytest.MonkeyPatch) -> None:

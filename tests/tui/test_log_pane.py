@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from textual.pilot import Pilot
 
 from gpudoctor.facts.captures.source import load_source
 from gpudoctor.facts.model.missing import Missing
@@ -67,8 +66,8 @@ def test_a_kernel_log_whose_begin_was_overwritten_is_said_to_be_short() -> None:
     assert "500 s of log missing" in text
 
 
-def test_only_what_came_since_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def body(app: PaneApp, pilot: Pilot[None]) -> None:
+async def test_only_what_came_since_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with shown(LogPane(), state_with(line("first"), line("second"))) as (app, _):
         view = app.query_one(LogView)
         added: list[int] = []
         append = view.append
@@ -85,11 +84,9 @@ def test_only_what_came_since_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
         assert added == [2]
         assert [row.split()[-1] for row in rows(app)] == ["first", "second", "third", "fourth"]
 
-    shown(LogPane(), state_with(line("first"), line("second")), body)
 
-
-def test_what_the_log_has_forgotten_goes() -> None:
-    async def body(app: PaneApp, pilot: Pilot[None]) -> None:
+async def test_what_the_log_has_forgotten_goes() -> None:
+    async with shown(LogPane(), state_with(line("old")), size=(80, 24)) as (app, pilot):
         app.state.log.extend(line(f"line-{number}") for number in range(LOG_LINES + 5))
         app.pane.show(app.state)
         app.state.log.extend((line("last"), line("very-last")))
@@ -100,11 +97,10 @@ def test_what_the_log_has_forgotten_goes() -> None:
         await pilot.pause()
         assert "very-last" in app.text
 
-    shown(LogPane(), state_with(line("old")), body, size=(80, 24))
 
-
-def test_the_end_is_followed_unless_one_has_scrolled_up() -> None:
-    async def body(app: PaneApp, pilot: Pilot[None]) -> None:
+async def test_the_end_is_followed_unless_one_has_scrolled_up() -> None:
+    long = state_with(*(line(f"line-{n}") for n in range(60)))
+    async with shown(LogPane(), long, size=(80, 24), focus=LogView) as (app, pilot):
         app.state.log.append(line("newest-a"))
         app.pane.show(app.state)
         await pilot.pause()
@@ -121,11 +117,10 @@ def test_the_end_is_followed_unless_one_has_scrolled_up() -> None:
         await pilot.pause()
         assert "newest-b" in app.text
 
-    shown(LogPane(), state_with(*(line(f"line-{n}") for n in range(60))), body, size=(80, 24), focus=LogView)
 
-
-def test_f_leaves_only_the_kernels_lines_and_gives_all_again() -> None:
-    async def body(app: PaneApp, pilot: Pilot[None]) -> None:
+async def test_f_leaves_only_the_kernels_lines_and_gives_all_again() -> None:
+    state = state_with(line("a note"), line(XID, "kernel"), before=("early",))
+    async with shown(LogPane(), state, focus=LogView) as (app, pilot):
         await pilot.press("f")
         await pilot.pause()
         assert [row.split()[1] for row in rows(app)] == ["kernel", "kernel"]
@@ -137,11 +132,9 @@ def test_f_leaves_only_the_kernels_lines_and_gives_all_again() -> None:
         await pilot.pause()
         assert len(rows(app)) == 5
 
-    shown(LogPane(), state_with(line("a note"), line(XID, "kernel"), before=("early",)), body, focus=LogView)
 
-
-def test_a_filter_holds_for_lines_to_come_and_esc_clears_it() -> None:
-    async def body(app: PaneApp, pilot: Pilot[None]) -> None:
+async def test_a_filter_holds_for_lines_to_come_and_esc_clears_it() -> None:
+    async with shown(LogPane(), state_with(line("a note"), line(XID, "kernel")), focus=LogView) as (app, pilot):
         await pilot.press("slash", *"XID", "enter")
         await pilot.pause()
         app.state.log.extend((line("a note"), line("another xid", "kernel")))
@@ -155,34 +148,28 @@ def test_a_filter_holds_for_lines_to_come_and_esc_clears_it() -> None:
         assert len(rows(app)) == 4
         assert "filter" not in app.text
 
-    shown(LogPane(), state_with(line("a note"), line(XID, "kernel")), body, focus=LogView)
-
 
 def test_lines_of_strangers_are_neither_markup_nor_escapes() -> None:
     text = text_of(LogPane(), state_with(line("[red]x[/red] \x1b[31m\r\x07", "kernel")))
     assert "[red]x[/red] \\x1b[31m\\x0d\\x07" in text
 
 
-def test_another_node_begins_anew() -> None:
-    async def body(app: PaneApp, pilot: Pilot[None]) -> None:
+async def test_another_node_begins_anew() -> None:
+    async with shown(LogPane(), state_with(line("old"), before=("older",))) as (app, _):
         app.state = state_with(line("other"))
         app.pane.show(app.state)
         assert [row.split()[-1] for row in rows(app)] == ["other"]
 
-    shown(LogPane(), state_with(line("old"), before=("older",)), body)
-
 
 @pytest.mark.parametrize("size", [(80, 24), (200, 60)])
-def test_a_long_line_is_reached_with_the_arrow_keys(size: tuple[int, int]) -> None:
-    async def body(app: PaneApp, pilot: Pilot[None]) -> None:
+async def test_a_long_line_is_reached_with_the_arrow_keys(size: tuple[int, int]) -> None:
+    async with shown(LogPane(), state_with(line("x" * 290 + "tail")), size=size, focus=LogView) as (app, pilot):
         assert "tail" not in app.text
         assert "xxx…" in app.text
         app.query_one(LogView).scroll_to(x=300, animate=False)
         await pilot.pause()
         assert "tail" in app.text
         assert "…" not in app.text
-
-    shown(LogPane(), state_with(line("x" * 290 + "tail")), body, size=size, focus=LogView)
 
 
 def test_without_colours_the_words_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

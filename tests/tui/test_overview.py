@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import doctest
 from types import ModuleType
 
@@ -30,9 +29,8 @@ from tests.tui.doctor_app import (
     state_of,
     tick_of,
     torchrun,
-    until,
 )
-from tests.tui.screen import screen_text
+from tests.tui.screen import screen_text, until
 
 
 def text_of(row: Row) -> str:
@@ -228,78 +226,66 @@ def test_examples_of_the_docstrings_hold(module: ModuleType) -> None:
 
 
 @pytest.mark.wide
-def test_the_faulty_gpu_is_marked_and_its_finding_explained_at_every_size() -> None:
-    async def body() -> None:
-        app = doctor(node_of("hgx-h100-8", "pcie-width-x8@5"))
-        async with app.run_test(size=(80, 24)) as pilot:
-            await until(pilot, lambda: app.state.report is not None)
-            for width, height in ((80, 24), (40, 24), (120, 36), (200, 60)):
-                await pilot.resize_terminal(width, height)
-                await pilot.pause()
-                text = screen_text(app)
-                row = next(line for line in text.splitlines() if line.strip("│ >").startswith("5 "))
-                assert "FAIL" in row
-                assert ">  5" in row
-                assert "1 FAULT" in text.splitlines()[0]
-                assert "SIMULATED" in text.splitlines()[0]
-                assert "PCIe Gen5 x8" in text
-                assert "do        1. Drain" in text
-                assert max(len(line) for line in text.splitlines()) <= width
-
-    asyncio.run(body())
-
-
-def test_the_finding_is_that_of_the_selected_gpu_e_explains_and_ctrl_c_leaves() -> None:
-    async def body() -> None:
-        app = doctor(node_of("hgx-h100-8", "pcie-width-x8@5"))
-        async with app.run_test(size=(120, 36)) as pilot:
-            await until(pilot, lambda: "found     PCIe Gen5 x8" in screen_text(app))
-            app.query_one("#gpus").focus()
-            await pilot.press("down")
-            await until(pilot, lambda: "GPU 6: no problem found." in screen_text(app))
-            assert "found     PCIe Gen5 x8" not in screen_text(app)
-            await pilot.press("up")
-            await until(pilot, lambda: "found     PCIe Gen5 x8" in screen_text(app))
-            await pilot.press("e")
-            await until(pilot, lambda: len(app.screen_stack) == 2)
-            await pilot.press("q")
-            await until(pilot, lambda: len(app.screen_stack) == 1)
-            await pilot.press("ctrl+c")
-            await until(pilot, lambda: app._exit)
-        assert app.return_value == 0
-
-    asyncio.run(body())
-
-
-def test_sixteen_gpus_are_all_to_be_seen_at_80x24() -> None:
-    async def body() -> None:
-        node = sixteen()
-        app = doctor(node, opening_of(node), tick_of(node))
-        async with app.run_test(size=(80, 24)) as pilot:
-            await until(pilot, lambda: app.state.report is not None)
-            lines = [line.lstrip("> ") for line in screen_text(app).splitlines()]
-            assert [number for number in range(16) if any(line.startswith(f"{number} ") for line in lines[3:20])] == [
-                *range(16)
-            ]
-            assert any("CPU 38 %" in line for line in lines)
-
-    asyncio.run(body())
-
-
-def test_what_is_wrong_with_one_of_sixteen_gpus_and_what_to_do_are_to_be_seen_at_80x24() -> None:
-    async def body() -> None:
-        broken = node_of("hgx-h100-8", "pcie-width-x8@5")
-        node = sixteen(broken)
-        app = doctor(node, opening_of(node), tick_of(node))
-        async with app.run_test(size=(80, 24)) as pilot:
-            await until(pilot, lambda: app.state.report is not None and "found" in screen_text(app))
+async def test_the_faulty_gpu_is_marked_and_its_finding_explained_at_every_size() -> None:
+    app = doctor(node_of("hgx-h100-8", "pcie-width-x8@5"))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: app.state.report is not None)
+        for width, height in ((80, 24), (40, 24), (120, 36), (200, 60)):
+            await pilot.resize_terminal(width, height)
+            await pilot.pause()
             text = screen_text(app)
-            assert "FAIL pcie.link-width on GPU 5" in text
-            assert "found     PCIe Gen5 x8" in text
-            assert "do        1. Drain the node" in text
-            assert ">  5" in text
+            row = next(line for line in text.splitlines() if line.strip("│ >").startswith("5 "))
+            assert "FAIL" in row
+            assert ">  5" in row
+            assert "1 FAULT" in text.splitlines()[0]
+            assert "SIMULATED" in text.splitlines()[0]
+            assert "PCIe Gen5 x8" in text
+            assert "do        1. Drain" in text
+            assert max(len(line) for line in text.splitlines()) <= width
 
-    asyncio.run(body())
+
+async def test_the_finding_is_that_of_the_selected_gpu_e_explains_and_ctrl_c_leaves() -> None:
+    app = doctor(node_of("hgx-h100-8", "pcie-width-x8@5"))
+    async with app.run_test(size=(120, 36)) as pilot:
+        await until(pilot, lambda: "found     PCIe Gen5 x8" in screen_text(app))
+        app.query_one("#gpus").focus()
+        await pilot.press("down")
+        await until(pilot, lambda: "GPU 6: no problem found." in screen_text(app))
+        assert "found     PCIe Gen5 x8" not in screen_text(app)
+        await pilot.press("up")
+        await until(pilot, lambda: "found     PCIe Gen5 x8" in screen_text(app))
+        await pilot.press("e")
+        await until(pilot, lambda: len(app.screen_stack) == 2)
+        await pilot.press("q")
+        await until(pilot, lambda: len(app.screen_stack) == 1)
+        await pilot.press("ctrl+c")
+        await until(pilot, lambda: app._exit)
+    assert app.return_value == 0
+
+
+async def test_sixteen_gpus_are_all_to_be_seen_at_80x24() -> None:
+    node = sixteen()
+    app = doctor(node, opening_of(node), tick_of(node))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: app.state.report is not None)
+        lines = [line.lstrip("> ") for line in screen_text(app).splitlines()]
+        assert [number for number in range(16) if any(line.startswith(f"{number} ") for line in lines[3:20])] == [
+            *range(16)
+        ]
+        assert any("CPU 38 %" in line for line in lines)
+
+
+async def test_what_is_wrong_with_one_of_sixteen_gpus_and_what_to_do_are_to_be_seen_at_80x24() -> None:
+    broken = node_of("hgx-h100-8", "pcie-width-x8@5")
+    node = sixteen(broken)
+    app = doctor(node, opening_of(node), tick_of(node))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: app.state.report is not None and "found" in screen_text(app))
+        text = screen_text(app)
+        assert "FAIL pcie.link-width on GPU 5" in text
+        assert "found     PCIe Gen5 x8" in text
+        assert "do        1. Drain the node" in text
+        assert ">  5" in text
 
 
 def test_a_gpu_that_no_check_has_looked_at_is_not_called_ok() -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from textual.pilot import Pilot
 from textual.widgets import DataTable
 
 from gpudoctor.facts.captures.source import load_source
@@ -15,7 +14,7 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.stream.messages import GpuTick, ProcessTick
 from gpudoctor.tui.panes.processes import ProcessesPane
 from gpudoctor.tui.state import State
-from tests.tui.pane_app import PaneApp, shown, state_of, text_of
+from tests.tui.pane_app import shown, state_of, text_of
 
 HGX = load_source("hgx-h100-8").node
 ALICE = ProcessTick(0, 101, "python", "C", "alice", 71000.0, 98.0, "python train.py", "torchrun", 0)
@@ -45,8 +44,8 @@ def test_every_process_stands_there_with_its_gpu_user_job_memory_cpu_and_command
     assert unread.split() == ["2", "50", "-", "-", "-", "-", "[G]", "Xorg"], "what was not read is a dash, never 0"
 
 
-def test_o_goes_through_the_orders_and_puts_what_is_not_known_last() -> None:
-    async def body(app: PaneApp, pilot: Pilot[None]) -> None:
+async def test_o_goes_through_the_orders_and_puts_what_is_not_known_last() -> None:
+    async with shown(ProcessesPane(), state_with(CAROL, XORG, BOB, ALICE), focus=DataTable) as (app, pilot):
         orders = [pids(app.text)]
         for _ in range(4):
             await pilot.press("o")
@@ -60,22 +59,18 @@ def test_o_goes_through_the_orders_and_puts_what_is_not_known_last() -> None:
             [101, 202, 50, 303],
         ]
 
-    shown(ProcessesPane(), state_with(CAROL, XORG, BOB, ALICE), body, focus=DataTable)
 
-
-def test_an_idle_process_is_not_taken_for_one_that_could_not_be_read() -> None:
-    async def body(app: PaneApp, pilot: Pilot[None]) -> None:
+async def test_an_idle_process_is_not_taken_for_one_that_could_not_be_read() -> None:
+    idle = ProcessTick(7, 404, "python", cpu_pct=0.0)
+    async with shown(ProcessesPane(), state_with(XORG, idle), focus=DataTable) as (app, pilot):
         await pilot.press("o", "o")
         await pilot.pause()
         assert "by CPU" in app.text
         assert pids(app.text) == [404, 50]
 
-    idle = ProcessTick(7, 404, "python", cpu_pct=0.0)
-    shown(ProcessesPane(), state_with(XORG, idle), body, focus=DataTable)
 
-
-def test_a_click_on_a_heading_sorts_by_it() -> None:
-    async def body(app: PaneApp, pilot: Pilot[None]) -> None:
+async def test_a_click_on_a_heading_sorts_by_it() -> None:
+    async with shown(ProcessesPane(), state_with(ALICE, BOB, XORG, CAROL), focus=DataTable) as (app, pilot):
         y, heading = next((n, line) for n, line in enumerate(app.text.splitlines()) if "MiB" in line)
         await pilot.click(offset=(heading.index("MiB"), y))
         await pilot.pause()
@@ -85,11 +80,9 @@ def test_a_click_on_a_heading_sorts_by_it() -> None:
         await pilot.pause()
         assert pids(app.text) == [50, 101, 202, 303]
 
-    shown(ProcessesPane(), state_with(ALICE, BOB, XORG, CAROL), body, focus=DataTable)
 
-
-def test_a_filter_leaves_what_has_its_words_in_any_column_and_esc_clears_it() -> None:
-    async def body(app: PaneApp, pilot: Pilot[None]) -> None:
+async def test_a_filter_leaves_what_has_its_words_in_any_column_and_esc_clears_it() -> None:
+    async with shown(ProcessesPane(), state_with(ALICE, CAROL), focus=DataTable) as (app, pilot):
         await pilot.press("slash", *"SLURM")
         await pilot.pause()
         assert pids(app.text) == [303]
@@ -103,21 +96,17 @@ def test_a_filter_leaves_what_has_its_words_in_any_column_and_esc_clears_it() ->
         assert pids(app.text) == [101, 303]
         assert "filter" not in app.text
 
-    shown(ProcessesPane(), state_with(ALICE, CAROL), body, focus=DataTable)
 
-
-def test_esc_while_typing_gives_the_table_its_keys_back() -> None:
-    async def body(app: PaneApp, pilot: Pilot[None]) -> None:
+async def test_esc_while_typing_gives_the_table_its_keys_back() -> None:
+    async with shown(ProcessesPane(), state_with(ALICE, CAROL), focus=DataTable) as (app, pilot):
         await pilot.press("slash", "x", "escape", "o")
         await pilot.pause()
         assert "by GPU memory" in app.text
         assert pids(app.text) == [101, 303]
 
-    shown(ProcessesPane(), state_with(ALICE, CAROL), body, focus=DataTable)
 
-
-def test_the_cursor_stays_on_its_process_when_others_come_and_go() -> None:
-    async def body(app: PaneApp, pilot: Pilot[None]) -> None:
+async def test_the_cursor_stays_on_its_process_when_others_come_and_go() -> None:
+    async with shown(ProcessesPane(), state_with(ALICE, CAROL), focus=DataTable) as (app, pilot):
         await pilot.press("down")
         await pilot.pause()
         assert "PID 303: jupyter [bold]x[/]" in app.text, "a command is never markup"
@@ -133,11 +122,9 @@ def test_the_cursor_stays_on_its_process_when_others_come_and_go() -> None:
         await pilot.pause()
         assert "PID 202: python serve.py" in app.text
 
-    shown(ProcessesPane(), state_with(ALICE, CAROL), body, focus=DataTable)
 
-
-def test_what_did_not_change_is_not_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def body(app: PaneApp, pilot: Pilot[None]) -> None:
+async def test_what_did_not_change_is_not_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with shown(ProcessesPane(), state_with(ALICE, BOB)) as (app, _):
         written: list[str] = []
         table = app.query_one(DataTable)
         monkeypatch.setattr(table, "update_cell", lambda row, column, value: written.append(str(value)))
@@ -146,8 +133,6 @@ def test_what_did_not_change_is_not_written_again(monkeypatch: pytest.MonkeyPatc
         app.state.processes = (msgspec.structs.replace(ALICE, cpu_pct=42.0), BOB)
         app.pane.show(app.state)
         assert written == ["42"]
-
-    shown(ProcessesPane(), state_with(ALICE, BOB), body)
 
 
 def test_nothing_runs_and_nothing_could_be_read_are_told_apart() -> None:

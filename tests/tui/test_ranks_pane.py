@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 import pytest
 from textual.containers import VerticalScroll
-from textual.pilot import Pilot
 
 from gpudoctor.facts.captures.source import load_source
 from gpudoctor.facts.model.measurements import (
@@ -27,7 +26,7 @@ from gpudoctor.tui.panes.ranks import RanksPane
 from gpudoctor.tui.state import Running
 from tests.checks.measured import measured
 from tests.checks.train.test_training import rank, slow, trained
-from tests.tui.pane_app import PaneApp, shown, state_of, text_of
+from tests.tui.pane_app import shown, state_of, text_of
 
 MIB = 2**20
 HGX = load_source("hgx-h100-8").node
@@ -138,8 +137,9 @@ def test_cpu_ranks_are_called_so() -> None:
     assert "GPU 0" not in text
 
 
-def test_m_turns_to_the_next_operation_and_back() -> None:
-    async def body(app: PaneApp, pilot: Pilot[None]) -> None:
+async def test_m_turns_to_the_next_operation_and_back() -> None:
+    state = state_of(HGX, measured(HGX, collectives=COLLECTIVES))
+    async with shown(RanksPane(), state, focus=VerticalScroll) as (app, pilot):
         assert "busbw of all_reduce" in app.text
         assert app.line_with("500 ┤").count("o") == 1
         await pilot.press("m")
@@ -149,8 +149,6 @@ def test_m_turns_to_the_next_operation_and_back() -> None:
         await pilot.press("m")
         await pilot.pause()
         assert "busbw of all_reduce" in app.text
-
-    shown(RanksPane(), state_of(HGX, measured(HGX, collectives=COLLECTIVES)), body, focus=VerticalScroll)
 
 
 def test_all_operations_stand_in_the_table_and_wrong_results_are_named() -> None:
@@ -189,17 +187,16 @@ def test_before_any_run_it_says_what_to_press() -> None:
     assert "not measured  link, train: not asked for" in quick
 
 
-def test_r_asks_for_collectives_and_the_train() -> None:
-    async def body(app: PaneApp, pilot: Pilot[None]) -> None:
+async def test_r_asks_for_collectives_and_the_train() -> None:
+    async with shown(RanksPane(), state_of(HGX), focus=VerticalScroll) as (app, pilot):
         await pilot.press("r")
         await pilot.pause()
         assert app.asked == [(("collective", "train"), "standard")]
 
-    shown(RanksPane(), state_of(HGX), body, focus=VerticalScroll)
 
-
-def test_no_line_of_figures_is_broken_at_any_width() -> None:
-    async def body(app: PaneApp, pilot: Pilot[None]) -> None:
+async def test_no_line_of_figures_is_broken_at_any_width() -> None:
+    figures = measured(HGX, training=training(SLOW_5), collectives=COLLECTIVES)
+    async with shown(RanksPane(), state_of(HGX, figures), size=(80, 80)) as (app, pilot):
         for width in (80, 120, 200):
             await pilot.resize_terminal(width, 80)
             await pilot.pause()
@@ -209,9 +206,6 @@ def test_no_line_of_figures_is_broken_at_any_width() -> None:
             assert len({line.index("|") for line in bars}) == 1
             assert all(len(line) <= width - 2 for line in lines)
 
-    figures = measured(HGX, training=training(SLOW_5), collectives=COLLECTIVES)
-    shown(RanksPane(), state_of(HGX, figures), body, size=(80, 80))
-
 
 def test_without_colours_the_words_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     state = state_of(HGX, measured(HGX, training=training(SLOW_5)))
@@ -220,8 +214,8 @@ def test_without_colours_the_words_are_the_same(monkeypatch: pytest.MonkeyPatch)
     assert text_of(RanksPane(), state) == coloured
 
 
-def test_the_same_report_is_not_drawn_twice() -> None:
-    async def body(app: PaneApp, pilot: Pilot[None]) -> None:
+async def test_the_same_report_is_not_drawn_twice() -> None:
+    async with shown(RanksPane(), state_of(HGX, measured(HGX, training=training(SLOW_5)))) as (app, _):
         from textual.widgets import Static
 
         place = app.query_one("#ranks-figures", Static)
@@ -231,8 +225,6 @@ def test_the_same_report_is_not_drawn_twice() -> None:
         app.state.report = msgspec.structs.replace(app.state.report, measurements=Measurements())  # type: ignore[type-var]
         app.pane.show(app.state)
         assert place.content is not before
-
-    shown(RanksPane(), state_of(HGX, measured(HGX, training=training(SLOW_5))), body)
 
 
 def test_a_training_that_goes_on_is_shown_with_each_rank_now_and_over_time() -> None:

@@ -41,8 +41,9 @@ def answer_of(screen: ModalScreen[Any], body: Body, size: tuple[int, int] = (80,
     return answers[-1]
 
 
-def pressing(*keys: str) -> Body:
+def pressing(*keys: str, sees: str = "") -> Body:
     async def body(app: App[None], pilot: Pilot[None]) -> None:
+        assert sees in screen_text(app)
         await pilot.press(*keys)
 
     return body
@@ -73,23 +74,22 @@ def test_a_question_shows_hostile_names_as_they_are() -> None:
     assert answer_of(ConfirmScreen("Sure?", ["GPU 0: [b]x\x1b[2J"], "Do it"), body) is True
 
 
-def test_a_long_question_fits_the_smallest_screen() -> None:
-    async def body(app: App[None], pilot: Pilot[None]) -> None:
-        assert "Do it (y)" in screen_text(app)
-
-    answer_of(ConfirmScreen("Sure?", [f"line {n}" for n in range(60)], "Do it"), body)
+@pytest.mark.parametrize(
+    ("screen", "sees"),
+    [
+        (ConfirmScreen("Sure?", [f"line {n}" for n in range(60)], "Do it"), "Do it (y)"),
+        (PathScreen(f"{'word ' * 20} the very last words"), "the very last words"),
+        (PageScreen("plugin.theirs"), "not part of this installation"),
+    ],
+    ids=["a question fits the smallest screen", "one for a path is wrapped", "no page of another installation"],
+)
+def test_all_that_matters_is_on_the_screen(screen: ModalScreen[Any], sees: str) -> None:
+    answer_of(screen, pressing(sees=sees))
 
 
 def test_a_path_is_given_or_not() -> None:
     assert answer_of(PathScreen("Which?"), pressing(*"a.json", "enter")) == "a.json"
     assert answer_of(PathScreen("Which?"), pressing("escape")) is None
-
-
-def test_a_long_question_for_a_path_is_wrapped() -> None:
-    async def body(app: App[None], pilot: Pilot[None]) -> None:
-        assert "the very last words" in screen_text(app)
-
-    answer_of(PathScreen(f"{'word ' * 20} the very last words"), body)
 
 
 def test_the_level_screen_begins_at_the_level_that_is_set() -> None:
@@ -101,18 +101,7 @@ def test_the_level_screen_begins_at_the_level_that_is_set() -> None:
 @pytest.mark.wide(every=3)
 @pytest.mark.parametrize("key", ["escape", "q", "e"])
 def test_a_page_is_left_by(key: str) -> None:
-    async def body(app: App[None], pilot: Pilot[None]) -> None:
-        assert "Compares the lanes" in screen_text(app)
-        await pilot.press(key)
-
-    assert answer_of(PageScreen("pcie.link-width"), body) is None
-
-
-def test_a_check_of_another_installation_has_no_page_here() -> None:
-    async def body(app: App[None], pilot: Pilot[None]) -> None:
-        assert "not part of this installation" in screen_text(app)
-
-    answer_of(PageScreen("plugin.theirs"), body)
+    assert answer_of(PageScreen("pcie.link-width"), pressing(key, sees="Compares the lanes")) is None
 
 
 def saving(*keys: str, path: Path | str | None = None, says: str | None = None) -> Body:

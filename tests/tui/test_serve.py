@@ -8,7 +8,7 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -87,13 +87,6 @@ async def serving(*options: str, token: str | None = None, at: str = "127.0.0.1:
         await asyncio.wait_for(process.wait(), DEADLINE_S)
 
 
-def run(body: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        await asyncio.wait_for(body(), 6 * DEADLINE_S)
-
-    asyncio.run(bounded())
-
-
 async def refused(served: Served, **headers: str) -> int:
     """The status with which the websocket is refused; 101 where it is not."""
     try:
@@ -103,132 +96,115 @@ async def refused(served: Served, **headers: str) -> int:
         return error.status
 
 
-def test_only_the_token_opens_the_page_and_a_cookie_that_no_script_can_read_keeps_it_open() -> None:
-    async def body() -> None:
-        async with serving(token=TOKEN) as served:
-            # without the token nothing is served
-            for path in ("", "ws", "static/js/textual.js", "page.css", "nothing", "?token=wrong", "?token="):
-                status, text, headers = await served.get(path)
-                assert (status, text.count("\n")) == (401, 1)
-                assert headers["WWW-Authenticate"] == "Bearer"
-                assert "Set-Cookie" not in headers
-            assert await refused(served) == 401
-            assert await refused(served, Authorization="Bearer wrong") == 401
-            assert await refused(served, Cookie=f"gpudoctor-{urlsplit(served.url).port}={TOKEN}") == 401
-            assert served.children() == []
-            # with it, the page and all that the page needs
-            bearer = {"Authorization": f"Bearer {TOKEN}"}
-            status, page, headers = await served.get(headers=bearer)
-            assert status == 200
-            assert "frame-ancestors 'none'" in headers["Content-Security-Policy"]
-            assert f"ws://127.0.0.1:{urlsplit(served.url).port}/ws" in page
-            wanted = re.findall(r'(?:href|src)="(/[^"]+)"', page)
-            assert len(wanted) >= 4
-            for path in wanted:
-                assert (await served.get(path[1:], headers=bearer))[0] == 200
-            # given once, it becomes a cookie
-            status, page, headers = await served.get(f"?token={TOKEN}")
-            assert status == 200
-            assert TOKEN not in page
-            cookie, *rules = (part.strip() for part in headers["Set-Cookie"].split(";"))
-            assert {"HttpOnly", "SameSite=Strict"} <= set(rules)
-            assert TOKEN not in cookie
-            assert (await served.get(headers={"Cookie": cookie}))[0] == 200
-            assert await refused(served, Cookie=cookie) == 101
-
-    run(body)
+async def test_only_the_token_opens_the_page_and_a_cookie_that_no_script_can_read_keeps_it_open() -> None:
+    async with serving(token=TOKEN) as served:
+        # without the token nothing is served
+        for path in ("", "ws", "static/js/textual.js", "page.css", "nothing", "?token=wrong", "?token="):
+            status, text, headers = await served.get(path)
+            assert (status, text.count("\n")) == (401, 1)
+            assert headers["WWW-Authenticate"] == "Bearer"
+            assert "Set-Cookie" not in headers
+        assert await refused(served) == 401
+        assert await refused(served, Authorization="Bearer wrong") == 401
+        assert await refused(served, Cookie=f"gpudoctor-{urlsplit(served.url).port}={TOKEN}") == 401
+        assert served.children() == []
+        # with it, the page and all that the page needs
+        bearer = {"Authorization": f"Bearer {TOKEN}"}
+        status, page, headers = await served.get(headers=bearer)
+        assert status == 200
+        assert "frame-ancestors 'none'" in headers["Content-Security-Policy"]
+        assert f"ws://127.0.0.1:{urlsplit(served.url).port}/ws" in page
+        wanted = re.findall(r'(?:href|src)="(/[^"]+)"', page)
+        assert len(wanted) >= 4
+        for path in wanted:
+            assert (await served.get(path[1:], headers=bearer))[0] == 200
+        # given once, it becomes a cookie
+        status, page, headers = await served.get(f"?token={TOKEN}")
+        assert status == 200
+        assert TOKEN not in page
+        cookie, *rules = (part.strip() for part in headers["Set-Cookie"].split(";"))
+        assert {"HttpOnly", "SameSite=Strict"} <= set(rules)
+        assert TOKEN not in cookie
+        assert (await served.get(headers={"Cookie": cookie}))[0] == 200
+        assert await refused(served, Cookie=cookie) == 101
 
 
 @pytest.mark.wide
-def test_pages_of_others_get_nothing_even_on_loopback() -> None:
-    async def body() -> None:
-        async with serving() as served:
-            port = urlsplit(served.url).port
-            assert (await served.get())[0] == 200
-            assert (await served.get(headers={"Host": f"localhost:{port}"}))[0] == 200
-            # a name of the internet that was pointed here
-            assert (await served.get(headers={"Host": f"rebound.example:{port}"}))[0] == 403
-            assert await refused(served, Origin=f"http://127.0.0.1:{port}") == 101
-            for origin in ("http://evil.example", "null", f"http://127.0.0.1:{port}.evil.example"):
-                assert await refused(served, Origin=origin) == 403
-            for path in ("download/x", "static/", "../serve.py", "static/..%2f..%2fserver.py"):
-                assert (await served.get(path))[0] in (403, 404)
-
-    run(body)
+async def test_pages_of_others_get_nothing_even_on_loopback() -> None:
+    async with serving() as served:
+        port = urlsplit(served.url).port
+        assert (await served.get())[0] == 200
+        assert (await served.get(headers={"Host": f"localhost:{port}"}))[0] == 200
+        # a name of the internet that was pointed here
+        assert (await served.get(headers={"Host": f"rebound.example:{port}"}))[0] == 403
+        assert await refused(served, Origin=f"http://127.0.0.1:{port}") == 101
+        for origin in ("http://evil.example", "null", f"http://127.0.0.1:{port}.evil.example"):
+            assert await refused(served, Origin=origin) == 403
+        for path in ("download/x", "static/", "../serve.py", "static/..%2f..%2fserver.py"):
+            assert (await served.get(path))[0] in (403, 404)
 
 
 @pytest.mark.wide
-def test_the_app_behind_a_browser_is_read_only_and_ends_with_it() -> None:
-    async def body() -> None:
-        async with serving(token=TOKEN) as served:
-            async with served.websocket(Authorization=f"Bearer {TOKEN}") as browser:
-                seen = b""
-                while b"READ-ONLY" not in seen:
-                    message = await asyncio.wait_for(browser.receive(), DEADLINE_S)
-                    assert message.type is aiohttp.WSMsgType.BINARY, message
-                    seen += message.data
-                apps = [p for p in served.children() if "--read-only" in p.cmdline()]
-                assert len(apps) == 1
-                assert "GPUDOCTOR_SERVE_TOKEN" not in apps[0].environ()
-                for nonsense in ("[", "[]", '{"a": 1}', '["resize", {"width": "x"}]', '["stdin", 5]', '["quit"]'):
-                    await browser.send_str(nonsense)
-                await browser.send_json(["ping", "7"])
-                while (
-                    message := await asyncio.wait_for(browser.receive(), DEADLINE_S)
-                ).type is aiohttp.WSMsgType.BINARY:
-                    pass
-                assert message.json() == ["pong", "7"]
-                family = served.children()
-            gone, alive = await asyncio.to_thread(psutil.wait_procs, family, DEADLINE_S)
-            assert (len(gone), alive) == (len(family), [])
-
-    run(body)
+async def test_the_app_behind_a_browser_is_read_only_and_ends_with_it() -> None:
+    async with serving(token=TOKEN) as served:
+        async with served.websocket(Authorization=f"Bearer {TOKEN}") as browser:
+            seen = b""
+            while b"READ-ONLY" not in seen:
+                message = await asyncio.wait_for(browser.receive(), DEADLINE_S)
+                assert message.type is aiohttp.WSMsgType.BINARY, message
+                seen += message.data
+            apps = [p for p in served.children() if "--read-only" in p.cmdline()]
+            assert len(apps) == 1
+            assert "GPUDOCTOR_SERVE_TOKEN" not in apps[0].environ()
+            for nonsense in ("[", "[]", '{"a": 1}', '["resize", {"width": "x"}]', '["stdin", 5]', '["quit"]'):
+                await browser.send_str(nonsense)
+            await browser.send_json(["ping", "7"])
+            while (message := await asyncio.wait_for(browser.receive(), DEADLINE_S)).type is aiohttp.WSMsgType.BINARY:
+                pass
+            assert message.json() == ["pong", "7"]
+            family = served.children()
+        gone, alive = await asyncio.to_thread(psutil.wait_procs, family, DEADLINE_S)
+        assert (len(gone), alive) == (len(family), [])
 
 
 @pytest.mark.wide(but=["15"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_no_app_outlives_the_server_however_it_ends(number: signal.Signals) -> None:
-    async def body() -> None:
-        async with serving() as served, served.websocket() as browser:
-            seen = b""
-            while b"SIMULATED" not in seen:  # its own child tells it that
-                seen += (await asyncio.wait_for(browser.receive(), DEADLINE_S)).data
-            family = served.children()
-            assert len(family) >= 2
-            served.process.send_signal(number)
-            code = await asyncio.wait_for(served.process.wait(), DEADLINE_S)
-            assert code == (-number if number == signal.SIGKILL else 128 + number)
-            _, alive = await asyncio.to_thread(psutil.wait_procs, family, DEADLINE_S)
-            assert alive == []
-            while (await asyncio.wait_for(browser.receive(), DEADLINE_S)).type is not aiohttp.WSMsgType.CLOSED:
-                pass
-
-    run(body)
+async def test_no_app_outlives_the_server_however_it_ends(number: signal.Signals) -> None:
+    async with serving() as served, served.websocket() as browser:
+        seen = b""
+        while b"SIMULATED" not in seen:  # its own child tells it that
+            seen += (await asyncio.wait_for(browser.receive(), DEADLINE_S)).data
+        family = served.children()
+        assert len(family) >= 2
+        served.process.send_signal(number)
+        code = await asyncio.wait_for(served.process.wait(), DEADLINE_S)
+        assert code == (-number if number == signal.SIGKILL else 128 + number)
+        _, alive = await asyncio.to_thread(psutil.wait_procs, family, DEADLINE_S)
+        assert alive == []
+        while (await asyncio.wait_for(browser.receive(), DEADLINE_S)).type is not aiohttp.WSMsgType.CLOSED:
+            pass
 
 
 @pytest.mark.wide
 @needs("chromium")
-def test_real_chromium_shows_the_screen_and_asks_nobody_else(tmp_path: Path) -> None:
+async def test_real_chromium_shows_the_screen_and_asks_nobody_else(tmp_path: Path) -> None:
     path = str(find("chromium"))
 
-    async def body() -> None:
-        async with serving(token=TOKEN) as served, browsing(path, tmp_path / "profile") as page:
-            await page.call("Page.addScriptToEvaluateOnNewDocument", source=CATCH_TERMINAL)
-            await page.open(served.url)
-            assert "a token is wanted" in await page.evaluate("document.body.innerText")
-            await page.open(f"{served.url}?token={TOKEN.replace(' ', '%20')}", until="/static/js/textual.js")
-            text = await page.screen_with("H100")
-            assert "READ-ONLY" in text
-            assert "SIMULATED" in text
-            # a key goes the whole way to the app, which answers on the screen; and no check starts
-            await page.type("R")
-            assert "no check can be started from it" in " ".join((await page.screen_with("read-only:")).split())
-            assert TOKEN not in await page.evaluate("location.href")
-            assert await page.evaluate("document.cookie") == ""
-            hosts = {urlsplit(url).netloc for url in page.requests if not url.startswith("data:")}
-            assert hosts == {urlsplit(served.url).netloc}
-
-    run(body)
+    async with serving(token=TOKEN) as served, browsing(path, tmp_path / "profile") as page:
+        await page.call("Page.addScriptToEvaluateOnNewDocument", source=CATCH_TERMINAL)
+        await page.open(served.url)
+        assert "a token is wanted" in await page.evaluate("document.body.innerText")
+        await page.open(f"{served.url}?token={TOKEN.replace(' ', '%20')}", until="/static/js/textual.js")
+        text = await page.screen_with("H100")
+        assert "READ-ONLY" in text
+        assert "SIMULATED" in text
+        # a key goes the whole way to the app, which answers on the screen; and no check starts
+        await page.type("R")
+        assert "no check can be started from it" in " ".join((await page.screen_with("read-only:")).split())
+        assert TOKEN not in await page.evaluate("location.href")
+        assert await page.evaluate("document.cookie") == ""
+        hosts = {urlsplit(url).netloc for url in page.requests if not url.startswith("data:")}
+        assert hosts == {urlsplit(served.url).netloc}
 
 
 def test_other_addresses_than_loopback_want_a_token() -> None:

@@ -13,9 +13,8 @@ import pytest
 from gpudoctor.errors import UserError
 from gpudoctor.tui.feeds import PlaybackFeed
 from gpudoctor.tui.start import TuiRequest, opened, ssh_command, start
-from tests.tui.doctor_app import (
-    recorded,
-)
+from tests.subprocesses import completed
+from tests.tui.doctor_app import recorded
 
 
 def options(node: str | None = None, faults: tuple[str, ...] = ()) -> TuiRequest:
@@ -68,13 +67,7 @@ def test_without_a_terminal_it_says_so() -> None:
 
 
 def test_the_command_line_gives_one_line_and_exit_code_2() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "gpudoctor", "tui", "--node", "hgx-h100-8"],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = completed([sys.executable, "-m", "gpudoctor", "tui", "--node", "hgx-h100-8"], stdin=subprocess.DEVNULL)
     assert done.returncode == 2
     assert done.stdout == ""
     assert len(done.stderr.splitlines()) == 1

@@ -9,23 +9,13 @@ import msgspec
 
 from gpudoctor.checks.burn.drift import ended_early, length_in_words
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.finding import (
-    Advice,
-    Evidence,
-    Expected,
-    Finding,
-    Found,
-    Status,
-    fail,
-    ok,
-    unknown,
-    unread,
-    warn,
-)
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, Status, fail, ok, unknown, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, of_gpu
+from gpudoctor.checks.core.unread import unread
 from gpudoctor.checks.gpu.xid import xids
-from gpudoctor.checks.measured.probe_outcome import absent, rank_gpu
+from gpudoctor.checks.measured.probe_outcome import absent
+from gpudoctor.checks.measured.ranks import rank_gpu
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.links import GT_S
 from gpudoctor.facts.model.missing import NOT_READ, Missing, known
@@ -59,6 +49,8 @@ _SEE = (
     Advice("See the kernel's words.", "sudo dmesg -T | grep -iE 'xid|AER|nvrm' | tail"),
     Advice("It returns in a second burn: open a hardware case.", "nvidia-bug-report.sh"),
 )
+_DRAIN = Advice("Drain the node; then see what repair the GPU asks for.", "gpudoctor check gpu")
+_AGAIN = (Advice("Repeat the burn; open a hardware case where the count grows each time."),)
 
 
 @check(
@@ -123,26 +115,20 @@ def _grown(case: Case, gpu: Gpu, counted: GpuCounters, burn: Burn) -> Iterator[F
             likely="it was lost, or stopped and waits for a reset, under load: power, heat, slot, or the GPU itself",
             advice=_SEE,
         )
-    uncorrected, limit = counted.growth.get("ecc_uncorrected", 0), case.limit(_UNCORRECTED, gpu)
-    if uncorrected > limit:
-        yield fail(
-            subject,
-            Found(f"{uncorrected} uncorrected memory errors in {length} of load", uncorrected, "errors"),
-            Expected("none", "<=", limit, "errors", case.limit_source(_UNCORRECTED, gpu)),
-            Evidence("ECC uncorrected, volatile", f"+{uncorrected}"),
-            likely="a memory cell failed under load",
-            advice=(Advice("Drain the node; then see what repair the GPU asks for.", "gpudoctor check gpu"), *_SEE),
-        )
-    corrected, limit = counted.growth.get("ecc_corrected", 0), case.limit(_CORRECTED, gpu)
-    if corrected > limit:
-        yield warn(
-            subject,
-            Found(f"{corrected} corrected memory errors in {length} of load", corrected, "errors"),
-            Expected("none", "<=", limit, "errors", case.limit_source(_CORRECTED, gpu)),
-            Evidence("ECC corrected, volatile", f"+{corrected}"),
-            likely="memory at the edge: correcting at a high rate costs speed, and comes before worse",
-            advice=(Advice("Repeat the burn; open a hardware case where the count grows each time."),),
-        )
+    for limit, judge, likely, advice in (
+        (_UNCORRECTED, fail, "a memory cell failed under load", (_DRAIN, *_SEE)),
+        (_CORRECTED, warn, "memory at the edge: correcting at a high rate costs speed, and comes before worse", _AGAIN),
+    ):
+        count, most = counted.growth.get(f"ecc_{limit.name}", 0), case.limit(limit, gpu)
+        if count > most:
+            yield judge(
+                subject,
+                Found(f"{count} {limit.name} memory errors in {length} of load", count, "errors"),
+                Expected("none", "<=", most, "errors", case.limit_source(limit, gpu)),
+                Evidence(f"ECC {limit.name}, volatile", f"+{count}"),
+                likely=likely,
+                advice=advice,
+            )
     yield from _replays(case, gpu, counted, burn)
 
 

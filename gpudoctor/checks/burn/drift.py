@@ -10,7 +10,8 @@ from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
-from gpudoctor.checks.measured.probe_outcome import absent, closed_by, on_gpus, rank_gpu, rank_subject, ranks_in_words
+from gpudoctor.checks.measured.probe_outcome import absent, closed_by
+from gpudoctor.checks.measured.ranks import on_gpus, rank_count, rank_gpu, rank_subject, ranks_in_words
 from gpudoctor.checks.measured.slowness import is_shared, slowness_causes
 from gpudoctor.checks.measured.under_load import load_of, median, percent
 from gpudoctor.facts.model.gpu import Gpu
@@ -45,7 +46,7 @@ def drift(case: Case) -> Iterator[Finding]:
         yield absent(case, "burn", "drift under load")
         return
     yield from ended_early(case, "drift under load")
-    who = ranks_in_words(case, case.measurements.launch.world_size if case.measurements.launch else 0)
+    who = ranks_in_words(case, rank_count(case))
     rounds = f"{burn.rounds} round{'s' if burn.rounds != 1 else ''} in {length_in_words(burn.duration_s)}"
     drifts = [_drift(case, series, burn.series) for series in burn.series]
     most = max(drifts, key=lambda d: d.loss, default=None)

@@ -8,13 +8,14 @@ from math import log2
 
 import msgspec
 
-from gpudoctor.checks.collective.correct import CORRECT, rank_count
+from gpudoctor.checks.collective.correct import CORRECT
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
 from gpudoctor.checks.core.gpu_use import use_of_gpu
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
-from gpudoctor.checks.measured.probe_outcome import not_judged, not_measured, on_gpus, rank_gpu, ranks_in_words
+from gpudoctor.checks.measured.probe_outcome import not_judged, not_measured
+from gpudoctor.checks.measured.ranks import on_gpus, rank_count, rank_gpu, ranks_in_words
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.links import LANE_GB_S
 from gpudoctor.facts.model.measurements import Collective

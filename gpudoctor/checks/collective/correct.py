@@ -8,10 +8,12 @@ import msgspec
 
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.explains import Explains
-from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, fail, ok, skip, unread
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, fail, ok, skip
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
-from gpudoctor.checks.measured.probe_outcome import judged_outcome, on_gpus, problems_of, rank_subject, ranks_in_words
+from gpudoctor.checks.core.unread import unread
+from gpudoctor.checks.measured.probe_outcome import judged_outcome, problems_of
+from gpudoctor.checks.measured.ranks import on_gpus, rank_count, rank_subject, ranks_in_words
 from gpudoctor.text.units import short_size
 
 # nccl-tests' names
@@ -73,11 +75,6 @@ class _Wrong(msgspec.Struct, frozen=True):
     @property
     def text(self) -> str:
         return f"{self.what} {short_size(self.size_bytes)}"
-
-
-def rank_count(case: Case) -> int:
-    """The number of ranks that took part."""
-    return case.measurements.launch.world_size if case.measurements.launch else 0
 
 
 def _wrong(case: Case, rank: int, wrong: list[_Wrong]) -> Finding:

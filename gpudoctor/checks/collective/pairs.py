@@ -13,14 +13,8 @@ from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu, of_pair
 from gpudoctor.checks.measured.peer_pairs import Joined, joined_pairs
 from gpudoctor.checks.measured.peer_ranks import Yardstick, other_processes
-from gpudoctor.checks.measured.probe_outcome import (
-    not_judged,
-    not_measured,
-    on_gpus,
-    problems_of,
-    rank_gpu,
-    ranks_in_words,
-)
+from gpudoctor.checks.measured.probe_outcome import not_judged, not_measured, problems_of
+from gpudoctor.checks.measured.ranks import on_gpus, rank_gpu, ranks_in_words
 from gpudoctor.checks.measured.under_load import median
 from gpudoctor.facts.model.measured_hardware import PeerLink
 from gpudoctor.facts.model.measurements import PairBandwidth

@@ -7,19 +7,19 @@ from collections.abc import Iterator, Sequence
 
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.explains import Explains
-from gpudoctor.checks.core.finding import Advice, Evidence, Finding, Found, fail, ok, unknown, unread
+from gpudoctor.checks.core.finding import Advice, Evidence, Finding, Found, fail, ok, unknown
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
-from gpudoctor.checks.measured.peer_ranks import by_model, ranks_without_figures
+from gpudoctor.checks.core.unread import unread
+from gpudoctor.checks.measured.peer_ranks import by_model
 from gpudoctor.checks.measured.probe_outcome import (
     judged_outcome,
     not_judged,
     not_measured,
-    on_gpus,
     problems_of,
-    rank_subject,
-    ranks_in_words,
+    without_figures,
 )
+from gpudoctor.checks.measured.ranks import on_gpus, rank_subject, ranks_in_words
 from gpudoctor.facts.model.measured_hardware import ComputeRank
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.profiles.profile import majority
@@ -55,7 +55,7 @@ def exact(case: Case) -> Iterator[Finding]:
     if not done:
         return
     reported = [each for each in done if each.fingerprints]
-    yield from ranks_without_figures(case, "compute", (each.rank for each in reported), "bit-exactness")
+    yield from without_figures(case, "compute", (each.rank for each in reported), "bit-exactness")
     unsteady = [each for each in reported if len(set(each.fingerprints)) > 1]
     for each in unsteady:
         yield _unsteady(case, each)
@@ -81,7 +81,7 @@ def compute_gaps(case: Case, what: str, done: Sequence[ComputeRank]) -> Iterator
         yield from not_measured(case, "compute", what, EXACT)
         return
     yield from not_judged(case, "compute", what, EXACT)
-    yield from ranks_without_figures(case, "compute", (each.rank for each in done), what)
+    yield from without_figures(case, "compute", (each.rank for each in done), what)
 
 
 def corruption_steps(case: Case) -> tuple[Advice, ...]:

@@ -8,17 +8,12 @@ import msgspec
 
 from gpudoctor.checks.compute.exact import compute_gaps
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.finding import Advice, Evidence, Finding, Found, fail, ok, skip, unknown, unread, warn
+from gpudoctor.checks.core.finding import Advice, Evidence, Finding, Found, fail, ok, skip, unknown, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
-from gpudoctor.checks.measured.peer_ranks import (
-    Yardstick,
-    against_others,
-    by_model,
-    other_processes,
-    slowing_setting,
-)
-from gpudoctor.checks.measured.probe_outcome import on_gpus, rank_gpu, rank_subject, ranks_in_words
+from gpudoctor.checks.core.unread import unread
+from gpudoctor.checks.measured.peer_ranks import Yardstick, against_others, by_model, other_processes, slowing_setting
+from gpudoctor.checks.measured.ranks import on_gpus, rank_gpu, rank_subject, ranks_in_words
 from gpudoctor.checks.measured.slowness import slowness_causes
 from gpudoctor.checks.measured.under_load import event_share, load_of, median_of
 from gpudoctor.facts.model.gpu import Gpu

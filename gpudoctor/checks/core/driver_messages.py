@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import msgspec
 
@@ -28,7 +28,17 @@ _RESET = "Drain the node and reset the GPU; if it does not start then, power-cyc
 _SICK = lazy_pattern(r"reset_required|needs to be reset|needs? a reset|timeout|timed out|rate limiting", re.IGNORECASE)
 _CODES = lazy_pattern(r"RmInitAdapter failed!? ?(\([0-9a-fA-Fx:]{1,40}\))")
 _ATTEMPT_S = 60.0
+_LONGEST_LINE = 300
+FORGEABLE = Evidence(
+    "kernel log",
+    "this text does not tell which lines are the kernel's own: a user of the machine could have forged them",
+)
 DAY_S = 86_400.0
+
+
+def log_lines(events: Iterable[KernelEvent | HostEvent]) -> tuple[Evidence, ...]:
+    """Lines of the kernel log as evidence, each cut where it would fill the screen."""
+    return tuple(Evidence("kernel log", event.text[:_LONGEST_LINE]) for event in events)
 
 
 class MessageMeaning(msgspec.Struct, frozen=True):

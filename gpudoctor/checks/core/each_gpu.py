@@ -11,8 +11,8 @@ from typing import TypeVar
 
 from gpudoctor.checks.core.case import Case, once_a_case
 from gpudoctor.checks.core.condemning import condemning
-from gpudoctor.checks.core.finding import Finding, unknown, unread
-from gpudoctor.checks.core.subject import Subject, of_gpu
+from gpudoctor.checks.core.finding import Finding, unknown
+from gpudoctor.checks.core.subject import of_gpu
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
@@ -125,20 +125,6 @@ def by_model(case: Case) -> dict[str | Missing, list[Gpu]]:
         if known(gpu.name) and not untrusted(gpu):
             found.setdefault(gpu.name, []).append(gpu)
     return found
-
-
-def first_failed(values: Iterable[object]) -> Missing | None:
-    """The first value that could not be read (kind "failed"; absent, unsupported and denied values do not count)."""
-    return next((value for value in values if isinstance(value, Missing) and value.kind == "failed"), None)
-
-
-def first_unread(subject: Subject, *values: tuple[str, object]) -> Finding | None:
-    """An `unknown` finding for the first named value that could not be read, as it may hide a fault; None if all were
-    read."""
-    for what, value in values:
-        if failed := first_failed([value]):
-            return unread(subject, what, failed)
-    return None
 
 
 def passed_through(gpu: Gpu) -> bool:

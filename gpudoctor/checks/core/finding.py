@@ -9,7 +9,6 @@ from typing import Literal
 import msgspec
 
 from gpudoctor.checks.core.subject import NODE, Subject, grouped_label
-from gpudoctor.facts.model.missing import Missing
 
 Number = int | float
 
@@ -122,12 +121,6 @@ def skip(subject: Subject, reason: str) -> Finding:
 def unknown(subject: Subject, reason: str, *evidence: Evidence, advice: Iterable[Advice | str] = ()) -> Finding:
     """An unknown: tried, without a result."""
     return Finding(Status.UNKNOWN, subject, reason=reason, evidence=evidence, advice=_advice(advice))
-
-
-def unread(subject: Subject, what: str, missing: Missing) -> Finding:
-    """The finding for a fact that is Missing: unknown if reading it failed, else skip."""
-    reason = f"{what}: {missing.reason}"
-    return unknown(subject, reason) if missing.kind == "failed" else skip(subject, reason)
 
 
 def joint_evidence(findings: Sequence[Finding]) -> tuple[Evidence, ...]:

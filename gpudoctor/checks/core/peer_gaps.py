@@ -41,6 +41,20 @@ class LackingValue(Missing, frozen=True):
 _GAPS = (Missing, LackingValue)
 
 
+def _leaf_names(fact: Fact, prefix: str = "") -> Iterator[str]:
+    for name in fact.__struct_fields__:
+        value = getattr(fact, name)
+        if isinstance(value, Fact):
+            yield from _leaf_names(value, f"{prefix}{name}.")
+        elif value == NOT_READ:
+            yield prefix + name
+
+
+# by type, the names of the leaves that are compared, and what reads them all
+_LEAVES: dict[type[Fact], tuple[str, ...]] = {type(fact): tuple(_leaf_names(fact)) for fact in _TEMPLATES}
+_READ = {kind: attrgetter(*names) for kind, names in _LEAVES.items()}
+
+
 def gaps_marked(node: Node) -> Node:
     """The node, with every value that a GPU lacks and its peers show marked as failed.
 
@@ -87,12 +101,12 @@ def _marked(facts: Sequence[F], kinds: Sequence[Kind], *, most: bool = False) ->
         _add(counts, kind, [*map(int, flags)])
     of_kind, number = _of_peers(counts), Counter(kinds)
     made = []
-    for place, (fact, kind) in enumerate(zip(facts, kinds, strict=True)):
+    for position, (fact, kind) in enumerate(zip(facts, kinds, strict=True)):
         needed = number[kind] // 2 if most else 0
         lacking = {
             name: _unlike_peers(value, count)
             for name, count in zip(mixed, of_kind[kind], strict=True)
-            if count > needed and _is_gap(name, value := columns[name][place])
+            if count > needed and _is_gap(name, value := columns[name][position])
         }
         made.append(_with(fact, lacking) if lacking else fact)
     return tuple(made)
@@ -118,16 +132,16 @@ def _of_peers(shown: dict[Kind, list[int]]) -> dict[Kind, list[int]]:
     """
     by_known: dict[tuple[int, ...], list[Kind]] = {}
     for kind in shown:
-        by_known.setdefault(tuple(place for place, one in enumerate(kind) if one is not None), []).append(kind)
+        by_known.setdefault(tuple(position for position, one in enumerate(kind) if one is not None), []).append(kind)
     found: dict[Kind, list[int]] = {}
-    for known_places, kinds in by_known.items():
-        for other_places, others in by_known.items():
-            both = [place for place in known_places if place in other_places]
+    for known_positions, kinds in by_known.items():
+        for other_positions, others in by_known.items():
+            both = [position for position in known_positions if position in other_positions]
             sums: dict[Kind, list[int]] = {}
             for other in others:
-                _add(sums, tuple(other[place] for place in both), shown[other])
+                _add(sums, tuple(other[position] for position in both), shown[other])
             for kind in kinds:
-                if (counts := sums.get(tuple(kind[place] for place in both))) is not None:
+                if (counts := sums.get(tuple(kind[position] for position in both))) is not None:
                     _add(found, kind, counts)
     return found
 
@@ -173,21 +187,8 @@ def _with(fact: F, leaves: dict[str, Missing]) -> F:
     return replace(fact, **changed)
 
 
-def _leaf_names(fact: Fact, prefix: str = "") -> Iterator[str]:
-    for name in fact.__struct_fields__:
-        value = getattr(fact, name)
-        if isinstance(value, Fact):
-            yield from _leaf_names(value, f"{prefix}{name}.")
-        elif value == NOT_READ:
-            yield prefix + name
-
-
-_LEAVES: dict[type[Fact], tuple[str, ...]] = {type(fact): tuple(_leaf_names(fact)) for fact in _TEMPLATES}
-_READ = {kind: attrgetter(*names) for kind, names in _LEAVES.items()}
-
-
 def _lists_marked(gpus: tuple[Gpu, ...], kinds: list[Kind]) -> tuple[Gpu, ...]:
-    """The GPUs, with their NVLinks and bridges marked: links in the same state, bridges of one model at one place."""
+    """The GPUs, with their NVLinks and bridges marked: links in the same state, bridges of one model at one hop."""
     links = [known(gpu.nvlinks) or () for gpu in gpus]
     paths = [known(gpu.pcie.path) or () for gpu in gpus]
     link_kinds = [
@@ -196,9 +197,9 @@ def _lists_marked(gpus: tuple[Gpu, ...], kinds: list[Kind]) -> tuple[Gpu, ...]:
         for link in own
     ]
     hop_kinds = [
-        (*kind, place, known(hop.vendor_id), known(hop.device_id))
+        (*kind, position, known(hop.vendor_id), known(hop.device_id))
         for path, kind in zip(paths, kinds, strict=True)
-        for place, hop in enumerate(path)
+        for position, hop in enumerate(path)
     ]
     marked_links = iter(_marked([link for own in links for link in own], link_kinds))
     marked_hops = iter(_marked([hop for path in paths for hop in path], hop_kinds))

@@ -5,29 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.finding import (
-    Advice,
-    Evidence,
-    Expected,
-    Finding,
-    Found,
-    fail,
-    ok,
-    skip,
-    unknown,
-    unread,
-    warn,
-)
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
-from gpudoctor.checks.measured.probe_outcome import (
-    absent,
-    judged_problems,
-    on_gpus,
-    problem_subject,
-    problems_of,
-    ranks_in_words,
-)
+from gpudoctor.checks.core.unread import unread
+from gpudoctor.checks.measured.probe_outcome import absent, judged_problems, problem_subject, problems_of
+from gpudoctor.checks.measured.ranks import on_gpus, ranks_in_words
 from gpudoctor.facts.model.measured_hardware import DataLoading, LoaderRates
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.text.units import seconds_text, short_size, size_text, three_digits

@@ -7,22 +7,10 @@ from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.explains import ENDS, VIEWS, Explains
-from gpudoctor.checks.core.finding import (
-    Advice,
-    Evidence,
-    Expected,
-    Finding,
-    Found,
-    Status,
-    fail,
-    ok,
-    skip,
-    unknown,
-    unread,
-    warn,
-)
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
+from gpudoctor.checks.core.unread import unread
 from gpudoctor.checks.nvlink.link_state import wired_directly
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
@@ -203,14 +191,14 @@ def _complaints(case: Case, errors: tuple[str, ...], needed: bool | None) -> Ite
     likely = "an NVSwitch, or the link to one of its GPUs, did not come up as it should"
     if not needed:
         likely += "; or there is no NVSwitch here, and nothing needs it"
-    yield Finding(
-        Status.WARN,
+    yield warn(
         NODE,
         Found(f"the fabric manager's log holds {len(errors)} error{'s' * (len(errors) > 1)}", len(errors), "lines"),
         Expected("none since its start", source="fabric manager's log"),
-        (*_last(errors), *_evidence(case)),
-        likely,
-        (
+        *_last(errors),
+        *_evidence(case),
+        likely=likely,
+        advice=(
             Advice("See which GPU or switch they name.", "tail -n 50 /var/log/fabricmanager.log"),
             Advice("Restart it with no job running.", f"systemctl restart {_SERVICE}"),
         ),

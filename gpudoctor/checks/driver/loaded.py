@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.driver_messages import MessageMeaning, meaning
 from gpudoctor.checks.core.explains import ENDS, PROBES, VIEWS, Explains
-from gpudoctor.checks.core.finding import Advice, Evidence, Finding, fail, ok, skip, unknown, unread, warn
+from gpudoctor.checks.core.finding import Advice, Evidence, Finding, fail, ok, skip, unknown, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.scope import pci_gpus
 from gpudoctor.checks.core.subject import NODE
+from gpudoctor.checks.core.unread import unread
 from gpudoctor.checks.driver.load_causes import NOUVEAU, LoadCause, held_by_other_driver, load_cause
 from gpudoctor.facts.model.driver import KernelEvent, LoadFailureCause
 from gpudoctor.facts.model.missing import Missing, known

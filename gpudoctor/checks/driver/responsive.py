@@ -8,21 +8,10 @@ from typing import NamedTuple
 
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.explains import READINGS, VIEWS, Explains
-from gpudoctor.checks.core.finding import (
-    Advice,
-    Evidence,
-    Expected,
-    Finding,
-    Found,
-    fail,
-    ok,
-    skip,
-    unknown,
-    unread,
-    warn,
-)
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
+from gpudoctor.checks.core.unread import unread
 from gpudoctor.facts.deadlines import START
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Driver, Unanswered

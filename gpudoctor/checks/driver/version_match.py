@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator
 
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.explains import VIEWS, Explains
-from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, fail, ok, unread, warn
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, fail, ok, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
+from gpudoctor.checks.core.unread import unread
 from gpudoctor.checks.driver.loaded import INIT_UNKNOWN, INIT_VERSION_MISMATCH, init_evidence
 from gpudoctor.facts.model.driver import ApiMismatch
 from gpudoctor.facts.model.missing import Missing, known

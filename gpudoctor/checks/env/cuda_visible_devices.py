@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.cuda_device_list import Visible, resolve
 from gpudoctor.checks.core.explains import ENDS, VIEWS, Explains
-from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, unknown, unread, warn
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, unknown, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.scope import SLURM_GPUS, indices
 from gpudoctor.checks.core.subject import NODE
+from gpudoctor.checks.core.unread import unread
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
 

@@ -8,21 +8,10 @@ from msgspec.structs import replace
 
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.cuda_device_list import Visible, bare_uuid, resolve
-from gpudoctor.checks.core.finding import (
-    Advice,
-    Evidence,
-    Expected,
-    Finding,
-    Found,
-    fail,
-    ok,
-    skip,
-    unknown,
-    unread,
-    warn,
-)
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
+from gpudoctor.checks.core.unread import unread
 from gpudoctor.facts.model.measured_strategies import FrameworkView
 from gpudoctor.facts.model.missing import Missing, known
 

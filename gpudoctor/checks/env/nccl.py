@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator
 
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.explains import ENDS, Explains
-from gpudoctor.checks.core.finding import Advice, Finding, Status, fail, ok, unknown, unread, warn
+from gpudoctor.checks.core.finding import Advice, Finding, Status, fail, ok, unknown, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
+from gpudoctor.checks.core.unread import unread
 from gpudoctor.checks.env.nccl_over_efa import OWN_NETWORKS, efa_findings
 from gpudoctor.checks.env.settings import bad, launcher_findings, shown, unset
 from gpudoctor.checks.nvlink.link_state import links_up

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.core.finding import Advice, Evidence, Finding, ok, skip, unread, warn
+from gpudoctor.checks.core.finding import Advice, Evidence, Finding, ok, skip, warn
 from gpudoctor.checks.core.subject import NODE
+from gpudoctor.checks.core.unread import unread
 from gpudoctor.checks.env.settings import bad, shown
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Environment, NcclNetPlugin, Variable

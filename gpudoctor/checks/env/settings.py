@@ -32,10 +32,10 @@ def shown(variable: Variable) -> Evidence:
 
 
 def bad(
-    judge: Callable[..., Finding], variable: Variable, words: str, expected: str, likely: str, *advice: Advice
+    judge: Callable[..., Finding], variable: Variable, is_bad: str, expected: str, likely: str, *advice: Advice
 ) -> Finding:
     """The finding for a harmful setting; without other `advice` it says how to clear it."""
-    text = f"{variable.name}={variable.value}{words}"
+    text = f"{variable.name}={variable.value}{is_bad}"
     return judge(NODE, text, expected, shown(variable), likely=likely, advice=advice or (unset(variable.name),))
 
 

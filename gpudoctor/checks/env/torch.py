@@ -7,22 +7,11 @@ from collections.abc import Iterator
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.cuda_device_list import bare_uuid, resolve
 from gpudoctor.checks.core.explains import ENDS, Explains
-from gpudoctor.checks.core.finding import (
-    Advice,
-    Evidence,
-    Expected,
-    Finding,
-    Found,
-    fail,
-    ok,
-    skip,
-    unknown,
-    unread,
-    warn,
-)
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, of_gpu
-from gpudoctor.checks.measured.probe_outcome import rank_gpu
+from gpudoctor.checks.core.unread import unread
+from gpudoctor.checks.measured.ranks import rank_gpu
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import TorchView
 from gpudoctor.facts.model.missing import Missing, known

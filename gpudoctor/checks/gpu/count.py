@@ -8,24 +8,13 @@ import msgspec
 
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.driver_messages import failed_starts
-from gpudoctor.checks.core.each_gpu import first_failed, shown_by_driver
+from gpudoctor.checks.core.each_gpu import shown_by_driver
 from gpudoctor.checks.core.explains import VIEWS, Explains
-from gpudoctor.checks.core.finding import (
-    Advice,
-    Evidence,
-    Expected,
-    Finding,
-    Found,
-    fail,
-    ok,
-    skip,
-    unknown,
-    unread,
-    warn,
-)
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.scope import pci_gpus, shown_count, slurm_allocation, why_confined
 from gpudoctor.checks.core.subject import NODE, Subject
+from gpudoctor.checks.core.unread import first_failed, unread
 from gpudoctor.checks.core.visibility import (
     REFUSED,
     HiddenGpus,

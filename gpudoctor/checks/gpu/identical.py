@@ -7,22 +7,11 @@ from collections.abc import Callable, Hashable, Iterator
 import msgspec
 
 from gpudoctor.checks.core.case import Case, Limit, once_a_case
-from gpudoctor.checks.core.each_gpu import first_failed, untrusted
-from gpudoctor.checks.core.finding import (
-    Advice,
-    Evidence,
-    Expected,
-    Finding,
-    Found,
-    fail,
-    ok,
-    skip,
-    unknown,
-    unread,
-    warn,
-)
+from gpudoctor.checks.core.each_gpu import untrusted
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, of_gpu
+from gpudoctor.checks.core.unread import failed_readings, first_failed, unread
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.profiles.profile import majority
@@ -109,10 +98,7 @@ def _compared(case: Case, gpus: list[Gpu], attributes: tuple[Attribute, ...]) ->
             size = known(gpu.memory_total_mib)
             text = f"{gpu.name}{f', {size} MiB' if size else ''}, like its peers"
             yield ok(of_gpu(gpu), text, None, Evidence("VBIOS", known(gpu.vbios) or "not read"))
-        for attribute in attributes:
-            value = attribute.read(gpu)
-            if isinstance(value, Missing) and value.kind == "failed":
-                yield unread(of_gpu(gpu), attribute.words, value)
+        yield from failed_readings(of_gpu(gpu), *((each.words, each.read(gpu)) for each in attributes))
 
 
 def _mixed(case: Case, gpus: list[Gpu]) -> Iterator[Finding]:

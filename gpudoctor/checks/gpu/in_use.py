@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.each_gpu import each_gpu, first_unread
+from gpudoctor.checks.core.each_gpu import each_gpu
 from gpudoctor.checks.core.explains import SPEEDS
-from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, unread, warn
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, warn
 from gpudoctor.checks.core.gpu_use import BUSY_PCT, UNSEEN_MIB, readings_of, use_of_gpu
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import of_gpu
+from gpudoctor.checks.core.unread import first_unread, unread
 from gpudoctor.checks.core.visibility import REFUSED, refused_handles, why_hidden
 from gpudoctor.facts.model.gpu import Gpu, GpuProcess
 from gpudoctor.facts.model.missing import Missing, known

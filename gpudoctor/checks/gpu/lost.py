@@ -7,25 +7,14 @@ from collections.abc import Iterator, Sequence
 
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.condemning import condemning
-from gpudoctor.checks.core.each_gpu import first_failed, says_err, says_nothing, shown_by_driver, unreadable
+from gpudoctor.checks.core.each_gpu import says_err, says_nothing, shown_by_driver, unreadable
 from gpudoctor.checks.core.explains import PROBES, READINGS, VIEWS, Explains
-from gpudoctor.checks.core.finding import (
-    Advice,
-    Evidence,
-    Expected,
-    Finding,
-    Found,
-    fail,
-    ok,
-    skip,
-    unknown,
-    unread,
-    warn,
-)
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
 from gpudoctor.checks.core.peer_gaps import lacking_values
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.runner import NO_GPU
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
+from gpudoctor.checks.core.unread import first_failed, unread
 from gpudoctor.checks.core.visibility import denied
 from gpudoctor.checks.gpu.recovery_actions import RECOVERY_ACTIONS, RecoveryAction
 from gpudoctor.facts.model.gpu import CallError, Gpu

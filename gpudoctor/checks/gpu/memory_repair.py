@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.each_gpu import each_gpu, first_failed
+from gpudoctor.checks.core.each_gpu import each_gpu
 from gpudoctor.checks.core.explains import Explains
-from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, unread, warn
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import of_gpu
+from gpudoctor.checks.core.unread import first_failed, unread
 from gpudoctor.checks.gpu.lost import reset_advice
 from gpudoctor.checks.gpu.recovery_actions import RESETS
 from gpudoctor.facts.model.gpu import Gpu

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.core.each_gpu import first_unread, in_virtual_machine, trusted
+from gpudoctor.checks.core.each_gpu import in_virtual_machine, trusted
 from gpudoctor.checks.core.explains import VIEWS, Explains
-from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, unread, warn
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, of_gpu
+from gpudoctor.checks.core.unread import first_unread, unread
 from gpudoctor.checks.core.visibility import refused_handles, why_hidden
 from gpudoctor.checks.gpu.in_use import unified_memory
 from gpudoctor.facts.model.gpu import Gpu

@@ -7,11 +7,12 @@ from math import inf
 from typing import NamedTuple
 
 from gpudoctor.checks.core.case import Case, Limit, once_a_case
-from gpudoctor.checks.core.each_gpu import by_model, each_gpu, first_failed
+from gpudoctor.checks.core.each_gpu import by_model, each_gpu
 from gpudoctor.checks.core.explains import SPEEDS
-from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, unread, warn
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import of_gpu
+from gpudoctor.checks.core.unread import first_failed, unread
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
 

@@ -5,23 +5,12 @@ from __future__ import annotations
 from collections import Counter
 
 from gpudoctor.checks.core.case import Case, Limit, once_a_case
-from gpudoctor.checks.core.each_gpu import by_model, each_gpu, first_failed, majority_of_others
+from gpudoctor.checks.core.each_gpu import by_model, each_gpu, majority_of_others
 from gpudoctor.checks.core.explains import SPEEDS
-from gpudoctor.checks.core.finding import (
-    Advice,
-    Evidence,
-    Expected,
-    Finding,
-    Found,
-    fail,
-    ok,
-    skip,
-    unknown,
-    unread,
-    warn,
-)
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import of_gpu
+from gpudoctor.checks.core.unread import first_failed, unread
 from gpudoctor.checks.measured.under_load import percent, slowed_under_load
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known

@@ -8,11 +8,13 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.driver_messages import FORGEABLE, log_lines
 from gpudoctor.checks.core.each_gpu import shown_by_driver
 from gpudoctor.checks.core.explains import Explains
-from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, Status, ok, skip, unknown, unread
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, Status, ok, skip, unknown
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
+from gpudoctor.checks.core.unread import unread
 from gpudoctor.checks.core.visibility import HiddenGpu, state_of_hidden
 from gpudoctor.checks.gpu.recovery_actions import RESETS
 from gpudoctor.checks.gpu.xid_judged import ClassifiedEvent, judge_events, start_failed
@@ -103,8 +105,7 @@ def _notes(log: KernelLog) -> tuple[Evidence, ...]:
     """Evidence on how far the lines of this log can be trusted."""
     notes = []
     if log.forgeable:
-        text = "this text does not tell which lines are the kernel's own: a user of the machine could have forged them"
-        notes.append(Evidence("kernel log", text))
+        notes.append(FORGEABLE)
     if log.quoted:
         text = f"not judged: the driver's words inside other text, as in the name of a program ({log.quoted} times)"
         notes.append(Evidence("kernel log", text))
@@ -121,7 +122,7 @@ def _not_seen(case: Case, log: KernelLog) -> Iterator[Finding]:
             NODE,
             f"{len(unclear)} kernel log line{'s' if unclear[1:] else ''} with words of the driver{_codes(unclear)} "
             "in a place where gpudoctor does not know them: an error, or a user's words",
-            *(Evidence("kernel log", event.text[:300]) for event in unclear[:3]),
+            *log_lines(unclear[:3]),
             advice=("Read these lines, or save the log again in a form that says what the kernel wrote.", _SAVE),
         )
 
@@ -193,7 +194,7 @@ def _finding(subject: Subject, judged: list[ClassifiedEvent], notes: tuple[Evide
         subject,
         Found(text, worst.event.code),
         Expected("no error that needs a reset or hands", source="NVIDIA's Xid catalogue"),
-        (*(Evidence("kernel log", line.text[:300]) for line in lines), *notes),
+        (*log_lines(lines), *notes),
         worst.likely or _LIKELY.get(worst.bucket),
         advice,
     )
@@ -226,7 +227,7 @@ def _switches(events: Iterable[KernelEvent], notes: tuple[Evidence, ...]) -> Ite
             Subject(kind="node", name=f"NVSwitch {bus}"),
             Found(f"{codes} ({kind})", worst[-1].code),
             Expected("no fatal NVSwitch error", source="the switch driver's own words, else the Fabric Manager guide"),
-            (*(Evidence("kernel log", e.text[:300]) for e in worst[-3:]), *notes),
+            (*log_lines(worst[-3:]), *notes),
             None if status is Status.PASS else "the NVSwitch, or the link to one of its GPUs",
             advice,
         )

@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.driver_messages import DAY_S, EventMeaning, age_s, count_a_day, is_recent
-from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, Status, ok, unknown, unread
+from gpudoctor.checks.core.driver_messages import (
+    DAY_S,
+    FORGEABLE,
+    EventMeaning,
+    age_s,
+    count_a_day,
+    is_recent,
+    log_lines,
+)
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, Status, ok, unknown
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
+from gpudoctor.checks.core.unread import unread
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import HostEvent, HostEventKind, KernelLog
 
@@ -158,7 +167,7 @@ def _of_other_gpus(case: Case, events: tuple[HostEvent, ...]) -> Iterator[Findin
     logged = [event for event in events if event.kind == "other-gpu"]
     if logged and not case.node.gpus and not known(case.node.pci.nvidia_devices):
         named = ", ".join(event.device for event in logged if event.device)
-        lines = [Evidence("kernel log", event.text[:300]) for event in logged[:3]]
+        lines = log_lines(logged[:3])
         yield unknown(NODE, _OTHER_GPU + (f" ({named})" if named else ""), *lines)
 
 
@@ -199,16 +208,15 @@ def _finding(case: Case, event: HostEvent, rule: EventMeaning, log: KernelLog) -
     if event.kind == "machine-check":
         # the line of EDAC after it names the DIMM
         memory = [e for e in known(log.host_events) or () if e.kind == "memory-corrected"]
-        notes = tuple(Evidence("kernel log", e.text[:300]) for e in memory[:2])
+        notes = log_lines(memory[:2])
     if log.forgeable:
-        text = "this text does not tell which lines are the kernel's own: a user of the machine could have forged them"
-        notes = (*notes, Evidence("kernel log", text))
+        notes = (*notes, FORGEABLE)
     return Finding(
         rule.status,
         NODE,
         Found(f"{rule.words}{of}{often}", event.count, "lines"),
         Expected("none" if rule.lasting else "none within the last day", source="the kernel log"),
-        (Evidence("kernel log", event.text[:300]), *notes),
+        (*log_lines([event]), *notes),
         rule.likely,
         rule.advice,
     )

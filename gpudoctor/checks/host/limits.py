@@ -8,9 +8,10 @@ from msgspec.structs import replace
 
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.explains import Explains
-from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unread, warn
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
+from gpudoctor.checks.core.unread import unread
 from gpudoctor.checks.host.memory import OURS, gpus_in_words, not_told
 from gpudoctor.checks.network.infiniband import carries_training
 from gpudoctor.facts.model.missing import Missing, known

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.each_gpu import first_unread
 from gpudoctor.checks.core.explains import ENDS, Explains
-from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, unread, warn
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
+from gpudoctor.checks.core.unread import first_unread, unread
 from gpudoctor.checks.host.memory import size
 from gpudoctor.checks.host.nccl_shared_memory import NcclSharedMemory, nccl_shared_memory
 from gpudoctor.facts.model.missing import Missing, known

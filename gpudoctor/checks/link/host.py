@@ -9,14 +9,9 @@ from gpudoctor.checks.core.each_gpu import in_virtual_machine
 from gpudoctor.checks.core.explains import Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Finding, Found, fail, ok, skip, unknown, warn
 from gpudoctor.checks.core.registry import check
-from gpudoctor.checks.measured.peer_ranks import (
-    Yardstick,
-    against_others,
-    by_model,
-    other_processes,
-    ranks_without_figures,
-)
-from gpudoctor.checks.measured.probe_outcome import judged_outcome, rank_gpu, rank_subject
+from gpudoctor.checks.measured.peer_ranks import Yardstick, against_others, by_model, other_processes
+from gpudoctor.checks.measured.probe_outcome import judged_outcome, without_figures
+from gpudoctor.checks.measured.ranks import rank_gpu, rank_subject
 from gpudoctor.checks.measured.under_load import highest_of, load_of
 from gpudoctor.checks.pcie.link_state import describe, hidden_bridges, names_of
 from gpudoctor.facts.model.gpu import Gpu
@@ -59,7 +54,7 @@ def host(case: Case) -> Iterator[Finding]:
         return
     for link in links:
         yield _judged(case, link, links)
-    yield from ranks_without_figures(case, "link", (link.rank for link in links), "copies between host and GPU")
+    yield from without_figures(case, "link", (link.rank for link in links), "copies between host and GPU")
 
 
 def _judged(case: Case, link: HostLink, links: Sequence[HostLink]) -> Finding:

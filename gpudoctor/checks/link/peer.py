@@ -6,25 +6,15 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.finding import (
-    Advice,
-    Evidence,
-    Expected,
-    Finding,
-    Found,
-    fail,
-    ok,
-    skip,
-    unknown,
-    unread,
-    warn,
-)
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu, of_pair
+from gpudoctor.checks.core.unread import unread
 from gpudoctor.checks.link.host import HOST
 from gpudoctor.checks.measured.peer_pairs import Joined, joined_pairs
 from gpudoctor.checks.measured.peer_ranks import Yardstick, other_processes
-from gpudoctor.checks.measured.probe_outcome import absent, not_judged, problems_of, rank_gpu, ranks_in_words
+from gpudoctor.checks.measured.probe_outcome import absent, not_judged, problems_of
+from gpudoctor.checks.measured.ranks import rank_gpu, ranks_in_words
 from gpudoctor.checks.measured.under_load import median
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measured_hardware import PeerLink

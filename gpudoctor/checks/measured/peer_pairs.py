@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.measured.probe_outcome import rank_gpu
+from gpudoctor.checks.measured.ranks import rank_gpu
 from gpudoctor.facts.model.gpu import Gpu, GpuPair
 from gpudoctor.facts.model.links import link_gb_s
 from gpudoctor.facts.model.measured_hardware import PeerLink

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import msgspec
 
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.finding import Expected, Finding, unknown
+from gpudoctor.checks.core.finding import Expected
 from gpudoctor.checks.core.gpu_use import use_of_gpu
-from gpudoctor.checks.measured.probe_outcome import on_gpus, problems_of, rank_gpu, rank_subject
+from gpudoctor.checks.measured.ranks import on_gpus, rank_gpu
 from gpudoctor.checks.measured.under_load import median
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import known
@@ -44,16 +44,6 @@ class Yardstick(msgspec.Struct, frozen=True):
         floor = share * self.of
         text = f"at least {floor:.{digits}g} {unit}: {share:.0%} of the {self.of:.{digits}g} {self.what}"
         return Expected(text, ">=", round(floor, 2), unit, case.limit_source(limit, gpu))
-
-
-def ranks_without_figures(case: Case, probe: str, measured: Iterable[int], what: str) -> Iterator[Finding]:
-    """Yield an `unknown` for each rank without figures, unless a problem of the probe gives the reason."""
-    launch, have = case.measurements.launch, set(measured)
-    if launch is None or problems_of(case, probe):
-        return
-    for rank in range(launch.world_size):
-        if rank not in have:
-            yield unknown(rank_subject(case, rank), f"{what}: this rank brought no figures")
 
 
 def by_model(case: Case, ranks: Iterable[int]) -> list[tuple[int, ...]]:

@@ -1,15 +1,17 @@
-"""The outcome of a probe: why it has no figures, and on which GPUs it ran."""
+"""The outcome of a probe: why it has no figures, and what its problems say of the node."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.core.finding import Advice, Evidence, Finding, Found, fail, skip, unknown, unread
+from gpudoctor.checks.core.finding import Advice, Evidence, Finding, Found, fail, skip, unknown
 from gpudoctor.checks.core.gpu_use import UNSEEN_MIB, use_of_gpu
-from gpudoctor.checks.core.subject import NODE, Subject, of_rank
+from gpudoctor.checks.core.subject import NODE, Subject
+from gpudoctor.checks.core.unread import unread
+from gpudoctor.checks.measured.ranks import on_gpus, rank_gpu, rank_subject
 from gpudoctor.facts.model.gpu import Gpu
-from gpudoctor.facts.model.measurements import ProbeProblem, RankInfo
+from gpudoctor.facts.model.measurements import ProbeProblem
 from gpudoctor.facts.model.missing import Missing, known
 
 NOT_MEASURED = "not measured in this run"
@@ -62,6 +64,16 @@ def not_judged(case: Case, probe: str, what: str, reported_by: str) -> Iterator[
             yield unknown(problem_subject(case, problem), f"{what}: not measured, {problem.text} (see {reported_by})")
 
 
+def without_figures(case: Case, probe: str, measured: Iterable[int], what: str) -> Iterator[Finding]:
+    """Yield an `unknown` for each rank without figures, unless a problem of the probe gives the reason."""
+    launch, have = case.measurements.launch, set(measured)
+    if launch is None or problems_of(case, probe):
+        return
+    for rank in range(launch.world_size):
+        if rank not in have:
+            yield unknown(rank_subject(case, rank), f"{what}: this rank brought no figures")
+
+
 def not_measured(case: Case, probe: str, what: str, reported_by: str) -> Iterator[Finding]:
     """Why a check has no figures at all: the probe's problems (details in `reported_by`), else why it did not run."""
     if problems_of(case, probe):
@@ -75,42 +87,6 @@ def judged_outcome(case: Case, probe: str, what: str, *, measured: bool) -> Iter
     yield from judged_problems(case, probe)
     if not measured and not problems_of(case, probe):
         yield absent(case, probe, what)
-
-
-def on_gpus(case: Case) -> bool:
-    """Whether the ranks ran on GPUs."""
-    launch = case.measurements.launch
-    return launch is not None and (launch.backend == "nccl" or any(r.device == "cuda" for r in launch.ranks))
-
-
-def ranks_in_words(case: Case, count: int) -> str:
-    """Text for the ranks that measured: "2 CPU ranks (gloo)", "8 GPUs"."""
-    if on_gpus(case):
-        return "1 GPU" if count == 1 else f"{count} GPUs"
-    backend = case.measurements.launch.backend if case.measurements.launch else "gloo"
-    return f"{count} CPU rank{'s' if count != 1 else ''} ({backend})"
-
-
-def rank_info(case: Case, rank: int) -> RankInfo | None:
-    launch = case.measurements.launch
-    return next((info for info in launch.ranks if info.rank == rank), None) if launch else None
-
-
-def rank_gpu(case: Case, rank: int) -> Gpu | None:
-    """The rank's GPU, found by UUID, then by bus id: CUDA's index in the rank is not NVML's."""
-    info = rank_info(case, rank)
-    if info is None or info.device != "cuda":
-        return None
-    for gpu in case.node.gpus:
-        if (info.uuid is not None and gpu.uuid == info.uuid) or (info.bus_id is not None and gpu.bus_id == info.bus_id):
-            return gpu
-    return next((g for g in case.node.gpus if info.uuid is None and info.bus_id is None and g.index == info.gpu), None)
-
-
-def rank_subject(case: Case, rank: int) -> Subject:
-    info = rank_info(case, rank)
-    gpu = rank_gpu(case, rank)
-    return of_rank(rank, gpu.index if gpu else None, info.uuid if info else None)
 
 
 def problem_subject(case: Case, problem: ProbeProblem) -> Subject:

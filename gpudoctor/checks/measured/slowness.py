@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.gpu_use import use_of_gpu
 from gpudoctor.checks.measured.peer_ranks import others_of
-from gpudoctor.checks.measured.probe_outcome import rank_gpu
+from gpudoctor.checks.measured.ranks import rank_gpu
 from gpudoctor.checks.measured.under_load import causes_under_load, load_of, median
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import known

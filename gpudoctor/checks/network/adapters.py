@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.driver_messages import DAY_S, EventMeaning, count_a_day, is_recent
-from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, unread, warn
+from gpudoctor.checks.core.driver_messages import DAY_S, EventMeaning, count_a_day, is_recent, log_lines
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, Subject, of_nic
+from gpudoctor.checks.core.unread import failed_readings, unread
 from gpudoctor.checks.measured.under_load import median
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import HostEvent, HostEventKind, RdmaPort
@@ -100,14 +101,12 @@ def adapters(case: Case) -> Iterator[Finding]:
 
 def _failed_readings(case: Case) -> Iterator[Finding]:
     ports, events = case.node.network.rdma_ports, case.node.kernel_log.host_events
-    for what, value in (("RDMA ports", ports), ("kernel log", events)):
-        if isinstance(value, Missing) and value.kind == "failed":
-            yield unread(NODE, what, value)
+    yield from failed_readings(NODE, ("RDMA ports", ports), ("kernel log", events))
     for port in known(ports) or ():
-        for name in ("link_downed", *(name for name, *_ in _COUNTERS)):
-            value = getattr(port, name)
-            if isinstance(value, Missing) and value.kind == "failed":
-                yield unread(of_nic(port.device), f"port {port.port}, {name}", value)
+        counters = ("link_downed", *(name for name, *_ in _COUNTERS))
+        yield from failed_readings(
+            of_nic(port.device), *((f"port {port.port}, {name}", getattr(port, name)) for name in counters)
+        )
 
 
 def _nothing_wrong(case: Case) -> Finding:
@@ -159,7 +158,7 @@ def _logged(case: Case) -> Iterator[Finding]:
             _subject(case, event),
             Found(f"{of}{rule.words}{often}", event.count, "lines"),
             "none of this in the kernel log",
-            Evidence("kernel log", event.text[:300]),
+            *log_lines([event]),
             likely=rule.likely,
             advice=[_on(step, event.device) for step in rule.advice],
         )
@@ -201,7 +200,7 @@ def _lost(case: Case, event: HostEvent) -> Finding | None:
         _subject(case, event),
         Found(f"{of}{what}", event.count, "times"),
         expected,
-        Evidence("kernel log", event.text[:300]),
+        *log_lines([event]),
         likely=_LOSS,
         advice=[_on(step, event.device) for step in _FLAP_ADVICE],
     )
@@ -255,7 +254,7 @@ def _lost_unseen(case: Case) -> Iterator[Finding]:
             _subject(case, event),
             Found(f"{of}the link came up {event.count} times in this log", event.count, "times"),
             Expected("once, or with the lines that say why it went down"),
-            Evidence("kernel log", event.text[:300]),
+            *log_lines([event]),
             likely="it was lost in between: a cable, transceiver or switch port; or the interface was set up "
             "again, or the node rebooted, which this log does not show",
             advice=[_on(step, event.device) for step in _FLAP_ADVICE],

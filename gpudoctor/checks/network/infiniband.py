@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, unknown, unread, warn
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, unknown, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, of_nic
+from gpudoctor.checks.core.unread import failed_readings, unread
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node, RdmaPort
 from gpudoctor.profiles.profile import majority
@@ -78,9 +79,8 @@ def _all_in_use(ports: tuple[RdmaPort, ...], active: list[RdmaPort]) -> Finding:
 def _not_read(ports: tuple[RdmaPort, ...]) -> Iterator[Finding]:
     """Ports whose state, or whose rate if they are active, could not be read."""
     for port in ports:
-        for what, value in (("state", port.state), ("rate", port.rate_gbit_s if port.is_active else None)):
-            if isinstance(value, Missing) and value.kind == "failed":
-                yield unread(of_nic(port.device), f"port {port.port}, {what}", value)
+        name, rate = f"port {port.port}", port.rate_gbit_s if port.is_active else None
+        yield from failed_readings(of_nic(port.device), (f"{name}, state", port.state), (f"{name}, rate", rate))
 
 
 def carries_training(node: Node) -> bool:

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.each_gpu import out_of_line
 from gpudoctor.checks.core.explains import Explains
-from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, unread, warn
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import of_gpu
+from gpudoctor.checks.core.unread import unread
 from gpudoctor.checks.nvlink.link_state import not_judged, real_links
 from gpudoctor.facts.model.gpu import Gpu, NvLink
 from gpudoctor.facts.model.missing import Missing, known

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.each_gpu import each_gpu, first_failed
+from gpudoctor.checks.core.each_gpu import each_gpu
 from gpudoctor.checks.core.explains import ENDS, Explains
 from gpudoctor.checks.core.finding import (
     Advice,
@@ -22,11 +22,11 @@ from gpudoctor.checks.core.finding import (
     ok,
     skip,
     unknown,
-    unread,
     warn,
 )
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, of_gpu
+from gpudoctor.checks.core.unread import first_failed, unread
 from gpudoctor.checks.nvlink.link_state import links_up
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.core.each_gpu import first_failed, untrusted
-from gpudoctor.checks.core.finding import Finding, skip, unknown, unread
+from gpudoctor.checks.core.each_gpu import untrusted
+from gpudoctor.checks.core.finding import Finding, skip, unknown
 from gpudoctor.checks.core.subject import of_gpu
+from gpudoctor.checks.core.unread import first_failed, unread
 from gpudoctor.facts.model.gpu import Gpu, NvLink
 from gpudoctor.facts.model.missing import Missing, known
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.core.each_gpu import first_failed, in_virtual_machine, trusted
-from gpudoctor.checks.core.finding import Advice, Expected, Finding, Found, fail, ok, skip, unread, warn
+from gpudoctor.checks.core.each_gpu import in_virtual_machine, trusted
+from gpudoctor.checks.core.finding import Advice, Expected, Finding, Found, fail, ok, skip, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu, of_pair
+from gpudoctor.checks.core.unread import first_failed, unread
 from gpudoctor.checks.nvlink.matrix import (
     MATRIX_ADVICE,
     bond,

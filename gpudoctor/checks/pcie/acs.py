@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.each_gpu import in_virtual_machine, untrusted
 from gpudoctor.checks.core.explains import Explains
-from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, unknown, unread, warn
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, unknown, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.runner import NO_GPU
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
+from gpudoctor.checks.core.unread import unread
 from gpudoctor.checks.pcie.link_state import bridges_not_judged
 from gpudoctor.facts.model.driver import KernelEvent
 from gpudoctor.facts.model.gpu import Gpu

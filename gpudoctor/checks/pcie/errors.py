@@ -5,25 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from gpudoctor.checks.core.case import Case, Limit, once_a_case
-from gpudoctor.checks.core.driver_messages import DAY_S
-from gpudoctor.checks.core.each_gpu import each_gpu, first_failed, out_of_line
+from gpudoctor.checks.core.driver_messages import DAY_S, log_lines
+from gpudoctor.checks.core.each_gpu import each_gpu, out_of_line
 from gpudoctor.checks.core.explains import Explains
-from gpudoctor.checks.core.finding import (
-    Advice,
-    Evidence,
-    Expected,
-    Finding,
-    Found,
-    Status,
-    fail,
-    ok,
-    skip,
-    unread,
-    warn,
-)
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, Status, fail, ok, skip, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.runner import NO_GPU
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
+from gpudoctor.checks.core.unread import first_failed, unread
 from gpudoctor.facts.model.driver import KernelEvent
 from gpudoctor.facts.model.gpu import Gpu, PcieHop
 from gpudoctor.facts.model.missing import Missing, known
@@ -105,7 +94,7 @@ def _logged(case: Case) -> Iterator[Finding]:
                 of_gpu(by_gpu[bus_id]) if bus_id in by_gpu else Subject(kind="gpu", bus_id=bus_id),
                 Found(f"the kernel log tells of PCIe errors of it: {_kinds(own)} ({_lines(own)})", len(own), "lines"),
                 Expected("none", source="PCIe advanced error reporting"),
-                *(Evidence("kernel log", event.text[:300]) for event in own[-2:]),
+                *log_lines(own[-2:]),
                 likely="the link sends much again, or lost data: a riser, cable, slot or contact at its edge",
                 advice=_LOOK,
             )
@@ -126,7 +115,7 @@ def _of_other_devices(case: Case) -> Iterator[Finding]:
         shown = lost or events
         found = Found(f"PCIe errors: {_kinds(shown)} ({_lines(shown)})", len(events), "lines")
         subject = Subject("node", bus_id=bus_id, name=f"device {bus_id}" if bus_id else "a device")
-        evidence = [Evidence("kernel log", event.text[:300]) for event in shown[-2:]]
+        evidence = log_lines(shown[-2:])
         few = _most_a_day(events) < case.limit(_CORRECTED_LINES)
         no_gpu_behind = bool(case.node.gpus) and bus_id not in above
         if not lost and (few or no_gpu_behind):

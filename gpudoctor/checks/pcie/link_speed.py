@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 from gpudoctor.checks.core.case import Case, Limit, once_a_case
-from gpudoctor.checks.core.each_gpu import by_model, each_gpu, first_unread
-from gpudoctor.checks.core.finding import (
-    Advice,
-    Evidence,
-    Expected,
-    Finding,
-    Found,
-    fail,
-    ok,
-    skip,
-    unknown,
-    unread,
-    warn,
-)
+from gpudoctor.checks.core.each_gpu import by_model, each_gpu
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import of_gpu
+from gpudoctor.checks.core.unread import first_unread, unread
 from gpudoctor.checks.pcie.link_state import hidden_bridges, idling, rates_gb_s
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.links import generation_of

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.each_gpu import passed_through
-from gpudoctor.checks.core.finding import Finding, skip, unread
+from gpudoctor.checks.core.finding import Finding, skip
 from gpudoctor.checks.core.subject import of_gpu
+from gpudoctor.checks.core.unread import unread
 from gpudoctor.facts.model.gpu import Gpu, PcieHop
 from gpudoctor.facts.model.links import link_gb_s
 from gpudoctor.facts.model.missing import Missing, known

@@ -106,8 +106,8 @@ def _finding(case: Case, reported: Reported) -> Finding:
         own = reported.said_by == OWN
         return unknown(subject, f"could not be read, and may hold a failure: {reported.text}" if own else reported.text)
     if reported.xid is not None and xid(reported.xid).bucket in ("application", "info"):
-        words = f"Xid {reported.xid} ({xid(reported.xid).words})"
-        return skip(subject, f"{words} is of a program, or tells of nothing: {reported.text}")
+        what = f"Xid {reported.xid} ({xid(reported.xid).words})"
+        return skip(subject, f"{what} is of a program, or tells of nothing: {reported.text}")
     if reported.label is None and reported.loudness == "error" and _is_not_read(reported):
         return unknown(subject, reported.text, evidence, advice=_advice(case, reported))
     if _MAY_MISS.search(reported.text) and not _is_of_node(reported):

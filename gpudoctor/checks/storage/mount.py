@@ -5,21 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.finding import (
-    Advice,
-    Evidence,
-    Expected,
-    Finding,
-    Found,
-    fail,
-    ok,
-    skip,
-    unknown,
-    unread,
-    warn,
-)
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, Subject, of_path
+from gpudoctor.checks.core.unread import unread
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.storage import StorageDevice, StorageMount
 from gpudoctor.text.units import GIB, MIB, gib_text, mib_text

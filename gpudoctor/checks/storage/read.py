@@ -5,21 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.finding import (
-    Advice,
-    Evidence,
-    Expected,
-    Finding,
-    Found,
-    fail,
-    ok,
-    skip,
-    unknown,
-    unread,
-    warn,
-)
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import of_path
+from gpudoctor.checks.core.unread import unread
 from gpudoctor.checks.measured.probe_outcome import absent
 from gpudoctor.facts.model.measured_hardware import ReadPattern, StorageRate, StorageRead
 from gpudoctor.facts.model.missing import Missing

@@ -7,18 +7,12 @@ from math import isfinite
 
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.explains import Explains
-from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, Status, fail, ok, unknown, unread
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, Status, fail, ok, unknown
 from gpudoctor.checks.core.registry import CheckFunction, check
 from gpudoctor.checks.core.subject import NODE
-from gpudoctor.checks.measured.probe_outcome import (
-    absent,
-    judged_problems,
-    mode_that_closes,
-    not_judged,
-    problems_of,
-    rank_subject,
-    ranks_in_words,
-)
+from gpudoctor.checks.core.unread import unread
+from gpudoctor.checks.measured.probe_outcome import absent, judged_problems, mode_that_closes, not_judged, problems_of
+from gpudoctor.checks.measured.ranks import rank_subject, ranks_in_words
 from gpudoctor.facts.model.measured_strategies import Strategies, StrategyRank, StrategyRun
 from gpudoctor.text.units import seconds_text, short_mib
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.finding import Evidence, Expected, Finding, Found, fail, ok, warn
 from gpudoctor.checks.core.subject import NODE
-from gpudoctor.checks.measured.probe_outcome import rank_subject
+from gpudoctor.checks.measured.ranks import rank_subject
 from gpudoctor.checks.strategy.agreement import ADVICE, FP32_ERROR, judged_strategy, runs_of, strategy_check
 from gpudoctor.facts.model.measured_strategies import StrategyRun
 from gpudoctor.text.units import short_mib

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import msgspec
 
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.finding import Finding, skip, unknown, unread
+from gpudoctor.checks.core.finding import Finding, skip, unknown
 from gpudoctor.checks.core.subject import NODE
+from gpudoctor.checks.core.unread import unread
 from gpudoctor.checks.strategy.agreement import BF16_ERROR, FP32_ERROR, judged_strategy, runs_of, strategy_check
 from gpudoctor.checks.strategy.data_parallel import judged_shares
 from gpudoctor.facts.model.measured_strategies import LibraryStrategies

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
 from gpudoctor.checks.core.subject import NODE
-from gpudoctor.checks.measured.probe_outcome import on_gpus, rank_subject, ranks_in_words
+from gpudoctor.checks.measured.ranks import on_gpus, rank_subject, ranks_in_words
 from gpudoctor.checks.strategy.agreement import FP32_ERROR, judged_strategy, runs_of, strategy_check
 from gpudoctor.facts.model.measured_strategies import StrategyRun
 from gpudoctor.text.units import short_mib

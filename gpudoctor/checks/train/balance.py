@@ -8,7 +8,7 @@ from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
-from gpudoctor.checks.measured.probe_outcome import rank_gpu, rank_subject, ranks_in_words
+from gpudoctor.checks.measured.ranks import rank_gpu, rank_subject, ranks_in_words
 from gpudoctor.checks.measured.slowness import is_shared, slowness_causes
 from gpudoctor.checks.train.straggler import Deviation, SlowData, Thresholds, deviations, slow_data
 from gpudoctor.checks.train.sync import judges_training
@@ -56,13 +56,13 @@ def balance(case: Case, training: Training) -> Iterator[Finding]:
         for late in slow_data(group, limits):
             yield _late_data(case, late)
             clean = False
-        for deviation in deviations(training, group, limits):
+        for rank, deviation in zip(group, deviations(training, group, limits), strict=True):
             if deviation.verdict == "even":
                 even.append(deviation)
                 continue
             # next to a rank that could not be judged, even ranks are no pass
             clean = clean and deviation.verdict != "noisy"
-            yield _uneven(case, training, deviation)
+            yield _uneven(case, training, rank, deviation)
     if even and clean:
         yield _evenness(case, training, even)
 
@@ -81,7 +81,7 @@ def _evenness(case: Case, training: Training, even: list[Deviation]) -> Finding:
     which = "every rank" if len(even) == len(training.ranks) else f"{len(even)} of {len(training.ranks)} ranks"
     text = f"{which} within {max(slowest.ratio, 1.0):.2f} x of the others' compute time"
     who = ranks_in_words(case, training.world_size)
-    most = case.limit(_WARN_RATIO, rank_gpu(case, slowest.rank.rank))
+    most = case.limit(_WARN_RATIO, rank_gpu(case, slowest.rank))
     return ok(NODE, Found(f"{who}: {text}", round(slowest.ratio, 3), "ratio"), Expected(f"below {most:g} x"))
 
 
@@ -109,9 +109,8 @@ def _late_data(case: Case, late: SlowData) -> Finding:
     )
 
 
-def _uneven(case: Case, training: Training, deviation: Deviation) -> Finding:
-    rank, gpu = deviation.rank, rank_gpu(case, deviation.rank.rank)
-    subject = rank_subject(case, rank.rank)
+def _uneven(case: Case, training: Training, rank: TrainRank, deviation: Deviation) -> Finding:
+    gpu, subject = rank_gpu(case, rank.rank), rank_subject(case, rank.rank)
     evidence = (
         Evidence("compute", f"{rank.compute_ms:.2f} ms, again {rank.compute_again_ms:.2f} ms"),
         Evidence("came last", f"{rank.last_in_share:.0%} of the steps, {rank.lateness_ms:.2f} ms after the first"),
@@ -134,7 +133,7 @@ def _uneven(case: Case, training: Training, deviation: Deviation) -> Finding:
     limit = _FAIL_RATIO if deviation.verdict == "fail" else _WARN_RATIO
     most = case.limit(limit, gpu)
     judge = fail if deviation.verdict == "fail" and not (gpu and is_shared(gpu)) else warn
-    likely, on_host = _why(case, training, deviation, gpu)
+    likely, on_host = _why(case, training, rank, gpu)
     advice = (
         Advice("Look at its clocks, temperature, power and link.", "gpudoctor check gpu pcie -v"),
         Advice("Swap it with another GPU, or take it out of the job, and see whether the slowness moves."),
@@ -149,20 +148,19 @@ def _uneven(case: Case, training: Training, deviation: Deviation) -> Finding:
     )
 
 
-def _why(case: Case, training: Training, deviation: Deviation, gpu: Gpu | None) -> tuple[str, bool]:
+def _why(case: Case, training: Training, rank: TrainRank, gpu: Gpu | None) -> tuple[str, bool]:
     """The likely cause, and whether it is on the host."""
-    number = deviation.rank.rank
     if gpu is None:
         return "the host is slow for this rank: few or busy CPUs, or a CPU quota", True
-    reasons = slowness_causes(case, number, [each.rank for each in training.ranks], "train")
-    swap = training.swap if training.swap is not None and training.swap.suspect == number else None
+    reasons = slowness_causes(case, rank.rank, [each.rank for each in training.ranks], "train")
+    swap = training.swap if training.swap is not None and training.swap.suspect == rank.rank else None
     if swap is not None and swap.suspect_on_partners_gpu_ms >= swap.suspect_ms * 0.95:
         return "it stays slow on another GPU: its process is slow on the host (few or busy CPUs, far NUMA node)", True
     if reasons:
         return "; ".join(reasons), False
     if swap is not None and swap.partner_on_suspects_gpu_ms >= swap.suspect_ms * 0.95:
         return "another process is as slow on it: the GPU itself is slow, and no reading explains it", False
-    if deviation.host_bound:
+    if rank.host_ms >= 0.9 * rank.compute_ms:  # enqueueing takes nearly as long as the work itself
         return "the host is slow for this rank: few or busy CPUs, or a CPU quota", True
     return "no reading explains it: the GPU itself is slow", False
 

@@ -8,10 +8,11 @@ from math import log2
 import msgspec
 
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, unknown, unread, warn
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, unknown, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
-from gpudoctor.checks.measured.probe_outcome import rank_gpu, ranks_in_words
+from gpudoctor.checks.core.unread import unread
+from gpudoctor.checks.measured.ranks import rank_gpu, ranks_in_words
 from gpudoctor.checks.measured.under_load import median
 from gpudoctor.checks.train.sync import judges_training
 from gpudoctor.facts.model.measurements import Training

@@ -29,21 +29,16 @@ class Thresholds(msgspec.Struct, frozen=True):
 
 
 class Deviation(msgspec.Struct, frozen=True):
-    """A rank compared with the rest of its group.
+    """A rank, by its number, compared with the rest of its group.
 
     `verdict`: `even`; `warn` or `fail` (confirmed); `late` (computes like the others, but is last at the
     collective); or `noisy` (cannot be judged, for the reason in `why`).
     """
 
-    rank: TrainRank
+    rank: int
     ratio: float
     verdict: Literal["even", "warn", "fail", "late", "noisy"]
     why: str = ""
-
-    @property
-    def host_bound(self) -> bool:
-        """Whether enqueueing took nearly as long as the work itself, which means a slow host."""
-        return self.rank.host_ms >= 0.9 * self.rank.compute_ms
 
 
 class SlowData(msgspec.Struct, frozen=True):
@@ -61,10 +56,18 @@ def deviations(training: Training, group: Sequence[TrainRank], limits: Threshold
     On GPUs a ratio counts only if the excess is beyond noise (the smallest excess that counts, and 3 x its own MAD),
     the rank came last in most steps, a second block confirms it, and the clocks of the ranks were comparable.
     Source: a simulation of 20,000 healthy trainings, of which at 1.10 at most 1 in 10,000 was called slow. CPU ranks
-    are compared turn by turn on the same cores instead (`_by_turns`).
+    are compared turn by turn on the same cores instead (`by_turns`).
     """
-    deviation = _by_turns if training.device == "cpu" else _by_blocks
-    return tuple(deviation(training, rank, [r for r in group if r is not rank], limits) for rank in group)
+    found = []
+    for rank in group:
+        others = [r for r in group if r is not rank]
+        if training.device != "cpu":
+            found.append(_by_blocks(training, rank, others, limits))
+            continue
+        usual_ms = _median([r.compute_ms for r in others])
+        peers = [r.cycles_ms for r in others] if training.rotated else []
+        found.append(by_turns(rank.rank, rank.cycles_ms, peers, limits, _over(rank.compute_ms, usual_ms)))
+    return tuple(found)
 
 
 def slow_data(group: Sequence[TrainRank], limits: Thresholds) -> tuple[SlowData, ...]:
@@ -93,14 +96,14 @@ def _by_blocks(training: Training, rank: TrainRank, others: list[TrainRank], lim
     clocks_agree = known(training.clock_invariant_ok) is True
     if ratio < limits.warn_ratio:
         if again >= limits.warn_ratio and rank.compute_again_ms - usual_again_ms >= noise_ms:
-            return Deviation(rank, ratio, "noisy", f"a second block showed {again:.2f} x")
+            return Deviation(rank.rank, ratio, "noisy", f"a second block showed {again:.2f} x")
         usual_lateness_ms = _median([r.lateness_ms for r in others])
         late_ms = rank.lateness_ms - usual_lateness_ms
         least_ms = max(limits.least_excess_ms, (limits.warn_ratio - 1) * usual_ms)
         late = clocks_agree and rank.last_in_share >= limits.last_share and late_ms >= least_ms
         if late:
-            return Deviation(rank, ratio, "late", f"{late_ms:.1f} ms after the others")
-        return Deviation(rank, ratio, "even")
+            return Deviation(rank.rank, ratio, "late", f"{late_ms:.1f} ms after the others")
+        return Deviation(rank.rank, ratio, "even")
     lacking = []
     if rank.compute_ms - usual_ms < noise_ms:
         lacking.append(f"the difference is within its own noise (MAD {rank.compute_mad_ms:.2g} ms)")
@@ -111,22 +114,23 @@ def _by_blocks(training: Training, rank: TrainRank, others: list[TrainRank], lim
     if not clocks_agree:
         lacking.append("the ranks' clocks did not agree")
     if lacking:
-        return Deviation(rank, ratio, "noisy", "; ".join(lacking))
-    return Deviation(rank, ratio, "fail" if min(ratio, again) >= limits.fail_ratio else "warn")
+        return Deviation(rank.rank, ratio, "noisy", "; ".join(lacking))
+    return Deviation(rank.rank, ratio, "fail" if min(ratio, again) >= limits.fail_ratio else "warn")
 
 
-def _by_turns(training: Training, rank: TrainRank, others: list[TrainRank], limits: Thresholds) -> Deviation:
-    """Compare CPU ranks by the median ratio over the turns and its uncertainty.
+def by_turns(
+    rank: int, own_ms: Sequence[float], peers_ms: Sequence[Sequence[float]], limits: Thresholds, whole_ratio: float
+) -> Deviation:
+    """Compare ranks by the median ratio over the turns, each of all ranks at the same time, and its uncertainty.
 
-    The speed of a core cancels out in each turn, in which every rank ran on every core. The uncertainty is two
-    standard errors of the median: 2 x 1.25 x 1.4826 MAD / sqrt(turns).
+    The speed of a core cancels out where in each turn every rank ran on every core. The uncertainty is two
+    standard errors of the median: 2 x 1.25 x 1.4826 MAD / sqrt(turns). With too few turns, or none that all ranks took,
+    it is `whole_ratio`, which tells nothing for sure.
     """
-    turns = zip(rank.cycles_ms, *(r.cycles_ms for r in others), strict=False)
+    turns = zip(own_ms, *peers_ms, strict=False) if peers_ms else ()
     logs = [log(own / _median(usual)) for own, *usual in turns if own > 0 and min(usual) > 0]
-    if not training.rotated or len(logs) < _LEAST_TURNS:
-        ratio = _over(rank.compute_ms, _median([r.compute_ms for r in others]))
-        again = _over(rank.compute_again_ms, _median([r.compute_again_ms for r in others]))
-        return Deviation(rank, ratio, "noisy", "the ranks could not take turns on the same cores")
+    if len(logs) < _LEAST_TURNS:
+        return Deviation(rank, whole_ratio, "noisy", "the ranks could not take turns on the same cores")
     center = _median(logs)
     ratio, again = exp(center), exp(_median(logs[len(logs) // 2 :]))
     unsure = 2 * 1.25 * 1.4826 * _median([abs(value - center) for value in logs]) / sqrt(len(logs))

@@ -8,17 +8,12 @@ from math import isfinite
 
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.explains import Explains
-from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, unknown, unread
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, unknown
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
-from gpudoctor.checks.measured.probe_outcome import (
-    judged_outcome,
-    not_judged,
-    not_measured,
-    problems_of,
-    rank_subject,
-    ranks_in_words,
-)
+from gpudoctor.checks.core.unread import unread
+from gpudoctor.checks.measured.probe_outcome import judged_outcome, not_judged, not_measured, problems_of
+from gpudoctor.checks.measured.ranks import rank_subject, ranks_in_words
 from gpudoctor.facts.model.measurements import Training
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.profiles.profile import majority

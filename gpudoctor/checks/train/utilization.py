@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, unknown, unread, warn
-from gpudoctor.checks.core.finding import unread as not_read
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, unknown, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, of_gpu
-from gpudoctor.checks.measured.probe_outcome import not_measured, on_gpus, problems_of, rank_subject, ranks_in_words
+from gpudoctor.checks.core.unread import unread
+from gpudoctor.checks.measured.probe_outcome import not_measured, problems_of
+from gpudoctor.checks.measured.ranks import on_gpus, rank_subject, ranks_in_words
 from gpudoctor.checks.measured.under_load import highest_of, is_of, median, median_of, telemetry_of
 from gpudoctor.checks.train.sync import SYNC, judges_training
 from gpudoctor.facts.model.gpu import Gpu
@@ -72,7 +73,7 @@ def _nothing_watched(case: Case) -> Iterator[Finding]:
     if unbroken and launch is not None and not on_gpus(case):
         yield skip(NODE, f"{ranks_in_words(case, launch.world_size)}: no GPU was under load")
     elif unbroken and "telemetry" in case.measurements.not_run:
-        yield not_read(NODE, what, case.measurements.not_run["telemetry"])
+        yield unread(NODE, what, case.measurements.not_run["telemetry"])
     else:
         yield from not_measured(case, "train", what, SYNC)
 
@@ -81,9 +82,9 @@ def _gap(case: Case, gpu: Gpu, load: GpuUnderLoad) -> Finding | None:
     """A finding if this GPU's utilisation cannot be judged; None if it can."""
     missing = load.unread.get(_BUSY)
     if missing is not None and (missing.kind == "failed" or _BUSY not in load.readings):
-        return not_read(of_gpu(gpu), "utilisation under load", missing)
+        return unread(of_gpu(gpu), "utilisation under load", missing)
     if _BUSY not in load.readings:
-        return not_read(of_gpu(gpu), "utilisation under load", Missing("not sampled while it ran"))
+        return unread(of_gpu(gpu), "utilisation under load", Missing("not sampled while it ran"))
     if load.samples < case.limit(_LEAST_SAMPLES, gpu):
         return skip(of_gpu(gpu), f"the train was too short to watch: {load.samples} readings")
     return None
@@ -95,15 +96,15 @@ def _compared(case: Case, telemetry: Telemetry, group: Sequence[Watched], unseen
         yield skip(of_gpu(group[0][0]), f"{busy[0]:.0f} % busy; no other GPU of its model to compare with")
         return
     limit = case.limit(_APART_PCT, group[0][0])
-    usual = [median(busy[:place] + busy[place + 1 :]) or 0.0 for place in range(len(busy))]
-    outliers = [place for place in range(len(busy)) if abs(busy[place] - usual[place]) > limit]
+    usual = [median(busy[:number] + busy[number + 1 :]) or 0.0 for number in range(len(busy))]
+    outliers = [number for number in range(len(busy)) if abs(busy[number] - usual[number]) > limit]
     if len(group) == 2:
-        outliers = [min(outliers, key=lambda place: busy[place])] if outliers else []  # of two, the idler one is odd
+        outliers = [min(outliers, key=lambda number: busy[number])] if outliers else []  # of two, the idler one is odd
     elif len(outliers) * 2 > len(group):
         yield _uneven(case, group, busy)
         return
-    for place in outliers:
-        yield _apart(case, telemetry, group[place], busy[place], usual[place])
+    for number in outliers:
+        yield _apart(case, telemetry, group[number], busy[number], usual[number])
     if not outliers and not unseen:
         text = f"{len(group)} GPUs alike: {_span(busy)} % busy{_memory(group)}{_steadiness(group)}"
         yield ok(NODE, Found(text, round(min(busy), 1), "%"), Expected(f"within {limit:g} points of each other"))

@@ -4,20 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from gpudoctor.checks.core.finding import (
-    Advice,
-    Evidence,
-    Expected,
-    Finding,
-    Found,
-    fail,
-    ok,
-    skip,
-    unknown,
-    unread,
-    warn,
-)
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
 from gpudoctor.checks.core.subject import NODE, Subject
+from gpudoctor.checks.core.unread import unread
 from gpudoctor.cluster.check.cluster_run import ClusterSession, Group
 from gpudoctor.cluster.check.model import Backend, node_subject
 from gpudoctor.cluster.outliers import name_outliers, slow_pairs, usual_rate

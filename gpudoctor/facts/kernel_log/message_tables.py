@@ -79,21 +79,21 @@ DRIVER_MESSAGES: tuple[DriverMessage, ...] = (
 )  # fmt: skip
 
 
-def driver_message(words: str) -> DriverMessage | None:
+def driver_message(text: str) -> DriverMessage | None:
     """The row for a message of the driver that is not an Xid; None for messages that healthy machines log too."""
-    return next((row for row in DRIVER_MESSAGES if re.search(row.pattern, words)), None)
+    return next((row for row in DRIVER_MESSAGES if re.search(row.pattern, text)), None)
 
 
 class HostMessage(msgspec.Struct, frozen=True):
     """One row of the table: the event that a message matching `pattern` means, and the code that prints it.
 
     The group `device` or `bus` is the subject of the event, `interface` one of several of its parts, `count` the
-    number of errors that a line stands for. The message must contain `words`, which is cheap to check, so that a
+    number of errors that a line stands for. The message must contain `phrase`, which is cheap to check, so that a
     pattern is only compiled when it is needed.
     """
 
     kind: HostEventKind
-    words: str
+    phrase: str
     pattern: str
     source: str
 
@@ -192,13 +192,13 @@ HOST_MESSAGES: tuple[HostMessage, ...] = (
     HostMessage("other-driver", "already bound", rf"NVRM: GPU {_BUS} is already bound to ", "NVIDIA nv-pci.c"),
 )  # fmt: skip
 # one of these is in every message of the table
-HOST_WORDS = tuple(dict.fromkeys(row.words for row in HOST_MESSAGES))
+HOST_WORDS = tuple(dict.fromkeys(row.phrase for row in HOST_MESSAGES))
 
 
 def host_message(message: str) -> tuple[HostEventKind, str | None, str | None, int] | None:
     """The kind of event, the device, its interface and the number of errors in a kernel message; None for any other."""
     for row in HOST_MESSAGES:
-        if row.words in message and (found := _compiled(row.pattern).match(message)):
+        if row.phrase in message and (found := _compiled(row.pattern).match(message)):
             named = found.groupdict()
             device = short_bus_id(named["bus"]) if named.get("bus") else named.get("device")
             return row.kind, device, named.get("interface"), int(named.get("count") or 1)

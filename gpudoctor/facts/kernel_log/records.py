@@ -110,7 +110,7 @@ def text_records(lines: Iterable[str], wanted: Callable[[str], bool], from_kerne
 
     `from_kernel`: the text only contains messages of the kernel (journalctl -k).
     """
-    place = _Place()
+    current = _OpenMessage()
     # only examined if a later line may continue one of them
     passed: deque[str] = deque(maxlen=_MOST_PASSED)
     for coloured in lines:
@@ -121,20 +121,20 @@ def text_records(lines: Iterable[str], wanted: Callable[[str], bool], from_kerne
         record = read_line(_clipped(raw))
         if raw[:1] in " \t" or not record.stamped:
             for before in passed:
-                place.record(before, read_line(_clipped(before)))
-            continued = place.record(raw, record)
+                current.record(before, read_line(_clipped(before)))
+            continued = current.record(raw, record)
             if continued is None:
                 continue
             record = continued
         else:
-            place = _Place(record)
+            current = _OpenMessage(record)
         passed.clear()
         if from_kernel and record.origin != "kernel":
             record = msgspec.structs.replace(record, origin="kernel" if record.origin == "text" else "other")
         yield record
 
 
-class _Place:
+class _OpenMessage:
     """The current message in a text, to which further lines may belong; dmesg and journalctl indent these."""
 
     def __init__(self, head: LogRecord | None = None, indent: int = 0) -> None:
@@ -172,28 +172,28 @@ def read_line(line: str) -> LogRecord:
     ('kernel', 'traps: NVRM: Xid[77] trap')
     """
     rest = unwrapped(line)
-    place = len(line) - len(rest)
+    at = len(line) - len(rest)
     record = _json_record(rest) if rest.startswith("{") else _kmsg_record(rest)
     if record is not None:
         return record
-    begin = place
+    begin = at
     origin: Origin = "text"
-    if priority := _PRIORITY.match(line, place):
-        origin, place = "kernel" if int(priority[1]) < 8 else "other", priority.end()
-    elif decoded := _DECODED.match(line, place):
-        origin, place = "kernel" if decoded[1] == "kern" else "other", decoded.end()
+    if priority := _PRIORITY.match(line, at):
+        origin, at = "kernel" if int(priority[1]) < 8 else "other", priority.end()
+    elif decoded := _DECODED.match(line, at):
+        origin, at = "kernel" if decoded[1] == "kern" else "other", decoded.end()
     time_s = None
-    stamp = _STAMP.match(line, place)
+    stamp = _STAMP.match(line, at)
     if stamp is not None:
-        time_s, place = _seconds(stamp), _behind_caller(line, stamp.end())
-    if tag := _KERNEL_TAG.match(line, place):
-        place = tag.end()
-        if second := _SECOND_STAMP.match(line, place):
-            time_s, place = _seconds(second), second.end()
-        place = _behind_caller(line, place)
-    elif stamp is not None and (program := _PROGRAM_TAG.match(line, place)) and (program["pid"] or stamp["plain"]):
-        origin, place = "program", program.end()
-    return LogRecord(line, line[place:].lstrip(" "), origin, time_s, stamped=place > begin)
+        time_s, at = _seconds(stamp), _behind_caller(line, stamp.end())
+    if tag := _KERNEL_TAG.match(line, at):
+        at = tag.end()
+        if second := _SECOND_STAMP.match(line, at):
+            time_s, at = _seconds(second), second.end()
+        at = _behind_caller(line, at)
+    elif stamp is not None and (program := _PROGRAM_TAG.match(line, at)) and (program["pid"] or stamp["plain"]):
+        origin, at = "program", program.end()
+    return LogRecord(line, line[at:].lstrip(" "), origin, time_s, stamped=at > begin)
 
 
 def unwrapped(line: str) -> str:
@@ -202,13 +202,13 @@ def unwrapped(line: str) -> str:
     >>> unwrapped("2024-11-14T07:00:14.5Z stderr F [ 1.5] eth0: up"), unwrapped("node12: [ 1.5] eth0: up")
     ('[ 1.5] eth0: up', '[ 1.5] eth0: up')
     """
-    place = 0
+    at = 0
     for _ in range(_MOST_WRAPPINGS):
-        wrapping = _WRAPPINGS.match(line, place)
+        wrapping = _WRAPPINGS.match(line, at)
         if wrapping is None:
             break
-        place = wrapping.end()
-    return line[place:]
+        at = wrapping.end()
+    return line[at:]
 
 
 def _kmsg_record(line: str) -> LogRecord | None:
@@ -264,6 +264,6 @@ def _seconds(stamp: re.Match[str]) -> float | None:
     return float(stamp["seconds"]) if stamp["seconds"] else None
 
 
-def _behind_caller(line: str, place: int) -> int:
-    caller = _CALLER.match(line, place)
-    return caller.end() if caller else place
+def _behind_caller(line: str, at: int) -> int:
+    caller = _CALLER.match(line, at)
+    return caller.end() if caller else at

@@ -1,11 +1,13 @@
 """The base of every fact, and the placeholder for a value that could not be read."""
 
+from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 MissingKind = Literal["absent", "unsupported", "denied", "not_asked", "failed"]
 
@@ -42,6 +44,11 @@ UNSUPPORTED = Missing("not supported by this GPU or driver", "unsupported")
 def known(value: T | Missing) -> T | None:
     """The value, or None if it is Missing: for callers that do not need the reason."""
     return None if isinstance(value, Missing) else value
+
+
+def if_known(value: T | Missing, made: Callable[[T], U]) -> U | Missing:
+    """What is `made` of the value; or the Missing itself, whose reason is that of all that would be made of it."""
+    return value if isinstance(value, Missing) else made(value)
 
 
 def fill(fact: F, reason: Missing) -> F:

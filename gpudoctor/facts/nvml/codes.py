@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from gpudoctor.facts.model.gpu import CallError
-from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
+from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, if_known
 from gpudoctor.lazy import lazy_pattern
 
 FUNCTION_NOT_FOUND = 13
@@ -192,16 +192,16 @@ def missing_for(code: int, call: str) -> Missing:
     return Missing(reason, "denied" if code in _DENIED else "failed")
 
 
-def word(value: int | Missing, words: Mapping[int, str]) -> str | Missing:
+def word(value: int | Missing, labels: Mapping[int, str]) -> str | Missing:
     """The label for a number, or "value N" if this version does not know it."""
-    return value if isinstance(value, Missing) else words.get(value, f"value {value}")
+    return if_known(value, lambda number: labels.get(number, f"value {number}"))
 
 
-def known_word(value: int | Missing, words: Mapping[int, str], call: str) -> str | Missing:
+def known_word(value: int | Missing, labels: Mapping[int, str], call: str) -> str | Missing:
     """Like `word`, for leaves with a fixed set of labels: other numbers become `failed`, with the raw number."""
     if isinstance(value, Missing):
         return value
-    return words.get(value) or Missing(f"{call} said {value}, which this version does not know", "failed")
+    return labels.get(value) or Missing(f"{call} said {value}, which this version does not know", "failed")
 
 
 def cost_of(code: int, call: str) -> Cost:
@@ -230,21 +230,21 @@ def core_question(call: str) -> str | None:
     return _CORE.get(_VERSION.sub("", section))
 
 
-def code_in_words(words: str) -> int | None:
+def code_in_words(text: str) -> int | None:
     """The code that a line of the driver or nvidia-smi ends with or names: "GPU is lost (15)", "...: Unknown Error"."""
-    reported = _CODE.search(words)
+    reported = _CODE.search(text)
     if reported:
         return int(reported[1])
-    lower = words.lower()
+    lower = text.lower()
     return next((code for name, code in _HANDLE_WORDS.items() if name in lower), None)
 
 
-def no_handle_cost(words: str) -> Cost:
+def no_handle_cost(text: str) -> Cost:
     """What an entry of `Driver.handle_errors` costs; a value if it contains no code.
 
     The entry names the call that failed unless it was the handle lookup itself.
     """
-    code, call = code_in_words(words), re.search(r"\bnvmlDeviceGet\w+", words)
+    code, call = code_in_words(text), re.search(r"\bnvmlDeviceGet\w+", text)
     return "value" if code is None else cost_of(code, call[0] if call else _HANDLE)
 
 

@@ -55,8 +55,8 @@ class _Sender:
     def gpu(self, gpu: Gpu, done: bool) -> None:
         self.send(CollectorMessage(gpu=gpu, done=done))
 
-    def handle_error(self, index: int, words: str) -> None:
-        self.send(CollectorMessage(handle_error=(index, words)))
+    def handle_error(self, index: int, text: str) -> None:
+        self.send(CollectorMessage(handle_error=(index, text)))
 
     def pairs(self, pairs: tuple[GpuPair, ...]) -> None:
         self.send(CollectorMessage(pairs=pairs))

@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from gpudoctor.facts.model.gpu import EVENT_REASONS, Clocks, Gpu, PcieLink, Power, Thermal, ThrottleTimes, Utilization
-from gpudoctor.facts.model.missing import NOT_READ, UNSUPPORTED, Missing
+from gpudoctor.facts.model.missing import NOT_READ, UNSUPPORTED, Missing, if_known
 from gpudoctor.facts.nvml.client import MAX_COUNT, MAX_MHZ, MAX_MW, Fields, NvmlClient, in_range, prefer
 from gpudoctor.facts.nvml.links import read_fabric, read_links
 from gpudoctor.facts.nvml.memory_health import read_ecc, read_inforom, read_memory_repair, read_recovery_action
@@ -99,7 +99,7 @@ def read_memory(client: NvmlClient) -> dict[str, Any]:
 
     def mib(name: str, low: int) -> int | Missing:
         size = in_range(getattr(info, name, UNSUPPORTED), low, MAX_COUNT, f"nvmlDeviceGetMemoryInfo.{name}")
-        return size if isinstance(size, Missing) else int(size) >> MIB_SHIFT
+        return if_known(size, lambda size_bytes: int(size_bytes) >> MIB_SHIFT)
 
     total = mib("total", 1 << MIB_SHIFT)
     leaves: dict[str, Any] = {"memory_total_mib": total}
@@ -138,7 +138,7 @@ def _clocks(client: NvmlClient) -> Clocks:
 
     def setting(call: str, clock: int) -> int | Missing:
         # deprecated in newer drivers: if the first is refused, so are all four
-        return application if isinstance(application, Missing) else mhz(call, clock)
+        return if_known(application, lambda _: mhz(call, clock))
 
     # 32 is NVML_PSTATE_UNKNOWN, which a healthy GPU may return
     state = client.ask("nvmlDeviceGetPerformanceState")
@@ -183,7 +183,7 @@ def throttle_times(fields: Fields, driver: tuple[int, ...]) -> ThrottleTimes:
 
     def us(field: int) -> int | Missing:
         time_ns = in_range(fields[field, 0], 0, MAX_COUNT, f"throttle time (field {field})")
-        return time_ns if isinstance(time_ns, Missing) else int(time_ns) // 1000
+        return if_known(time_ns, lambda ns: int(ns) // 1000)
 
     ids = throttle_fields(driver)
     return ThrottleTimes(
@@ -206,8 +206,7 @@ def _thermal(client: NvmlClient, fields: Fields) -> Thermal:
         value = fields[field, 0]
         if not isinstance(value, Missing) and value >= 1 << 31:
             value -= 1 << (32 if value < 1 << 32 else 64)  # a negative number, returned as unsigned
-        value = in_range(value, -200, 200, f"temperature margin (field {field})")
-        return value if isinstance(value, Missing) else int(value)
+        return if_known(in_range(value, -200, 200, f"temperature margin (field {field})"), int)
 
     memory = fields[MEMORY_TEMP, 0]
     # boards without the sensor return 0
@@ -240,8 +239,7 @@ def _power(client: NvmlClient, fields: Fields) -> Power:
     """Field values since driver 530; before that, and for fields that fail, one getter each. NVML has mW."""
 
     def watts(value: Any, source: str, low: int = 1) -> float | Missing:
-        value = in_range(value, low, MAX_MW, source)
-        return value if isinstance(value, Missing) else round(value / 1000, 3)
+        return if_known(in_range(value, low, MAX_MW, source), lambda mw: round(mw / 1000, 3))
 
     def read(field: int, call: str, low: int = 1) -> float | Missing:
         value = watts(fields[field, 0], f"power (field {field})", low)

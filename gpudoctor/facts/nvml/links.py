@@ -9,7 +9,7 @@ from ctypes import Structure, byref, c_uint, c_uint8, c_uint32, sizeof
 from typing import Any, cast
 
 from gpudoctor.facts.model.gpu import Fabric, Gpu, GpuPair, LinkState, NvLink
-from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, known
+from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, if_known, known
 from gpudoctor.facts.model.node import short_bus_id
 from gpudoctor.facts.nvml.client import MAX_COUNT, DriverError, Fields, NvmlClient, in_range, prefer
 from gpudoctor.facts.nvml.codes import (
@@ -85,7 +85,7 @@ def read_links(client: NvmlClient, count: Any, switch_links: Any) -> tuple[NvLin
                 state=state,
                 version=word(version, LINK_VERSIONS),
                 # as nvidia-smi prints it
-                speed_gb_s=speed_mb_s if isinstance(speed_mb_s, Missing) else round(speed_mb_s / 1000, 3),
+                speed_gb_s=if_known(speed_mb_s, lambda mb_s: round(mb_s / 1000, 3)),
                 remote_kind=ends[link][0],
                 remote_bus_id=ends[link][1],
                 crc_errors=_errors(fields, _CRC, link),
@@ -109,10 +109,7 @@ def _link_count(client: NvmlClient, count: Any) -> int | Missing:
                 client.note(error)
                 return error.missing
             count += 1
-    count = in_range(count, 0, _MAX_LINKS, "NVLink count (field 91)")
-    if isinstance(count, Missing):
-        return count
-    return int(count) or UNSUPPORTED
+    return if_known(in_range(count, 0, _MAX_LINKS, "NVLink count (field 91)"), int) or UNSUPPORTED
 
 
 def _state(client: NvmlClient, value: Any, link: int) -> LinkState | Missing:
@@ -141,8 +138,7 @@ def _with_other_ids(client: NvmlClient, fields: Fields, numbers: range) -> Field
 
 
 def _errors(fields: Fields, kind: int, link: int) -> int | Missing:
-    value = in_range(fields[kind, link], 0, MAX_COUNT, f"NVLink errors (field {kind})")
-    return value if isinstance(value, Missing) else int(value)
+    return if_known(in_range(fields[kind, link], 0, MAX_COUNT, f"NVLink errors (field {kind})"), int)
 
 
 def _remote_ends(client: NvmlClient, up: list[int], switch_links: Any) -> dict[int, tuple[Any, Any]]:
@@ -159,7 +155,7 @@ def _remote_end(client: NvmlClient, link: int, direct: bool) -> tuple[Any, str |
     info = client.ask("nvmlDeviceGetNvLinkRemotePciInfo", link)
     if not isinstance(info, Missing) and str(info.busId).lower().startswith(_HIDDEN):
         return "switch", None
-    where = info if isinstance(info, Missing) else short_bus_id(str(info.busId))
+    where = if_known(info, lambda read: short_bus_id(str(read.busId)))
     if direct:
         return "gpu", where
     call = "nvmlDeviceGetNvLinkRemoteDeviceType"
@@ -174,10 +170,10 @@ def read_pair(client: NvmlClient, one: Gpu, other: Gpu, handles: tuple[Any, Any]
     if other.index < one.index:
         one, other, handles = other, one, handles[::-1]
 
-    def ask(call: str, words: Mapping[int, str], *args: int) -> Any:
+    def ask(call: str, labels: Mapping[int, str], *args: int) -> Any:
         # not `client.ask`: an error of a pair must not count against the GPU whose thread makes the call
         try:
-            return known_word(client.call(call, *handles, *args), words, call)
+            return known_word(client.call(call, *handles, *args), labels, call)
         except DriverError as error:
             return error.missing
 

@@ -7,7 +7,7 @@ from ctypes import byref
 from typing import Any
 
 from gpudoctor.facts.model.gpu import Ecc, GpuProcess, MemoryRepair
-from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
+from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, if_known
 from gpudoctor.facts.nvml.client import MAX_COUNT, DriverError, Fields, NvmlClient, in_range, prefer
 from gpudoctor.facts.nvml.codes import RECOVERY_ACTIONS, word
 
@@ -84,7 +84,7 @@ def read_memory_repair(client: NvmlClient, fields: Fields) -> MemoryRepair:
         unrepairable = client.ask("nvmlDeviceGetUnrepairableMemoryFlag_v1")
 
     def banks(name: str) -> int | Missing:
-        return histogram if isinstance(histogram, Missing) else int(getattr(histogram, name))
+        return if_known(histogram, lambda read: int(getattr(read, name)))
 
     channel, tpc = (repair, repair) if isinstance(repair, Missing) else repair
     return MemoryRepair(
@@ -131,5 +131,4 @@ def read_recovery_action(fields: Fields) -> str | Missing:
 
 def flag(value: Any, what: str) -> bool | Missing:
     """NVML's 0 or 1 as a bool; any other number is `failed`."""
-    value = in_range(value, 0, 1, what)
-    return value if isinstance(value, Missing) else bool(value)
+    return if_known(in_range(value, 0, 1, what), bool)

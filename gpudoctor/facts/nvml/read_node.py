@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from msgspec.structs import replace
 
 from gpudoctor.facts.model.gpu import Gpu, GpuPair
-from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.missing import Missing, if_known, known
 from gpudoctor.facts.model.node import Driver, short_bus_id
 from gpudoctor.facts.nvml.channel import CallTrace
 from gpudoctor.facts.nvml.client import DriverError, NvmlClient, in_range, load_pynvml
@@ -75,7 +75,7 @@ class ReadingListener(Protocol):
     def gpu(self, gpu: Gpu, done: bool) -> None:
         """One GPU as far as it is known; `done`: it is complete."""
 
-    def handle_error(self, index: int, words: str) -> None:
+    def handle_error(self, index: int, text: str) -> None:
         """The driver counts this GPU but returned no handle for it."""
 
     def pairs(self, pairs: tuple[GpuPair, ...]) -> None:
@@ -157,7 +157,7 @@ def _initialise(client: NvmlClient, driver: Driver) -> Driver:
         else:
             version = client.ask_of(None, "nvmlSystemGetNVMLVersion")
             # NVML 12.535.104.05 belongs to driver 535.104.05
-            version = version if isinstance(version, Missing) else str(version).partition(".")[2]
+            version = if_known(version, lambda text: str(text).partition(".")[2])
         return replace(driver, init_code=code, init_error=text, init_s=took_s, library_version=version)
     return replace(driver, init_code=0, init_s=monotonic() - started)
 
@@ -178,15 +178,14 @@ def _system(client: NvmlClient, driver: Driver) -> tuple[Driver, int]:
     driver = replace(
         driver,
         library_version=client.ask_of(None, "nvmlSystemGetDriverVersion"),
-        cuda_version=cuda if isinstance(cuda, Missing) else f"{cuda // 1000}.{cuda % 1000 // 10}",
+        cuda_version=if_known(cuda, lambda number: f"{number // 1000}.{number % 1000 // 10}"),
         device_count=count,
     )
     return driver, 0 if isinstance(count, Missing) else count
 
 
 def _confidential(client: NvmlClient) -> bool | Missing:
-    state = client.ask_of(None, "nvmlSystemGetConfComputeState")
-    return state if isinstance(state, Missing) else state.ccFeature != 0
+    return if_known(client.ask_of(None, "nvmlSystemGetConfComputeState"), lambda state: bool(state.ccFeature != 0))
 
 
 def version_numbers(version: Any) -> tuple[int, ...]:

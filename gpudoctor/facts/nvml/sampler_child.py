@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import msgspec
 
-from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.missing import Missing, if_known
 from gpudoctor.facts.nvml.channel import CallTrace, SharedCallTrace
 from gpudoctor.facts.nvml.client import MAX_COUNT, MAX_MHZ, MAX_MW, DriverError, NvmlClient, in_range, prefer
 from gpudoctor.facts.nvml.collector_child import line_writer, load, serve_and_exit
@@ -134,7 +134,7 @@ class GpuSampler:
         value = in_range(instant_mw, 0, MAX_MW, f"power (field {POWER_INSTANT})")
         if isinstance(value, Missing):
             value = prefer(value, self._client.number(0, MAX_MW, "nvmlDeviceGetPowerUsage"))
-        return value if isinstance(value, Missing) else round(value / 1000, 1)
+        return if_known(value, lambda mw: round(mw / 1000, 1))
 
     def _events(self) -> tuple[str, ...] | None:
         if EVENTS in self._refused:

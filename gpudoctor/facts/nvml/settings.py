@@ -14,7 +14,7 @@ from threading import Thread
 from typing import Any
 
 from gpudoctor.facts.model.gpu import GpuProcess, MigInstance, Settings
-from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
+from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, if_known
 from gpudoctor.facts.nvml.client import DriverError, NvmlClient, in_range
 from gpudoctor.facts.nvml.codes import (
     ADDRESSING,
@@ -90,8 +90,8 @@ def read_settings(client: NvmlClient, confidential: bool | Missing) -> Settings:
     if enabled is True:
         instances = _mig_instances(client)
 
-    def mode(call: str, words: Mapping[int, str]) -> Any:
-        return known_word(client.ask(call), words, call)
+    def mode(call: str, labels: Mapping[int, str]) -> Any:
+        return known_word(client.ask(call), labels, call)
 
     def is_on(call: str) -> bool | Missing:
         return flag(client.ask(call), call)
@@ -134,10 +134,10 @@ def _mig_instance(client: NvmlClient, handle: Any) -> MigInstance:
     return MigInstance(
         uuid=client.ask_of(handle, "nvmlDeviceGetUUID"),
         # "NVIDIA A100-SXM4-40GB MIG 1g.5gb"
-        profile=name if isinstance(name, Missing) else name.rpartition("MIG ")[2],
+        profile=if_known(name, lambda text: str(text.rpartition("MIG ")[2])),
         gpu_instance=client.ask_of(handle, "nvmlDeviceGetGpuInstanceId"),
         compute_instance=client.ask_of(handle, "nvmlDeviceGetComputeInstanceId"),
-        memory_mib=attributes if isinstance(attributes, Missing) else int(attributes.memorySizeMB),
+        memory_mib=if_known(attributes, lambda read: int(read.memorySizeMB)),
     )
 
 
@@ -188,7 +188,7 @@ def running(client: NvmlClient, kind: str, driver: tuple[int, ...]) -> dict[int,
     found: dict[int, int | Missing] = {}
     for process in answer:
         used = UNSUPPORTED if process.usedGpuMemory is None else in_range(process.usedGpuMemory, 0, 1 << 62, call)
-        found[int(process.pid)] = used if isinstance(used, Missing) else int(used) >> 20
+        found[int(process.pid)] = if_known(used, lambda used_bytes: int(used_bytes) >> 20)
     return found
 
 
@@ -258,9 +258,7 @@ def read_numa_node(client: NvmlClient, device: Path) -> int | Missing | None:
     if not isinstance(node, Missing):
         return node if node >= 0 else None
     nodes = _set_bits(client.ask("nvmlDeviceGetMemoryAffinity", _MASK_WORDS, _NODE_SCOPE))
-    if isinstance(nodes, Missing):
-        return nodes
-    return min(nodes) if nodes else None
+    return if_known(nodes, lambda numbers: min(numbers, default=None))
 
 
 def read_cpu_affinity(client: NvmlClient, device: Path) -> str | Missing:
@@ -268,8 +266,7 @@ def read_cpu_affinity(client: NvmlClient, device: Path) -> str | Missing:
     local = read_text(device / "local_cpulist")
     if isinstance(local, str) and local:
         return local
-    cpus = _set_bits(client.ask("nvmlDeviceGetCpuAffinity", _MASK_WORDS))
-    return cpus if isinstance(cpus, Missing) else format_cpu_list(cpus)
+    return if_known(_set_bits(client.ask("nvmlDeviceGetCpuAffinity", _MASK_WORDS)), format_cpu_list)
 
 
 def _set_bits(masks: Any) -> frozenset[int] | Missing:

@@ -10,7 +10,7 @@ from gpudoctor.facts.model.gpu import Gpu, GpuPair, PcieHop
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node, RdmaPort, StorageMount
 from gpudoctor.facts.model.storage import StorageDevice
-from gpudoctor.facts.simulated.edits import Target, struck_gpu
+from gpudoctor.facts.simulated.edits import Target, target_gpu
 
 Condition = Callable[[Node, Target], bool]
 _GRACE = re.compile("GH200|GB200|GB300|GB10")
@@ -58,7 +58,7 @@ def _of_gpu(test: Callable[[Gpu], bool]) -> Condition:
     def holds(node: Node, target: Target) -> bool:
         if target.gpu is None:
             return bool(node.gpus) and all(test(gpu) for gpu in node.gpus)
-        return test(struck_gpu(node, target))
+        return test(target_gpu(node, target))
 
     return holds
 
@@ -190,7 +190,7 @@ CONDITIONS: dict[str, tuple[Condition, str]] = {
     "numa": (
         lambda n, t: (
             sum(not numa.is_gpu_memory for numa in known(n.host.numa_nodes) or ()) >= 2
-            and known(struck_gpu(n, t).numa_node) is not None
+            and known(target_gpu(n, t).numa_node) is not None
         ),
         "it has one NUMA node, or hides them",
     ),

@@ -48,11 +48,11 @@ def each_pair(node: Node, change: Callable[[GpuPair], GpuPair]) -> Node:
     return replace(node, pairs=tuple(change(pair) for pair in node.pairs))
 
 
-def struck_gpu(node: Node, target: Target) -> Gpu:
+def target_gpu(node: Node, target: Target) -> Gpu:
     return next(gpu for gpu in node.gpus if gpu.index == target.gpu)
 
 
-def without_struck(node: Node, target: Target) -> Node:
+def without_target(node: Node, target: Target) -> Node:
     """The node without this GPU and its pairs."""
     node = replace(node, gpus=tuple(gpu for gpu in node.gpus if gpu.index != target.gpu))
     if isinstance(node.pairs, Missing):

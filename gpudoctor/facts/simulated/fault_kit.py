@@ -23,7 +23,7 @@ from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Environment, HostEvent, KernelEvent, Node, Variable
 from gpudoctor.facts.simulated import gpu_faults, node_faults  # noqa: F401 - they register their patterns
 from gpudoctor.facts.simulated.conditions import why_not
-from gpudoctor.facts.simulated.edits import PATTERNS, Target, each, each_pair, on_slot, put_all, put_on_gpu, struck_gpu
+from gpudoctor.facts.simulated.edits import PATTERNS, Target, each, each_pair, on_slot, put_all, put_on_gpu, target_gpu
 
 FAULTS_FILE = Path(__file__).parent / "faults.yaml"
 
@@ -144,7 +144,7 @@ def _pair(fault: SimulatedFault, node: Node, spec: str | None, where: str) -> Ta
 
 
 def _link(node: Node, index: int, spec: str | None, detail: str) -> int:
-    links = known(struck_gpu(node, Target(index)).nvlinks) or ()
+    links = known(target_gpu(node, Target(index)).nvlinks) or ()
     last = max(len(links), 1) - 1
     if not detail.isdecimal() or int(detail) > last:
         raise UserError(f"{spec}: GPU {index} has the links 0 to {last}, not {detail!r}")

@@ -20,8 +20,8 @@ from gpudoctor.facts.simulated.edits import (
     on_slot,
     pattern,
     put_all,
-    struck_gpu,
-    without_struck,
+    target_gpu,
+    without_target,
 )
 from gpudoctor.facts.simulated.load import put
 
@@ -34,7 +34,7 @@ _WARMER_C = 15
 @pattern("without-gpu")
 def _without_gpu(node: Node, target: Target) -> Node:
     """The driver no longer counts the GPU; NVML renumbers the GPUs after it."""
-    node = without_struck(node, target)
+    node = without_target(node, target)
     order = {index: new for new, index in enumerate(sorted(gpu.index for gpu in node.gpus))}
     node = each(node, lambda gpu: replace(gpu, index=order[gpu.index]))
     node = each_pair(node, lambda pair: replace(pair, a=order[pair.a], b=order[pair.b]))
@@ -43,14 +43,14 @@ def _without_gpu(node: Node, target: Target) -> Node:
 
 @pattern("drained")
 def _drained(node: Node, target: Target) -> Node:
-    bus_id = struck_gpu(node, target).bus_id
+    bus_id = target_gpu(node, target).bus_id
     drained = (*(known(node.driver.drained_gpus) or ()), bus_id)
     return put(_without_gpu(node, target), "driver.drained_gpus", drained)
 
 
 @pattern("off-pci")
 def _off_pci(node: Node, target: Target) -> Node:
-    missing = struck_gpu(node, target).bus_id
+    missing = target_gpu(node, target).bus_id
     if devices := known(node.pci.nvidia_devices):
         node = put(node, "pci.nvidia_devices", tuple(device for device in devices if device.bus_id != missing))
     return _without_gpu(node, target)
@@ -102,7 +102,7 @@ def _hang(node: Node, target: Target) -> Node:
 def _hot(node: Node, target: Target) -> Node:
     """20 C above the other GPUs at the same power, still below the limits."""
     others = [known(gpu.thermal.gpu_c) or 30 for gpu in node.gpus if gpu.index != target.gpu]
-    gpu = struck_gpu(node, target)
+    gpu = target_gpu(node, target)
     now = known(gpu.thermal.gpu_c) or 30
     hot = sorted(others)[len(others) // 2] + 20
     leaves: dict[str, Any] = {"thermal.gpu_c": hot}
@@ -115,7 +115,7 @@ def _hot(node: Node, target: Target) -> Node:
 @pattern("overheated")
 def _overheated(node: Node, target: Target) -> Node:
     """At the slowdown temperature: the hardware halves the clocks, and the counters increase."""
-    thermal = struck_gpu(node, target).thermal
+    thermal = target_gpu(node, target).thermal
     slowdown = known(thermal.slowdown_c)
     start = known(thermal.slowdown_margin_c)
     leaves = {
@@ -133,7 +133,7 @@ def _overheated(node: Node, target: Target) -> Node:
 @pattern("slowed")
 def _slowed(node: Node, target: Target) -> Node:
     """Busy at half the clock, as in a hardware slowdown."""
-    half = (known(struck_gpu(node, target).clocks.sm_max_mhz) or 1980) // 2
+    half = (known(target_gpu(node, target).clocks.sm_max_mhz) or 1980) // 2
     return change(_at_clock(node, target, half), target, {"clocks.performance_state": 0})
 
 
@@ -146,13 +146,13 @@ def _locked(node: Node, target: Target) -> Node:
     """All GPUs run at full clocks except this one, whose clock is locked at a fifth."""
     for gpu in node.gpus:
         node = _awake(node, Target(gpu.index))
-    return _at_clock(node, target, (known(struck_gpu(node, target).clocks.sm_max_mhz) or 1980) // 5)
+    return _at_clock(node, target, (known(target_gpu(node, target).clocks.sm_max_mhz) or 1980) // 5)
 
 
 @pattern("awake")
 def _awake(node: Node, target: Target) -> Node:
     """Running the user's job: full clocks, memory and power, and a PCIe link that left its power-saving state."""
-    gpu = struck_gpu(node, target)
+    gpu = target_gpu(node, target)
     most = known(gpu.clocks.sm_max_mhz) or 1980
     memory = known(gpu.clocks.memory_max_mhz)
     busy: dict[str, Any] = {"clocks.sm_mhz": most, "clocks.graphics_mhz": most, "clocks.performance_state": 0}
@@ -185,7 +185,7 @@ def _at_generation(node: Node, target: Target, generation: int) -> Node:
 
 @pattern("half-power")
 def _half_power(node: Node, target: Target) -> Node:
-    gpu = struck_gpu(node, target)
+    gpu = target_gpu(node, target)
     default = known(gpu.power.default_limit_w) or 300.0
     limit = max(round(default * 0.6), known(gpu.power.min_limit_w) or 0.0)
     return change(node, target, {"power.limit_w": limit, "power.requested_limit_w": limit})
@@ -202,7 +202,7 @@ def _busy_slow_link(node: Node, target: Target) -> Node:
 @pattern("other-model")
 def _other_model(node: Node, target: Target) -> Node:
     """A smaller, similar model in one slot: name, memory, PCI ids, clocks and power differ."""
-    gpu = struck_gpu(node, target)
+    gpu = target_gpu(node, target)
     limits = (f"power.{name}_w" for name in ("limit", "requested_limit", "default_limit", "max_limit"))
     clocks = ("clocks.sm_max_mhz", "clocks.graphics_max_mhz")
     memory = ("memory_total_mib", "memory_used_mib", "memory_free_mib")
@@ -230,11 +230,11 @@ def _leak(node: Node, target: Target) -> Node:
 @pattern("stranger")
 def _stranger(node: Node, target: Target) -> Node:
     node = _with_share_used(node, target, 3)
-    memory_mib = (known(struck_gpu(node, target).memory_used_mib) or 0) - 40
+    memory_mib = (known(target_gpu(node, target).memory_used_mib) or 0) - 40
     process = GpuProcess(pid=31_337, name="/opt/miner/bin/xmr", memory_mib=memory_mib, user="nobody")
     return change(node, target, {"processes": (process,), "utilization.gpu_pct": 99, "utilization.memory_pct": 60})
 
 
 def _with_share_used(node: Node, target: Target, parts: int) -> Node:
-    total = known(struck_gpu(node, target).memory_total_mib) or 24_576
+    total = known(target_gpu(node, target).memory_total_mib) or 24_576
     return change(node, target, {"memory_used_mib": total // parts, "memory_free_mib": total - total // parts})

@@ -20,8 +20,8 @@ from gpudoctor.facts.simulated.edits import (
     each_pair,
     pattern,
     put_all,
-    struck_gpu,
-    without_struck,
+    target_gpu,
+    without_target,
 )
 from gpudoctor.facts.simulated.load import put
 from gpudoctor.facts.system.sysfs import parse_cpu_list
@@ -43,12 +43,12 @@ _MOUNT_PATTERNS: dict[str, tuple[Callable[[StorageMount], bool], dict[str, Any]]
 
 @pattern("links-down")
 def _links_down(node: Node, target: Target) -> Node:
-    return _with_links_down(node, struck_gpu(node, target), range(99))
+    return _with_links_down(node, target_gpu(node, target), range(99))
 
 
 @pattern("link-down")
 def _link_down(node: Node, target: Target) -> Node:
-    return _with_links_down(node, struck_gpu(node, target), (target.link or 0,))
+    return _with_links_down(node, target_gpu(node, target), (target.link or 0,))
 
 
 def _with_links_down(node: Node, gpu: Gpu, which: Container[int]) -> Node:
@@ -92,7 +92,7 @@ def _noisy_link(node: Node, target: Target) -> Node:
 
 
 def _change_link(node: Node, target: Target, leaves: Callable[[NvLink], Mapping[str, Any]]) -> Node:
-    links = known(struck_gpu(node, target).nvlinks) or ()
+    links = known(target_gpu(node, target).nvlinks) or ()
     changed = tuple(replace(link, **leaves(link)) if link.link == target.link else link for link in links)
     return change(node, target, {"nvlinks": changed})
 
@@ -112,7 +112,7 @@ def _fewer_pair_links(node: Node, target: Target) -> Node:
 @pattern("slow-uplink")
 def _slow_uplink(node: Node, target: Target) -> Node:
     """The switch's link to the root port trained one generation lower, which affects every GPU behind it."""
-    upper = (known(struck_gpu(node, target).pcie.path) or ())[-2:]
+    upper = (known(target_gpu(node, target).pcie.path) or ())[-2:]
     slow = {hop.bus_id for hop in upper}
     half = min(known(hop.max_speed_gt_s) or 32.0 for hop in upper) / 2
     return each(
@@ -148,13 +148,13 @@ def _no_driver(node: Node, target: Target) -> Node:
 def _handle_denied(node: Node, target: Target) -> Node:
     """The driver counts the GPU but returns no handle: the device file may not be opened."""
     error = f"GPU {target.gpu}: nvmlDeviceGetHandleByIndex: insufficient permissions (4)"
-    return put(without_struck(node, target), "driver.handle_errors", (*node.driver.handle_errors, error))
+    return put(without_target(node, target), "driver.handle_errors", (*node.driver.handle_errors, error))
 
 
 @pattern("far-cpus")
 def _far_cpus(node: Node, target: Target) -> Node:
     """The process may only run on the CPUs of the other socket."""
-    near = known(struck_gpu(node, target).numa_node)
+    near = known(target_gpu(node, target).numa_node)
     numa = known(node.host.numa_nodes) or ()
     cpus = [entry.cpus for entry in numa if entry.node != near and not entry.is_gpu_memory][-1]
     count = len(parse_cpu_list(cpus) or ())

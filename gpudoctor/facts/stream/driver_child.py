@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, known
+from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, if_known, known
 from gpudoctor.facts.nvml.channel import CallTrace, SharedCallTrace
 from gpudoctor.facts.nvml.client import MAX_COUNT, DriverError, NvmlClient, in_range
 from gpudoctor.facts.nvml.collector_child import line_writer, load, serve_and_exit
@@ -88,7 +88,7 @@ class GpuWatcher(GpuSampler):
 
     def _pcie_gb_s(self, counter: int) -> float | Missing:
         kb_s = self._client.number(0, _MAX_KB_S, "nvmlDeviceGetPcieThroughput", counter)
-        return kb_s if isinstance(kb_s, Missing) else round(kb_s / 1e6, 3)
+        return if_known(kb_s, lambda kb_s: round(kb_s / 1e6, 3))
 
     def _running(self, kind: str) -> dict[int, int | Missing]:
         found = {} if kind in self._refused else running(self._client, kind, self._driver)

@@ -7,7 +7,7 @@ import re
 import time
 from pathlib import Path
 
-from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.missing import Missing, if_known, known
 from gpudoctor.facts.model.node import Host, NumaNode
 from gpudoctor.facts.system.environment import given_node_name
 from gpudoctor.facts.system.sysfs import (
@@ -52,8 +52,8 @@ def read_host(root: Path) -> Host:
         ),
         numa_nodes=nodes,
         cpus_total=total,
-        cpus_usable=usable if isinstance(usable, Missing) else len(usable),
-        cpus_usable_list=usable if isinstance(usable, Missing) else format_cpu_list(usable),
+        cpus_usable=if_known(usable, len),
+        cpus_usable_list=if_known(usable, format_cpu_list),
         cpu_governor=_one_of_all_cpus(root, "scaling_governor"),
         cpu_scaling_driver=_one_of_all_cpus(root, "scaling_driver"),
         load_1m=_first_number(root / "proc/loadavg"),

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.missing import Missing, if_known, known
 from gpudoctor.facts.model.storage import StorageDevice
 from gpudoctor.facts.system.pci import BUS_ID, read_path
 from gpudoctor.facts.system.sysfs import list_names, present, read_int, read_match, read_text
@@ -60,9 +60,7 @@ class Mount(msgspec.Struct, frozen=True):
 def read_mounts(root: Path = Path("/")) -> tuple[Mount, ...] | Missing:
     """All mounts in the order in which they were made; lines that cannot be parsed are left out."""
     text = read_text(root / "proc/self/mountinfo", _MAX_BYTES)
-    if isinstance(text, Missing):
-        return text
-    return tuple(mount for line in text.split("\n") if (mount := _parsed(line)) is not None)
+    return if_known(text, lambda text: tuple(filter(None, map(_parsed, text.split("\n")))))
 
 
 def mount_of(path: str, mounts: Sequence[Mount]) -> Mount | None:
@@ -208,11 +206,10 @@ def _leaves(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def _device(folder: Path, root: Path) -> StorageDevice:
-    rotational = read_int(folder / "queue/rotational")
     on_bus = _pci_function(folder)
     disk = StorageDevice(
         name=folder.name,
-        rotational=rotational if isinstance(rotational, Missing) else rotational == 1,
+        rotational=if_known(read_int(folder / "queue/rotational"), lambda number: number == 1),
         scheduler=read_match(folder / "queue/scheduler", _CHOSEN),
     )
     if not folder.name.startswith("nvme") or on_bus is None:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from gpudoctor.facts.model.missing import NOT_READ, Fact, Missing, MissingKind, known
+from gpudoctor.facts.model.missing import NOT_READ, Fact, Missing, MissingKind, if_known, known
 from gpudoctor.facts.model.node import Interface, Network, RdmaPort
 from gpudoctor.facts.system.pci import BUS_ID, read_numa_node
 from gpudoctor.facts.system.sysfs import link_name, list_names, present, read_int, read_match, read_text
@@ -103,7 +103,7 @@ def _rdma_port(device: Path, number: int) -> RdmaPort:
         state=read_match(port / "state", _NUMBERED),
         physical_state=read_match(port / "phys_state", _NUMBERED),
         link_layer=read_text(port / "link_layer"),
-        rate_gbit_s=rate if isinstance(rate, Missing) else float(rate),
+        rate_gbit_s=if_known(rate, float),
         max_rate_gbit_s=Missing("sysfs does not tell the port's highest rate", "absent"),
         bus_id=behind.name if on_pci else Missing("not a PCI device", "absent"),
         numa_node=read_numa_node(behind) if on_pci else Missing("not a PCI device", "absent"),
@@ -135,10 +135,9 @@ def _interface_of(behind: Path, port: Path) -> str | Missing:
 def _peermem_loaded(root: Path) -> bool | Missing:
     if any(present(root / "sys/module" / name) for name in _PEERMEM):
         return True
+    names = tuple(f"{name} " for name in _PEERMEM)
     modules = read_text(root / "proc/modules")
-    if isinstance(modules, Missing):
-        return modules
-    return any(line.startswith(f"{name} ") for line in modules.splitlines() for name in _PEERMEM)
+    return if_known(modules, lambda text: any(line.startswith(names) for line in text.splitlines()))
 
 
 def _peermem_registered(root: Path) -> bool | Missing:

@@ -11,8 +11,9 @@ from pathlib import Path
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.lazy import lazy_imports
 
-with lazy_imports():  # most readers start no program
+with lazy_imports():  # most readers start no program, and list no CPUs
     from gpudoctor.process import command
+    from gpudoctor.text import units
 
 # Drivers return others (EINVAL, ENXIO, EIO ...) for an attribute that is not available now
 _ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.ENODEV}
@@ -118,13 +119,7 @@ def format_cpu_list(cpus: frozenset[int]) -> str:
     >>> format_cpu_list(frozenset({0, 1, 2, 8}))
     '0-2,8'
     """
-    runs: list[list[int]] = []
-    for cpu in sorted(cpus):
-        if runs and cpu == runs[-1][1] + 1:
-            runs[-1][1] = cpu
-        else:
-            runs.append([cpu, cpu])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    return units.ranges(sorted(cpus), ",")
 
 
 def run_command(argv: Sequence[str], deadline_s: float, max_bytes: int = 4 << 20) -> command.Completed | Missing:

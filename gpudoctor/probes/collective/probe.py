@@ -79,7 +79,7 @@ class Contributions(msgspec.Struct, frozen=True):
 
 
 class Pace(msgspec.Struct, frozen=True):
-    """Operations per batch and number of batches; `once_s`: the time of one operation in the trial."""
+    """Operations per batch and number of batches; `once_s`: the time of one operation when they were chosen."""
 
     operations: int
     batches: int

@@ -112,9 +112,9 @@ def _laps_ms(rank: Rank, work: Callable[[], object], seconds: float) -> list[flo
     """
     work()
     batch_s, fewest = (0.05, 6) if rank.on_gpu else (0.01, 3)
-    trial = Stopwatch(rank)
+    once = Stopwatch(rank)
     work()
-    once_s = max(trial.stop().worked_ms / 1e3, 1e-6)
+    once_s = max(once.stop().worked_ms / 1e3, 1e-6)
     pieces = max(1, min(200, int(batch_s / once_s)))
     batches = max(fewest, int(seconds / (pieces * once_s)))
     rank.barrier()

@@ -176,8 +176,8 @@ def _held_back(gpu: GpuUnderLoad) -> str:
     """The reason that slowed the GPU longest, with its share of the time."""
     if not gpu.samples or "event_reasons" in gpu.unread:
         return NOT_KNOWN
-    shares = {words: event_share(gpu, reason) for reason, words in _HELD_BACK.items()}
-    longest = max(shares, key=lambda words: shares[words])
+    shares = {label: event_share(gpu, reason) for reason, label in _HELD_BACK.items()}
+    longest = max(shares, key=lambda label: shares[label])
     return f"{longest} {percent(shares[longest])}" if shares[longest] >= _LEAST_SHARE else "none"
 
 

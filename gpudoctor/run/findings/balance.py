@@ -85,7 +85,7 @@ def balance(watched: Watched) -> Iterator[Finding]:
     for each in slow:
         yield _slow(watched, each)
     for deviation in found.unsure:
-        rank = next(rank for rank in ranks if rank.rank == deviation.rank.rank)
+        rank = next(rank for rank in ranks if rank.rank == deviation.rank)
         if not found.slow:
             part = f"its own part of a step takes {deviation.ratio:.2f} x the others'"
             text = f"too uneven to judge: {part}, but {deviation.why}"

@@ -14,8 +14,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from gpudoctor.checks.core.case import Limit
-from gpudoctor.checks.train.straggler import Deviation, Thresholds, deviations
-from gpudoctor.facts.model.measurements import Training, TrainRank
+from gpudoctor.checks.train.straggler import Deviation, Thresholds, by_turns
 from gpudoctor.run.observer.layout import BACKWARD, BETWEEN, DATA, FORWARD, HOST, PHASES
 from gpudoctor.run.step_series import COMPUTE, OWN, TimedStep, mean_step, turns
 from gpudoctor.run.watched import Watched, WatchedRank
@@ -218,18 +217,9 @@ def _chance(found: SlowRank, pair: _Pair, beside: Deviation, queued: float, is_f
 
 
 def _deviation(rank: int, own_ms: Sequence[float], usual_ms: Sequence[float]) -> Deviation:
-    """The sanity train's comparison, turn by turn."""
-    group = [
-        TrainRank(
-            rank=number, compute_ms=median(values), compute_mad_ms=0.0,
-            compute_again_ms=median(values[len(values) // 2 :]), lateness_ms=0.0, last_in_share=0.0, wait_ms=0.0,
-            data_ms=0.0, host_ms=0.0, step_ms=0.0, loss_first=None, loss_last=None, cycles_ms=tuple(values),
-        )
-        for number, values in ((rank, own_ms), (-1, usual_ms))
-    ]  # fmt: skip
-    # all ranks are seen in each turn, as CPU ranks of the sanity train are, whatever they compute on
-    training = Training("cpu", len(group), 0, 0, 0, 0, tuple(group), rotated=True)
-    return deviations(training, group, _THRESHOLDS)[0]
+    """The sanity train's comparison, turn by turn: all ranks are seen in each, whatever they compute on."""
+    usual = median(usual_ms)
+    return by_turns(rank, own_ms, [usual_ms], _THRESHOLDS, median(own_ms) / usual if usual > 0 else 1.0)
 
 
 def _named(pair: _Pair, ratio: float) -> SlowRank:

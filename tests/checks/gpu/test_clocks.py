@@ -10,18 +10,7 @@ from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.profiles.profile import GpuModel, Profile
-from tests.checks.gpu_nodes import (
-    FAILED,
-    UNSUPPORTED,
-    bad,
-    eight,
-    findings,
-    h100,
-    node,
-    only,
-    status,
-    text,
-)
+from tests.checks.gpu_nodes import FAILED, UNSUPPORTED, bad, eight, findings, h100, node, only, status, text
 
 ABSENT = Missing("not in this capture")
 

@@ -9,18 +9,7 @@ import pytest
 from gpudoctor.checks.core.case import Case
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.profiles.profile import GpuModel, Profile
-from tests.checks.gpu_nodes import (
-    FAILED,
-    UNSUPPORTED,
-    eight,
-    findings,
-    h100,
-    node,
-    only,
-    status,
-    text,
-    texts,
-)
+from tests.checks.gpu_nodes import FAILED, UNSUPPORTED, eight, findings, h100, node, only, status, text, texts
 from tests.checks.one_check import text_of
 
 ABSENT = Missing("not in this capture")

@@ -8,18 +8,7 @@ from gpudoctor.checks.core.case import Case, Expect
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Environment, Variable
 from gpudoctor.report.judge import judge as report_of
-from tests.checks.gpu_nodes import (
-    FAILED,
-    UNSUPPORTED,
-    eight,
-    findings,
-    h100,
-    node,
-    only,
-    put,
-    status,
-    text,
-)
+from tests.checks.gpu_nodes import FAILED, UNSUPPORTED, eight, findings, h100, node, only, put, status, text
 from tests.checks.one_check import judge
 
 

@@ -6,17 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.checks.gpu_nodes import (
-    FAILED,
-    UNSUPPORTED,
-    eight,
-    findings,
-    h100,
-    node,
-    only,
-    status,
-    text,
-)
+from tests.checks.gpu_nodes import FAILED, UNSUPPORTED, eight, findings, h100, node, only, status, text
 
 
 @pytest.mark.parametrize(

@@ -5,16 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpudoctor.facts.model.missing import Missing
-from tests.checks.gpu_nodes import (
-    DENIED,
-    FAILED,
-    eight,
-    findings,
-    h100,
-    node,
-    status,
-    text,
-)
+from tests.checks.gpu_nodes import DENIED, FAILED, eight, findings, h100, node, status, text
 
 ABSENT = Missing("not in this capture")
 

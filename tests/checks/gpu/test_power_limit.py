@@ -6,15 +6,7 @@ import pytest
 
 from gpudoctor.checks.core.case import Case
 from gpudoctor.profiles.profile import GpuModel, Profile
-from tests.checks.gpu_nodes import (
-    UNSUPPORTED,
-    eight,
-    h100,
-    node,
-    only,
-    status,
-    text,
-)
+from tests.checks.gpu_nodes import UNSUPPORTED, eight, h100, node, only, status, text
 
 
 @pytest.mark.parametrize(("limit_w", "expected"), [(700.0, "pass"), (695.0, "pass"), (690.0, "warn"), (750.0, "pass")])

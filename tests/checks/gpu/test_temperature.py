@@ -7,16 +7,7 @@ from typing import Any
 import pytest
 
 from gpudoctor.facts.model.missing import Missing
-from tests.checks.gpu_nodes import (
-    UNSUPPORTED,
-    eight,
-    h100,
-    node,
-    only,
-    put,
-    status,
-    text,
-)
+from tests.checks.gpu_nodes import UNSUPPORTED, eight, h100, node, only, put, status, text
 
 ABSENT = Missing("not in this capture")
 

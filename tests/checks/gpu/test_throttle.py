@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.checks.gpu_nodes import (
-    eight,
-    h100,
-    node,
-    only,
-    status,
-    text,
-)
+from tests.checks.gpu_nodes import eight, h100, node, only, status, text
 
 
 @pytest.mark.parametrize(

@@ -10,15 +10,7 @@ from gpudoctor.checks.core.finding import Status
 from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.facts.kernel_log.lines import read_kernel_text
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.facts.model.node import (
-    Host,
-    HostEvent,
-    HostEventKind,
-    KernelLog,
-    Network,
-    Node,
-    RdmaPort,
-)
+from gpudoctor.facts.model.node import Host, HostEvent, HostEventKind, KernelLog, Network, Node, RdmaPort
 from tests.checks.one_check import judge, words
 
 UP_S = 10 * 86_400.0

@@ -7,24 +7,16 @@ from typing import Any
 import pytest
 
 from gpudoctor.checks.core.finding import Status
-from gpudoctor.checks.core.runner import CheckResult
-from gpudoctor.facts.model.measured_strategies import (
-    Strategies,
-    StrategyMemory,
-    StrategyRank,
-    StrategyReference,
-    StrategyRun,
-    StrategyShape,
-)
+from gpudoctor.facts.model.measured_strategies import StrategyRun
 from gpudoctor.facts.model.measurements import Measurements, ProbeProblem
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node
 from tests.checks.measured import measured
 from tests.checks.one_check import judge, words
 from tests.checks.simulated_nodes import packaged
+from tests.checks.strategy.test_strategy_data import LOSSES, judged, rank
 
-LOSSES = (4.0, 3.5, 3.0)
-MEMORY = StrategyMemory(1000, 1000, 2000, 500)
+OFF = {"losses": tuple(loss + 0.2 for loss in LOSSES), "weights_error": 3.4}
 BUBBLE = {
     "stages": 2.0,
     "microbatches": 4.0,
@@ -35,34 +27,19 @@ BUBBLE = {
 }
 
 
-def ran(strategy: str, variant: str, *, losses: tuple[float, ...] = LOSSES, error: float = 3e-7, **facts: Any) -> Any:
-    """Both ranks came through a variant with the same outcome."""
-    ranks = tuple(StrategyRank(rank, losses, error, 5000, MEMORY, 10.0, "head.weight", 4096) for rank in (0, 1))
+def ran(strategy: str, variant: str, outcome: dict[str, Any] | None = None, **facts: Any) -> StrategyRun:
+    """Both ranks came through a variant, with the same outcome."""
+    ranks = tuple(rank(number, **(outcome or {})) for number in (0, 1))
     return StrategyRun(strategy, variant, "fp32", ranks, **facts)
-
-
-def tried(*runs: StrategyRun, device: Any, not_run: dict[str, Missing]) -> Strategies:
-    reference = StrategyReference(5000, LOSSES, LOSSES, 20.0, MEMORY)
-    return Strategies(device, 2, StrategyShape(4, 32, 4, 64, 16, 8), len(LOSSES), reference, runs, not_run)
-
-
-def judged(
-    check_id: str, *runs: StrategyRun, node: Node | None = None, not_run: dict[str, Missing] | None = None
-) -> CheckResult:
-    """The check's findings for these runs on 2 CPU ranks, or on 2 GPUs of the node."""
-    node = node or Node()
-    device = "cuda" if node.gpus else "cpu"
-    strategies = tried(*runs, device=device, not_run=not_run or {})
-    return judge(check_id, node, measured(node, ranks=2, strategies=strategies))
 
 
 @pytest.mark.parametrize("name", ["tensor", "pipeline", "3d"])
 def test_what_no_rank_reported_is_never_a_pass(name: str) -> None:
     check_id = f"strategy.{name}"
     assert judge(check_id, Node()).status is Status.SKIP
-    assert judged(check_id).status is Status.UNKNOWN
-    why = Missing("rank 1: RuntimeError: connection lost", "failed")
-    assert judged(check_id, not_run={name: why}).status is Status.UNKNOWN
+    assert judged(name).status is Status.UNKNOWN
+    why: Any = {name: Missing("rank 1: RuntimeError: connection lost", "failed")}
+    assert judged(name, **why).status is Status.UNKNOWN
     hung = ProbeProblem("strategy", "timeout", "rank 1 did not leave strategy tensor", 1)
     node = Node()
     assert judge(check_id, node, measured(node, problems=(hung,))).status is Status.UNKNOWN
@@ -70,18 +47,16 @@ def test_what_no_rank_reported_is_never_a_pass(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["tensor", "pipeline", "3d"])
 def test_a_loss_or_weights_that_deviate_fail(name: str) -> None:
-    check_id, figures = f"strategy.{name}", {"data": 2.0, "shards": 2.0, **BUBBLE}
-    assert judged(check_id, ran(name, "v", figures=figures)).status is Status.PASS
-    assert judged(check_id, ran(name, "v", losses=(4.0, 3.5, 3.01), figures=figures)).status is Status.FAIL
-    assert judged(check_id, ran(name, "v", error=2e-4, figures=figures)).status is Status.FAIL
-    assert judged(check_id, ran(name, "v", missing_weights=("head.weight",), figures=figures)).status is Status.FAIL
+    figures = {"data": 2.0, "shards": 2.0, **BUBBLE}
+    assert judged(name, ran(name, "v", figures=figures)).status is Status.PASS
+    for outcome in ({"losses": (*LOSSES[:2], LOSSES[2] + 0.01)}, {"weights_error": 2e-4}):
+        assert judged(name, ran(name, "v", outcome, figures=figures)).status is Status.FAIL
+    assert judged(name, ran(name, "v", missing_weights=("head.weight",), figures=figures)).status is Status.FAIL
 
 
 def test_the_rank_with_a_wrong_part_is_named_and_what_follows_from_it_is_not_told_again() -> None:
-    run = ran(
-        "tensor", "tensor", losses=(4.0, 3.6, 3.2), error=3.4, figures={"shards": 2.0, "wrong_shards_rank_1": 1.0}
-    )
-    result = judged("strategy.tensor", run)
+    run = ran("tensor", "tensor", OFF, figures={"shards": 2.0, "wrong_shards_rank_1": 1.0})
+    result = judged("tensor", run)
     [finding] = result.findings
     assert finding.status is Status.FAIL
     assert finding.subject.label == "rank 1"
@@ -89,43 +64,43 @@ def test_the_rank_with_a_wrong_part_is_named_and_what_follows_from_it_is_not_tol
 
 
 def test_a_deviation_without_a_wrong_part_is_told_of_tensor_parallelism() -> None:
-    result = judged("strategy.tensor", ran("tensor", "tensor", losses=(4.0, 3.6, 3.2), error=3.4))
+    result = judged("tensor", ran("tensor", "tensor", OFF))
     assert [f.status for f in result.findings] == [Status.FAIL, Status.FAIL]
 
 
 def test_the_bubble_of_cpu_ranks_is_told_and_not_judged() -> None:
-    result = judged("strategy.pipeline", ran("pipeline", "1f1b", figures={**BUBBLE, "bubble_share": 0.9}))
+    result = judged("pipeline", ran("pipeline", "1f1b", figures={**BUBBLE, "bubble_share": 0.9}))
     assert result.status is Status.PASS
     [told] = [f for f in result.findings if f.status is Status.SKIP]
     assert told.reason == (
         "2 CPU ranks (gloo): 1f1b: the stages idle for 90% of a step (20% by the formula), "
-        "and the first keeps 2 microbatches (0.000477 MiB of activations a rank at most), not judged"
+        "and the first keeps 2 microbatches (0.00238 MiB of activations a rank at most), not judged"
     )
 
 
 @pytest.mark.parametrize(("share", "status"), [(0.2, Status.PASS), (0.34, Status.PASS), (0.4, Status.WARN)])
 def test_a_bubble_on_gpus_far_over_the_formula_warns(share: float, status: Status) -> None:
     run = ran("pipeline", "gpipe", figures={**BUBBLE, "bubble_share": share})
-    result = judged("strategy.pipeline", run, node=packaged("hgx-h100-8"))
+    result = judged("pipeline", run, node=packaged("hgx-h100-8"))
     assert result.status is status
     assert "2 stages, 4 microbatches: 0.200" in words(result)
 
 
 def test_a_bubble_that_was_not_measured_is_unknown() -> None:
-    assert judged("strategy.pipeline", ran("pipeline", "gpipe")).status is Status.UNKNOWN
+    assert judged("pipeline", ran("pipeline", "gpipe")).status is Status.UNKNOWN
 
 
 def test_a_split_in_two_dimensions_is_called_one() -> None:
-    flat = judged("strategy.3d", ran("3d", "3d", figures={"data": 1.0, "shards": 2.0, "stages": 2.0}))
+    flat = judged("3d", ran("3d", "3d", figures={"data": 1.0, "shards": 2.0, "stages": 2.0}))
     assert "a split in two dimensions was run, tensor 2 x pipeline 2; all three need 8" in words(flat)
-    whole = judged("strategy.3d", ran("3d", "3d", figures={"data": 2.0, "shards": 2.0, "stages": 2.0}))
+    whole = judged("3d", ran("3d", "3d", figures={"data": 2.0, "shards": 2.0, "stages": 2.0}))
     assert "data 2 x tensor 2 x pipeline 2" in words(whole)
     assert {f.status for f in whole.findings} == {Status.PASS}
 
 
 def test_too_few_ranks_for_three_dimensions_skip_with_the_reason() -> None:
-    why = Missing("it needs 8 ranks, or another multiple of 4, and these are 2")
-    result = judged("strategy.3d", not_run={"3d": why})
+    why: Any = {"3d": Missing("it needs 8 ranks, or another multiple of 4, and these are 2")}
+    result = judged("3d", **why)
     assert result.status is Status.SKIP
     assert "needs 8 ranks" in words(result)
 
