@@ -30,6 +30,11 @@ _COMPLAINTS = (
     r"|bad |too many|too few|refused|denied|panic|abort(?:ed|ing)?"
 )
 _VERDICTS = r"FAIL(?:ED|URE)?|Fail(?:ed|ure)?|FAULTY|Faulty|UNHEALTHY|Unhealthy|NOT ?OK|Not OK|NotReady|DEGRADED|Degraded|CRITICAL|Critical|ERROR|Error"
+# "GPU 0 has uncorrectable ECC errors"; corrected ones are no failure
+_HAS_ERRORS = (
+    r"(?i:\b(?:[GTD]PUs?(?: ?#?\d{1,4})?|[ABHLV]\d{2,3}s?|cards?|boards?|(?:nv)?links?(?: \d{1,2})?|NICs?|adapters?|replacement|node) "
+    r"(?:still |now |also )?(?:ha[sd]|have|got|gets|shows?|reports?|reported|throws?) (?!(?:\S+ ){0,4}?(?:no|zero|0|correct\w+) (?!.{0,80}uncorrect))(?:[\w-]{1,20} ){0,6}(?:errors|faults|failures)\b)"
+)
 _Row = tuple[Form, Severity, str]
 # in the order in which they are tried; `message` and `program` are groups
 _TEXTS: tuple[_Row, ...] = (
@@ -54,7 +59,8 @@ _TEXTS: tuple[_Row, ...] = (
     ("errno", "error", rf"(?P<message>.{{0,600}}?(?:{ERRNO}|errno ?[:=]? ?\d{{1,3}}\b).*)"),
     ("sentence", "error",
      r"(?P<message>.{0,400}?(?:(?i:\b(?:failed|failure|cannot|can't|couldn't|could not|unable to|can not|error|fatal|crash(?:ed|es)?|abort(?:ed|ing)|panic|exception|segfault(?:ed|s)?|not reachable|unreachable|unresponsive|unrecognized|not recognized"
-     r"|does not (?:work|respond|exist|support|match)|doesn't (?:work|respond|exist)|not (?:responding|listed|visible|available|detected|found|usable|working|allocatable|loaded|running)|no longer (?:answers|responds)|is lost|lost (?:a|one|its) (?:GPU|card|link)|downgraded|fallen off|fell off|is missing|only (?P<seen>\d+) ?(?:of|/) ?(?!(?P=seen)\b)\d+|(?:is|are|nodes?) down|timed out|hangs|hung|stuck|unhealthy|degraded|mismatch|corrupt(?:ed|ion))\b)|\bERR!).*)"),
+     r"|does not (?:work|respond|exist|support|match)|doesn't (?:work|respond|exist)|not (?:responding|listed|visible|available|detected|found|usable|working|allocatable|loaded|running)|no longer (?:answers|responds)|is lost|lost (?:a|one|its) (?:GPU|card|link)|downgraded|fallen off|fell off|is missing|only (?P<seen>\d+) ?(?:of|/) ?(?!(?P=seen)\b)\d+|(?:is|are|nodes?) down|timed out|hangs|hung|stuck|unhealthy|degraded|mismatch|corrupt(?:ed|ion))\b)"
+     rf"|{_HAS_ERRORS}|\bERR!).*)"),
 )  # fmt: skip
 _FORMS = tuple((form, severity, lazy_pattern(text)) for form, severity, text in _TEXTS)
 _SENTENCE = _FORMS[-1][2]

@@ -52,6 +52,9 @@ def said(text: str) -> list[Finding]:
             "GPU GPU-ac896b35",
         ),
         ("GPU 3 of the node has fallen\noff the bus\n", "GPU 3"),
+        (f"GPU 1 shows double bit errors\n\n{CLEAN}", "GPU 1 ("),
+        ("GPU 1 has 12 corrected and 3 uncorrected errors\n", "GPU 1"),
+        ("GPU 3 fell off the bus. It was replaced. The replacement has uncorrectable ECC errors.\n", "GPU 3"),
         ("so it is: GPU 3 has fallen off the b".rjust(80, "x") + "\nus\n", "GPU 3"),
         ("error 804: forward compatibility was attempted on non supported HW (cuda)\n", "node"),
     ],
@@ -89,6 +92,13 @@ def test_the_report_on_one_sentence_is_short() -> None:
     assert len(text.splitlines()) <= 20
     assert "Not in this text: driver, gpu, pcie" in text
     assert "SKIP" not in text
+
+
+@pytest.mark.parametrize(
+    "errors", ["5 correctable ECC errors", "no ECC errors", "12 corrected and 0 uncorrected errors"]
+)
+def test_a_gpu_that_has_errors_of_no_harm_has_not_failed(errors: str) -> None:
+    assert said(f"GPU 1 has {errors}\n\n{CLEAN}") == []
 
 
 @pytest.mark.parametrize(
