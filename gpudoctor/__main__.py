@@ -1,8 +1,10 @@
 """`python -m gpudoctor`, and the command `gpudoctor`."""
 
+import atexit
 import gc
 import os
 import sys
+from contextlib import suppress
 
 from gpudoctor.process.own_program import forget_working_directory
 
@@ -43,7 +45,11 @@ def _run() -> int:
         code = main()
     finally:
         dismiss_ahead()
-    return leave(code)  # everything is written; to take all modules down would cost a twentieth of the run
+    atexit._run_exitfuncs()  # of plugins, and of tools such as coverage; we have none
+    with suppress(OSError, ValueError):  # our output is written: this is theirs
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    return leave(code)  # to take all modules down would cost a twentieth of the run
 
 
 def _import_msgspec() -> None:

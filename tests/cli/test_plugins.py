@@ -99,8 +99,16 @@ def test_a_plugin_that_cannot_be_loaded_ends_the_run_with_its_name(tmp_path: Pat
     assert "site_checks" in done.stderr
 
 
-def test_a_plugin_may_not_take_the_id_of_another_check(tmp_path: Path) -> None:
-    environ = install(tmp_path, PLUGIN.replace("site.motd", "gpu.ecc"))
-    done = gpudoctor(environ, "list")
+@pytest.mark.parametrize(("taken", "argv"), [("gpu.ecc", "list"), ("train.sync", "check train --level quick")])
+def test_a_plugin_may_not_take_the_id_of_another_check(tmp_path: Path, taken: str, argv: str) -> None:
+    environ = install(tmp_path, PLUGIN.replace("site.motd", taken))
+    done = gpudoctor(environ, *argv.split())
     assert done.returncode == 2
-    assert "gpu.ecc" in done.stderr
+    assert taken in done.stderr
+
+
+def test_what_a_plugin_does_at_the_exit_is_done_after_a_live_check_too(tmp_path: Path) -> None:
+    environ = install(tmp_path, PLUGIN + "\nimport atexit\natexit.register(print, 'my figures are sent')\n")
+    environ.pop("PYTHONUNBUFFERED", None)
+    done = gpudoctor(environ, "check", "site", "--level", "quick")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "my figures are sent")

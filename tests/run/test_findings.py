@@ -15,7 +15,7 @@ from gpudoctor.run.findings.rare_steps import rare_steps
 from gpudoctor.run.observer.layout import BACKWARD, DATA, FORWARD, HOST, PHASES, WAIT
 from gpudoctor.run.record_reader import SampledLine
 from gpudoctor.run.report import FlatFinding, RunReport, as_finding, judged, rank_report, throughput
-from gpudoctor.run.step_series import TimedStep, without_stalls
+from gpudoctor.run.step_series import StepSeries, TimedStep, without_stalls
 from gpudoctor.run.text import render_text
 from gpudoctor.run.watched import RunStall, StoppedRank, Watched, WatchedRank
 from tests.run.runs import USUAL_MS, more, only, problems, rank
@@ -485,3 +485,19 @@ def test_a_rank_that_holds_others_up_rarely_but_long_is_told_in_a_note_and_chang
         watched(waiting, _with_long_steps(1, 5, 300.0, steps=10)),
     )
     assert [list(rare_steps(each)) for each in nothing] == [[]] * len(nothing)
+
+
+def _in_pairs(made: WatchedRank) -> WatchedRank:
+    """As a long run keeps it: each two steps are one, their mean."""
+    series = StepSeries()
+    for step in made.steps:
+        series.add(step)
+    series.coarsen()
+    return msgspec.structs.replace(made, steps=tuple(series.steps().values()))
+
+
+def test_of_a_long_run_that_keeps_means_of_steps_the_note_tells_the_whole_delay() -> None:
+    waiting = rank(0, wall=more(WAIT, 10.0))
+    long = _with_long_steps(1, 40, 300.0, wall=more(WAIT, 10.0))
+    (line,) = rare_steps(watched(_in_pairs(waiting), _in_pairs(long)))
+    assert line.startswith("rank 1 held the others up in 3 of 60 stretches of 2 steps, by up to 300 ms (host; a usual")

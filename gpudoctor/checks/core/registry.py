@@ -116,7 +116,8 @@ def check(
 ) -> Callable[[CheckFunction], CheckFunction]:
     """Register a check as `domain.name`; a second one with the same id raises DuplicateCheckError.
 
-    Title and level are those in `CHECKS` of the domain's package if it has one (else KeyError).
+    Title and level are those in `CHECKS` of the domain's package if it has one (else KeyError): one of these ids with a
+    title of its own is a second check, even while the first is not imported.
     `limits` are its thresholds, each with a name. `explains` holds checks (ids or globs)
     whose bad findings on the same GPU follow from a bad one of this check, or `Explains` for finer conditions. `events`
     are the kinds of kernel log lines that no other check judges.
@@ -125,8 +126,12 @@ def check(
     plain = tuple(each for each in explains if isinstance(each, str))
     declared = (*(each for each in explains if isinstance(each, Explains)), *([Explains(plain)] if plain else []))
     by_name = {limit.name: limit for limit in limits}
+    domain = id.partition(".")[0]
+    listed = _listed(domain) if domain in DOMAINS else {}
     if title is None:
-        level, title = _listed(id.partition(".")[0])[id]
+        level, title = listed[id]
+    elif id in listed:
+        raise DuplicateCheckError(f"{id} is registered by gpudoctor.checks.{domain} already")
 
     def register(function: CheckFunction) -> CheckFunction:
         if id in _checks and _checks[id].function.__module__ != function.__module__:

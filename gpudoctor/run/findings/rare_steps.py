@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from statistics import median
 
 from gpudoctor.run.findings.slow_ranks import LEAST_STEPS, compared
@@ -34,13 +35,20 @@ def rare_steps(watched: Watched) -> Iterator[str]:
         waited_ms = min(sum(step.wall_ms[WAIT] for step in other.steps) for other in ranks if other is not rank)
         share = cost_ms / (sum(step.step_ms for step in rank.steps) or 1.0)
         if long and rank.rank not in named and share >= _LEAST_COST and waited_ms >= _LEAST_WAITED * cost_ms:
-            steps = f"{len(long)} of {count} steps" if len(long) > 1 else f"one of {count} steps"
-            most, usual = time_text(1000 * max(more_ms)), time_text(1000 * usual_ms)
+            size = _size(rank.steps)
+            several = f"stretches of {size} steps" if size > 1 else "steps"
+            steps = f"{len(long) if len(long) > 1 else 'one'} of {count} {several}"
+            most, usual = time_text(1000 * size * max(more_ms)), time_text(1000 * usual_ms)
             where = f"{_part([rank.steps[n] for n in long])}; a usual step takes {usual}"
             yield (
                 f"rank {rank.rank} held the others up in {steps}, by up to {most} ({where}): {share:.0%} of the time. "
                 "A checkpoint or an evaluation on one rank looks like this"
             )
+
+
+def _size(steps: Sequence[TimedStep]) -> int:
+    """How many steps each one is the mean of: a long run keeps no single ones."""
+    return max(1, min(later.number - step.number for step, later in pairwise(steps)))
 
 
 def _own_ms(rank: WatchedRank, step: TimedStep) -> float:
