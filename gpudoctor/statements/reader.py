@@ -31,7 +31,7 @@ def statement_of(number: int, origin: Origin, text: str) -> Statement | None:
     if text.startswith("kernel: "):
         program, text = "kernel", text[8:]
     level = origin.level or origin.level_word
-    if text[:1] == "{" and (record := record_in(text)) is not None:
+    if text[:1] in ("{", "[") and (record := record_in(text)) is not None:
         if (statement := statement_of_record(number, record)) is not None:
             return statement
         _, sentences, own_level = read_record(record)

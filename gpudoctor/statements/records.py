@@ -26,22 +26,24 @@ _PLACE_KEYS = ("gpu", "gpu_id", "gpu_index", "gpu_uuid", "uuid", "bus_id", "pci"
 _BAD = lazy_pattern(r"(?i)(?:fail(?:ed|ure)?|faulty|unhealthy|degraded|fatal|error|critical|not ?ok)")
 _LOUD = lazy_pattern(r"(?i)(?:err(?:or)?|fatal|critical|crit|panic|emerg\w*|alert|severe)")
 _WARNING = lazy_pattern(r"(?i)warn(?:ing)?")
-_GOES_ON_ANYWAY = re.compile(r"(?i)\b(?:retry|retrying|retries|retried|ignor(?:ed|ing)|recovered|xfail\w*|skipped)\b")
+_GOES_ON_ANYWAY = re.compile(
+    r"(?i)\b(?:retry|retrying|retries|retried|ignor(?:ed|ing)|recovered|expected failure|xfail\w*|skipped)\b"
+)
 
 Record = Mapping[str, object]
 _Field = tuple[str, object]
 
 
 def record_in(text: str) -> Record | None:
-    """The JSON object that is the whole line; None for any other line."""
+    """The JSON object, or the list of objects, that is the whole line; None for any other line."""
     text = text.strip()
-    if text[:1] != "{" or text[-1:] != "}":
+    if not (text.startswith("{") and text.endswith("}")) and not (text.startswith("[{") and text.endswith("}]")):
         return None
     try:
         found = msgspec.json.decode(text)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return found if isinstance(found, dict) else {"of": found}
 
 
 def read_record(record: Record) -> tuple[Reading | None, str, str | None]:

@@ -167,9 +167,10 @@ def test_a_record_without_a_bad_verdict_is_no_failure() -> None:
     for record in (
         {"level": "info", "msg": "GPU 3 probe ended", "failed": 0, "status": "ok"},
         {"level": "info", "msg": "GPU 3 probe, retrying", "status": "failed"},
+        {"msg": "expected failure of the GPU probe", "status": "failed"},
         {"gpu": 3, "failed": False, "result": "pass", "state": "up"},
     ):
-        for text in (json.dumps(record), json.dumps(record, indent=2)):
+        for text in (json.dumps(record), json.dumps([{"Error": "", **record}]), json.dumps(record, indent=2)):
             assert said(f"{CLEAN}\n{text}\n") == []
 
 
