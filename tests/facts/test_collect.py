@@ -220,12 +220,13 @@ def test_gpus_that_wake_one_after_the_other_are_waited_for_and_the_time_is_told(
 @pytest.mark.wide
 @pytest.mark.usefixtures("deadline_from_first_call")
 def test_gpus_that_still_wake_when_the_time_is_over_are_unknown_and_not_lost(root: Path) -> None:
+    # so many that some still wake on a busy machine, where the time is up to three times as long
     node = collect(
-        root, asleep(4), maker="tests.facts.test_collect:cold", deadline_s=2.5 * WAKE_S, call_deadline_s=WAKE_S / 2
+        root, asleep(12), maker="tests.facts.test_collect:cold", deadline_s=2.5 * WAKE_S, call_deadline_s=WAKE_S / 2
     )
     assert node.driver.handle_errors == (), "the driver said nothing"
     assert {call.call for call in node.driver.unanswered} <= {"nvmlDeviceGetHandleByIndex"}
-    assert len(node.gpus) + len(node.driver.unread_handles) == 4
+    assert len(node.gpus) + len(node.driver.unread_handles) == 12
     assert node.driver.unread_handles
     for check in ("driver.responsive", "gpu.count"):
         assert status_of(check, node) == "unknown", check

@@ -266,6 +266,7 @@ class _Readers:
 
     def _read(self, index: int) -> None:
         client = self.clients[index + 1]
+        threading.current_thread().name = f"GPU {index}"
         try:
             self._read_gpu(client, index)
         finally:
