@@ -149,6 +149,8 @@ def prepare(request: CheckRequest) -> Prepared:
     silent = None if some else notes.append
     config = load_config(request.config, os.environ, all_checks, silent=silent, left_out=newer)
     required = (*config.require, *request.require)
+    if request.node is None:
+        _refuse_sources(request.only, checks)
     named = select(checks, request.only, required=required)
     # required checks run even if not named: a check that did not run has no verdict
     chosen = tuple(c for c in checks if c in named or any(matches(c, word) for word in required))
@@ -166,6 +168,19 @@ def prepare(request: CheckRequest) -> Prepared:
     return Prepared(
         request, config, asked, left_out, required, level, burn_s, wants_ranks, started_s, began_s, tuple(notes)
     )
+
+
+def _refuse_sources(words: Iterable[str], checks: Iterable[Check]) -> None:
+    """Raise UserError if the name of a file or a simulated node stands where checks are named."""
+    checks = tuple(checks)
+    domains = {check.domain for check in checks}
+    for word in words:
+        if any(matches(check, word) for check in checks):
+            continue
+        is_path = "/" in word or ("." in word and word.partition(".")[0] not in domains)
+        if is_path or word in simulated_nodes.node_names():
+            hint = f"to judge a text, a folder or a simulated node: --node {word}"
+            raise UserError(f"no check is called {word!r}; {hint}")
 
 
 def run_prepared(
@@ -197,7 +212,9 @@ def run_prepared(
     half_read: list[Node] = []
     try:
         sourced = read_source(
-            *(request.node, request.faults, prep.deadline_s),
+            request.node,
+            request.faults,
+            prep.deadline_s,
             progress=progress,
             on_interrupt=half_read.append,
             data=request.load.data,
@@ -237,7 +254,10 @@ def _measured(
     if level == "quick" and load.backend == "auto" and not load.inject:  # others are refused, or have their reason
         return not_run(Missing("level quick puts no load on the node"))
     measurements = measure.measure(
-        *(node, checks, level, load),
+        node,
+        checks,
+        level,
+        load,
         progress=progress,
         on_interrupt=on_interrupt,
         duration_s=prep.burn_s,

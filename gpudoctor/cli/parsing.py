@@ -123,5 +123,14 @@ class Parser(argparse.ArgumentParser):
                 action, f"{value!r} is none of {', '.join(choices)}{nearest_words(str(value), choices)}"
             )
 
+    def _match_argument(self, action: argparse.Action, arg_strings_pattern: str) -> int:
+        try:
+            return super()._match_argument(action, arg_strings_pattern)
+        except argparse.ArgumentError as error:
+            if action.choices is None:
+                raise
+            choices = ", ".join(str(choice) for choice in action.choices)
+            raise argparse.ArgumentError(action, f"{error.message}: {choices}") from None
+
     def _print_message(self, message: str, file: Any = None) -> None:
         write_stdout(message)  # argparse itself would ignore a full disk

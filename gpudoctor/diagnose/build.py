@@ -20,11 +20,10 @@ from gpudoctor.diagnose.events import Event, grouped
 from gpudoctor.diagnose.follow import Stall
 from gpudoctor.diagnose.gather import GatheredLogs
 from gpudoctor.diagnose.infer import first_failed_attempt, hypotheses, recovered
-from gpudoctor.diagnose.job import Attempt, Job, clock_skews, is_work
+from gpudoctor.diagnose.job import Job, clock_skews, is_work
 from gpudoctor.diagnose.node_reports import NodeReport, weigh
 from gpudoctor.diagnose.rules.model import Hypothesis
-from gpudoctor.diagnose.rules.said import failed_saying, lasting, stood_still, unknown_errors
-from gpudoctor.diagnose.rules.silence import unfinished_start
+from gpudoctor.diagnose.rules.said import lasting
 
 _MOST_VICTIMS = 64
 _NOT_OF_THE_SPEAKER = ("rank_hung", "rank_behind", "node_lost")  # of others, whom they wait for
@@ -39,10 +38,7 @@ def diagnose(gathered: GatheredLogs, reports: Iterable[NodeReport] = ()) -> Diag
     for dump in gathered.dumps:
         gathered.files[dump.file].rank = dump.rank
     healed = recovered(job)
-    last = Attempt(job, job.attempts - 1)
     found = [healed] if healed else hypotheses(job)
-    for fallback in (failed_saying(last), unfinished_start(job), unknown_errors(job), stood_still(job)):
-        found = found or [*fallback]
     answer = _explained(job, found, [*reports]) if found else _nothing_found(job, gathered)
     if healed:
         answer = msgspec.structs.replace(answer, verdict="nothing", others=(), victims=())

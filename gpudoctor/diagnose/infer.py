@@ -29,15 +29,47 @@ from gpudoctor.diagnose.rules.outside import (
     scheduler_endings,
     signals_and_cancels,
 )
-from gpudoctor.diagnose.rules.said import failed_saying, unknown_errors, with_reason, with_reason_before
-from gpudoctor.diagnose.rules.silence import ended_before, only_a_launcher, only_victims, silent_places
+from gpudoctor.diagnose.rules.said import failed_saying, stood_still, unknown_errors, with_reason, with_reason_before
+from gpudoctor.diagnose.rules.silence import (
+    ended_before,
+    only_a_launcher,
+    only_victims,
+    silent_places,
+    unfinished_start,
+)
 
-# those that decide first
+# the kinds of evidence, the strongest first: the first hypothesis of the first rule that has one is the cause
 _RULES: tuple[Rule, ...] = (
-    *(gpu_faults, scheduler_endings, out_of_host_memory, mismatches, direct_causes, deaths, said_dead, strong_echoes),
-    *(from_dumps, from_stacks, ras_behind, nccl_timeouts, stalled_tensors, watchdogs_stuck, missing_ranks),
-    *(gloo_timeouts, early_exit, silent_exits, signals_and_cancels, program_xids, silent_places, weak_causes),
-    *(weak_echoes, codes_alone, only_victims, only_a_launcher),
+    # the machine, the scheduler or a program names it
+    gpu_faults,
+    scheduler_endings,
+    out_of_host_memory,
+    mismatches,
+    direct_causes,
+    deaths,
+    said_dead,
+    strong_echoes,
+    # who waits for whom
+    from_dumps,
+    from_stacks,
+    ras_behind,
+    nccl_timeouts,
+    stalled_tensors,
+    watchdogs_stuck,
+    missing_ranks,
+    gloo_timeouts,
+    # who ended, or is silent
+    early_exit,
+    silent_exits,
+    signals_and_cancels,
+    program_xids,
+    silent_places,
+    # what others only report, and what is left
+    weak_causes,
+    weak_echoes,
+    codes_alone,
+    only_victims,
+    only_a_launcher,
 )
 _ENDED_FROM_OUTSIDE = (0, -2, -9, -15)  # SIGINT, SIGKILL, SIGTERM
 _EXCEPTION = re.compile(r"(?:[A-Za-z_]\w{0,60}\.){0,8}(?:[A-Z]\w{0,60})?(?:Error|Exception): ")
@@ -50,6 +82,15 @@ _FATAL = ("exit", "ending", "wait", "stuck", "victim", "wrapper", "closed")
 
 def hypotheses(job: Job) -> list[Hypothesis]:
     """All hypotheses, the best first; empty if nothing is wrong."""
+    found = _of_failed_attempt(job)
+    last = Attempt(job, job.attempts - 1)
+    for last_resort in (failed_saying(last), unfinished_start(job), unknown_errors(job), stood_still(job)):
+        found = found or [*last_resort]
+    return found
+
+
+def _of_failed_attempt(job: Job) -> list[Hypothesis]:
+    """What the rules say of the first failed attempt; empty if there is none, or if the job went on."""
     number = first_failed_attempt(job)
     if (number is None or went_on(job)) and not job.dumps and not job.stacks:
         return []

@@ -28,16 +28,16 @@ def render_text(answer: Diagnosis, *, width: int = 100, color: bool = False, ver
 
 
 def _lines(answer: Diagnosis, width: int, color: bool, verbose: bool) -> Iterator[str]:
-    cause, word = answer.cause, _painted(answer.word, _STYLES[answer.verdict], color)
+    cause, word = answer.cause, (answer.word, _STYLES[answer.verdict])
     if cause is None:
-        yield word
+        yield _painted(*word, color)
         yield from _row("read", f"{answer.files} file{'s' if answer.files != 1 else ''}: {answer.reason}", width)
         yield from _rows("it says", [_line_of(line) for line in answer.unexplained], width)
     elif answer.verdict == "nothing":
-        yield f"{word}  {text_of_cause(cause.what).title}"
+        yield from _titled([word], cause, width, color)
         yield from _of_cause(cause, width)
     else:
-        yield f"{word}  {_painted(cause.what, _BOLD, color)}  {text_of_cause(cause.what).title}"
+        yield from _titled([word, (cause.what, _BOLD)], cause, width, color)
         yield from _of_cause(cause, width)
         yield from _rows("reports", filter(None, [answer.reason]), width)
         yield from _victims(answer.victims, width)
@@ -52,7 +52,7 @@ def _lines(answer: Diagnosis, width: int, color: bool, verbose: bool) -> Iterato
         yield from _rows("explain", [f"gpudoctor explain diagnose.{text_of_cause(cause.what).page}"], _UNBROKEN)
         for other in answer.others:
             yield ""
-            yield f"{_painted('OR', _DIM, color)}  {other.what}  {text_of_cause(other.what).title}"
+            yield from _titled([("OR", _DIM), (other.what, "")], other, width, color)
             yield from _of_cause(other, width)
     for unread in answer.unread:
         yield from _row("not read", f"{printable(unread.file)}: {printable(unread.reason)}", width)
@@ -63,6 +63,17 @@ def _lines(answer: Diagnosis, width: int, color: bool, verbose: bool) -> Iterato
             who = f"rank {entry.rank}" if entry.rank is not None else "-"
             place = f"{printable(entry.file)}:{entry.line}"
             yield f"  {entry.time or '-':>12}  {who:<9} {printable(entry.host or '-'):<16} {entry.what:<22} {place}"
+
+
+def _titled(words: list[tuple[str, str]], cause: Cause, width: int, color: bool) -> Iterator[str]:
+    """The (word, style) pairs and the title of the cause, which goes on where the values of the rows below begin."""
+    plain = "".join(f"{word}  " for word, _ in words)
+    first, *more = textwrap.wrap(
+        plain + text_of_cause(cause.what).title, width, subsequent_indent=" " * (_LABEL + 4), break_on_hyphens=False
+    )
+    painted = "".join(f"{_painted(word, style, color and bool(style))}  " for word, style in words)
+    yield painted + first[len(plain) :]
+    yield from more
 
 
 def _of_cause(cause: Cause, width: int) -> Iterator[str]:

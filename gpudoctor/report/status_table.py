@@ -37,7 +37,8 @@ def status_text(report: Report, node: Node, *, width: int, color: bool) -> str:
     for line in _problem_lines(report):
         lines += wrap(line, width, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
     verdict = report.verdict.upper()
-    lines.append(f"{_colored(verdict, verdict, color)}  {verdict_words(report)}")
+    first, *more = wrap(f"{verdict}  {verdict_words(report)}", width, break_on_hyphens=False)
+    lines += [_colored(verdict, verdict, color) + first[len(verdict) :], *more]
     if checks := explained_next(report):
         lines.append(f"Next: gpudoctor explain {checks[0]}")
     return "".join(f"{line if color else printable(line)}\n" for line in lines)

@@ -31,6 +31,7 @@ from gpudoctor.report.wording import (
     check_count,
     domain_words,
     explained_next,
+    have_one_reason,
     is_no_gpu_node,
     joined_problems,
     label_of,
@@ -128,7 +129,10 @@ def _head(report: Report) -> Iterator[Text]:
 
 
 def _domains(report: Report) -> RenderableType:
-    """A row per domain; the skipped ones of a machine without a GPU, or of a text about a part of it, in one line."""
+    """A row per domain; neighbours that are skipped for one reason share a row.
+
+    The skipped ones of a machine without a GPU, or of a text about a part of it, are named in one line.
+    """
     table = Table.grid(padding=(0, 2), pad_edge=False)
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
@@ -136,18 +140,26 @@ def _domains(report: Report) -> RenderableType:
     higher = [r for r in report.checks if is_above(r, report.run.level)]
     asked = (r for r in report.checks if r not in higher)
     lacking = []
+    rows: list[tuple[Status, list[str], list[CheckResult]]] = []
     no_gpu = is_no_gpu_node(report)
     together = no_gpu or report.evaluated.partly
     for domain, group in groupby(asked, key=lambda result: result.domain):
         results = list(group)
         status = worst(result.status for result in results)
         if not (status is Status.SKIP and together):
-            table.add_row(status_word(status), plain(domain), plain(domain_words(results, status)))
+            if status is Status.SKIP and rows and rows[-1][0] is status and have_one_reason(rows[-1][2] + results):
+                rows[-1][1].append(domain)
+                rows[-1][2].extend(results)
+            else:
+                rows.append((status, [domain], results))
         elif domain == "reported" and not no_gpu:  # what nobody says is not lacking
             if reasons := _statements(results):
                 table.add_row(status_word(status), plain(domain), plain("; ".join(reasons)))
         elif no_gpu or any(result.level == LEVELS[0] for result in results):  # what has to be measured is in no text
             lacking.append(domain)
+    for status, domains, results in rows:
+        name = domains[0] if len(domains) == 1 else f"{len(domains)} domains"
+        table.add_row(status_word(status), plain(name), plain(domain_words(results, status, domains)))
     if lacking:
         why = "Nothing to look at here" if no_gpu else "Not in this text"
         return Padding(Group(table, plain(f"{why}: {', '.join(lacking)}", "dim")), (0, 0, 0, 2))
@@ -264,7 +276,10 @@ def _tail(report: Report) -> Iterator[RenderableType]:
     faults = f"{len(report.faults)} {'fault' if len(report.faults) == 1 else 'faults'}"
     parts = [fault.subject for fault in report.faults if fault.subject.label != NODE.label]
     node = " and the node" if len(parts) < len(report.faults) else ""
-    on = f" on {grouped_label(parts)}{node}" if parts else ""
+    # "GPU 2, 5 and /": in one list the path would read as a GPU
+    of_gpus = [part for part in parts if part.kind == "gpu"]
+    labels = (grouped_label(of_gpus), grouped_label(part for part in parts if part not in of_gpus))
+    on = f" on {' and '.join(filter(None, labels))}{node}" if parts else ""
     if len(parts) == len({part.gpu for part in parts} - {None}) == 2:  # "1-2" would read as the pair of both
         on = f" on GPU {' and '.join(str(part.gpu) for part in sorted(parts, key=lambda part: part.gpu or 0))}{node}"
     failed = f" ({check_count(counts.fail)} failed)" if counts.fail else ""

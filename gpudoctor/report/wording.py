@@ -53,15 +53,19 @@ def check_count(count: int) -> str:
     return f"{count} {'check' if count == 1 else 'checks'}"
 
 
-def domain_words(results: list[CheckResult], status: Status) -> str:
-    """ "7 of 8 GPUs ok   GPU 5: link-width", "3 of 4 checks ok   fabric", "7 checks" or "5 checks: why skipped"."""
+def domain_words(results: list[CheckResult], status: Status, domains: Sequence[str] = ()) -> str:
+    """ "7 of 8 GPUs ok   GPU 5: link-width", "3 of 4 checks ok   fabric", "7 checks" or "5 checks: why skipped".
+
+    `domains`: whose results these are, named if there are several: "5 checks (collective, train): why skipped".
+    """
     looked = [r for r in results if r.status is not Status.SKIP]
     skipped = len(results) - len(looked)
     if status is Status.SKIP:
         reasons = _different(_reason(r) for r in results)
         others = len(reasons) - 1
         more = f" (and {others} more reason{'s' * (others > 1)})" if others else ""
-        return f"{check_count(len(results))}: {reasons[0]}{more}"
+        named = f" ({', '.join(domains)})" if len(domains) > 1 else ""
+        return f"{check_count(len(results))}{named}: {reasons[0]}{more}"
     bad = [r for r in looked if r.status is not Status.PASS]
     tail = f", {skipped} skipped" if skipped else ""
     if not bad:
@@ -71,6 +75,11 @@ def domain_words(results: list[CheckResult], status: Status) -> str:
     if gpus := _gpus_ok(looked):
         return f"{gpus}{f', {check_count(skipped)} skipped' if skipped else ''}   {names}"
     return f"{len(looked) - len(bad)} of {check_count(len(looked))} ok{tail}   {names}"
+
+
+def have_one_reason(results: Iterable[CheckResult]) -> bool:
+    """Whether skipped checks are skipped for one reason: said once for each domain, it hides what stands above it."""
+    return len(_different(_reason(result) for result in results)) == 1
 
 
 def _gpus_ok(looked: list[CheckResult]) -> str:
@@ -153,19 +162,19 @@ def verdict_words(report: Report) -> str:
     training = report.measurements.training
     if report.verdict == "pass" and training is not None and training.device == "cuda":
         return "fit to train on"
-    aside = f", in {report.evaluated.words}" if report.evaluated.partly else ""
-    if report.verdict == "pass" and report.evaluated.partly:
-        return f"{report.evaluated.words}; nothing wrong in these"
+    if report.verdict in ("pass", "warn") and report.evaluated.partly:  # of a text nobody knows that the machine works
+        found = "nothing wrong in these" if report.verdict == "pass" else "look at the warnings"
+        return f"{report.evaluated.words}; {found}"
     if report.verdict == "fail" and is_no_gpu_node(report):
         return "this is no GPU node"
-    parts = {
+    by_verdict = {
         "pass": f"nothing wrong in the {check_count(report.counts.passed)} that could look; no GPU was put under load",
-        "warn": f"works; look at the warnings{aside}",
+        "warn": "works; look at the warnings",
         "fail": "not fit to train on" + (", by what this text says" if report.evaluated.partly else ""),
     }
     if report.verdict == "unknown" and not report.counts.unknown and report.reason.startswith("UNKNOWN "):
         return f"not known: {report.reason.removeprefix('UNKNOWN ')}"
-    return parts.get(report.verdict, "not known: what got no answer is not a pass")
+    return by_verdict.get(report.verdict, "not known: what got no answer is not a pass")
 
 
 def problem_groups(report: Report) -> Iterator[tuple[CheckResult, list[Finding]]]:

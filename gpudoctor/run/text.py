@@ -17,6 +17,10 @@ _NARROWEST = 40
 _MOST_RANKS = 64
 _COLUMNS = ("rank", "steps", "step ms", "compute", "wait", "data", "host", "no CPU", "memory MiB")
 _NO_CPU = _COLUMNS.index("no CPU")
+_LEGEND = (
+    "compute: forward, backward, optimizer and what is between; wait: in collectives, for the other ranks; "
+    "data: fetching a batch; host: the rest of the loop, on the CPU"
+)
 
 
 def render_text(report: RunReport, *, width: int = 100) -> str:
@@ -25,7 +29,7 @@ def render_text(report: RunReport, *, width: int = 100) -> str:
 
 
 def _lines(report: RunReport, width: int) -> Iterator[str]:
-    yield from _head(report)
+    yield from _head(report, width)
     problems = [finding for finding in report.findings if finding.status in PROBLEMS]
     for finding in sorted(problems, key=lambda each: PROBLEMS.index(each.status)):
         yield ""
@@ -36,7 +40,7 @@ def _lines(report: RunReport, width: int) -> Iterator[str]:
         yield from diagnosis_text.render_text(diagnosis, width=width).splitlines()
     if any(rank.step_ms is not None for rank in report.ranks):
         yield ""
-        yield from _table(report)
+        yield from _table(report, width)
     rest = list(_rest(report))
     if rest:
         yield ""
@@ -46,7 +50,7 @@ def _lines(report: RunReport, width: int) -> Iterator[str]:
         yield f"logs, stacks and dumps: {printable(report.kept)}"
 
 
-def _head(report: RunReport) -> Iterator[str]:
+def _head(report: RunReport, width: int) -> Iterator[str]:
     ended = f"ended by {report.signal}" if report.signal else f"exit code {report.exit_code}"
     yield f"gpudoctor run: {report.verdict.upper()}  {ended}, {duration_text(report.duration_s)}, {_ranks(report)}"
     if report.throughput is not None:
@@ -54,7 +58,8 @@ def _head(report: RunReport) -> Iterator[str]:
         rows = f", {_rate(rates.rows_per_s)} rows/s" if rates.rows_per_s else ""
         stood_s = sum(stall.stood_s for stall in report.stalls)
         stood = f", without the {stood_s:.0f} s in which it stood" if stood_s else ""
-        yield f"  {_rate(rates.steps_per_s)} steps/s{rows} of all ranks together, after {_warm_up(report)}{stood}"
+        together = f"{_rate(rates.steps_per_s)} steps/s{rows} of all ranks together, after {_warm_up(report)}{stood}"
+        yield from textwrap.wrap(together, width, initial_indent="  ", subsequent_indent="  ")
 
 
 def _rate(value: float) -> str:
@@ -108,19 +113,19 @@ def _block(flat: FlatFinding, width: int) -> Iterator[str]:
         ) or [f"  {label}"]
 
 
-def _table(report: RunReport) -> Iterator[str]:
-    """Where the step of each rank goes."""
+def _table(report: RunReport, width: int) -> Iterator[str]:
+    """Where the step of each rank goes; if that is too wide, with less space between the columns."""
     ranks = [rank for rank in report.ranks if rank.step_ms is not None]
     rows = [_row(rank) for rank in ranks[:_MOST_RANKS]]
     lacked = any(row[_NO_CPU] not in ("0.0", "") for row in rows)
     columns = [n for n in range(len(_COLUMNS)) if n != _NO_CPU or lacked]
     widths = {column: max(len(row[column]) for row in (_COLUMNS, *rows)) for column in columns}
+    gap = "  " if sum(widths.values()) + 2 * (len(columns) - 1) <= width else " "
     for row in (_COLUMNS, *rows):
-        yield "  ".join(row[column].rjust(widths[column]) for column in columns)
+        yield gap.join(row[column].rjust(widths[column]) for column in columns)
     if len(ranks) > _MOST_RANKS:
         yield f"... and {len(ranks) - _MOST_RANKS} more ranks (--format json)"
-    yield "compute: forward, backward, optimizer and what is between; wait: in collectives, for the other ranks;"
-    yield "data: fetching a batch; host: the rest of the loop, on the CPU"
+    yield from textwrap.wrap(_LEGEND, width)
     if lacked:
         yield "no CPU: ready to run without one; no part of the others"
 

@@ -99,6 +99,8 @@ def test_a_node_can_be_changed_and_judged() -> None:
         (lambda: untyped.check(node=NODE, faults="pcie-x8"), "no fault is called 'pcie-x8'"),
         (lambda: untyped.check(faults=[FAULT]), "--fault is for simulated nodes"),
         (lambda: untyped.check(node=NODE, only=["pcei"]), "no check is called 'pcei'; did you mean pcie"),
+        (lambda: untyped.check(only=["smi-q.txt"]), "no check is called 'smi-q.txt'; to judge a text"),
+        (lambda: untyped.check(only=[NODE]), f"simulated node: --node {NODE}"),
         (lambda: untyped.check(node=NODE, skip=[3]), "skip 3: text is wanted"),
         (lambda: untyped.check(node=NODE, gpu=9), "9"),
         (lambda: untyped.check(node=NODE, ranks=0), "ranks 0: a number from 1 to 64 is wanted"),

@@ -36,10 +36,12 @@ def test_without_a_command_it_shows_them_by_what_they_are_for(
     [
         (("chek",), "no command is called 'chek'; did you mean check?; see: gpudoctor --help"),
         (("check", "--level", "medium"), "--level: 'medium' is none of quick, standard, full, burn; see: gpudoctor"),
+        (("diagnose", "--example"), "--example: expected one argument: hang, exception, sigkill, early-exit, "),
         (("check", "--lvel", "quick"), "unrecognized arguments: --lvel; did you mean --level?"),
         (("schema", "fact"), "did you mean facts?"),
         (("cluster", "reprt", "x"), "did you mean report?; see: gpudoctor cluster --help"),
         (("explain", "pcei"), "nothing is called 'pcei'; did you mean pcie?"),
+        (("explain", "nvidia-smi has failed because"), "what a machine prints: gpudoctor check --node -;"),
         (("explain", "2"), "nothing is called '2'; NVIDIA's catalogue has no Xid of this number"),
         (("explain", "rank_hng"), "nothing is called 'rank_hng'; did you mean rank_hung?"),
         (

@@ -602,6 +602,9 @@ def test_the_answer_says_a_long_message_once_and_equal_lines_in_one(tmp_path: Pa
     long = "torch.OutOfMemoryError: CUDA out of memory. " + "Of the allocated memory much is reserved. " * 9
     oom = render_text(answer_to(tb(1, long), tmp_path))
     assert " ".join(oom.split()).count("much is reserved") == 9
+    titles = render_text(answer_to(wd(0, 9), tmp_path), width=60).splitlines()
+    assert titles[0].startswith("UNKNOWN  timeout_undecidable  a collective timed out")
+    assert max(map(len, titles[:2])) <= 60
     waits = render_text(
         answer_to("".join(wd(r, 9).splitlines(keepends=True)[0] for r in range(3)), tmp_path), width=999
     )

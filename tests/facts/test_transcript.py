@@ -28,6 +28,7 @@ from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, known
 from gpudoctor.facts.model.node import Node, NumaNode, Source
 from gpudoctor.facts.simulated.load import apply_faults, load_node
 from gpudoctor.report.judge import judge
+from gpudoctor.report.text import render_text
 from tests.facts import transcripts
 from tests.facts.transcripts import COLLECT_ENV, CSV_COLUMNS, TOPIC, csv, dcgm_diag, dcgm_diag_json, gpu_list, table
 from tests.fuzz import seeds
@@ -474,6 +475,20 @@ def test_a_tools_own_good_verdict_is_judged_in_part_and_no_pass_of_the_node(name
     report = judge(read(transcripts.NOT_JUDGED[name]))
     assert (report.verdict, report.exit_code, report.evaluated.partly) == ("pass", 0, True)
     assert report.reason.startswith("PARTLY JUDGED, 1 of ")
+
+
+def test_the_warning_of_a_text_about_a_part_does_not_say_that_the_machine_works() -> None:
+    text = render_text(
+        judge(read("[rank5]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n")),
+        width=100,
+        color=False,
+    )
+    assert re.search(r"^WARN  1 of \d+ checks evaluated; look at the warnings$", text, re.MULTILINE)
+
+
+def test_a_tab_in_a_statement_is_shown_as_a_blank() -> None:
+    text = render_text(judge(read("LnkSta:\tSpeed 16GT/s, Width x4 (downgraded)\n")), width=100, color=False)
+    assert "found     LnkSta: Speed 16GT/s, Width x4 (downgraded)\n" in text
 
 
 def test_the_checksum_of_a_benchmark_passes_nothing() -> None:

@@ -18,7 +18,7 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node, from_json, to_json
 from gpudoctor.facts.simulated.load import apply_faults, load_node
 from gpudoctor.report.html.page import render_html
-from gpudoctor.report.judge import FailOn, exit_code, judge, without_verdict
+from gpudoctor.report.judge import FailOn, Question, exit_code, judge, without_verdict
 from gpudoctor.report.junit_nagios import nagios_code, render_junit, render_nagios
 from gpudoctor.report.model import Report, render_json
 from gpudoctor.report.prometheus import render_prometheus
@@ -129,6 +129,13 @@ def test_why_several_things_were_not_measured_is_said_once() -> None:
     assert domain_words([*skipped[1:], other], Status.SKIP).endswith(f": {no_load} (and 1 more reason)")
 
 
+def test_neighbours_that_are_skipped_for_one_reason_share_a_row() -> None:
+    report = judge(load_node("gh200-1"), question=Question(level="full"))
+    rows = [line for line in render_text(report, width=200, color=False).splitlines() if line.startswith("  SKIP")]
+    assert [line.split()[1] for line in rows] == ["nvlink", "network", "6", "higher"]  # two reasons, two rows
+    assert "6 domains  27 checks (collective, link, compute, train, strategy, data): " in rows[2]
+
+
 @pytest.mark.parametrize(
     ("node", "words"),
     [
@@ -226,6 +233,8 @@ def test_a_command_that_is_for_one_gpu_of_several_says_so() -> None:
 def test_faults_of_a_gpu_and_of_the_node_are_told_apart_in_words() -> None:
     report = judge(apply_faults(load_node("hgx-h100-8"), ["pcie-width-x8@1", "shm-64m"]))
     assert "2 faults on GPU 1 and the node (2 checks failed)" in render_text(report, width=200, color=False)
+    report = judge(apply_faults(load_node("hgx-h100-8"), ["pcie-width-x8@1", "storage-full"]))
+    assert "2 faults on GPU 1 and / (2 checks failed)" in render_text(report, width=200, color=False)
 
 
 def test_a_long_list_of_readings_is_cut_and_says_so() -> None:

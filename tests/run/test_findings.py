@@ -96,15 +96,18 @@ def line_of(phase: str) -> SampledLine:
     return SampledLine(phase, "/home/a/train.py", 88, "compute_more", 3)
 
 
-def shown(run: Watched) -> tuple[str, list[list[str]]]:
-    """The report as text, and the table of its ranks."""
-    report = RunReport(
+def report_of(run: Watched) -> RunReport:
+    return RunReport(
         tool=Tool("gpudoctor", "0.1.0"), command=("train",), host="a", started_at="", duration_s=3.0,
         exit_code=run.exit_code, signal=None, verdict="warn", reason="", world_size=2, precheck=None, settings={},
         throughput=throughput(run), ranks=tuple(rank_report(each, "a") for each in run.ranks), findings=judged(run),
         stalls=run.stalls, diagnosis=None,
     )  # fmt: skip
-    lines = render_text(report).splitlines()
+
+
+def shown(run: Watched) -> tuple[str, list[list[str]]]:
+    """The report as text, and the table of its ranks."""
+    lines = render_text(report_of(run)).splitlines()
     head = next(n for n, line in enumerate(lines) if line.startswith("rank  steps"))
     return "\n".join(lines), [line.split() for line in lines[head : head + 3]]
 
@@ -118,6 +121,14 @@ def test_the_finding_and_the_table_show_the_same_figures_on_a_busy_machine_too()
     assert " ".join(names).endswith("host no CPU memory MiB")
     assert (first[3], second[3]) == ("18.5", "27.5")
     assert (first[-2], second[-2]) == ("12.0", "0.0")
+
+
+def test_the_table_of_the_ranks_fits_80_columns() -> None:
+    queued = (0, 8.0, 0, 0, 4.0, 0, 0)
+    wall = tuple(map(sum, zip(USUAL_MS, queued, strict=True)))
+    lines = render_text(report_of(watched(rank(0, wall=wall, queued=queued), rank(1))), width=80).splitlines()
+    assert any(line.endswith("host no CPU memory MiB") for line in lines)
+    assert max(map(len, lines)) <= 80
 
 
 def test_a_checkpoint_of_another_rank_does_not_hide_what_a_step_takes() -> None:

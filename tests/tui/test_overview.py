@@ -210,6 +210,9 @@ def test_the_words_of_the_job_fit_a_narrow_screen() -> None:
     node = node_of()
     ticks = [tick_of(node, second, processes=torchrun(node)) for second in range(1, 9)]
     assert length(host_rows(state_of(node, *ticks), 80)[1].runs) <= 80
+    host, job = host_rows(state_of(node, *ticks), 40)
+    assert (length(host.runs), length(job.runs)) == (40, 40)
+    assert text_of(job) == " torchrun by alice, 8 ranks on GPU 0-7:…"
 
 
 def test_hostile_names_of_jobs_stay_data() -> None:

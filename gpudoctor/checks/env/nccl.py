@@ -16,6 +16,8 @@ from gpudoctor.checks.nvlink.link_state import links_up
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Environment, Variable
 
+_INTERFACE_SETTINGS = (("NCCL_SOCKET_IFNAME", False), ("GLOO_SOCKET_IFNAME", True))  # whether as whole names only
+
 
 @check(
     "env.nccl",
@@ -33,7 +35,9 @@ def nccl_settings(case: Case) -> Iterator[Finding]:
     if isinstance(environment.variables, Missing):
         yield unread(NODE, "environment", environment.variables)
         return
+    not_judged = [*_not_judged(case)]
     findings = [
+        *(unread(NODE, f"{variable.name}={variable.value}: {what}", why) for variable, what, why in not_judged),
         *_switched_off(case),
         *_interfaces(case),
         *_files(case),
@@ -44,9 +48,32 @@ def nccl_settings(case: Case) -> Iterator[Finding]:
     yield from findings
     if any(f.status not in (Status.PASS, Status.SKIP) for f in findings):
         return
-    named = [v.name for v in environment.starting("NCCL_")]
+    left_out = {variable.name for variable, _, _ in not_judged}
+    named = [v.name for v in environment.starting("NCCL_") if v.name not in left_out]
+    if left_out and not named:
+        return
     text = f"{len(named)} NCCL settings, none harmful: {', '.join(sorted(named))}" if named else "no NCCL settings"
     yield ok(NODE, text)
+
+
+def _not_judged(case: Case) -> Iterator[tuple[Variable, str, Missing]]:
+    """The settings that harm or not by what was not read: the setting, what that is, and why it was not read."""
+    environment, network = case.node.environment, case.node.network
+    named = {variable.name: variable for variable in known(environment.variables) or () if variable.value.strip()}
+    if not case.gpus and case.node.source.may_be_part and isinstance(case.node.driver.device_count, Missing):
+        # the only thing that such a text says of a training: not to be passed over
+        why = Missing("no GPU in this text to judge it by", "failed")
+        for variable in (_switch_of_p2p(environment), _switched_on(environment, "NCCL_SHM_DISABLE")):
+            if variable is not None:
+                yield variable, "what it costs", why
+    if isinstance(network.rdma_ports, Missing):
+        for variable in (_switched_on(environment, "NCCL_IB_DISABLE"), named.get("NCCL_IB_HCA")):
+            if variable is not None:
+                yield variable, "RDMA ports", network.rdma_ports
+    if isinstance(network.interfaces, Missing):
+        for name, _ in _INTERFACE_SETTINGS:
+            if name in named:
+                yield named[name], "network interfaces", network.interfaces
 
 
 def _switched_on(environment: Environment, name: str) -> Variable | None:
@@ -56,12 +83,16 @@ def _switched_on(environment: Environment, name: str) -> Variable | None:
     return variable if digits.isascii() and digits.isdigit() and digits.strip("+-0") else None
 
 
+def _switch_of_p2p(environment: Environment) -> Variable | None:
+    """The variable that switches peer-to-peer off."""
+    level = environment.variable("NCCL_P2P_LEVEL")
+    off = level if level is not None and level.value.strip().upper() in ("LOC", "0") else None
+    return _switched_on(environment, "NCCL_P2P_DISABLE") or off
+
+
 def _switched_off(case: Case) -> Iterator[Finding]:
     environment, several = case.node.environment, len(case.gpus) > 1
-    level = environment.variable("NCCL_P2P_LEVEL")
-    p2p = _switched_on(environment, "NCCL_P2P_DISABLE")
-    if p2p is None and level is not None and level.value.strip().upper() in ("LOC", "0"):
-        p2p = level
+    p2p = _switch_of_p2p(environment)
     if p2p is not None and several:
         yield _p2p_off(case, p2p)
     if several and (shm := _switched_on(environment, "NCCL_SHM_DISABLE")):
@@ -96,12 +127,9 @@ def _p2p_off(case: Case, variable: Variable) -> Finding:
 def _interfaces(case: Case) -> Iterator[Finding]:
     environment, network = case.node.environment, case.node.network
     interfaces = network.interfaces
-    for variable_name, exact in (("NCCL_SOCKET_IFNAME", False), ("GLOO_SOCKET_IFNAME", True)):
+    for variable_name, exact in _INTERFACE_SETTINGS:
         variable = environment.variable(variable_name)
-        if variable is None or not variable.value.strip():
-            continue
-        if isinstance(interfaces, Missing):
-            yield unread(NODE, f"{variable_name}={variable.value}: network interfaces", interfaces)
+        if variable is None or not variable.value.strip() or isinstance(interfaces, Missing):
             continue
         names = [interface.name for interface in interfaces]
         if not _selected(variable.value, names, exact):

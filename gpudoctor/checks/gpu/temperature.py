@@ -63,33 +63,35 @@ def _over_limit(gpu: Gpu) -> Finding | None:
     thermal = gpu.thermal
     now, memory = known(thermal.gpu_c), known(thermal.memory_c)
     margin = known(thermal.margin_c) if _margins(gpu) else None
-    # (unfit, reading, limit, name of the limit, whether a lower reading is hotter); the first exceeded is reported
-    for unfit, value, limit, message, reverse in (
-        (True, margin, known(thermal.slowdown_margin_c), "margin to its slowdown point", True),
+    # (unfit, reading, limit, name of the limit, whether both are margins); the first exceeded is reported
+    for unfit, value, limit, point, is_margin in (
+        (True, margin, known(thermal.slowdown_margin_c), "slowdown point", True),
         (True, now, known(thermal.slowdown_c), "slowdown point", False),
-        (False, margin, known(thermal.max_operating_margin_c), "margin to its highest operating point", True),
+        (False, margin, known(thermal.max_operating_margin_c), "highest operating point", True),
         (False, now, known(thermal.max_operating_c), "highest operating point", False),
         (False, memory, known(thermal.memory_max_c), "memory's highest operating point", False),
     ):
-        if value is None or limit is None or (not reverse and limit <= 0):
+        if value is None or limit is None or (not is_margin and limit <= 0):
             continue
         # slowdown begins at its point; the operating points may be reached but not exceeded
-        hot = (value <= limit if unfit else value < limit) if reverse else (value >= limit if unfit else value > limit)
-        if not hot:
+        over = limit - value if is_margin else value - limit  # a lower margin is hotter
+        if over < 0 or (over == 0 and not unfit):
             continue
-        text = f"{value} C left, {message} is {limit} C" if reverse else f"{value} C, {message} is {limit} C"
+        text = f"{value} C, {point} is {limit} C"
+        if is_margin:
+            text = f"thermal margin {value} C, its {point} is at {limit} C"
         return (fail if unfit else warn)(
             of_gpu(gpu),
             Found(text, value, "C"),
             Expected(
-                f"{'above' if reverse else 'below'} {limit} C",
-                ">" if reverse else "<",
+                f"{'above' if is_margin else 'below'} {limit} C",
+                ">" if is_margin else "<",
                 limit,
                 "C",
                 "the GPU's own limit",
             ),
             Evidence("GPU temperature", f"{now} C" if now is not None else "not read"),
-            Evidence(message, f"{limit} C"),
+            Evidence(f"margin to its {point}" if is_margin else point, f"{limit} C"),
             likely="cooling: airflow, a fan, coolant, dust, or a bad thermal interface",
             advice=_ADVICE,
         )

@@ -209,6 +209,7 @@ def _clean(gpu: Gpu) -> Finding:
             if now is None or possible is None:
                 fact = next((f for f in facts if isinstance(f, Missing)), Missing("not known"))
                 return unread(of_gpu(gpu), f"{what} of the link above {end.bus_id}", fact)
+    above = f"{len(links)} link{'s' * (len(links) > 1)} above at full width"
     if any(hop.slow for hop in links):
-        return ok(of_gpu(gpu), f"{len(links)} link(s) above at full width; their speed is at rest, as the GPU's own is")
-    return ok(of_gpu(gpu), f"{len(links)} link(s) above at full width and speed")
+        return ok(of_gpu(gpu), f"{above}; their speed is at rest, as the GPU's own is")
+    return ok(of_gpu(gpu), f"{above} and speed")

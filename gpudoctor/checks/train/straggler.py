@@ -142,7 +142,8 @@ def by_turns(
     if ratio >= limits.warn_ratio and min(lower, again) >= half_way and slowest >= limits.last_share:
         return Deviation(rank, ratio, "fail" if ratio >= limits.fail_ratio else "warn")
     why = (
-        f"that is {lower:.2f} to {upper:.2f} x, again {again:.2f} x, and slowest in {slowest:.0%} of {len(logs)} turns"
+        f"that is uncertain ({lower:.2f} to {upper:.2f} x), the second half of {len(logs)} turns shows {again:.2f} x, "
+        f"and it was slowest in {slowest:.0%} of them"
     )
     return Deviation(rank, ratio, "noisy", why)
 

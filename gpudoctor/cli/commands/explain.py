@@ -29,6 +29,7 @@ with lazy_imports():
 
 _XID = re.compile(r"(?:xid[ :#]*)?(\d{1,5})", re.IGNORECASE)
 _WORD = re.compile(r"[a-z0-9]+")
+_MOST_WORDS_OF_A_NAME = 3
 _ENDING = re.compile(r"(?<=[a-z]{3})(?:ing|ed|es|e|s)$")
 _SMALL_WORDS = frozenset(
     ("a", "an", "and", "at", "for", "in", "is", "my", "no", "of", "on", "out", "the", "to", "with")
@@ -90,7 +91,10 @@ def _page_of(name: str) -> str:
     near = nearest_words(name, known) or nearest_words("-".join(name.split()), known)
     if name.isdecimal():
         near = "; NVIDIA's catalogue has no Xid of this number"
-    raise UserError(f"nothing is called {printable(name)[:60]!r}{near}; see: gpudoctor list")
+    see = "see: gpudoctor list"
+    if len(name.split()) > _MOST_WORDS_OF_A_NAME:  # a line that somebody pasted
+        see = "what a machine prints: gpudoctor check --node -; what a job prints: gpudoctor diagnose -"
+    raise UserError(f"nothing is called {printable(name)[:60]!r}{near}; {see}")
 
 
 def _checks() -> tuple[registry.Check, ...]:

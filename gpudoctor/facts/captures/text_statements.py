@@ -268,7 +268,9 @@ def _reported(statement: Statement, file: str) -> Reported:
     port = f" port {named.port}" if named.port is not None else ""
     past = statement.form == "sentence" and is_past(statement.message)
     return Reported(
-        text=("told as past, and not whether it is over: " if past else "") + clipped(statement.message),
+        # a tab is a gap here, and would be printed as an escape
+        text=("told as past, and not whether it is over: " if past else "")
+        + clipped(statement.message.replace("\t", " ")),
         said_by=clipped(statement.program or ""),
         loudness="unread" if past else statement.severity,
         kind=statement.kind,

@@ -33,39 +33,6 @@ _ALONE_S = 0.01  # a driver that answers at once shows 8 GPUs in this time
 _INIT, _COUNT, _HANDLE = "nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex"
 
 
-def read_hidden_gpus(root: Path, shown: Container[str]) -> dict[str, dict[str, str]] | Missing:
-    """`information` of each GPU that the kernel module drives and NVML does not show, by bus id.
-
-    The kernel module may take its locks to produce it, so this must run in the collector process.
-    """
-    names = list_names(root / _GPUS)
-    if isinstance(names, Missing):
-        return names
-    hidden = {}
-    for name in names:
-        bus_id = short_bus_id(name)
-        if BUS_ID.fullmatch(name.lower()) and bus_id not in shown:
-            hidden[bus_id] = key_values(known(read_text(root / _GPUS / name / "information")) or "")
-    return hidden
-
-
-def is_denied(root: Path, information: dict[str, str]) -> bool:
-    """Whether the GPU's /dev/nvidiaN may not be opened.
-
-    access(2) checks only the permission, including the device cgroup, and never opens the file: that would
-    wake the GPU, or hang on a broken one.
-    """
-    minor = information.get("Device Minor", "")
-    file = root / "dev" / f"nvidia{minor}"
-    # the driver's library opens it for reading and writing
-    return minor.isdecimal() and present(file) and not os.access(file, os.R_OK | os.W_OK)
-
-
-def is_excluded(information: dict[str, str]) -> bool:
-    """Whether the kernel module holds the GPU without using it (NVreg_ExcludedGpus; up to driver 455: Blacklisted)."""
-    return "Yes" in (information.get("GPU Excluded"), information.get("Blacklisted"))
-
-
 class ReadingListener(Protocol):
     """Receives what was read as soon as it is known, from any thread."""
 
@@ -125,6 +92,39 @@ def read_nvml(
     )
     listener.driver(driver)
     return replace(driver, drained_gpus=tuple(bus_id for bus_id in hidden if _is_drained(client, bus_id)))
+
+
+def read_hidden_gpus(root: Path, shown: Container[str]) -> dict[str, dict[str, str]] | Missing:
+    """`information` of each GPU that the kernel module drives and NVML does not show, by bus id.
+
+    The kernel module may take its locks to produce it, so this must run in the collector process.
+    """
+    names = list_names(root / _GPUS)
+    if isinstance(names, Missing):
+        return names
+    hidden = {}
+    for name in names:
+        bus_id = short_bus_id(name)
+        if BUS_ID.fullmatch(name.lower()) and bus_id not in shown:
+            hidden[bus_id] = key_values(known(read_text(root / _GPUS / name / "information")) or "")
+    return hidden
+
+
+def is_denied(root: Path, information: dict[str, str]) -> bool:
+    """Whether the GPU's /dev/nvidiaN may not be opened.
+
+    access(2) checks only the permission, including the device cgroup, and never opens the file: that would
+    wake the GPU, or hang on a broken one.
+    """
+    minor = information.get("Device Minor", "")
+    file = root / "dev" / f"nvidia{minor}"
+    # the driver's library opens it for reading and writing
+    return minor.isdecimal() and present(file) and not os.access(file, os.R_OK | os.W_OK)
+
+
+def is_excluded(information: dict[str, str]) -> bool:
+    """Whether the kernel module holds the GPU without using it (NVreg_ExcludedGpus; up to driver 455: Blacklisted)."""
+    return "Yes" in (information.get("GPU Excluded"), information.get("Blacklisted"))
 
 
 def _is_drained(client: NvmlClient, bus_id: str) -> bool:

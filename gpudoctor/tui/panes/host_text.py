@@ -10,7 +10,7 @@ from gpudoctor.text.output import printable
 from gpudoctor.text.units import MIB, gib_number, gib_text, option_ranges, rounded_duration_text
 from gpudoctor.tui.panes.pane import DrawnLines
 from gpudoctor.tui.state import State
-from gpudoctor.tui.widgets.lines import Row, Run, length, row
+from gpudoctor.tui.widgets.lines import Row, Run, cut, length, row
 
 # as in train.utilization and train.memory, so that screen and verdict agree
 APART_PCT = 20.0
@@ -30,7 +30,7 @@ class HostLines(DrawnLines):
 def host_rows(state: State, width: int) -> list[Row]:
     """Two rows, machine and job; a dash for what could not be read, shorter words if the width is too small."""
     job = _job(state, short=False)
-    return [_host(state), job if length(job.runs) <= width else _job(state, short=True)]
+    return [cut(_host(state), width), cut(job if length(job.runs) <= width else _job(state, short=True), width)]
 
 
 def _host(state: State) -> Row:

@@ -17,6 +17,7 @@ from gpudoctor.facts.model.node import Node
 from gpudoctor.report.model import Report, findings_of
 from gpudoctor.report.tables.devices import gpu_of_rank, on_cpus, screen_name
 from gpudoctor.report.tables.links import host_table, way_of
+from gpudoctor.report.wording import expected_words
 from gpudoctor.text.output import printable
 from gpudoctor.text.units import ranges, short_figure
 from gpudoctor.tui.labels import WORDS, style_of, worst_first
@@ -116,8 +117,7 @@ def _told(report: Report | None, width: int, no_color: bool) -> Iterator[Content
     for check_id, finding in found[:_FINDINGS_MAX]:
         reported = f"{check_id}  {headline(finding)}"
         if finding.expected is not None:
-            source = f" ({finding.expected.source})" if finding.expected.source else ""
-            reported += f"; expected {finding.expected.text}{source}"
+            reported += f"; expected {expected_words(finding.expected)}"
         word = f"{WORDS[finding.status]:<8}"
         yield from hanging(word, reported, style_of(finding.status, no_color), width)
     if len(found) > _FINDINGS_MAX:

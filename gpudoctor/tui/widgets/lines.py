@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from textwrap import wrap
 from typing import NamedTuple
 
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 from rich.segment import Segment
 from rich.style import Style
 from textual.color import Color
@@ -38,6 +38,19 @@ def row(*runs: Run | str) -> Row:
 def length(runs: Sequence[Run]) -> int:
     """The width of the runs in cells."""
     return sum(cell_len(text) for text, _ in runs)
+
+
+def cut(line: Row, width: int) -> Row:
+    """The row, or as much of it as fits before a "…": without the sign "GPU 0-7" could end as "GPU 0"."""
+    if length(line.runs) <= width:
+        return line
+    left, kept = width - 1, list[Run]()
+    for text, tone in line.runs:
+        kept.append((text if cell_len(text) <= left else set_cell_size(text, max(left, 0)), tone))
+        left -= cell_len(text)
+        if left <= 0:
+            break
+    return Row((*kept, ("…", "")), line.cursor)
 
 
 class Lines(Widget):

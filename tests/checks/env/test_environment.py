@@ -211,7 +211,17 @@ def test_interfaces_that_are_not_known_are_not_judged() -> None:
 def test_an_adapter_that_does_not_exist_warns() -> None:
     assert nccl(IB, NCCL_IB_HCA="mlx4").status is Status.WARN
     assert nccl(IB, NCCL_IB_HCA="=mlx5_0:1").status is Status.PASS
-    assert nccl(NCCL_IB_HCA="mlx4").status is Status.PASS
+    assert nccl(NCCL_IB_HCA="mlx4").status is Status.SKIP
+
+
+def test_a_setting_is_not_called_harmless_where_what_it_costs_was_not_read() -> None:
+    pasted = Source(kind="capture")
+    for name in ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"):
+        result = nccl(None, {"gpus": (), "source": pasted}, **{name: "1"})
+        assert (result.status, f"{name}=1: what it costs" in words(result)) == (Status.UNKNOWN, True)
+    assert nccl(None, {"gpus": ()}, NCCL_P2P_DISABLE="1").status is Status.PASS  # a machine without GPUs
+    result = nccl(NCCL_IB_DISABLE="1")
+    assert (result.status, words(result)) == (Status.SKIP, "NCCL_IB_DISABLE=1: RDMA ports: not read")
 
 
 def test_what_the_vendor_of_a_network_plugin_prescribes_is_no_leftover() -> None:

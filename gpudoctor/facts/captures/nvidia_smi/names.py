@@ -8,11 +8,16 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 
-# The leaf of Gpu, how its text is read, its path in the text of `nvidia-smi -q`, and its other names: with slashes in
-# `-q -x`; in `--query-gpu`, unless only dots replace the slashes there; in tables (`table.`), `dmon.`, `dcgmi.` dmon,
-# dcgm-exporter (DCGM_) and /proc (`proc.`). A leaf with several rows: the first known one counts.
-# {a,b}: two rows, one with the first of each such choice, one with the second. "-" in place of a leaf: a part of
-# several, see query_gpu.
+# A row is LEAF KIND PATH [OTHER NAME ...]; it goes on in indented lines:
+#   LEAF  the leaf of Gpu; "-" if the value is only a part of one, see query_gpu. Of several rows the first known counts
+#   KIND  how its text is read, see values
+#   PATH  where the text of `nvidia-smi -q` has it
+#   other names: with slashes in `-q -x`; with dots in `--query-gpu`, if it is not PATH with dots for the slashes;
+#         with a prefix in the table of plain nvidia-smi (`table.`), dmon (`dmon.`), `dcgmi dmon` (`dcgmi.`),
+#         dcgm-exporter (`DCGM_`) and /proc (`proc.`)
+# {a,b} makes two rows, one with the first of each such choice, one with the second:
+#   clocks.{sm,memory}_mhz whole clocks/{sm,memory} =
+#   clocks.sm_mhz whole clocks/sm, clocks.memory_mhz whole clocks/memory
 _TABLE = """
 uuid text gpu_uuid uuid
 name text product_name gpu_name name proc.model
@@ -177,6 +182,7 @@ _COMMON = frozenset(
 
 
 def _rows() -> list[list[str]]:
+    """The rows of the table, one for each choice."""
     found = []
     for row in _TABLE.strip().replace("\n    ", " ").splitlines():
         parts = _CHOICE.split(row)  # every second one is a choice
@@ -201,9 +207,9 @@ LEAVES = _leaves()
 # any name of a value -> its path in -q; a field of --query-gpu is called like its path, too, with dots for the slashes
 PATHS = {name: path for _, _, path, *names in _rows() for name in (path.replace("/", "."), *names)}
 
-# The labels in the text of -q. They distinguish a part of it from prose, and give the level of a line if the
-# indentation is lost.
 
+# The rest is about the labels in the text of -q alone. They distinguish a part of it from prose, and give the level of
+# a line if the indentation is lost.
 HEAD_LABELS = frozenset({"timestamp", "driver_version", "cuda_version", "attached_gpus"})
 
 
@@ -219,13 +225,17 @@ def _places(printed: list[list[str]]) -> dict[str, set[tuple[str, ...]]]:
 _REASON_PATHS = [f"{REASON_SECTIONS[0]}/{name}" for name in REASONS]
 _PRINTED = [path.split("/") for path in (*(path for _, _, path, *_ in _rows()), *_UNREAD.split(), *_REASON_PATHS)]
 _PLACES = _places(_PRINTED)
-NAMES = frozenset(_PLACES)
 _ONE_PLACE = {name: next(iter(places)) for name, places in _PLACES.items() if len(places) == 1}
+# every label, of values and of sections
+NAMES = frozenset(_PLACES)
+# the sections that stand in one place only, so that their label tells their level
 SECTIONS = frozenset(name for path in _PRINTED for name in path[:-1] if name in _ONE_PLACE)
-# what stands in one other section only, whose line may be lost: sections, and values whose name is long enough to tell
+# label -> the one section that it stands in, whose line may be lost: of sections, and of values whose name is long
+# enough to tell
 PARENTS = {
     name: place
     for name, place in _ONE_PLACE.items()
     if place and (name in SECTIONS or ("_" in name and name not in _COMMON))
 } | {name: REASON_SECTIONS[:1] for name in REASONS if "_" in name}
+# the values that tell by their label alone where they stand
 LABELS = frozenset(name for name, places in _PLACES.items() if () in places or name in PARENTS) - SECTIONS
