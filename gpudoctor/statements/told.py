@@ -5,6 +5,7 @@ Whoever writes to a colleague writes all of these; programs write the plain sent
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from gpudoctor.lazy import lazy_pattern
@@ -30,9 +31,10 @@ _INVERTED = lazy_pattern(
 _CLAUSES = lazy_pattern(r"[,;:(]|\b(?:and|so|what|how|any|can|should|who|where)\b")
 _SUPPOSED_WHY = lazy_pattern(r"(?i)\b(?:why|how come|since when)\b")
 _THING = r"(?:cards?|GPUs?|devices?|boards?|modules?|nodes?|one|problem|issue|error|fault|failure)\b"
-# mended is what failed, and not a part beside it: "its cable was swapped", "we replaced the fan"; nor a plan: "to be replaced"
+# mended is what failed, and not a part beside it: "its cable was swapped", "we replaced the fan"; nor a plan: "to be replaced";
+# nor what helps: "it is fixed by a reboot each time", "this is fixed in driver 570"
 _MENDING = (
-    rf"(?:(?:it|they|we|I|this|that|(?:the|that|this) {_THING}|all|both|has|have|had|was|were|been|got|is|are|since|then|now|already|later) +){{0,5}}"
+    rf"(?:(?:it|they|we|I|this|that|(?:the|that|this) {_THING}|all|both|has|have|had|was|were|been|got|(?:is|are)(?= (?:now|already))|since|then|now|already|later) +){{0,5}}"
     rf"(?:swapped|replaced|exchanged|fixed|repaired|resolved|solved)(?= *$|[.,;:!)]| +(?:it|them|(?:the|that|this) {_THING}|(?:by|on|in|at|with|under|during|last|yesterday|today"
     r"|this|since|before|after|later|now|already|again|and|but|then)\b))"
 )
@@ -89,13 +91,17 @@ def _over(sentences: Sequence[str], n: int) -> int:
     sentence, behind = sentences[n], sentences[n + 1 :]
     if mended := _MENDED.search(sentence):
         later, count = sentence[mended.end() :], 1
-    elif behind and (mended := _MENDED_ALONE.match(behind[0])) and _names_one(f"{sentence} {behind[0]}"):
+    elif behind and (mended := _mended_in(behind[0])) and _names_one(f"{sentence} {behind[0]}"):
         later, count = behind[0][mended.end() :], 2
     else:
         return 0
     behind = sentences[n + count :]
     goes_on = _NOT_OVER.search(" ".join([later, *behind])) or _tells(later)
     return 0 if goes_on or any(_tells(each) and not _NAMED.search(each) for each in behind) else count
+
+
+def _mended_in(sentence: str) -> re.Match[str] | None:
+    return None if sentence.rstrip().endswith("?") else _MENDED_ALONE.match(sentence)
 
 
 def _names_one(text: str) -> bool:

@@ -427,6 +427,18 @@ def test_columns_that_no_reader_reads_are_no_pass() -> None:
     assert said(rows.replace("120", "  0")) == []
 
 
+def test_a_count_of_errors_that_no_fact_holds_is_no_pass_in_csv_either() -> None:
+    scope = "ecc.errors.uncorrected.volatile"
+    rows = f"index, name, {scope}.l2_cache\n0, NVIDIA H100, 0\n1, NVIDIA H100, 7\n"
+    (errors,) = said(rows)
+    assert (errors.status, errors.subject.gpu) == (Status.UNKNOWN, 1)
+    assert f"column {scope}.l2_cache is 7" in text_of(errors)
+    assert said(rows.replace("7", "0")) == said(rows.replace("uncorrected", "corrected")) == []
+    assert judge(read(rows.replace("l2_cache", "device_memory"))).verdict == "fail"
+    # a total contains it
+    assert said(f"index, name, {scope}.l2_cache, {scope}.total\n1, NVIDIA H100, 7, 7\n") == []
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -457,6 +469,9 @@ def test_columns_that_no_reader_reads_are_no_pass() -> None:
         "The node was fixed, and GPU 3 fell off the bus",
         "I never saw that before, but GPU 3 fell off the bus",
         "GPU 3 was fixed but has failed again",
+        "GPU 3 fell off the bus. Is it fixed by a reboot?",
+        "GPU 3 fell off the bus. The problem is resolved by a reboot.",
+        "GPU 3 fell off the bus, this is fixed in driver 570",
     ],
 )
 def test_what_is_told_as_so_now_is_a_fault_whatever_stands_beside_it(text: str) -> None:
@@ -508,6 +523,7 @@ def test_an_xid_that_a_person_has_from_dmesg_is_no_command() -> None:
         "GPU 3 fell off the bus. It was replaced.\n",
         "GPU 3 fell off the bus. GPU 3 has since been replaced. GPU 4 looks fine.\n",
         "GPU 3 fell off the bus. Fixed by a reboot.\n",
+        "GPU 3 fell off the bus. It is now fixed.\n",
         "If GPU 3 fell off the bus but the node answers, reset it\n",
         "Fixed a bug where the job ends but GPU 3 hangs\n",
         "What would I do if GPU 3 has fallen off the bus?\n",
@@ -524,6 +540,7 @@ def test_an_xid_that_a_person_has_from_dmesg_is_no_command() -> None:
             "mended next",
             "mended by name",
             "fixed",
+            "now fixed",
             "condition",
             "changelog",
             "asked",

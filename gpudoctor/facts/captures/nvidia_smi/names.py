@@ -64,8 +64,10 @@ ecc.{enabled,pending} flag ecc_mode/{current,pending} ecc_mode/{current,pending}
 - - ecc_errors/aggregate/{single,double}_bit/total dmon.{sbecc,dbecc}
 - - ecc_errors/{volatile,aggregate}/sram_correctable ecc.errors.corrected.{volatile,aggregate}.sram
 - - ecc_errors/{volatile,aggregate}/dram_correctable ecc.errors.corrected.{volatile,aggregate}.dram
+    ecc.errors.corrected.{volatile,aggregate}.device_memory
 - - ecc_errors/{volatile,aggregate}/sram_uncorrectable ecc.errors.uncorrected.{volatile,aggregate}.sram
 - - ecc_errors/{volatile,aggregate}/dram_uncorrectable ecc.errors.uncorrected.{volatile,aggregate}.dram
+    ecc.errors.uncorrected.{volatile,aggregate}.device_memory
 ecc.sram_threshold_exceeded flag ecc_errors/aggregate/sram_threshold_exceeded
 memory_repair.{channel,tpc}_repair_pending flag ecc_errors/{channel,tpc}_repair_pending
 memory_repair.unrepairable flag ecc_errors/unrepairable_memory

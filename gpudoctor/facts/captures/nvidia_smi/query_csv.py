@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+from collections.abc import Iterator
 from itertools import zip_longest
 
 from msgspec.structs import replace
@@ -19,8 +20,10 @@ from gpudoctor.facts.captures.nvidia_smi.query_dump import (
 from gpudoctor.facts.captures.nvidia_smi.query_gpu import CUT, GpuDump, GpuDumps
 from gpudoctor.facts.captures.nvidia_smi.values import missing_word
 from gpudoctor.facts.captures.reader import Block, Part, text_reader
+from gpudoctor.facts.captures.text_statements import from_tool
 from gpudoctor.facts.model.gpu import EVENT_REASONS, Gpu
 from gpudoctor.facts.model.missing import NOT_READ, Missing
+from gpudoctor.facts.model.reported import Reported
 
 NAME = "nvidia-smi --query-gpu"
 _QUERY = r"--query-gpu[= ][\"']?([A-Za-z0-9_.,]+)"
@@ -37,6 +40,9 @@ _OTHER = frozenset(
     """.split()  # noqa: SIM905
 )
 _BUS_IDS = ("pci.bus_id", "gpu_bus_id")
+# counts of errors, as in ecc.errors.uncorrected.volatile.l2_cache
+_ERROR_COUNT = re.compile(r"(?:.*[._])?(?:uncorrected|uncorrectable|remapped|retired|xid)")
+_MOST_NAMED = 16
 _BROKEN_ROW = Missing("its row could not be read", "failed")
 _COUNTED = ("ecc_errors/", "retired_pages/", "remapped_rows/correctable", "remapped_rows/uncorrectable")
 _APPS_COLUMN = r"(?:timestamp|gpu_\w{2,10}|pid|process_name|name|used_gpu_memory|used_memory)(?: \[\w{1,4}\])?"
@@ -70,6 +76,7 @@ class _Rows:
         self.columns = columns
         self.notes: list[str] = []
         self.of_driver: dict[str, str] = {}
+        self.unread: dict[str, Reported] = {}
         self._dumps = GpuDumps()
         self._indices: dict[str, int] = {}
         self._last: GpuDump | None = None
@@ -88,6 +95,7 @@ class _Rows:
         index = values.get("index", "")
         known_as = (index, bus_id, values.get("uuid"), values.get("gpu_uuid"))
         identity = next(filter(None, known_as), f"row {len(self._dumps)}")
+        self.unread |= {text: from_tool("nvidia-smi", text, "unread") for text in _unread_errors(values, identity)}
         before, now = self._dumps.at(identity), GpuDump(bus_id, _by_path(values))
         order = self._indices.get(identity, len(self._dumps) - 1)
         self._indices[identity] = int(index) if index.isdecimal() and len(index) < 5 else order
@@ -107,6 +115,14 @@ class _Rows:
             self._last.cut = self._last.cut or CUT
             self.notes.append("the last line has no end: its last cell was not read")
         return self._dumps.numbered(self._indices)
+
+
+def _unread_errors(values: dict[str, str], gpu: str) -> Iterator[str]:
+    """In words, the counts of errors that are not zero, that are no facts, and that no total beside them contains."""
+    for name, text in values.items():
+        known = name in PATHS or values.get(f"{name.rpartition('.')[0]}.total", "").isdecimal()
+        if not known and _ERROR_COUNT.match(name) and (text == "Yes" or (text.isdecimal() and int(text))):
+            yield f"GPU {gpu}: column {name} is {text}, which gpudoctor does not read"
 
 
 def _higher_counters(before: dict[str, str], now: dict[str, str]) -> dict[str, str]:
@@ -140,7 +156,8 @@ def read_query(block: Block) -> Part:
         library_version=_version(rows.of_driver.get("driver_version")),
         device_count=_count(rows.of_driver.get("count"), shown),
     )
-    return Part(smi=(SmiDump(gpus, driver, notes=tuple(dict.fromkeys(rows.notes)), name=NAME, indexed=indexed),))
+    dump = SmiDump(gpus, driver, notes=tuple(dict.fromkeys(rows.notes)), name=NAME, indexed=indexed)
+    return Part(smi=(dump,), reported=tuple(rows.unread.values())[:_MOST_NAMED])
 
 
 @text_reader(
