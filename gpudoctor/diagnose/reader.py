@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from gpudoctor.diagnose.events import MOST_RANKS, Event, Role
+from gpudoctor.diagnose.events import MOST_RANKS, Event, Role, clipped
 from gpudoctor.diagnose.patterns import facts
 from gpudoctor.diagnose.patterns.catalogue import error_event, with_place
 from gpudoctor.diagnose.patterns.facts import OF_A_KERNEL, is_harmless, read_facts
@@ -35,6 +35,12 @@ _TIMES = re.compile(
 _BEGINS_ANEW = ("Exception raised", "frame #", "terminate called", "Traceback", "  File", "srun:", "slurmstepd")
 _RULE = re.compile(r"\s*-{40,}\s*$")
 _FRAME = 2
+# a place that a line of its own names, right under the sentence that it belongs to: "  Remote host:   n7"
+_PLACE = re.compile(
+    r"\s*(?P<key>(?:[A-Za-z]{1,12} )?(?:[Hh]ost(?:name)?|[Nn]ode|GPU|[Dd]evice|[Pp]ort)) *: *(?P<value>\S{1,100})\s*$"
+)
+_MOST_PLACES = 6
+_ENDED = re.compile(r"[.:!?](?:$|\s+[A-Z])")
 _MOST_ALIKE_AT_THE_END = 3
 _MOST_WRITERS = 100_000
 
@@ -84,6 +90,30 @@ class _Held(msgspec.Struct):
     last: int
 
 
+class _Told(msgspec.Struct):
+    """A statement whose sentence, or the places that it is about, may go on in the next line."""
+
+    event: Event
+    last: int
+    framed: bool
+    places: int = 0
+
+    def goes_on(self, line: _Line) -> bool:
+        """Whether the line belongs to it, and was added to its message."""
+        message, text = self.event.word("message") or "", line.text.strip()
+        if line.number != self.last + 1 or not text or self.places >= _MOST_PLACES:
+            return False
+        if place := _PLACE.match(line.text):
+            before = ", " if self.places else " " if message.endswith(":") else "; "
+            message, self.places = f"{message}{before}{place['key']}: {place['value']}", self.places + 1
+        elif self.framed and not self.places and not _ENDED.search(message) and not _RULE.match(text):
+            message = f"{message} {text.partition('. ')[0]}"
+        else:
+            return False
+        self.event.detail["message"], self.last = clipped(message), line.number
+        return True
+
+
 class LogReader:
     """Reads one file: call `read` for each line of interest in order, then `end`.
 
@@ -104,6 +134,7 @@ class LogReader:
         self._kind = ""
         self._probed: tuple[int, str] | None = None
         self._rule = -_FRAME  # the line of the last rule of dashes
+        self._told: _Told | None = None
         self._seen: set[object] = set()
         launcher = _of_text(read_launcher)
         # each gives its events, or None if the line is not its own; the first that decides ends it
@@ -170,9 +201,13 @@ class LogReader:
         # of this line alone: the task whose label it has need not be on the daemon's node
         if origin.host is None and (stepd := facts.STEPD.match(line.text)):
             origin.host = stepd["host"]
+        if self._told is not None and not self._told.goes_on(line):
+            self._told = None
         moved, text = False, line.text
         for event in self._events(line):
             moved = moved or event.role in ("progress", "done", "exit", "ending") or event.what == "work"
+            if event.role == "said" and event.word("message"):
+                self._told = _Told(event, line.number, line.framed and event.word("form") == "level")
             yield self._placed(event, line)
         self._note_repeated(line, text, moved=moved)
 

@@ -49,7 +49,14 @@ _ELSEWHERE = re.compile(
     r" with (?:an? )?(?:non-?zero )?(?:exit )?(?:code|status)"
 )
 _GUILTY = re.compile(r"CheckpointException ranks:dict_keys\(\[([\d, ]+)\]\)")
-_LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python3|lib64/python3|<frozen|/opt/conda/lib|/torch/")
+_LIBRARY = re.compile(
+    r"site-packages|dist-packages|/lib/python3|lib64/python3|<frozen|/opt/conda/lib|/torch/|/bin/[\w-]+$"
+)
+_INSTALLED = re.compile(r"(?:site|dist)-packages/(?P<package>[\w./-]*)")
+# of what starts and drives the program: an exception raised here, with no frame of the program, is not the program's
+_LAUNCHER = re.compile(
+    r"(?:torch/distributed|deepspeed|accelerate|ray|lightning\w*|pytorch_lightning|horovod|submitit)/"
+)
 _OF_A_DEAD_LOADER = (
     *("ConnectionResetError", "EOFError", "ConnectionRefusedError", "FileNotFoundError", "BrokenPipeError"),
 )
@@ -95,6 +102,7 @@ class _Open(msgspec.Struct):
     text: str
     rank: int | None = None
     user_frame: str = ""
+    in_launcher: bool = False
     collective: str = ""
     functions: set[str] = set()
     frames: int = 0
@@ -222,6 +230,8 @@ class Tracebacks:
                 trace.collective = frame["function"]
         if frame["file"] and not _LIBRARY.search(frame["file"]):
             trace.user_frame = f"{frame['file']}:{frame['line']}"
+        elif installed := _INSTALLED.search(frame["file"] or ""):
+            trace.in_launcher = _LAUNCHER.match(installed["package"]) is not None
 
     def _event(self, stream: object, trace: _Open, text: str) -> Event:
         event = exception_event(text, trace.functions)
@@ -229,6 +239,8 @@ class Tracebacks:
             event.rank = trace.rank
         if trace.user_frame:
             event.detail["frame"] = trace.user_frame
+        elif trace.in_launcher and event.what == "user_exception" and event.role == "cause":
+            event.what, event.strength = "failed_saying", 2
         event.detail["traceback"] = 1
         if trace.raised:
             event.detail["raised"], event.detail["raised_text"] = trace.raised, clipped(trace.raised_text)

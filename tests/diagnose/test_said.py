@@ -176,6 +176,47 @@ def test_a_part_that_a_launcher_can_do_without_is_no_cause(tmp_path: Path) -> No
     assert answer_to(text, tmp_path).verdict == "unknown"
 
 
+def test_the_places_under_a_sentence_and_its_next_line_belong_to_it(tmp_path: Path) -> None:
+    rule = "-" * 60
+    text = f"mpirun: job 3 starts\n{rule}\nA task was unable to complete a UDP connection\nto its partner:\n  Local host:   n7\n  Remote host:  n8\nAsk somebody.\n{rule}\n"
+    cause = answer_to(text, tmp_path).cause
+    assert cause is not None
+    assert (
+        cause.text == "A task was unable to complete a UDP connection to its partner: Local host: n7, Remote host: n8"
+    )
+    ended = text.replace("UDP connection\nto its partner:", "UDP connection. Or\nso it seems.")
+    assert (found := answer_to(ended, tmp_path).cause) is not None
+    assert found.text == "A task was unable to complete a UDP connection. Or"
+    under = "srun: error: the partner is gone for good\n  Node: n9\n"
+    assert (found := answer_to(under, tmp_path).cause) is not None
+    assert found.text == "srun: error: the partner is gone for good; Node: n9"
+
+
+@pytest.mark.parametrize(
+    ("frames", "what"),
+    [
+        (("/usr/bin/torchrun", "/v/lib/python3.11/site-packages/torch/distributed/run.py"), "failed_saying"),
+        (
+            ("/v/lib/python3.11/site-packages/ray/_private/node.py", "/usr/lib/python3.11/json/decoder.py"),
+            "failed_saying",
+        ),
+        (
+            ("/v/lib/python3.11/site-packages/ray/_private/node.py", "/v/lib/python3.11/site-packages/modelsoup/a.py"),
+            "user_exception",
+        ),
+        (("train.py", "/v/lib/python3.11/site-packages/accelerate/state.py"), "user_exception"),
+    ],
+)
+def test_what_a_launcher_raised_without_a_frame_of_the_program_is_not_the_programs(
+    frames: tuple[str, ...], what: str, tmp_path: Path
+) -> None:
+    shown = "".join(f'  File "{file}", line 8, in f\n    x()\n' for file in frames)
+    cause = answer_to(f"Traceback (most recent call last):\n{shown}ValueError: 7 of 9 parts are odd\n", tmp_path).cause
+    assert cause is not None
+    assert (cause.what, cause.confidence == "certain") == (what, what == "user_exception")
+    assert "7 of 9 parts are odd" in cause.text
+
+
 def test_a_bar_at_0_is_no_proof_that_a_job_moved(tmp_path: Path) -> None:
     bar = "torchrun: world size 2\nEpoch 0:   {0}%|          | {0}/90 [00:00<?, ?it/s]\n"
     assert answer_to(bar.format(0), tmp_path).verdict == "unknown"

@@ -452,7 +452,6 @@ NOTHING_OF_A_NODE = (
     "AMD's tool",
     "tegrastats",
     "a log of NCCL",
-    "ibdev2netdev",
     "ip",
 )
 
@@ -463,6 +462,12 @@ def test_a_text_that_says_nothing_of_a_node_is_refused_and_changes_no_verdict_be
         read(transcripts.NOT_JUDGED[name])
     beside = judge(read(f"{HEALTHY}$ it\n{transcripts.NOT_JUDGED[name]}"))
     assert beside.verdict == judge(read(HEALTHY)).verdict == "pass"
+
+
+def test_a_table_of_adapters_is_not_judged_and_changes_no_verdict_beside_another() -> None:
+    table = transcripts.NOT_JUDGED["ibdev2netdev"]
+    assert judge(read(table)).exit_code == 3
+    assert judge(read(f"{HEALTHY}$ it\n{table}")).verdict == "pass"
 
 
 @pytest.mark.parametrize("name", ["dcgmi diag", "deviceQuery"])

@@ -147,7 +147,7 @@ def _is_of_node(reported: Reported) -> bool:
         return True
     if reported.kind != "cause" or reported.effect is not None or "command not found" in reported.text:
         return False
-    of_device = reported.names_a_gpu or (reported.device or "").startswith("/dev/nvidia")
+    of_device = (reported.names_a_gpu and not reported.only_gpu) or (reported.device or "").startswith("/dev/nvidia")
     if reported.form == "sentence":
         return (of_device and _SUBJECT_FIRST.match(reported.text) is not None) or _speaks_for_node(reported)
     return reported.form in _BY_PROGRAM and (of_device or _speaks_for_node(reported))

@@ -13,7 +13,8 @@ from gpudoctor.statements.about import about
 from gpudoctor.statements.catalogue import known_error, xid_code
 from gpudoctor.statements.model import Statement
 from gpudoctor.statements.prefixes import Origin, stripped, unmarked, with_short_numbers
-from gpudoctor.statements.reader import MOST_TEXT, statement_of
+from gpudoctor.statements.reader import MOST_TEXT, statement_of, statement_of_record
+from gpudoctor.statements.records import Records
 from gpudoctor.statements.told import is_past
 
 MOST_STATEMENTS = 200
@@ -42,7 +43,10 @@ _VENDORS = tuple(
 _TABULAR = re.compile(
     r"\s*\|(?:[^|]+\|){2,}\s*$|(?:\s+[\w.%-]+){3,6}(?:\s+\d[\d.]*%?){3}|\s*(?:GPU|NPU|HPU|card)\W{0,2}\d{1,3}\W{0,2}\s*:"
     r"|\s*\[\d{1,3}\][^|]{1,80}(?:\|[^|]{1,200}){2,}\|?$|\s*\"[\w. -]{1,60}\": ?(?:\"[^\"]{0,80}\"|-?[\d.]{1,20}),?\s*$"
+    r"|\s*(?:(?:mlx\d|bnxt_re|hfi\d|efa|irdma|qedr|rdmap)[\w-]{0,20}|ib\d{1,2})(?:\s.{0,200}?)?"
+    r"(?:==?>|\(?(?:Up|Down|UP|DOWN|ACTIVE|Active|LinkUp|Polling)\)?(?:\s|$)|(?:\s{2,}\S.{0,80}?){3})"
 )
+_ADAPTER_ROW = re.compile(r"\s*(?:mlx\d|bnxt_re|hfi\d|efa|irdma|qedr|rdmap|ib\d)")
 # at which terminals break a line; a sentence that people break goes on in lower case
 _WIDTHS = (80, 100, 120, 132, 160)
 _SENTENCE_ENDS = (".", ":", ";", "!", "?", "|")
@@ -60,6 +64,16 @@ _PAGE_MARK = re.compile(r"#{1,4} \w")
 _PAGE_TABLE = re.compile(r"\|(?: ?:?-{3,}:? ?\|){3,}")
 _PAGE_ROW = re.compile(r"\|(?:[^|]*\|){3}")
 _PROSE = re.compile(r"(?:\b[a-z]{1,20}\b[ ,;'\"()/-]{1,3}){5}")
+# "It happens on GPU 0", "only on GPU 2": a sentence of its own that says where
+_WHERE = re.compile(
+    r"(?i)(?:^|[.!?;] +|, +(?:and )?)(?:(?:and|but|so|now) )?"
+    r"(?:(?:it|this|that|(?:the|this) (?:problem|issue|error|fault|failure)) "
+    r"(?:(?:only|always|just|also|still|keeps?) ){0,2}"
+    r"(?:happen(?:s|ed|ing)?|occur(?:s|red|ring)?|appear(?:s|ed)?|shows? up|is(?: seen)?) (?:only )?"
+    r"|(?:it['’]s )?(?:only|always|just) )"
+    r"(?:on|with|at|for) (?:the |my |our )?(?P<gpu>GPU ?#?\d{1,3})\b"
+    r"(?=\W*$|[.;!] |, (?!(?:and |or )?(?:GPU ?)?#?\d)| (?:of|in|but|since|after|when|while|every)\b)"
+)
 _OWN_VERDICT = re.compile(r"\b(?:FAIL(?:ED)?|FAULTY)\W*$")
 _FRAME = re.compile(r'\s*File "[^"]{1,400}"(?:, line \d|$)')
 
@@ -72,16 +86,31 @@ class TextStatements:
         self._no_news: dict[str, bool] = {}  # forms of lines, and whether they are of a table
         self._kept: dict[tuple[object, ...], Reported] = {}
         self._before = (0, "", "")  # number, line and text of the line before
+        self._records = Records()
         self._verdicts: dict[str, Reported] = {}  # of a tool, in lines that name nothing of a node
         self._named: set[tuple[int | None, str | None]] = set()
+        self._where: set[int | None] = set()
         self._prose_lines = self._marks = self._well_lines = self._rows = self._others = 0
         self._vendors: list[str | None] = []
         self._well = Reported("")
-        self._of_a_node = self._tables = False
+        self._of_a_node = self._tables = self._adapters = False
 
     def offer(self, line: str, number: int) -> None:
         """Look at a line that no reader took; of a longer one than any message, at its beginning."""
-        line = line[:MOST_TEXT]
+        record, lines = self._records.offer(number, line[:MOST_TEXT])
+        if record and (statement := statement_of_record(lines[0][0], record)) is not None:
+            self._of_a_node = self._of_a_node or any(_OF_A_NODE.search(text[:_LONGEST_FORM]) for _, text in lines)
+            self._keep(statement)
+            return
+        for each, text in lines:
+            self._offer(text, each)
+
+    def end(self) -> None:
+        """Look at the lines of a record that did not end."""
+        for number, line in self._records.rest():
+            self._offer(line, number)
+
+    def _offer(self, line: str, number: int) -> None:
         form = line[:_LONGEST_FORM].translate(_ONE_DIGIT)
         if (seen := self._no_news.get(form)) is not None:
             self._rows += seen
@@ -94,11 +123,14 @@ class TextStatements:
         self._tables = self._tables or _PAGE_TABLE.match(line) is not None
         if text.startswith("    ") and self._before[0] == number - 1 and _FRAME.match(self._before[2]):
             origin = Origin()  # the source line of a frame has the level of its traceback
+        if "gpu" in text[:_LONGEST_FORM].lower():
+            self._where |= {about(found["gpu"]).gpu_index for found in _WHERE.finditer(text[:_LONGEST_FORM])}
         statement = self._wrapped(line, text, number) or statement_of(number, origin, text)
         self._before = number, line, text
         self._of_a_node = self._of_a_node or _OF_A_NODE.search(text[:_LONGEST_FORM]) is not None
         tabular = _TABULAR.match(text[:_LONGEST_FORM]) is not None
         other = not tabular and line.lstrip()[:1] != "#" and line.strip(" ,[]{}") != ""
+        self._adapters = self._adapters or (tabular and _ADAPTER_ROW.match(text) is not None)
         self._rows, self._others = self._rows + tabular, self._others + other
         self._vendors += [v for v, names in _VENDORS if v not in self._vendors and names.search(text[:_LONGEST_FORM])]
         if statement is None:
@@ -161,7 +193,7 @@ class TextStatements:
         """What a text is whose tables are about accelerators, and which no reader takes: known, and not judged."""
         if not self._of_a_node or self._rows < max(1, self._others) or self._is_a_page:
             return ()
-        whose = f"{self._vendor} accelerators" if self._vendor else "GPUs"
+        whose = f"{self._vendor} accelerators" if self._vendor else "network adapters" if self._adapters else "GPUs"
         text = f"figures about {whose} were recognised, and nothing in them can be judged"
         return (Reported(text, loudness="unread"),)
 
@@ -204,7 +236,11 @@ class TextStatements:
         """The statement with its vendor, and the GPU that other lines name, if they name no other one."""
         if self._vendor:
             reported = replace(reported, vendor=self._vendor)
-        if reported.names_a_gpu or reported.effect != "hardware":
+        if reported.names_a_gpu:
+            return reported
+        if len(self._where) == 1 and reported.form == "sentence" and reported.device is None:
+            return replace(reported, gpu=next(iter(self._where)), only_gpu=reported.effect != "hardware")
+        if reported.effect != "hardware":
             return reported
         gpus = {gpu for gpu, _ in self._named if gpu is not None}
         buses = {bus for _, bus in self._named if bus is not None}

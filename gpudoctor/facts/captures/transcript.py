@@ -149,6 +149,7 @@ class Transcript:
                 )
             if not ended and self._reader is not None:
                 self._block.whole_end = self._last_line != number
+        self.statements.end()
         self._close_all()
 
     @property

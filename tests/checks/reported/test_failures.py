@@ -147,12 +147,81 @@ def test_the_only_gpu_that_a_text_names_is_the_one_of_its_fault() -> None:
     assert [finding.subject.label for finding in both] == ["node"]
 
 
+def test_a_record_is_judged_by_its_own_verdict_on_one_line_or_over_several() -> None:
+    record = {"level": "info", "event": "probe end", "gpu": 3, "status": "failed", "detail": "no answer in 9 s"}
+    several = {"n": 2, "of": [record, {"gpu": 4, "status": "ok"}]}
+    for text in (json.dumps(record), json.dumps(record, indent=2), *(json.dumps(several, indent=n) for n in (None, 1))):
+        (finding,) = said(f"the probe prints\n{text}\n")
+        assert (finding.status, finding.subject.label) == (Status.FAIL, "GPU 3")
+        assert finding.found is not None
+        assert finding.found.text.endswith("probe end: no answer in 9 s: status: failed")
+    (counted,) = said(json.dumps({"module": "dcgm-nightly", "event": "summary of GPUs", "failed": 2}, indent=2) + "\n")
+    assert counted.status is Status.FAIL
+    (job,) = said(json.dumps({"job": 71, "gpu": 3, "status": "failed"}, indent=2) + "\n")
+    assert job.status is Status.WARN  # a job's end is not the node's fault
+    (loud,) = said('{"ts": "12:00", "severity": "ERROR", "message": "GPU 3 gave no answer"}\n')
+    assert (loud.status, loud.found and loud.found.text) == (Status.FAIL, "GPU 3 gave no answer")
+
+
+def test_a_record_that_is_cut_or_says_it_elsewhere_is_still_read_line_by_line() -> None:
+    for text in (
+        '{\n "id": 1,\n "note": "GPU 5 has fallen off the bus"\n',
+        '{\n "status": "ok",\n "note": "GPU 5 has fallen off the bus"\n}\n',
+        '{"level": "info", "seen": {"note": "GPU 5 has fallen off the bus"}}\n',
+        '{\n "a": {\n  "gpu": 1,\n  "status": "pass"\n },\n "b": {\nGPU 5 has fallen off the bus\n',
+    ):
+        assert [(f.status, f.subject.gpu) for f in said(text)] == [(Status.FAIL, 5)]
+
+
+def test_a_record_without_a_bad_verdict_is_no_failure() -> None:
+    for record in (
+        {"level": "info", "msg": "GPU 3 probe ended", "failed": 0, "status": "ok"},
+        {"level": "info", "msg": "GPU 3 probe, retrying", "status": "failed"},
+        {"msg": "expected failure of the GPU probe", "status": "failed"},
+        {"gpu": 3, "failed": False, "result": "pass", "state": "up"},
+    ):
+        for text in (json.dumps(record), json.dumps([{"Error": "", **record}]), json.dumps(record, indent=2)):
+            assert said(f"{CLEAN}\n{text}\n") == []
+
+
+@pytest.mark.parametrize(
+    ("where", "gpu"),
+    [
+        ("It happens on GPU 2.", 2),
+        ("It only happens on GPU 2. GPU 2: Model X", 2),
+        ("Only on GPU 2.", 2),
+        ("It does not happen on GPU 1.", None),
+        ("It happens on GPU 1 and GPU 2.", None),
+        ("It happens on GPU 1, 2.", None),
+        ("This happens on GPU 1. This happens on GPU 2.", None),
+        ("It is fine on GPU 1.", None),
+    ],
+)
+def test_a_sentence_of_its_own_says_on_which_gpu_it_happens(where: str, gpu: int | None) -> None:
+    text = f"The node has GPU 0, GPU 1, GPU 2 and GPU 3.\n\n{where}\n\nThe card of NVIDIA hangs after some minutes.\n"
+    assert [(finding.status, finding.subject.gpu) for finding in said(text)] == [(Status.WARN, gpu)]
+
+
+def test_a_gpu_that_a_sentence_calls_well_is_not_the_one_that_failed() -> None:
+    assert [f.subject.gpu for f in said("The card is not responding. It does not happen on GPU 1.\n")] == [None]
+    assert [f.subject.gpu for f in said("A card of NVIDIA fell off the bus. GPU 1 is fine.\n")] == [None]
+    assert [f.subject.gpu for f in said("GPU 1 was fine until it fell off the bus.\n")] == [1]
+
+
+def test_a_gpu_that_does_not_work_is_one_in_other_words_too() -> None:
+    for text in ("GPU 3 isn't responding since noon", "GPU 3 is in lspci, but not in nvidia-smi"):
+        assert [(f.status, f.subject.gpu) for f in said(f"{text}\n")] == [(Status.FAIL, 3)]
+    with pytest.raises(SourceError, match="says nothing of a node"):
+        read("the exporter of GPUs needs NVML but not nvidia-smi\n")
+
+
 _NCCL_TESTS = "".join(
     f"  {n}  {n // 4}  float  sum  -1  2560.7  49.96  95.75  0  2556.2  50.05  95.92  0\n" for n in (4096, 8192, 16384)
 )
 _ROCM = "".join(f"GPU[{n}]          : Temperature (Sensor edge) (C): 67.0\n" for n in range(4))
 _GPUSTAT = "[0] GeForce GTX 1080 Ti | 75'C, 100 % |  4335 / 11178 MB | user(645M)\n"
 _NVTOP = '[\n {\n  "device_name": "AMD Radeon RX 7900 XTX",\n  "temp": "51C",\n  "gpu_util": "73%"\n }\n]\n'
+_ADAPTERS = "".join(f"mlx5_{n} port 1 ==> ibp{n}s0 (Down) # no {n}\n" for n in range(3))
 _NPU = "| NPU   Name    | Health  | Power(W) |\n" + "| 0     Ascend  | OK      | 163.6    |\n" * 3
 
 
@@ -165,6 +234,8 @@ _NPU = "| NPU   Name    | Health  | Power(W) |\n" + "| 0     Ascend  | OK      |
         (_GPUSTAT, "GPUs"),
         ("node7  Sun Aug 13 15:45:59 2026\n[0] GeForce GTX 750 Ti | 48'C,   7 % |   213 /  1995 MB |\n", "GPUs"),
         (_NVTOP, "AMD"),
+        (f"Our adapters, with remarks.\n{_ADAPTERS}", "network adapters"),
+        ("".join(f"ib{n}    up     200G    4096\n" for n in range(3)), "network adapters"),
     ],
 )
 def test_figures_of_a_tool_that_nothing_reads_are_known_and_not_judged(text: str, whose: str) -> None:
