@@ -53,7 +53,7 @@ class System(msgspec.Struct, frozen=True):
 
 
 def read_gpu(client: NvmlClient, gpu: Gpu, system: System, on_part: Callable[[Gpu], None]) -> Gpu:
-    """Fill the GPU section by section; `on_part` gets the GPU after each, so that a hang costs one section.
+    """Fill the GPU section by section; `on_part` gets it after each but the last, so that a hang costs one section.
 
     A getter that fails costs only its own leaf.
     """
@@ -72,7 +72,6 @@ def read_gpu(client: NvmlClient, gpu: Gpu, system: System, on_part: Callable[[Gp
         lambda: {"clocks": _clocks(client), "throttle_times": throttle_times(fields, system.driver_version)},
         lambda: {"thermal": _thermal(client, fields), "power": _power(client, fields)},
         lambda: {"settings": read_settings(client, system.confidential)},
-        lambda: {"nvlinks": read_links(client, fields[LINK_COUNT, 0], fields[SWITCH_LINK_COUNT, 0])},
         lambda: {"fabric": read_fabric(client)},
         lambda: {
             "processes": read_processes(client, system.root, system.own_pid, system.driver_version),
@@ -80,11 +79,13 @@ def read_gpu(client: NvmlClient, gpu: Gpu, system: System, on_part: Callable[[Gp
         },
         lambda: {"numa_node": read_numa_node(client, device), "cpu_affinity": read_cpu_affinity(client, device)},
         lambda: {"inforom_corrupted": read_inforom(client, gpu.processes)},
+        # last: they are as long as all the others together, and each part is passed on with those before it
+        lambda: {"nvlinks": read_links(client, fields[LINK_COUNT, 0], fields[SWITCH_LINK_COUNT, 0])},
     )
     for section in sections:
-        leaves = section()
-        gpu = replace(gpu, **leaves, errors=tuple(client.errors))
-        on_part(gpu)
+        gpu = replace(gpu, **section(), errors=tuple(client.errors))
+        if section is not sections[-1]:
+            on_part(gpu)
     return gpu
 
 
