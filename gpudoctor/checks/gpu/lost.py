@@ -133,7 +133,7 @@ def _alive(case: Case, gpu: Gpu) -> Finding:
     if lacking := lacking_values(gpu):
         most, more = ", ".join(lacking[:_MOST_NAMED]), len(lacking) - _MOST_NAMED
         text = f"{most} and {more} more" if more > 0 else most
-        if case.node.source.kind == "capture":  # whether the GPU or the text ends there is not known
+        if case.node.source.may_be_part:  # whether the GPU or the text ends there is not known
             return unknown(subject, f"shown only in part: the text, cut there or not, lacks {text} of it")
         return unknown(subject, f"answers only in part: it lacks {text}, which others of its model show")
     single = [Evidence(error.call, f"{error.code} {error.name}: costs this value alone") for error in gpu.errors[:3]]
