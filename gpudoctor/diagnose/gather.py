@@ -43,10 +43,11 @@ _SAMPLE_LINES = 4
 _SPLIT_FROM_BYTES = 96 << 20
 _MOST_STACK_BYTES = 64 << 20
 _OF_A_PART = ChildLimits(seconds=300.0)
-_HEADING = re.compile(r"#{1,6} [A-Za-z`]|(?:=|-){4,}$|<h[1-6][ >]")
+_HEADING = re.compile(r"#{1,6} [A-Za-z`]|#{2,6} \d|(?:=|-){4,}$|<h[1-6][ >]")
 _OF_A_DOCUMENT = re.compile(
     r"^#{1,6} |^(?:=|-){4,}$|^\|.*\|$|^[*-] |^\d+\. |\]\([^)]{1,300}\)|`[^`]{1,80}`|\*\*[^*]{1,80}\*\*|</?\w{1,12}[ >/]"
 )
+_QUOTES = re.compile(r"[*-] .*`[^`]{1,200}`")  # an item of a list with a job's words in back-ticks
 _SHARE_OF_MARKS = 0.3
 _ESCAPE = re.compile(rb"\x1b\[[0-?]{0,40}[ -/]{0,4}[@-~]")
 _SIGNS_OF_A_JOB = 3  # steps, ranks, processes: ordinary prose may mention one by chance
@@ -162,7 +163,8 @@ def is_document(lines: list[str]) -> bool:
     plain = [line for line in lines if line.strip() and not line.startswith(("    ", "```"))]
     headings = sum(_HEADING.match(line) is not None for line in plain)
     marks = sum(_OF_A_DOCUMENT.search(line) is not None for line in plain)
-    return headings >= 2 and marks >= _SHARE_OF_MARKS * len(plain) and not any(is_of_a_job(line) for line in plain[:20])
+    own = [line for line in plain[:20] if _QUOTES.match(line) is None]
+    return headings >= 2 and marks >= _SHARE_OF_MARKS * len(plain) and not any(map(is_of_a_job, own))
 
 
 def _text(line: bytes) -> str:

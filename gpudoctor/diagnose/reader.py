@@ -33,6 +33,8 @@ _TIMES = re.compile(
     r"|\b\d+(?:\.\d+)? ?(?:ms|s|secs?|seconds?|min|minutes?|h|hours?)\b"
 )
 _BEGINS_ANEW = ("Exception raised", "frame #", "terminate called", "Traceback", "  File", "srun:", "slurmstepd")
+# the end of a progress bar, and a letter right behind it
+_BAR = re.compile(r"\d/\d+ \[[^\]\[]{1,80}(?:it/s|s/it)[^\]\[]{0,80}\](?=[A-Z])")
 _RULE = re.compile(r"\s*-{40,}\s*$")
 _FRAME = 2
 # a place that a line of its own names, right under the sentence that it belongs to: "  Remote host:   n7"
@@ -146,10 +148,15 @@ class LogReader:
         self._pointing = (launcher, _WATCHDOG)  # a wrapper of theirs decides nothing
 
     def read(self, number: int, raw: str) -> Iterator[Event]:
-        """The events of one line; the parts of a progress bar, separated by carriage returns, have the same number."""
+        """The events of one line; the parts of a progress bar, separated by carriage returns, have the same number.
+
+        So has what another writer put right behind a bar, without a blank or a line of its own.
+        """
         for part in raw.split("\r") if "\r" in raw else (raw,):
-            if part:
-                yield from self._read(number, part)
+            bar = _BAR.search(part) if "it/s" in part or "s/it" in part else None
+            for piece in (part[: bar.end()], part[bar.end() :]) if bar else (part,):
+                if piece:
+                    yield from self._read(number, piece)
 
     def end(self) -> Iterator[Event]:
         """The events of a line that was held because it might have continued, and of a last line with an exception."""

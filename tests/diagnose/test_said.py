@@ -223,6 +223,14 @@ def test_a_bar_at_0_is_no_proof_that_a_job_moved(tmp_path: Path) -> None:
     assert answer_to(bar.format(1), tmp_path).verdict == "nothing"
 
 
+def test_what_another_writer_puts_right_behind_a_bar_is_a_line_of_its_own(tmp_path: Path) -> None:
+    bar = "[Info: epoch 3: loss 2.5]:  20%|##        | 11/56 [00:02<00:08,  5.02it/s]"
+    assert answer_to(f"{bar}\n", tmp_path).verdict == "nothing"
+    cause = answer_to(f"{bar}Segmentation fault (core dumped)\n", tmp_path).cause
+    assert cause is not None
+    assert cause.what == "segfault"
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -385,9 +393,21 @@ def test_what_could_not_be_read_is_no_pass(tmp_path: Path, capsys: pytest.Captur
     assert "bad.log.gz" in capsys.readouterr().out
 
 
-def test_a_document_about_errors_is_no_log_of_a_job(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["diagnose", str(Path(__file__).parents[2] / "README.md")]) == 2
-    assert "no log of a job" in capsys.readouterr().out
+_GUIDE = """## What a full disk looks like
+
+* **What you see:** `OSError: [Errno 28] No space left on device`, and `slurmstepd: error: Detected 1 oom_kill event`.
+
+### 2. What a crash looks like
+
+* **What you see:** `Segmentation fault (core dumped)`; see [the queue's page](queue.md).
+"""
+
+
+def test_a_document_about_errors_is_no_log_of_a_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "guide.txt").write_text(_GUIDE)
+    for file in (Path(__file__).parents[2] / "README.md", tmp_path / "guide.txt"):
+        assert main(["diagnose", str(file)]) == 2
+        assert "no log of a job" in capsys.readouterr().out
 
 
 _XID = "NVRM: Xid (PCI:0000:4b:00): 79, pid=7, GPU has fallen off the bus."
