@@ -19,8 +19,6 @@ from gpudoctor.process.exit_codes import COULD_NOT
 from gpudoctor.text.output import ClosedStdoutError, is_terminal, say, write_stdout
 
 with lazy_imports():
-    import shutil
-
     from gpudoctor.api import node_check
     from gpudoctor.report import output_files, progress
 
@@ -117,10 +115,15 @@ def to_file(args: argparse.Namespace) -> bool:
 
 def terminal_width(default: int = 100) -> int:
     """COLUMNS, else the width of the terminal, also of that behind a pipe (`| less`), else `default`."""
-    with suppress(OSError, ValueError):
-        if is_terminal(sys.stderr) and sys.stdout is not None and stat.S_ISFIFO(os.fstat(sys.stdout.fileno()).st_mode):
-            default = os.get_terminal_size(sys.stderr.fileno()).columns or default
-    return shutil.get_terminal_size((default, 24)).columns
+    # not shutil's: it imports every format of archives, which takes longer than judging a node
+    asked = os.environ.get("COLUMNS", "")
+    if asked.isdecimal() and int(asked) > 0:
+        return int(asked)
+    with suppress(OSError, ValueError, AttributeError):  # closed, no terminal, or replaced by a caller of main()
+        out = sys.stdout.fileno()
+        behind = stat.S_ISFIFO(os.fstat(out).st_mode) and is_terminal(sys.stderr)
+        return os.get_terminal_size(sys.stderr.fileno() if behind else out).columns or default
+    return default
 
 
 def output_color(asked: str, *, to_file: bool) -> bool:

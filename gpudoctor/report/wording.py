@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import zip_longest
-from shlex import quote
 
 from msgspec.structs import replace
 
@@ -24,7 +23,11 @@ from gpudoctor.checks.core.subject import NODE, Subject, grouped_label
 from gpudoctor.checks.driver.loaded import NO_GPU_NODE
 from gpudoctor.checks.driver.responsive import WAKING
 from gpudoctor.facts.captures import ABSENT, NOT_IN_FILE
+from gpudoctor.lazy import lazy_imports
 from gpudoctor.report.model import Report, findings_of, is_above
+
+with lazy_imports():
+    import shlex
 
 # the command whose output is missing from a capture, by domain; for the kernel log, by check
 _COMMANDS = {
@@ -373,7 +376,7 @@ def same_run(argv: tuple[str, ...]) -> str:
     retained = []
     for word, value in zip_longest(argv, argv[1:], fillvalue=""):
         if word in _KEPT_OPTIONS:
-            retained.append(f"{word} {quote(value)}")
+            retained.append(f"{word} {shlex.quote(value)}")
         elif word.partition("=")[0] in _KEPT_OPTIONS:
-            retained.append(quote(word))
+            retained.append(shlex.quote(word))
     return "".join(f" {option}" for option in retained)

@@ -9,7 +9,6 @@ import time
 
 import msgspec
 
-from gpudoctor.cli.keys import key_reader
 from gpudoctor.cli.options import (
     color_option,
     facts_deadline_option,
@@ -26,6 +25,7 @@ from gpudoctor.text.output import is_terminal, write_stdout
 
 with lazy_imports():
     from gpudoctor.api import node_check
+    from gpudoctor.cli import keys
     from gpudoctor.facts.nvml import collector_ahead, fake_driver_context
     from gpudoctor.report import model, status_table
 
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     if args.watch is None:
         return _show(args)
     try:
-        with key_reader() as pressed:
+        with keys.key_reader() as pressed:
             while True:
                 _show(args)
                 if pressed(args.watch) == "q":
