@@ -108,8 +108,7 @@ def load_config(
     and thresholds may be named; it is called if there is a file. If the user's file is on a mount that does not
     answer, it is skipped and `silent` is called with a note about it; without `silent` that is an error. What this
     version does not know (a key, a check, a threshold: a file for newer versions may name them) is left out, and
-    `left_out` is called with a line about it;
-    without `left_out` that is an error too. Raise ConfigError.
+    `left_out` is called with a line about it; without `left_out` that is an error too. Raise ConfigError.
     """
     merged: dict[str, Any] = {}
     for path in (system_file, *_users_file(environ)):

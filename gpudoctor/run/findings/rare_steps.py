@@ -21,29 +21,46 @@ _PARTS = (("compute", COMPUTE), ("data", (DATA,)), ("host", (HOST,)))
 def rare_steps(watched: Watched) -> Iterator[str]:
     """A line for each such rank that the comparison of all steps does not name; no verdict, as it may be worth it."""
     ranks = [rank for rank in watched.ranks if rank.steps]
-    count = min((len(rank.steps) for rank in ranks), default=0)
-    if len(ranks) < 2 or count < LEAST_STEPS:
+    if len(ranks) < 2 or len(ranks[0].steps) < LEAST_STEPS:  # all have the same steps
         return
     named = {slow.rank.rank for slow in compared(watched).slow}
     usual_ms = median(step.step_ms for rank in ranks for step in rank.steps)
+    for rank, more_ms in zip(ranks, _more_than_others(ranks), strict=True):
+        long = [number for number, ms in enumerate(more_ms) if ms >= _LONG * usual_ms]
+        cost_ms = sum(more_ms[number] for number in long)
+        if long and rank.rank not in named and _others_waited(rank, cost_ms, ranks):
+            yield _line(rank, long, max(more_ms), usual_ms, cost_ms)
+
+
+def _more_than_others(ranks: Sequence[WatchedRank]) -> Iterator[list[float]]:
+    """For each rank, by how much each of its steps was longer than that of any other, in ms; 0 if it was not."""
     own_ms = [[_own_ms(rank, step) for step in rank.steps] for rank in ranks]
     longest = [sorted(each)[-2:] for each in zip(*own_ms, strict=True)]  # of each step the second and the first
-    for rank, own in zip(ranks, own_ms, strict=True):
-        more_ms = [ms - second if ms == first else 0.0 for ms, (second, first) in zip(own, longest, strict=True)]
-        long = [n for n, ms in enumerate(more_ms) if ms >= _LONG * usual_ms]
-        cost_ms = sum(more_ms[n] for n in long)
-        waited_ms = min(sum(step.wall_ms[WAIT] for step in other.steps) for other in ranks if other is not rank)
-        share = cost_ms / (sum(step.step_ms for step in rank.steps) or 1.0)
-        if long and rank.rank not in named and share >= _LEAST_COST and waited_ms >= _LEAST_WAITED * cost_ms:
-            size = _size(rank.steps)
-            several = f"stretches of {size} steps" if size > 1 else "steps"
-            steps = f"{len(long) if len(long) > 1 else 'one'} of {count} {several}"
-            most, usual = time_text(1000 * size * max(more_ms)), time_text(1000 * usual_ms)
-            where = f"{_part([rank.steps[n] for n in long])}; a usual step takes {usual}"
-            yield (
-                f"rank {rank.rank} held the others up in {steps}, by up to {most} ({where}): {share:.0%} of the time. "
-                "A checkpoint or an evaluation on one rank looks like this"
-            )
+    for own in own_ms:
+        yield [ms - second if ms == first else 0.0 for ms, (second, first) in zip(own, longest, strict=True)]
+
+
+def _others_waited(rank: WatchedRank, cost_ms: float, ranks: Sequence[WatchedRank]) -> bool:
+    """Whether what the long steps of a rank took is a part of its time worth a line, and all others waited for it."""
+    waited_ms = min(sum(step.wall_ms[WAIT] for step in other.steps) for other in ranks if other is not rank)
+    return _share(rank, cost_ms) >= _LEAST_COST and waited_ms >= _LEAST_WAITED * cost_ms
+
+
+def _share(rank: WatchedRank, cost_ms: float) -> float:
+    return cost_ms / (sum(step.step_ms for step in rank.steps) or 1.0)
+
+
+def _line(rank: WatchedRank, long: Sequence[int], most_ms: float, usual_ms: float, cost_ms: float) -> str:
+    size, count = _size(rank.steps), len(rank.steps)
+    several = f"stretches of {size} steps" if size > 1 else "steps"
+    steps = f"{len(long) if len(long) > 1 else 'one'} of {count} {several}"
+    where = f"{_part([rank.steps[n] for n in long])}; a usual step takes {time_text(1000 * usual_ms)}"
+    most = time_text(1000 * size * most_ms)
+    share = f"{_share(rank, cost_ms):.0%} of the time"
+    return (
+        f"rank {rank.rank} held the others up in {steps}, by up to {most} ({where}): {share}. "
+        "A checkpoint or an evaluation on one rank looks like this"
+    )
 
 
 def _size(steps: Sequence[TimedStep]) -> int:
