@@ -116,7 +116,7 @@ def check(
 ) -> Callable[[CheckFunction], CheckFunction]:
     """Register a check as `domain.name`; a second one with the same id raises DuplicateCheckError.
 
-    Without a title, it and the level are those in `CHECKS` of the domain's package (else KeyError); one of these ids with
+    Without a title, it and the level are those in `CHECKS` of the domain's package (else KeyError); one of its ids with
     a title of its own is a second check, even while the first is not imported. `limits` are its thresholds, each
     with a name. `explains` holds checks (ids or globs) whose bad findings on the same GPU follow from a bad one of this
     check, or `Explains` for finer conditions. `events` are the kinds of kernel log lines that no other check judges.

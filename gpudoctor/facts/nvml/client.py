@@ -21,9 +21,9 @@ with lazy_imports():
     # imports half as many modules again as reading the driver, and only a shadowed nvidia-ml-py needs it
     from importlib import metadata
 
-# NVML_VALUE_TYPE_* -> the member of the union that holds the value
 # pynvml's structs decode what is text at every access; a node of 8 GPUs has 3,000 numbers in them
 _member = object.__getattribute__
+# NVML_VALUE_TYPE_* -> the member of the union that holds the value
 _MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 _FIELD_VALUES = "nvmlDeviceGetFieldValues"
 # the code for a field id that an older driver does not know

@@ -21,7 +21,7 @@ _PARTS = (("compute", COMPUTE), ("data", (DATA,)), ("host", (HOST,)))
 def rare_steps(watched: Watched) -> Iterator[str]:
     """A line for each such rank that the comparison of all steps does not name; no verdict, as it may be worth it."""
     ranks = [rank for rank in watched.ranks if rank.steps]
-    if len(ranks) < 2 or len(ranks[0].steps) < LEAST_STEPS:  # all have the same steps
+    if len(ranks) < 2 or min(len(rank.steps) for rank in ranks) < LEAST_STEPS:
         return
     named = {slow.rank.rank for slow in compared(watched).slow}
     usual_ms = median(step.step_ms for rank in ranks for step in rank.steps)
