@@ -165,14 +165,16 @@ def _dump_evidence(job: Job, found: Hypothesis) -> tuple[EvidenceLine, ...]:
 
 
 def _others(job: Job, found: list[Hypothesis], best: Hypothesis) -> list[Cause]:
-    """The remaining hypotheses of another kind or place, without those that merely follow from the best one."""
+    """The remaining hypotheses of another kind or place, without those that follow from the best one, or are less sure
+    than one that is certain.
+    """
     retained: list[Cause] = []
     seen = {(best.what, best.ranks)}
     if len(best.ranks) > 1 and best.what == "rank_behind":
         retained += [_cause(job, _of_rank(best, rank), best.confidence) for rank in best.ranks[1:]]
     for hypothesis in found[1:]:
         key = (hypothesis.what, hypothesis.ranks)
-        if key in seen or hypothesis.unknown or (hypothesis.ranks and {*hypothesis.ranks} <= {*best.ranks}):
+        if key in seen or hypothesis.unknown or hypothesis.confidence != "certain" == best.confidence or (hypothesis.ranks and {*hypothesis.ranks} <= {*best.ranks}):
             continue
         seen.add(key)
         retained.append(_cause(job, hypothesis, "possible"))

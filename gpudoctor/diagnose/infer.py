@@ -112,7 +112,8 @@ def _with_own_words(attempt: Attempt, found: list[Hypothesis]) -> list[Hypothesi
         statement = [*failed_saying(attempt)]
         if found and statement and (found[0].what == statement[0].what or _follows(statement[0], found[0])):
             return found
-        return [*statement, *found]
+        # the end of a process that is not named has its reason now
+        return [*statement, *(found[1:] if statement and found and not found[0].ranks else found)]
     if found[0].what in _DEATHS:
         found[0] = with_reason(attempt, found[0])
     if found[0].what in _STARTS:
@@ -122,7 +123,7 @@ def _with_own_words(attempt: Attempt, found: list[Hypothesis]) -> list[Hypothesi
 
 def _follows(said: Hypothesis, death: Hypothesis) -> bool:
     """Whether it was said only after the death."""
-    if death.what != "process_died_unknown" or not death.events:
+    if death.what != "process_died_unknown" or death.unknown or not death.events:
         return False
     end = death.events[0].file, death.events[0].line
     return all((e.file, e.line) > end for e in said.events)

@@ -94,6 +94,7 @@ _ROWS: tuple[_Row, ...] = (
     ("shm_too_small", "/dev/shm", r"failed to extend /dev/shm/|/dev/shm/nccl-.{0,160}No space left|(?<!attaching to )shared memory segment /dev/shm", "setup", "NCCL got no room in /dev/shm", "NCCL", 3, True),
     ("host_alloc_failed", "allocat", r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory).{0,40}(?:allocate )?(?P<bytes>\d+)? ?|Unable to allocate [\d.]+ [KMGTPE]iB for an array", "memory", "the host has no memory left", "torch", 3, True),
     ("host_alloc_failed", "memory", r"OSError: \[Errno 12\] Cannot allocate memory|^MemoryError", "memory", "the host has no memory left", "errno 12", 3, True),
+    ("host_alloc_failed", "bad_alloc", r"std::bad_alloc\b", "memory", "the host has no memory left", "C++", 3, True),
 )  # fmt: skip
 _CODE = lazy_pattern(
     r"(?i)\b(?:cuda\w*|cu) ?(?:error|failure|result)?(?: code)?(?:[:= (]{1,3})(\d{3})\b|\b(?:cuda|nvml|cu\w+).{0,60}\berror(?: code)?[:= (]{1,3}(\d{3})\b|^\W*error (\d{3})\b(?=.*cuda)"

@@ -12,7 +12,16 @@ from gpudoctor.statements.prefixes import seconds_in_year
 
 SIGNALS = {each.name: each.value for each in Signals}
 # the C library's words for them, which shells and srun print too
-_SIGNAL_WORDS = {words: -number for number in sorted(valid_signals()) if (words := strsignal(number))}
+_SIGNAL_WORDS = {words.lower(): -number for number in sorted(valid_signals()) if (words := strsignal(number))}
+# and those of its translations whose speakers paste them most
+_TRANSLATED = {
+    **dict.fromkeys(("已杀死", "強制結束", "強制終了", "죽었음", "Getötet", "Убито", "Morto"), -9),
+    **dict.fromkeys(("段错误", "程式記憶體區段錯誤", "세그멘테이션 오류", "Speicherzugriffsfehler", "Ошибка сегментирования"), -11),
+    **dict.fromkeys(("已放弃", "Abgebrochen", "Abortado", "Аварийный останов"), -6),
+}  # fmt: skip
+_SIGNAL_WORDS |= {words.lower(): code for words, code in _TRANSLATED.items()}
+_DIED = "|".join(_TRANSLATED) + r"|Killed|Segmentation fault|Bus error|Aborted|Illegal instruction|Floating point exception|Trace/breakpoint trap|Bad system call"
+_ENDED = rf"{_DIED}|Terminated|Hangup|Interrupt"
 _GROUP_FAILED = re.compile(r"Worker group (?:FAILED|UNHEALTHY)\. \d+/\d+ attempts left")
 _HYDRA = re.compile(
     r"=\s+(?:RANK (?P<rank>\d{1,6}) )?PID (?P<pid>\d{1,10}) RUNNING AT (?:\w+@)?(?P<host>[\w.-]{1,253})"
@@ -32,7 +41,7 @@ _TABLE_CODE = re.compile(r"(-?\d+) \(pid: (\d+)\)")
 _Build = Callable[[str, "re.Match[str]"], list[Event]]
 # one of these is in each line that a row takes
 _MAY_END = re.compile(
-    r"exit|Exit|EXIT|ignal|ending process|illing|hutdown|rrun|srun|noticed|ABORT|Rank |rocess|line \d|illed|ault|rror|bort|ermin|llegal|rainers|ontainer|ack|WTERM|WEXIT|\*\*\*|alloc|chunk|free|corrupt|died|Child|code|restart|RESTART|equeuing|FAILED"
+    "|".join(_TRANSLATED) + r"|exit|Exit|EXIT|ignal|ending process|illing|hutdown|rrun|srun|noticed|ABORT|Rank |rocess|line \d|illed|ault|rror|bort|ermin|llegal|rainers|ontainer|ack|WTERM|WEXIT|\*\*\*|alloc|chunk|free|corrupt|died|Child|code|restart|RESTART|equeuing|FAILED"
 )
 
 
@@ -59,7 +68,7 @@ def _ended(by: str, found: re.Match[str]) -> list[Event]:
     if signal is not None:
         code = -int(signal) if signal.isdecimal() else -SIGNALS.get(signal, 9)
     elif number is not None or how:
-        code = _SIGNAL_WORDS[how.capitalize()] if number is None and how else number or 0
+        code = _SIGNAL_WORDS[how.lower()] if number is None and how else number or 0
     else:
         code = -SIGNALS["SIGABRT"] if by == "own" else 1  # glibc's own check; MPI_ABORT without its code, Paddle
     if not code:
@@ -115,7 +124,7 @@ _ROWS: tuple[tuple[str, str, _Build], ...] = (
     ("agent", r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<local_rank>\d{1,6}) \(pid: (?P<pid>\d+)\)", _ended),
     ("closed", r"Sending process (?P<pid>\d+) closing signal (?P<signal>SIG\w+)|Killing subprocess (?P<pid2>\d+)", _closed),
     ("forced", r"Unable to shutdown process (?P<pid>\d+) via \S+ forcefully exiting via|forcefully exiting via .{0,20}process (?P<pid2>\d+)", _closed),
-    ("srun", r"srun: error: (?P<host>[\w.-]+): tasks? (?P<tasks>[\d,\-]+): (?P<how>Killed|Terminated|Aborted|Segmentation fault|Bus error" r"|Interrupt|Hangup|Floating point exception|Illegal instruction|Exited with exit code (?P<code>\d+))", _ended),
+    ("srun", rf"srun: error: (?P<host>[\w.-]+): tasks? (?P<tasks>[\d,\-]+): (?:(?P<how>{_ENDED})|Exited with exit code (?P<code>\d+))", _ended),
     ("slurmctld", r"_job_complete: JobId=\S+ (?:WTERMSIG (?P<signal>\d{1,2})|WEXITSTATUS (?P<code>\d{1,3}))\b", _ended),
     ("mpirun", r"noticed that process rank (?P<rank>\d+) with PID \S+ on node (?P<host>[\w.-]+) exited on signal (?P<signal>\d+)", _ended),
     # Open MPI prints the code on the next line
@@ -124,19 +133,19 @@ _ROWS: tuple[tuple[str, str, _Build], ...] = (
     ("spawn", r"Rank (?P<rank>\d+) crashed with exit code (?P<code>-?\d+)|Global rank (?P<rank2>\d+) \(PID (?P<pid>\d+)\) exited with code (?P<code2>-?\d+)", _ended),
     ("spawn", r"process (?P<rank>\d+) terminated with (?:signal (?P<signal>SIG\w+)|exit code (?P<code>\d+))", _ended),
     ("", r"process (?P<pid>\d+) spawned with command: .{0,2000}--local_rank=(?P<local_rank>\d+)", _process),
-    ("shell", r"line \d+: +(?P<pid>\d+) (?P<how>Killed|Segmentation fault|Bus error|Aborted|Terminated)\b", _ended),
-    # what a shell prints when its command dies
-    ("shell", r"^(?:(?P<job>\[\d+\])(?:\s*[+-])?\s+(?:(?P<pid>\d{2,10})\s+)?|zsh: )?(?P<how>[Kk]illed|[Ss]egmentation fault|[Bb]us error|[Aa]borted" r"|Terminated|[Ii]llegal instruction|[Ff]loating point exception)(?: +\(core dumped\))?(?:\s{2,}(?P<command>\S.*))?$", _of_a_shell),
+    # what a shell prints when its command dies; a core is also dumped right behind what the command had written
+    ("shell", rf"\w+ ?\d+[:：] +(?P<pid>\d+) (?P<how>{_ENDED})\b|(?P<how2>(?i:{_DIED})) \(core dumped\)$", _ended),
+    ("shell", rf"^(?:(?P<job>\[\d+\])(?:\s*[+-])?\s+(?:(?P<pid>\d{{2,10}})\s+)?|\w{{0,6}}sh: )?(?P<how>(?i:{_DIED}|Terminated))(?: *[(（][^()]{{5,40}}[)）])?(?:\s{{2,}}(?P<command>\S.*))?$", _of_a_shell),
     # Paddle
     ("spawn", r"Out of all (?P<world>\d{1,6}) trainers, the trainer process with rank=\[(?P<ranks>\d[\d, ]{0,4000})\] was aborted", _ended),
     ("spawn", r"\A(?:Container rank (?P<rank>\d{1,6}) status failed cmd .{0,4000} code (?P<code>-?[1-9]\d{0,2}) log )", _ended),
-    ("own", r"\A(?:(?:\[(?P<host>[\w.-]{1,253}):(?P<pid>\d{1,10})\] )?(?:Fatal Python error: |!+ |\*\*\* Process received signal|Signal: )" r"(?P<how>Segmentation fault|Bus error|Aborted))", _ended),
+    ("own", rf"\A(?:\[(?P<host>[\w.-]{{1,253}}):(?P<pid>\d{{1,10}})\] )?(?:Fatal Python error: |!+ |.{{0,400}}\bSignal: )(?P<how>{_DIED})\b", _ended),
     # UCX's handler of fatal signals
     ("own", r"\A(?:\[(?P<host>[\w.-]{1,253}):(?P<pid>\d{1,10}) *:\d+:\d+\] Caught signal (?P<signal>\d{1,2}) \()", _ended),
     ("horovod", r"\A(?:Process (?P<rank>\d{1,6}) exit with status code (?P<code>[1-9]\d{0,2})\.)", _ended),
     ("pod", r"\bCrashLoopBackOff\b|Back-off restarting failed container|(?<=  )\d+/\d+ +(?:\w+:)?Error +\d", _wrapper),
     # glibc's words before it aborts
-    ("own", r"^(?:(?:free|malloc|realloc|munmap_chunk|mremap_chunk|malloc_consolidate)\(\): (?:invalid |corrupted |memory corruption|double free detected" r"|too many chunks detected|unaligned |unsorted double|(?:small|large)bin double|mismatching next)|double free or corruption" r"|corrupted (?:size vs|double-linked|unsorted)|\*\*\* stack smashing detected)", _ended),
+    ("own", r"^(?:\*\*\* Error in \S+: |\*\*\* )?(?:(?:free|\w{0,20}alloc\w{0,20}|munmap_chunk|mremap_chunk)\(\): (?:[a-z]+ )+|double free or corruption|corrupted (?:size vs|double-linked|unsorted)|(?:stack smashing|buffer overflow) detected)", _ended),
     # glog's and abseil's handlers of fatal signals
     ("own", r"\*\*\* (?P<signal>SIG(?:SEGV|ABRT|BUS|FPE|ILL)) (?:\(@0x[0-9a-f]+\) )?received (?:at time=|by PID )", _ended),
     # torch.distributed.launch up to 1.8 names the last command that it started, whichever process died
@@ -151,7 +160,6 @@ _ROWS: tuple[tuple[str, str, _Build], ...] = (
     ("child_failed", r"ChildFailedError", _wrapper),
     # 128 and the number of the signal, as shells and containers report it
     ("container", r"(?:terminated|exited|failed|completed|died) with (?:exit )?(?:code|status):? ?\(?(?P<code>13[4-9]|143)\b", _ended),
-    ("own", r"\bSignal: (?P<how>Segmentation fault|Bus error|Aborted) \(\d+\)", _ended),
     # the job, one of its processes, or any helper: `which nvcc` at the start, an upload at the end
     ("helper", r"(?:exited with|returned)(?: non-?zero)?(?: exit)? (?:code|status) -?[1-9]\d*\b", _wrapper),
 )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from signal import Signals
 
 from gpudoctor.diagnose.diagnosis import Confidence
 from gpudoctor.diagnose.events import Event, only
@@ -15,6 +16,7 @@ _DEATHS = {
     -7: ("sigbus", "died of SIGBUS: nearly always /dev/shm too small, or a mapped file cut short"),
     -9: ("killed_sigkill", "was killed by SIGKILL; by whom is not in these logs"),
 }
+_NAMES = {each.value: each.name for each in Signals}
 _WHOLE_NODES = (4, 8, 16)
 _CRASHES = (-11, -7, -9, -8, -4, -6, 1)
 # of a launcher that ends the others, or of a person
@@ -88,7 +90,9 @@ def _killed(attempt: Attempt, code: int, events: list[Event]) -> Hypothesis:
     alone = {e.detail.get("by") for e in events} == {"agent"} and not others and not attempt.of("closed")
     ambiguous = (alone and (attempt.job.world or 0) > 1) or _others_gone(attempt, events)
     ambiguous = ambiguous or any(e.detail.get("cut") for e in events)
-    what, how = _DEATHS.get(code, ("process_died_unknown", f"died of signal {-code}; why is not in these logs"))
+    own = next((f": {e.text.strip()}" for e in events if e.detail.get("by") == "own"), "")
+    unsaid = f"died of {_NAMES.get(-code, f'signal {-code}')}{own or '; why is not in these logs'}"
+    what, how = _DEATHS.get(code, ("process_died_unknown", unsaid))
     first = [e for e in events if e.number("root")] or events
     if ambiguous:
         return undecided(what, f"{who} {how}", first[:3], host=host_of(events))

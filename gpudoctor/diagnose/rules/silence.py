@@ -14,7 +14,7 @@ _NEARLY_FULL_PCT = 80
 # of the whole job: "Done!" may be a download's, and an epoch is followed by others
 _END = re.compile(
     r"(?i)\b(?:train(?:ing)?|job|run|fit)\b.{0,40}\b(?:finished|completed?|done|succeeded)\b"
-    r"|max_(?:steps|epochs)\S* reached|state=COMPLETED"
+    r"|max_\w{1,20}=\d+\W{0,3} reached\b|state=COMPLETED"
 )
 _EPOCH = re.compile(r"(?i)\bepochs?\b")
 _MOST_LINES_AFTER = 20  # a log that goes on for longer shows that the start did
@@ -68,8 +68,8 @@ def only_victims(attempt: Attempt) -> Iterator[Hypothesis]:
         yield undecided("victims_only", text, victims[:3], host=attempt.job.store_host())
 
 
-def _who(events: Collection[Event]) -> str:
-    return named(ranks_of(events), "all who speak")
+def _who(events: Collection[Event], nobody: str = "all who speak") -> str:
+    return named(ranks_of(events), nobody)
 
 
 def only_a_launcher(attempt: Attempt) -> Iterator[Hypothesis]:
@@ -89,6 +89,9 @@ def only_a_launcher(attempt: Attempt) -> Iterator[Hypothesis]:
     elif not exits and {e.what for e in reported} == {"watchdog_abort"}:
         text = f"the watchdog of {_who(reported)} ended it: a collective failed or timed out; why is not in this text"
         yield undecided("nccl_unknown", text, reported, host=host_of(reported))
+    elif crashed := [e for e in events if e.what == "cpp_terminate"]:
+        text = f"{_who(crashed, 'a program')} ended itself over an error in native code: {crashed[0].text.strip()}"
+        yield undecided("process_died_unknown", text, crashed, host=host_of(crashed))
     else:
         text = "the launcher says that processes failed; their own words are not in this text"
         both = [*exits, *reported]
