@@ -33,8 +33,8 @@ _TIMES = re.compile(
     r"|\b\d+(?:\.\d+)? ?(?:ms|s|secs?|seconds?|min|minutes?|h|hours?)\b"
 )
 _BEGINS_ANEW = ("Exception raised", "frame #", "terminate called", "Traceback", "  File", "srun:", "slurmstepd")
-# the end of a progress bar, and a letter right behind it
-_BAR = re.compile(r"\d/\d+ \[[^\]\[]{1,80}(?:it/s|s/it)[^\]\[]{0,80}\](?=[A-Z])")
+# the end of a progress bar, and another writer's words right behind it
+_BAR = re.compile(r"\d/\d+ \[[^\]\[]{1,80}(?:it/s|s/it)[^\]\[]{0,400}\](?=[A-Z\[])")
 _RULE = re.compile(r"\s*-{40,}\s*$")
 _FRAME = 2
 # a place that a line of its own names, right under the sentence that it belongs to: "  Remote host:   n7"
@@ -61,6 +61,7 @@ class _Line(msgspec.Struct):
     origin: Origin
     text: str
     raw: str
+    last: int = 0  # of the pieces that it was wrapped into
     framed: bool = False  # right below a rule of dashes: a launcher's message to people begins
 
 
@@ -93,25 +94,21 @@ class _Held(msgspec.Struct):
 
 
 class _Told(msgspec.Struct):
-    """A statement whose sentence, or the places that it is about, may go on in the next line."""
+    """A statement whose places may follow in the next lines."""
 
     event: Event
     last: int
-    framed: bool
     places: int = 0
 
     def goes_on(self, line: _Line) -> bool:
         """Whether the line belongs to it, and was added to its message."""
-        message, text = self.event.word("message") or "", line.text.strip()
-        if line.number != self.last + 1 or not text or self.places >= _MOST_PLACES:
+        message = self.event.word("message") or ""
+        if line.number != self.last + 1 or self.places >= _MOST_PLACES:
             return False
-        if place := _PLACE.match(line.text):
-            before = ", " if self.places else " " if message.endswith(":") else "; "
-            message, self.places = f"{message}{before}{place['key']}: {place['value']}", self.places + 1
-        elif self.framed and not self.places and not _ENDED.search(message) and not _RULE.match(text):
-            message = f"{message} {text.partition('. ')[0]}"
-        else:
+        if (place := _PLACE.match(line.text)) is None:
             return False
+        before = ", " if self.places else " " if message.endswith(":") else "; "
+        message, self.places = f"{message}{before}{place['key']}: {place['value']}", self.places + 1
         self.event.detail["message"], self.last = clipped(message), line.number
         return True
 
@@ -182,7 +179,8 @@ class LogReader:
             if _goes_on(self._held, line):
                 return
             yield from self._flush()
-        if origin.source and "ProcessGroupNCCL" in origin.source and CONTINUES.search(text):
+        of_torch = origin.source is not None and "ProcessGroupNCCL" in origin.source and CONTINUES.search(text)
+        if of_torch or (line.framed and text.strip() and not _RULE.match(text) and not _ENDED.search(text)):
             line.raw = read.removesuffix(text) + text
             self._held = _Held(line, number, number)
             return
@@ -214,7 +212,7 @@ class LogReader:
         for event in self._events(line):
             moved = moved or event.role in ("progress", "done", "exit", "ending") or event.what == "work"
             if event.role == "said" and event.word("message"):
-                self._told = _Told(event, line.number, line.framed and event.word("form") == "level")
+                self._told = _Told(event, line.last or line.number)
             yield self._placed(event, line)
         self._note_repeated(line, text, moved=moved)
 
@@ -408,8 +406,11 @@ def _goes_on(held: _Held, line: _Line) -> bool:
         return False
     if held.line.text.rstrip().endswith(".") or not text or "NCCL " in text[:200] or text.startswith(_BEGINS_ANEW):
         return False
+    if held.line.framed and (_ENDED.search(held.line.text) or _RULE.match(text) or _PLACE.match(text)):
+        return False
     if DECIDES.search(text) and not DECIDES.search(held.line.text):
         held.line.number = number
-    more = text if len(held.line.text) >= 50 else f" {text}"
-    held.line.text, held.line.raw, held.last = held.line.text + more, held.line.raw + more, number
+    more = f" {text.strip()}" if held.line.framed or len(held.line.text) < 50 else text
+    held.line.text, held.line.raw = held.line.text + more, held.line.raw + more
+    held.last = held.line.last = number
     return True
