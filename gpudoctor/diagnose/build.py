@@ -19,7 +19,7 @@ from gpudoctor.diagnose.diagnosis import (
 from gpudoctor.diagnose.events import Event, grouped
 from gpudoctor.diagnose.follow import Stall
 from gpudoctor.diagnose.gather import GatheredLogs
-from gpudoctor.diagnose.infer import first_failed_attempt, hypotheses, recovered
+from gpudoctor.diagnose.infer import WITHOUT_REASON, first_failed_attempt, hypotheses, recovered
 from gpudoctor.diagnose.job import Job, clock_skews, is_work
 from gpudoctor.diagnose.node_reports import NodeReport, weigh
 from gpudoctor.diagnose.rules.model import Hypothesis
@@ -165,20 +165,25 @@ def _dump_evidence(job: Job, found: Hypothesis) -> tuple[EvidenceLine, ...]:
 
 
 def _others(job: Job, found: list[Hypothesis], best: Hypothesis) -> list[Cause]:
-    """The remaining hypotheses of another kind or place, without those that follow from the best one, or are less sure
-    than one that is certain.
-    """
+    """The remaining hypotheses of another kind or place."""
     retained: list[Cause] = []
     seen = {(best.what, best.ranks)}
     if len(best.ranks) > 1 and best.what == "rank_behind":
         retained += [_cause(job, _of_rank(best, rank), best.confidence) for rank in best.ranks[1:]]
     for hypothesis in found[1:]:
         key = (hypothesis.what, hypothesis.ranks)
-        if key in seen or hypothesis.unknown or hypothesis.confidence != "certain" == best.confidence or (hypothesis.ranks and {*hypothesis.ranks} <= {*best.ranks}):
+        if key in seen or _adds_nothing(hypothesis, best):
             continue
         seen.add(key)
         retained.append(_cause(job, hypothesis, "possible"))
     return retained[:_MOST_OTHERS]
+
+
+def _adds_nothing(other: Hypothesis, best: Hypothesis) -> bool:
+    """Whether it is no alternative: unknown, less sure than what is certain, of the same ranks, or of nobody's end."""
+    if other.unknown or (best.confidence == "certain" != other.confidence):
+        return True
+    return {*other.ranks} <= {*best.ranks} if other.ranks else not best.unknown and other.what in WITHOUT_REASON
 
 
 def _of_rank(best: Hypothesis, rank: int) -> Hypothesis:

@@ -187,7 +187,7 @@ def _hypothesis(attempt: Attempt, events: list[Event]) -> Hypothesis:
         _shown(attempt, what, decisive),
         "certain" if strongest >= 3 else "likely",
         ranks,
-        host_of(decisive) or address_of(decisive),
+        host_of(decisive),
         _gpu_of(decisive),
     )
 
@@ -226,12 +226,6 @@ def _listed_ranks(attempt: Attempt) -> set[int]:
     """The ranks that a distributed checkpoint lists as failed."""
     listed = [e for e in attempt.of("wrapper") if e.word("type") == "CheckpointException"]
     return {int(number) for e in listed for number in _NUMBER.findall(e.word("ranks") or "")}
-
-
-def address_of(events: Collection[Event]) -> str | None:
-    """The common address, of events that no controller can have repeated; Ray's labels name no host."""
-    address = only(e.ip for e in events) if not any(e.word("type") for e in events) else None
-    return None if address is None or address.startswith(("127.", "0.", "::")) else address
 
 
 def _gpu_of(events: Collection[Event]) -> str | None:

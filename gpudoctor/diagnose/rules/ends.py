@@ -65,7 +65,8 @@ def _is_explained(attempt: Attempt, event: Event) -> bool:
     if event.pid is not None and (event.host, event.pid) in attempt.closed:
         return True
     if event.rank is None:
-        return code > 0 or (code == -6 and bool(attempt.of("wait", "stuck", "cause")))
+        lost = [e for e in attempt.of("victim") if event.host in (None, e.host) or event.pid == e.pid is not None]
+        return code > 0 or (code == -6 and bool(lost or attempt.of("wait", "stuck", "cause")))
     return code in (1, -6) and event.rank in attempt.in_trouble
 
 

@@ -66,8 +66,15 @@ def only_rank(ranks: Collection[int]) -> tuple[int, ...]:
 
 
 def host_of(events: Iterable[Event]) -> str | None:
-    """The common host of the events, if there is exactly one."""
-    return only(e.host for e in events if e.host)
+    """The common host of the events, if there is exactly one; else the common address."""
+    events = [*events]
+    return only(e.host for e in events if e.host) or address_of(events)
+
+
+def address_of(events: Collection[Event]) -> str | None:
+    """The common address, of events that no controller can have repeated; Ray's labels name no host."""
+    address = only(e.ip for e in events) if not any(e.word("type") for e in events) else None
+    return None if address is None or address.startswith(("127.", "0.", "::")) else address
 
 
 def named(ranks: Iterable[int], nobody: str = "a rank") -> str:

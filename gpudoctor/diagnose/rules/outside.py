@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterator
 
 from gpudoctor.diagnose.events import Event
 from gpudoctor.diagnose.job import Attempt, Job, is_work
-from gpudoctor.diagnose.rules.direct import address_of
 from gpudoctor.diagnose.rules.model import Hypothesis, at_events, host_of, named, only_rank, ranks_of
 from gpudoctor.statements.about import normal_bus_id
 from gpudoctor.statements.catalogue import ECC_XIDS
@@ -46,8 +45,9 @@ def scheduler_endings(attempt: Attempt) -> Iterator[Hypothesis]:
 
 def signals_and_cancels(attempt: Attempt) -> Iterator[Hypothesis]:
     """A signal to the launcher, Ctrl-C or scancel, if nothing failed before it."""
-    for what in ("terminated_signal", "cancelled"):
-        events = _endings(attempt, what)
+    signals, cancels = (_endings(attempt, what) for what in ("terminated_signal", "cancelled"))
+    cancelled_first = cancels and signals and _before(cancels[0], signals[0])  # the signals follow from it then
+    for what, events in (("terminated_signal", [] if cancelled_first else signals), ("cancelled", cancels)):
         if not events or failed_before(attempt, events[0], lost_peers_count=True):
             continue
         strongest = max(e.strength for e in events)
@@ -107,11 +107,15 @@ def failed_before(attempt: Attempt, ending: Event, *, lost_peers_count: bool) ->
             continue
         if event.what == "node_lost" and ending.what == "preempted":  # Ray names the node first, then why it went
             continue
-        if event.file == ending.file and event.line < ending.line:
+        if _before(event, ending):
             return True
         if event.file != ending.file and event.role != "victim" and not _later(event, ending):
             return True
     return False
+
+
+def _before(event: Event, other: Event) -> bool:
+    return event.file == other.file and event.line < other.line
 
 
 def _later(event: Event, other: Event) -> bool:
@@ -123,7 +127,7 @@ def said_dead(attempt: Attempt) -> Iterator[Hypothesis]:
     for what, (who, text) in _LOST.items():
         if events := attempt.of("cause", what=what):
             ranks = only_rank(ranks_of(events))
-            host = host_of(events) or (address_of(events) if all(e.word("address") for e in events) else None)
+            host = host_of(e for e in events if e.host or e.word("address"))  # the label's address is its reporter's
             yield Hypothesis(what, f"{named(ranks, who)} {text}", events[:3], ranks=ranks, host=host)
 
 
