@@ -37,6 +37,8 @@ from gpudoctor.diagnose.rules.silence import (
     silent_places,
     unfinished_start,
 )
+from gpudoctor.statements.about import place_in
+from gpudoctor.statements.classes import kind_of
 
 # the kinds of evidence, the strongest first: the first hypothesis of the first rule that has one is the cause
 _RULES: tuple[Rule, ...] = (
@@ -101,8 +103,8 @@ def _of_failed_attempt(job: Job) -> list[Hypothesis]:
     if found and found[0].events and all(e.role == "echo" and e.detail.get("warning") for e in found[0].events):
         found = [*unknown_errors(job), *found]  # the job may have gone on after it
     found = _with_own_words(attempt, found)
-    if found and found[0].ranks and not found[0].host:
-        _find_host(job, found[0])
+    if found and not found[0].host:
+        found[0].host = _found_host(job, found[0])
     return found
 
 
@@ -230,6 +232,9 @@ def _outlived(job: Job, troubles: list[Event]) -> bool:
     return len(after) >= 3 or any(e.role == "done" or e.what == "unstuck" for e in after)
 
 
-def _find_host(job: Job, hypothesis: Hypothesis) -> None:
-    hosts = {e.host for e in job.events if e.rank in hypothesis.ranks and e.host}
-    hypothesis.host = only(hosts or job.hosts)
+def _found_host(job: Job, best: Hypothesis) -> str | None:
+    """The host of its ranks, else the one that its lines name as the place of what they report."""
+    if best.ranks:
+        return only({e.host for e in job.events if e.rank in best.ranks and e.host} or job.hosts)
+    told = [e for e in best.events if e.role in ("cause", "exit", "echo") and kind_of(e.text) != "network"]
+    return only(place for e in told if (place := place_in(e.text)))

@@ -17,6 +17,7 @@ from gpudoctor.diagnose.patterns.watchdog import CONTINUES, DECIDES, Coordinatio
 from gpudoctor.diagnose.tracebacks import Tracebacks, exception_event
 from gpudoctor.facts.kernel_log.messages import parse_message
 from gpudoctor.facts.kernel_log.records import read_line
+from gpudoctor.statements.about import peer_in
 from gpudoctor.statements.classes import kind_of
 from gpudoctor.statements.prefixes import Labels, Origin, stripped, with_short_numbers
 from gpudoctor.statements.reader import statement_of
@@ -237,6 +238,8 @@ class LogReader:
         for field in ("rank", "local_rank", "task", "host", "pid", "ip", "gpu", "time_s"):
             if getattr(event, field) is None:
                 setattr(event, field, getattr(origin, field))
+        if event.role == "victim" and (peer := peer_in(event.text)):
+            event.detail.setdefault("peer", peer)
         if event.role == "cause" and event.rank is None and (failed := facts.FAILED_ON_RANK.search(event.text)):
             event.rank = int(failed[1])
         for field in ("rank", "local_rank", "task"):
@@ -278,7 +281,10 @@ class LogReader:
             exception.rank = self._spawned if self._spawned is not None else self._ray.rank
             if exception.rank is not None:
                 exception.detail["repeated"] = 1  # printed by a controller, which is another process
-        self._spawned = None
+        if raised_in := self._ray.raised_in:
+            exception.pid, exception.ip = int(raised_in["pid"]), raised_in["ip"]
+            exception.detail["address"] = raised_in["ip"]
+        self._spawned, self._ray.raised_in = None, {}
         return [with_place(exception, text)]
 
     def _nccl(self, head: re.Match[str], origin: Origin, text: str) -> Iterator[Event]:

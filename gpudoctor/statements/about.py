@@ -17,6 +17,10 @@ _DEVICE_FILE = re.compile(r"(/dev/[\w/-]{2,60})")
 _ADAPTER = re.compile(
     r"\b((?:mlx[45]|bnxt_re|irdma|efa|rdmap|hfi1|qedr|erdma|roce)[\w-]{0,20}|ib\d{1,3}|(?:ibp|ens|enp|eth|bond)\d\w{0,12})(?:[:/](\d{1,2}))?\b"
 )
+# a host as people name them, with a digit, a dot or a hyphen, or an address; no loopback
+_HOST = r"(?P<host>(?!127\.|0\.0\.)\d{1,3}(?:\.\d{1,3}){3}|(?!(?:rank|gpu|task|pid|fd|port|group|proc|worker|device)\w{0,6}[-_]?\d+\b)(?=[A-Za-z]+[\w-]*[\d.-])[A-Za-z][\w.-]{0,78}[\w])\b(?![(/])"
+_PEER = re.compile(rf"(?i)\b(?:peer|remote)(?: (?:peer|host|node|process|end|address))?[ :=]{{1,9}}[\[(<]?{_HOST}")
+_PLACE = re.compile(rf"(?i)\b(?:(?:on|at|of) (?:the )?(?:node|host|machine)s?:? |IP: ){_HOST}")
 _PORT = re.compile(r"(?i)\bport[ #:=]{0,2}(\d{1,2})\b(?!\d)")
 
 
@@ -38,6 +42,26 @@ def about(message: str) -> About:
         adapter=adapter[1] if adapter else None,
         port=int(port) if port else None,
     )
+
+
+def peer_in(message: str) -> str | None:
+    """The host or address that a message names as the other side.
+
+    >>> peer_in("Connection closed by remote peer n7.lan<4507>"), peer_in("  Peer host:  n7"), peer_in("reset by peer")
+    ('n7.lan', 'n7', None)
+    """
+    found = _PEER.search(message)
+    return found["host"] if found else None
+
+
+def place_in(message: str) -> str | None:
+    """The host or address at which it happened, as a message names it.
+
+    >>> place_in("2 workers died at node (ID: 3c4f, IP: 10.0.0.7)"), place_in("task 3 failed on host n7"), place_in("on node 3")
+    ('10.0.0.7', 'n7', None)
+    """
+    found = {match["host"] for match in _PLACE.finditer(message)}
+    return found.pop() if len(found) == 1 else None
 
 
 def _one(pattern: re.Pattern[str], message: str) -> str | None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from gpudoctor.diagnose.events import Event
+from gpudoctor.statements.about import peer_in
 
 NCCL = re.compile(
     r"(?:(?P<host>[\w.-]{1,253}):(?P<pid>\d{1,10}):(?P<tid>\d{1,10}) (?:\[(?P<dev>\d{1,4})\] )?)?(?:[\d.]+ )?"
@@ -245,6 +246,8 @@ def _place_or_size(text: str, lowered: str) -> Event | None:
         return Event(role="fact", what="member", rank=int(gloo["rank"]), detail={"world": int(gloo["peers"]) + 1})
     if "virtual memory" in lowered and (ram := _RAM.search(text)):
         return Event(role="fact", what="ram", detail={"ram_pct": int(ram["pct"])})
+    if "peer" in lowered and ":" in text and (peer := peer_in(text)):
+        return Event(role="fact", what="peer", detail={"peer": peer})
     if "pid" in lowered and (named := _RANK_PID.search(text)):
         detail: dict[str, str | int] = {"world": int(named["world"])} if named["world"] else {}
         rank, pid = int(named["rank"]), int(named["pid"])

@@ -20,7 +20,10 @@ _TRANSLATED = {
     **dict.fromkeys(("已放弃", "Abgebrochen", "Abortado", "Аварийный останов"), -6),
 }  # fmt: skip
 _SIGNAL_WORDS |= {words.lower(): code for words, code in _TRANSLATED.items()}
-_DIED = "|".join(_TRANSLATED) + r"|Killed|Segmentation fault|Bus error|Aborted|Illegal instruction|Floating point exception|Trace/breakpoint trap|Bad system call"
+_DIED = (
+    "|".join(_TRANSLATED)
+    + r"|Killed|Segmentation fault|Bus error|Aborted|Illegal instruction|Floating point exception|Trace/breakpoint trap|Bad system call"
+)
 _ENDED = rf"{_DIED}|Terminated|Hangup|Interrupt"
 _GROUP_FAILED = re.compile(r"Worker group (?:FAILED|UNHEALTHY)\. \d+/\d+ attempts left")
 _HYDRA = re.compile(
@@ -41,7 +44,8 @@ _TABLE_CODE = re.compile(r"(-?\d+) \(pid: (\d+)\)")
 _Build = Callable[[str, "re.Match[str]"], list[Event]]
 # one of these is in each line that a row takes
 _MAY_END = re.compile(
-    "|".join(_TRANSLATED) + r"|exit|Exit|EXIT|ignal|ending process|illing|hutdown|rrun|srun|noticed|ABORT|Rank |rocess|line \d|illed|ault|rror|bort|ermin|llegal|rainers|ontainer|ack|WTERM|WEXIT|\*\*\*|alloc|chunk|free|corrupt|died|Child|code|restart|RESTART|equeuing|FAILED"
+    "|".join(_TRANSLATED)
+    + r"|exit|Exit|EXIT|ignal|ending process|illing|hutdown|rrun|srun|noticed|ABORT|Rank |rocess|line \d|illed|ault|rror|bort|ermin|llegal|rainers|ontainer|ack|WTERM|WEXIT|\*\*\*|alloc|chunk|free|corrupt|died|Child|code|restart|RESTART|equeuing|FAILED"
 )
 
 

@@ -9,6 +9,8 @@ from gpudoctor.diagnose.events import Event
 _WORKER = re.compile(
     r"\(ip=(?P<ip>[\w.:]+), pid=(?P<pid>\d+)\) world_rank=(?P<rank>\d+), local_rank=(?P<local_rank>\d+)"
 )
+# above the traceback of another process
+_RAISED_IN = re.compile(r"ray::\S.{0,300} \(pid=(?P<pid>\d{1,10}), ip=(?P<ip>[0-9a-fA-F.:]{3,45})\b")
 _SNIPPET = re.compile(r"\[Rank (\d+) Error Snippet\]")
 _FIELD = re.compile(r"\s*(?P<name>pid|ip|name|node_ip|hostname)(?:: |=)'?(?P<value>[^',\s]+)")
 _CONTEXT = re.compile(r"world_rank=(\d+)")
@@ -33,6 +35,7 @@ class RayReader:
         self._said: dict[str, str] = {}
         self._open = 0
         self.rank: int | None = None
+        self.raised_in: dict[str, str] = {}
 
     def read(self, text: str) -> Event | None:
         """A worker's rank and process, or the death of an actor or node."""
@@ -45,6 +48,8 @@ class RayReader:
                 pid=int(found["pid"]),
                 ip=found["ip"],
             )
+        if "ray::" in text and (found := _RAISED_IN.search(text)):
+            self.raised_in = found.groupdict()
         if found := _SNIPPET.search(text):
             self.rank, self._said, self._open = int(found[1]), {}, 0
             return None

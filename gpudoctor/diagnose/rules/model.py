@@ -73,7 +73,7 @@ def host_of(events: Iterable[Event]) -> str | None:
 
 def address_of(events: Collection[Event]) -> str | None:
     """The common address, of events that no controller can have repeated; Ray's labels name no host."""
-    address = only(e.ip for e in events) if not any(e.word("type") for e in events) else None
+    address = only(e.ip for e in events) if all(e.word("address") or not e.word("type") for e in events) else None
     return None if address is None or address.startswith(("127.", "0.", "::")) else address
 
 

@@ -60,12 +60,16 @@ def only_victims(attempt: Attempt) -> Iterator[Hypothesis]:
         text = "requests were flushed: they follow from another error of the same queue, which is not in this text"
         yield undecided("ib_completion_error", text, victims[:3], host=host_of(victims))
     elif victims:
-        peer = only(peer for e in victims if (peer := e.word("peer")))
+        peer = only(peer for e in (*victims, *attempt.of("fact", what="peer")) if (peer := e.word("peer")))
         lost = f"the peer at {peer}" if peer else "a peer"
+        host = attempt.job.store_host() or peer
         if any(e.what == "store_lost" for e in victims):
-            lost = "the holder of the store (rank 0)"
-        text = f"{_who(victims)} only lost a connection: {lost} ended before that, and its words are not in this text"
-        yield undecided("victims_only", text, victims[:3], host=attempt.job.store_host())
+            lost, host = "the holder of the store (rank 0)", attempt.job.store_host()
+        exits = [e for e in attempt.of("exit") if e.host and host and f"{host}.".startswith(f"{e.host}.")]
+        code = f" (exit code {exits[0].number('code')})" if exits else ""
+        text = f"{_who(victims)} only lost a connection: {lost} ended before that{code}"
+        text += ", and its words are not in this text"
+        yield undecided("victims_only", text, [*victims[:3], *exits[:1]], host=host)
 
 
 def _who(events: Collection[Event], nobody: str = "all who speak") -> str:
