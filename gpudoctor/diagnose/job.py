@@ -12,7 +12,7 @@ from itertools import combinations
 from statistics import median
 
 from gpudoctor.diagnose.diagnosis import ClockSkew
-from gpudoctor.diagnose.events import MOST_RANKS, TROUBLE, Event, grouped, only
+from gpudoctor.diagnose.events import MOST_RANKS, TROUBLE, Event, grouped
 from gpudoctor.diagnose.flight_recorder import Dump
 from gpudoctor.diagnose.places import (
     STEPS_OF_WORK,
@@ -24,8 +24,6 @@ from gpudoctor.diagnose.places import (
 )
 from gpudoctor.diagnose.stacks import Stack
 
-_NO_HOST = {"bogon", "localhost", "ubuntu", "0.0.0.0", "::1", "127.0.0.1", "?UNKNOWN?"}
-_ADDRESS = re.compile(r"[0-9.:]+|.*:.*:.*")
 _POD = re.compile(r"\bpod/(\S{1,253})")
 _BEGINNINGS = ("comm", "member", "world")
 _TRUST_IN_LAUNCHERS = {"spawn": 1, "mpirun": 2, "srun": 3, "agent": 4, "table": 5}  # 0 for the others
@@ -122,10 +120,6 @@ class Job:
         """Whether some text begins inside a traceback or a launcher's table, so that what came before is missing."""
         return any(e.what == "begins_inside" or e.detail.get("cut") for e in self.events)
 
-    def store_host(self) -> str | None:
-        """The host of the key-value store (that of rank 0), as named by the ranks that lost it."""
-        return only(host for e in self.of("victim") if (host := e.word("store")) and _is_host(host))
-
     def _world(self) -> int | None:
         sizes = [e.number("world") or 0 for e in self.events]
         size = max((size for size in sizes if size <= MOST_RANKS), default=0)
@@ -208,11 +202,6 @@ class Attempt:
 def is_work(event: Event) -> bool:
     """Whether the job did some work, with or without the number of a step, or reported its end."""
     return event.role in ("progress", "done") or event.what == "work"
-
-
-def _is_host(name: str) -> bool:
-    """Whether the name identifies a machine: no loopback, no address, no name that many machines have."""
-    return name not in _NO_HOST and not _ADDRESS.fullmatch(name)
 
 
 def clock_skews(job: Job, attempt: int) -> tuple[ClockSkew, ...]:

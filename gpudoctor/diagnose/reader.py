@@ -11,7 +11,7 @@ from gpudoctor.diagnose.events import MOST_RANKS, Event, Role, clipped
 from gpudoctor.diagnose.patterns import facts
 from gpudoctor.diagnose.patterns.catalogue import error_event, with_place
 from gpudoctor.diagnose.patterns.facts import OF_A_KERNEL, is_harmless, read_facts
-from gpudoctor.diagnose.patterns.launchers import ElasticTable, HydraReader, expanded, read_launcher
+from gpudoctor.diagnose.patterns.launchers import ElasticTable, expanded, read_launcher
 from gpudoctor.diagnose.patterns.ray import RayReader
 from gpudoctor.diagnose.patterns.watchdog import CONTINUES, DECIDES, CoordinationReader, StallReader, read_watchdog
 from gpudoctor.diagnose.tracebacks import Tracebacks, exception_event
@@ -43,6 +43,8 @@ _PLACE = re.compile(
     r"\s*(?P<key>(?:[A-Za-z]{1,12} )?(?:[Hh]ost(?:name)?|[Nn]ode|GPU|[Dd]evice|[Pp]ort)) *: *(?P<value>\S{1,100})\s*$"
 )
 _MOST_PLACES = 6
+_OPEN = re.compile(r"[a-z,]\s*$")
+_BOX = "=   "  # MPICH's and Intel's mpiexec: "=   PID 77 RUNNING AT n7"
 _ENDED = re.compile(r"[.:!?](?:$|\s+[A-Z])")
 _MOST_ALIKE_AT_THE_END = 3
 _MOST_WRITERS = 100_000
@@ -139,7 +141,7 @@ class LogReader:
         launcher = _of_text(read_launcher)
         # each gives its events, or None if the line is not its own; the first that decides ends it
         self._readers: tuple[_Reader, ...] = (
-            *(self._kernel, _of_text(self._table.read), _of_text(HydraReader().read), launcher),
+            *(self._kernel, _of_text(self._table.read), launcher),
             *(_of_text(self._ray.read), _error_handler, _of_text(StallReader().read)),
             *(_of_text(CoordinationReader().read), _uncaught, self._nccl_line, _WATCHDOG, self._traceback, _plain),
         )
@@ -181,7 +183,7 @@ class LogReader:
                 return
             yield from self._flush()
         of_torch = origin.source is not None and "ProcessGroupNCCL" in origin.source and CONTINUES.search(text)
-        if of_torch or (line.framed and text.strip() and not _RULE.match(text) and not _ENDED.search(text)):
+        if of_torch or text.startswith(_BOX) or (line.framed and _OPEN.search(text) and not _ENDED.search(text)):
             line.raw = read.removesuffix(text) + text
             self._held = _Held(line, number, number)
             return
@@ -404,6 +406,11 @@ def _statement(line: _Line, reported: list[Event]) -> Iterator[Event]:
     yield Event(role="said", what=found.kind, detail=detail)
 
 
+def _goes_on_in_prose(sentence: str, text: str) -> bool:
+    """Whether the text is the rest of a sentence that was wrapped: it begins with a small letter, behind a word."""
+    return text[:1].islower() and _OPEN.search(sentence) is not None and _ENDED.search(sentence) is None
+
+
 def _goes_on(held: _Held, line: _Line) -> bool:
     """Whether a line is the next piece of the one that is held; it is added to that."""
     text, origin, number = line.text, line.origin, line.number
@@ -412,11 +419,14 @@ def _goes_on(held: _Held, line: _Line) -> bool:
         return False
     if held.line.text.rstrip().endswith(".") or not text or "NCCL " in text[:200] or text.startswith(_BEGINS_ANEW):
         return False
-    if held.line.framed and (_ENDED.search(held.line.text) or _RULE.match(text) or _PLACE.match(text)):
+    boxed = held.line.text.startswith(_BOX)
+    if boxed != text.startswith(_BOX) or (
+        held.line.framed and not boxed and not _goes_on_in_prose(held.line.text, text)
+    ):
         return False
     if DECIDES.search(text) and not DECIDES.search(held.line.text):
         held.line.number = number
-    more = f" {text.strip()}" if held.line.framed or len(held.line.text) < 50 else text
+    more = f" {text.strip()}" if boxed or held.line.framed or len(held.line.text) < 50 else text
     held.line.text, held.line.raw = held.line.text + more, held.line.raw + more
     held.last = held.line.last = number
     return True

@@ -18,7 +18,7 @@ TORCH = rows(
     # rank 0 holds the store: a rank that prints this outlived rank 0
     ("store_lost", "should dump", r"Failed to check the \"should dump\" flag on TCPStore", "victim"),
     ("store_lost", "socketimpl", r"(?:sendBytes|recvValue\w*|recvVector|recvBytes) failed on SocketImpl"
-     r"\(fd=\d+, addr=\[[^\]]*\]:\d+, remote=\[(?P<store>[^\]]{1,253})\]:\d+\)", "victim"),
+     r"\(fd=\d+, addr=\[[^\]]*\]:\d+, remote=\[[^\]]{1,253}\]:\d+\)", "victim"),
     ("store_lost", "failed to recv, got 0 bytes", r"Failed to recv, got 0 bytes", "victim"),
     ("store_lost", "broken pipe", r"(?:TCPStore|c10d|SocketImpl|DistNetworkError|DistBackendError).{0,200}Broken pipe", "victim"),
     # a rank that waits for a key waits for the rank that writes it; gloo's keys end in that rank

@@ -26,10 +26,6 @@ _DIED = (
 )
 _ENDED = rf"{_DIED}|Terminated|Hangup|Interrupt"
 _GROUP_FAILED = re.compile(r"Worker group (?:FAILED|UNHEALTHY)\. \d+/\d+ attempts left")
-_HYDRA = re.compile(
-    r"=\s+(?:RANK (?P<rank>\d{1,6}) )?PID (?P<pid>\d{1,10}) RUNNING AT (?:\w+@)?(?P<host>[\w.-]{1,253})"
-)
-_HYDRA_CODE = re.compile(r"=\s+(?:EXIT CODE: (?P<code>[1-9]\d{0,2})\b|KILLED BY SIGNAL: (?P<signal>\d{1,2})\b)")
 _PART_OF_A_JOB = re.compile(
     r"(?i)srun|torchrun|mpirun|deepspeed|accelerate|launch|python|train|rank|worker|process|container|pod\b|job|task"
 )
@@ -45,7 +41,7 @@ _Build = Callable[[str, "re.Match[str]"], list[Event]]
 # one of these is in each line that a row takes
 _MAY_END = re.compile(
     "|".join(_TRANSLATED)
-    + r"|exit|Exit|EXIT|ignal|ending process|illing|hutdown|rrun|srun|noticed|ABORT|Rank |rocess|line \d|illed|ault|rror|bort|ermin|llegal|rainers|ontainer|ack|WTERM|WEXIT|\*\*\*|alloc|chunk|free|corrupt|died|Child|code|restart|RESTART|equeuing|FAILED"
+    + r"|exit|Exit|EXIT|ignal|ending process|illing|hutdown|rrun|srun|noticed|ABORT|Rank |rocess|line \d|illed|ault|rror|bort|ermin|llegal|rainers|ontainer|ack|WTERM|WEXIT|RUNNING AT|\*\*\*|alloc|chunk|free|corrupt|died|Child|code|restart|RESTART|equeuing|FAILED"
 )
 
 
@@ -131,6 +127,8 @@ _ROWS: tuple[tuple[str, str, _Build], ...] = (
     ("srun", rf"srun: error: (?P<host>[\w.-]+): tasks? (?P<tasks>[\d,\-]+): (?:(?P<how>{_ENDED})|Exited with exit code (?P<code>\d+))", _ended),
     ("slurmctld", r"_job_complete: JobId=\S+ (?:WTERMSIG (?P<signal>\d{1,2})|WEXITSTATUS (?P<code>\d{1,3}))\b", _ended),
     ("mpirun", r"noticed that process rank (?P<rank>\d+) with PID \S+ on node (?P<host>[\w.-]+) exited on signal (?P<signal>\d+)", _ended),
+    # the box of MPICH's and Intel's mpiexec about the process that ended the job
+    ("mpirun", r"=\s+(?:RANK (?P<rank>\d{1,6}) )?PID (?P<pid>\d{1,10}) RUNNING AT (?:\w+@)?(?P<host>[\w.-]{1,253}) .{0,80}?(?:EXIT CODE: (?P<code>[1-9]\d{0,2})\b|KILLED BY SIGNAL: (?P<signal>\d{1,2})\b)", _ended),
     # Open MPI prints the code on the next line
     ("mpirun", r"MPI_ABORT was invoked on rank (?P<rank>\d+) in communicator(?:.{0,80}?errorcode (?P<code>\d+))?", _ended),
     # Composer
@@ -168,24 +166,6 @@ _ROWS: tuple[tuple[str, str, _Build], ...] = (
     ("helper", r"(?:exited with|returned)(?: non-?zero)?(?: exit)? (?:code|status) -?[1-9]\d*\b", _wrapper),
 )  # fmt: skip
 _COMPILED = tuple((by, re.compile(text), build) for by, text, build in _ROWS)
-
-
-class HydraReader:
-    """Reads the box that MPICH's and Intel's mpiexec print about the process that ended the job."""
-
-    def __init__(self) -> None:
-        self._said: re.Match[str] | None = None
-
-    def read(self, text: str) -> Event | None:
-        """The exit, at the line with its code or signal."""
-        if found := _HYDRA.match(text):
-            self._said = found
-        elif self._said is not None and (code := _HYDRA_CODE.match(text)):
-            reported, self._said = self._said, None
-            number = int(code["code"]) if code["code"] else -int(code["signal"])
-            rank = int(reported["rank"]) if reported["rank"] else None
-            return _exit(number, "mpirun", rank=rank, pid=int(reported["pid"]), host=reported["host"])
-        return None
 
 
 class ElasticTable:

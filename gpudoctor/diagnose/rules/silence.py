@@ -62,14 +62,13 @@ def only_victims(attempt: Attempt) -> Iterator[Hypothesis]:
     elif victims:
         peer = only(peer for e in (*victims, *attempt.of("fact", what="peer")) if (peer := e.word("peer")))
         lost = f"the peer at {peer}" if peer else "a peer"
-        host = attempt.job.store_host() or peer
         if any(e.what == "store_lost" for e in victims):
-            lost, host = "the holder of the store (rank 0)", attempt.job.store_host()
-        exits = [e for e in attempt.of("exit") if e.host and host and f"{host}.".startswith(f"{e.host}.")]
+            lost = "the holder of the store (rank 0)"
+        exits = [e for e in attempt.of("exit") if e.host and f"{peer}.".startswith(f"{e.host}.")]
         code = f" (exit code {exits[0].number('code')})" if exits else ""
         text = f"{_who(victims)} only lost a connection: {lost} ended before that{code}"
         text += ", and its words are not in this text"
-        yield undecided("victims_only", text, [*victims[:3], *exits[:1]], host=host)
+        yield undecided("victims_only", text, [*victims[:3], *exits[:1]], host=peer)
 
 
 def _who(events: Collection[Event], nobody: str = "all who speak") -> str:
