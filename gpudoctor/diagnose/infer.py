@@ -29,7 +29,7 @@ from gpudoctor.diagnose.rules.outside import (
     scheduler_endings,
     signals_and_cancels,
 )
-from gpudoctor.diagnose.rules.said import failed_saying, stood_still, unknown_errors, with_reason, with_reason_before
+from gpudoctor.diagnose.rules.said import failed_saying, stood_still, unknown_errors, with_reason
 from gpudoctor.diagnose.rules.silence import (
     ended_before,
     only_a_launcher,
@@ -76,8 +76,8 @@ _RULES: tuple[Rule, ...] = (
 _ENDED_FROM_OUTSIDE = (0, -2, -9, -15)  # SIGINT, SIGKILL, SIGTERM
 _EXCEPTION = re.compile(r"(?:[A-Za-z_]\w{0,60}\.){0,8}(?:[A-Z]\w{0,60})?(?:Error|Exception): ")
 _OF_A_GPU = ("gpu_lost", "gpu_ecc", "gpu_xid", "nvlink_failed", "wrong_results")
-_DEATHS = ("killed_sigkill", "segfault", "segfault_all", "sigbus")
-_STARTS = ("mpi_failed",)  # a launcher reports its failure only, with all that it may come from
+# deaths, and what a launcher reports with all that it may come from
+_WITH_REASON = ("killed_sigkill", "segfault", "segfault_all", "sigbus", "mpi_failed")
 WITHOUT_REASON = ("process_died_unknown", "silent_exit", "launcher_table_only", "killed_sigkill")
 _FATAL = ("exit", "ending", "wait", "stuck", "victim", "wrapper", "closed")
 
@@ -116,10 +116,8 @@ def _with_own_words(attempt: Attempt, found: list[Hypothesis]) -> list[Hypothesi
             return found
         # the end of a process that is not named has its reason now
         return [*statement, *(found[1:] if statement and found and not found[0].ranks else found)]
-    if found[0].what in _DEATHS:
+    if found[0].what in _WITH_REASON and found[0].events:
         found[0] = with_reason(attempt, found[0])
-    if found[0].what in _STARTS:
-        found[0] = with_reason_before(attempt, found[0])
     return found
 
 

@@ -142,7 +142,7 @@ class LogReader:
         # each gives its events, or None if the line is not its own; the first that decides ends it
         self._readers: tuple[_Reader, ...] = (
             *(self._kernel, _of_text(self._table.read), launcher),
-            *(_of_text(self._ray.read), _error_handler, _of_text(StallReader().read)),
+            *(_of_text(self._ray.read), _of_text(StallReader().read)),
             *(_of_text(CoordinationReader().read), _uncaught, self._nccl_line, _WATCHDOG, self._traceback, _plain),
         )
         self._pointing = (launcher, _WATCHDOG)  # a wrapper of theirs decides nothing
@@ -356,18 +356,11 @@ def _nccl_warning(text: str, message: str) -> Iterator[Event]:
         yield Event(role="said", what=kind_of(message), detail=detail)
 
 
-def _error_handler(line: _Line) -> list[Event] | None:
-    """torchelastic's error handler prints what error.json holds."""
-    found = facts.ERROR_HANDLER.match(line.text)
-    return [with_place(exception_event(found[1]), line.text)] if found else None
-
-
 def _uncaught(line: _Line) -> list[Event] | None:
-    """Printed by a logger that sys.excepthook calls."""
-    found = facts.UNCAUGHT.search(line.text) if "ncaught " in line.text else None
+    found = facts.UNCAUGHT.search(line.text) if "ncaught " in line.text or '"message"' in line.text else None
     if found is None:
         return None
-    event = exception_event(found["exception"])
+    event = exception_event(found["exception"] or found["held"])
     event.rank = int(found["rank"]) if found["rank"] else None
     return [with_place(event, line.text)]
 

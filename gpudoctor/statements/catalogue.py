@@ -8,8 +8,9 @@ those that any failure may cause. An unknown text is still an error, in its own 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable
 from functools import cache, lru_cache
-from typing import Literal
+from typing import Literal, Protocol, TypeVar
 
 import msgspec
 
@@ -127,10 +128,34 @@ class KnownError(msgspec.Struct, frozen=True):
     own: bool = True
 
 
+class _HasNeedle(Protocol):
+    @property
+    def needle(self) -> str: ...
+
+
+Row = TypeVar("Row", bound=_HasNeedle)
+
+
+def by_needle(rows: Iterable[Row]) -> Callable[[str], tuple[Row, ...]]:
+    """What gives the rows whose needle is in a text, in lower case; most texts differ from others in numbers alone."""
+    needles = tuple((row.needle.translate(_DIGITS), row) for row in rows)
+
+    @lru_cache(maxsize=2048)
+    def of_kind(kind: str) -> tuple[Row, ...]:
+        return tuple(row for needle, row in needles if needle in kind)
+
+    def of_text(text: str) -> tuple[Row, ...]:
+        kind = text.lower().translate(_DIGITS)
+        return of_kind(kind) if len(kind) <= _MOST_CACHED else of_kind.__wrapped__(kind)
+
+    return of_text
+
+
 KNOWN_ERRORS: tuple[KnownError, ...] = tuple(
     KnownError(label, needle, lazy_pattern(text), effect, plain, source, strength, own)
     for label, needle, text, effect, plain, source, strength, own in _ROWS
 )
+_rows_for = by_needle(KNOWN_ERRORS)
 
 
 def known_error(text: str) -> KnownError | None:
@@ -139,11 +164,8 @@ def known_error(text: str) -> KnownError | None:
     >>> known_error("CUDA error: uncorrectable ECC error encountered").label
     'gpu_ecc'
     """
-    lowered = text[:4096].lower()
-    kind = lowered.translate(_DIGITS)
-    rows = _rows_of(kind) if len(kind) <= _MOST_CACHED else _rows_of.__wrapped__(kind)
-    row = next((row for row in rows if row.text.search(text)), None)
-    if row is None and "cu" in kind and (found := _CODE.search(text[:4096])):
+    row = next((row for row in _rows_for(text[:4096]) if row.text.search(text)), None)
+    if row is None and "cu" in text[:4096].lower() and (found := _CODE.search(text[:4096])):
         row = _rows_by_code().get(int(found[1] or found[2] or found[3]))
     return row
 
@@ -152,11 +174,6 @@ def known_error(text: str) -> KnownError | None:
 def _rows_by_code() -> dict[int, KnownError]:
     """By the number alone: "CUDA error 804", "error code: 214"."""
     return {int(code): row for row in KNOWN_ERRORS for code in re.findall(r"CUDA (\d{3})", row.source)}
-
-
-@lru_cache(maxsize=2048)
-def _rows_of(kind: str) -> tuple[KnownError, ...]:
-    return tuple(row for row in KNOWN_ERRORS if row.needle in kind)
 
 
 def find_label(text: str) -> tuple[str, int] | None:

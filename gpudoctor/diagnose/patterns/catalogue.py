@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from functools import lru_cache
 
 from gpudoctor.diagnose.events import Event
 from gpudoctor.diagnose.patterns import facts
@@ -13,6 +12,7 @@ from gpudoctor.diagnose.patterns.frameworks import TORCH
 from gpudoctor.diagnose.patterns.nccl import NCCL, NCCL_WRAPPERS
 from gpudoctor.diagnose.patterns.outside import ENDINGS, KERNEL, STARTS
 from gpudoctor.diagnose.patterns.rows import LinePattern
+from gpudoctor.statements.catalogue import by_needle
 
 # after these a job may go on, and worse than slow it need not be
 _ONLY_WARNINGS = ("kernel_hang", "ib_device_refused", "cuda_no_kernel_image", "efa_not_found", "bootstrap_no_interface")
@@ -20,16 +20,7 @@ _ONLY_WARNINGS = ("kernel_hang", "ib_device_refused", "cuda_no_kernel_image", "e
 ROWS: tuple[LinePattern, ...] = (*KERNEL, *ENDINGS, *STARTS, *NCCL, *CUDA, *TPU, *TORCH, *NCCL_WRAPPERS, *ACCELERATORS)
 
 _FAR, _BEFORE = 250, 100
-# most lines differ from others only in their numbers
-_DIGITS = str.maketrans("123456789", "0" * 9)
-_NEEDLES = tuple((row.needle.translate(_DIGITS), row) for row in ROWS)
-_MOST_CACHED = 1000
-
-
-@lru_cache(maxsize=2048)
-def _rows_of(kind: str) -> tuple[LinePattern, ...]:
-    """The rows whose needle is in a line of this kind: lower case, each digit 0."""
-    return tuple(row for needle, row in _NEEDLES if needle in kind)
+_rows_for = by_needle(ROWS)
 
 
 def error_event(text: str) -> Event | None:
@@ -40,8 +31,7 @@ def error_event(text: str) -> Event | None:
     >>> error_event("RuntimeError: CUDA error: an illegal memory access was encountered").what
     'cuda_illegal_access'
     """
-    kind = text.lower().translate(_DIGITS)
-    for row in _rows_of(kind) if len(kind) <= _MOST_CACHED else _rows_of.__wrapped__(kind):
+    for row in _rows_for(text):
         if found := row.regex.search(text):
             if is_harmless(text):
                 return None

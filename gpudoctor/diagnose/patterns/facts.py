@@ -32,7 +32,6 @@ RETRIES = re.compile(
 LAST_RETRY = re.compile(r"connect returned [^,]{1,60}, retrying \((\d+)/\1\)")
 # the program's NCCL call returned this code; the reason was not printed
 RETURNED = re.compile(r"(?:^|/)(?:init|group)\.cc:\d+ -> (?P<code>[126])\b")
-ERROR_HANDLER = re.compile(r'\s*"message": "([\w.]*(?:Error|Exception): [^"]*)",?\s*$')
 # what NCCL says of a connection: the rank that receives, or the one that sends
 _OF_CONNECTION = re.compile(
     r"(?:Channel|Ring) \d+(?:/\d+)? : (?P<src>\d+)\[\w+\] -> (?P<dst>\d+)\[\w+\] (?:(?P<receives>\[receive\])|\[send\]|via)"
@@ -66,8 +65,10 @@ _STARTS = tuple(
         ("the start of torch.distributed", r"\bInit torch distributed begin", r"\bInit torch distributed ends"),
     )
 )
+# printed by a logger that sys.excepthook calls, or by torchelastic's error handler, as error.json holds it
 UNCAUGHT = re.compile(
     r"(?:\brank=(?P<rank>\d{1,6})\b.{0,80})?\b[Uu]ncaught (?:exception:? )?(?P<exception>(?:\w+\.){0,12}\w*(?:Error|Exception): \S.*)"
+    r'|^\s*"message": "(?P<held>[\w.]*(?:Error|Exception): [^"]*)",?\s*$'
 )
 FAILED_ON_RANK = re.compile(r"(?i)\b(?:failed|error|exception|executor)\b[^,;(]{0,40} on rank (\d{1,6})\b")
 PREVIOUS_XID = re.compile(r"caused by previous Xid (?P<code>\d{1,3})\b")

@@ -72,24 +72,17 @@ def _first_of_one_clock(reports: list[Event]) -> Event:
     return min(with_time, key=lambda e: (e.time_s or 0, e.file, e.line))
 
 
-def with_reason(attempt: Attempt, death: Hypothesis) -> Hypothesis:
-    """The death of one process, with what the same process said before it."""
-    end = next((e for e in death.events if e.role == "exit"), None)
-    said = lasting(attempt.job, attempt.of("said")) if end else []
-    own = [e for e in said if e.what in _OWN_KINDS and _is_loud(e) and end and _same_process(e, end)]
-    if own:
-        death.text += f"; before that it said: {_message(own[0])}"
-        death.events = [*death.events[:3], own[0]]
-    return death
-
-
-def with_reason_before(attempt: Attempt, start: Hypothesis) -> Hypothesis:
-    """A start that failed, with what a program said right before its launcher reported that."""
-    own = _fatal(attempt, _of_kinds(lasting(attempt.job, attempt.of("said")), _OWN_KINDS))
-    if start.events and (before := _just_before(start.events[0], own)):
-        start.text += f"; before it: {_message(before[-1])}"
-        start.events = [before[-1], *start.events[:3]]
-    return start
+def with_reason(attempt: Attempt, found: Hypothesis) -> Hypothesis:
+    """The death of one process with what it said before, or the failed start with what was said right before."""
+    said = [e for e in lasting(attempt.job, attempt.of("said")) if e.what in _OWN_KINDS and _is_loud(e)]
+    if end := next((e for e in found.events if e.role == "exit"), None):
+        before = [e for e in said if _same_process(e, end)][:1]
+    else:
+        before = _just_before(found.events[0], _fatal(attempt, _of_kinds(said, _OWN_KINDS)))[-1:]
+    if before:
+        found.text += f"; before {'that it said' if end else 'it'}: {_message(before[0])}"
+        found.events = [*found.events[:3], *before] if end else [*before, *found.events[:3]]
+    return found
 
 
 def unknown_errors(job: Job) -> Iterator[Hypothesis]:
