@@ -450,6 +450,33 @@ CASES: dict[str, tuple[str, int | None, str]] = {
         "=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n=   RANK 5 PID 4711 RUNNING AT n2\n"
         "=   KILLED BY SIGNAL: 11 (Segmentation fault)\n",
     ),
+    "a crash behind what the program had written": (
+        "process_died_unknown",
+        None,
+        "step 3 loss 1.2\nwriting shard 7 of 9 Illegal instruction (core dumped)\n",
+    ),
+    "a kill in the words of another language": ("killed_sigkill", None, "step 3 loss 1.2\n已杀死\n"),
+    "an old glibc": (
+        "process_died_unknown",
+        None,
+        "step 3 loss 1.2\n*** Error in `python3': double free or corruption (fasttop): 0x0000560a ***\n",
+    ),
+    "no memory for C++": (
+        "host_alloc_failed",
+        None,
+        "step 3 loss 1.2\nterminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\n",
+    ),
+    "an end of C++ without its message": (
+        "process_died_unknown",
+        None,
+        "step 3 loss 1.2\nterminate called without an active exception\n",
+    ),
+    "a wrapped sentence of prterun": (
+        "segfault",
+        3,
+        f"{'-' * 74}\nprterun noticed that process rank 3 with PID 77 on node n7.lan exited on\nsignal 11 (Segmentation fault).\n",
+    ),
+    "a writer of summaries that met NaN": ("nan", None, "step 3 loss 1.2\nWarning: NaN or Inf detected in layer 4.\n"),
     "UCX's handler": (
         "sigbus",
         None,

@@ -355,3 +355,8 @@ def test_an_epoch_is_no_step_and_the_summary_of_a_trainer_is_an_end(tmp_path: Pa
     assert "its last epoch is 1, no end is seen" in unfinished.reason
     assert "no end is seen" not in finished.reason
     assert (unfinished.verdict, finished.verdict) == ("nothing", "nothing")
+
+
+def test_a_trainer_that_stopped_at_its_limit_has_ended(tmp_path: Path) -> None:
+    answer = answer_to("`Trainer.fit` stopped: `max_steps=40` reached.\n", tmp_path)
+    assert (answer.verdict, answer.recognised) == ("nothing", True)

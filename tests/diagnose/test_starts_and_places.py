@@ -117,6 +117,68 @@ def test_the_host_is_the_one_of_the_line_and_no_rank_is_borrowed(
     assert answer.cause.host == host
 
 
+_PEER_GONE = "n1:77:78 [0] misc/socket.cc:50 NCCL WARN socketProgress: Connection closed by remote peer n2.lan<4507>\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (_PEER_GONE, ("victims_only", "n2.lan")),
+        # who aborted had lost the other, whose end the scheduler tells
+        (
+            f"{_PEER_GONE}srun: error: n2: task 1: Exited with exit code 1\nrun.sh: line 7: 77 Aborted  (core dumped) python t.py\n",
+            ("victims_only", "n2.lan"),
+        ),
+        (
+            "An MPI communication peer process has unexpectedly disconnected.  This may be\nits own fault.\n\n"
+            "  Local host: n1\n  Peer host:  n2\n",
+            ("victims_only", "n2"),
+        ),
+        (
+            "(raylet) 2 Workers (tasks / actors) killed due to memory pressure (OOM), 0 Workers crashed due to other "
+            "reasons at node (ID: 3c4f, IP: 10.9.8.7) over the last time period.\n",
+            ("host_oom", "10.9.8.7"),
+        ),
+        (
+            "ray::Worker.start() (pid=77, ip=10.9.8.7, actor_id=3c4f, repr=<w>)\n"
+            '  File "/w/t.py", line 9, in start\n    go()\nKeyError: 3\n',
+            ("user_exception", "10.9.8.7"),
+        ),
+        (
+            "(Worker pid=77, ip=10.9.8.7) *** SIGSEGV received at time=1746566409 on cpu 1 ***\n",
+            ("segfault", "10.9.8.7"),
+        ),
+        # the address that somebody could not reach is no place of a fault
+        (
+            'Traceback (most recent call last):\n  File "/w/t.py", line 9, in f\n    go()\n'
+            "OSError: could not connect to the store on host n7: Connection refused\n",
+            ("failed_saying", None),
+        ),
+    ],
+    ids=["NCCL", "aborted", "Open MPI", "Ray's daemon", "Ray's traceback", "Ray's label", "not reached"],
+)
+def test_the_place_is_the_side_that_the_line_tells_of(
+    text: str, expected: tuple[str, str | None], tmp_path: Path
+) -> None:
+    answer = answer_to(text, tmp_path)
+    assert answer.cause is not None
+    assert (answer.cause.what, answer.cause.host) == expected
+
+
+def test_a_cancelled_job_was_not_ended_by_the_signals_that_follow(tmp_path: Path) -> None:
+    text = "step 3 loss 1.2\nslurmstepd: error: *** JOB 7 ON n7 CANCELLED AT 2026-01-02T03:04:05 ***\n"
+    answer = answer_to(f"{text}Main process received SIGTERM, exiting\n", tmp_path)
+    assert said(answer) == ("cancelled", None)
+    assert answer.others == ()
+
+
+def test_beside_a_certain_cause_stands_no_weaker_one(tmp_path: Path) -> None:
+    text = 'Traceback (most recent call last):\n  File "/w/t.py", line 9, in f\n    go()\n'
+    answer = answer_to(f"{text}OSError: [Errno 28] No space left on device: '/tmp/x'\nKilled\n", tmp_path)
+    assert said(answer) == ("disk_full", None)
+    assert answer.others == ()
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
