@@ -240,6 +240,7 @@ def all_checks(level: Level = "burn") -> tuple[Check, ...]:
     if any(_declares_checks(folder) for folder in sys.path):
         from importlib.metadata import entry_points
 
+        _import_builtin_checks(level)  # first: an id that is taken twice is the plugin's mistake
         for point in entry_points(group=GROUP):
             try:
                 point.load()
