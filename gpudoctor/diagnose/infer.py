@@ -88,6 +88,8 @@ def hypotheses(job: Job) -> list[Hypothesis]:
     last = Attempt(job, job.attempts - 1)
     for last_resort in (failed_saying(last), unfinished_start(job), unknown_errors(job), stood_still(job)):
         found = found or [*last_resort]
+    if found and not found[0].host:
+        found[0].host = _found_host(job, found[0])
     return found
 
 
@@ -102,10 +104,7 @@ def _of_failed_attempt(job: Job) -> list[Hypothesis]:
         found = [*undecided_stacks(attempt)]
     if found and found[0].events and all(e.role == "echo" and e.detail.get("warning") for e in found[0].events):
         found = [*unknown_errors(job), *found]  # the job may have gone on after it
-    found = _with_own_words(attempt, found)
-    if found and not found[0].host:
-        found[0].host = _found_host(job, found[0])
-    return found
+    return _with_own_words(attempt, found)
 
 
 def _with_own_words(attempt: Attempt, found: list[Hypothesis]) -> list[Hypothesis]:
@@ -234,5 +233,5 @@ def _found_host(job: Job, best: Hypothesis) -> str | None:
     """The host of its ranks, else the one that its lines name as the place of what they report."""
     if best.ranks:
         return only({e.host for e in job.events if e.rank in best.ranks and e.host} or job.hosts)
-    told = [e for e in best.events if e.role in ("cause", "exit", "echo") and kind_of(e.text) != "network"]
+    told = [e for e in best.events if e.role in ("cause", "exit", "echo", "said") and kind_of(e.text) != "network"]
     return only(place for e in told if (place := place_in(e.text)))

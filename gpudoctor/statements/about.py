@@ -18,9 +18,9 @@ _ADAPTER = re.compile(
     r"\b((?:mlx[45]|bnxt_re|irdma|efa|rdmap|hfi1|qedr|erdma|roce)[\w-]{0,20}|ib\d{1,3}|(?:ibp|ens|enp|eth|bond)\d\w{0,12})(?:[:/](\d{1,2}))?\b"
 )
 # a host as people name them, with a digit, a dot or a hyphen, or an address; no loopback
-_HOST = r"(?P<host>(?!(?:bogon|localhost|ubuntu)\b|127\.|0\.0\.)\d{1,3}(?:\.\d{1,3}){3}|(?!(?:rank|gpu|task|pid|fd|port|group|proc|worker|device)\w{0,6}[-_]?\d+\b)(?=[A-Za-z]+[\w-]*[\d.-])[A-Za-z][\w.-]{0,78}[\w])\b(?![(/])"
-_PEER = re.compile(rf"(?i)\b(?:peer|remote)(?: (?:peer|host|node|process|end|address))?[ :=]{{1,9}}[\[(<]?{_HOST}")
-_PLACE = re.compile(rf"(?i)\b(?:(?:on|at|of) (?:the )?(?:node|host|machine)s?:? |IP: ){_HOST}")
+_HOST = r"(?P<host>(?!(?:bogon|localhost|ubuntu)\b|127\.|0\.0\.)\d{1,3}(?:\.\d{1,3}){3}|(?=[A-Za-z]+[\w-]*[\d.-])[A-Za-z][\w.-]{0,78}[\w])\b(?![(/])"
+_PEER = re.compile(rf"(?i)\b(?:peer|remote)(?: (?:peer|host|node|process|end|address))?[ :=]{{1,9}}[\[(<]?(?!(?:rank|gpu|task|pid|fd|port|group|proc|worker|device)\w{{0,6}}[-_]?\d+\b){_HOST}")
+_PLACE = re.compile(rf"(?i)\b(?:(?:on|at|of|with|from) (?:the )?(?:node|host|machine)s?:? |IP: ){_HOST}")
 _PORT = re.compile(r"(?i)\bport[ #:=]{0,2}(\d{1,2})\b(?!\d)")
 
 

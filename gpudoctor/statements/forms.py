@@ -45,7 +45,7 @@ _TEXTS: tuple[_Row, ...] = (
     ("death", "fatal", r".{0,400}?(?P<message>\b(?:Assertion|assertion|Check|CHECK) ?(?:`|'|\"|\().{1,400}?(?:failed|`|')\.?.*|\bAssertion failed\b.*|\bCheck failed: .*|\bcore dumped\b.*)"),
     ("level", "error", r"(?:time=\S{1,60} )?level=\"?(?:error|fatal|panic|critical)\"? (?:.{0,200}?\bmsg=)?(?P<message>.*)"),
     ("level", "fatal", r"\W{0,4}(?:FATAL|Fatal|fatal|CRITICAL|PANIC|EMERG)(?:\]| ?:| error:| -|\)| \[|$) ?(?P<message>.*)"),
-    ("level", "error", rf"\W{{0,4}}(?:\[?(?:{_LEVELS}|Error|error|ERROR!|Failure)\b[\]:!|)]{{1,3}}|(?:{_LEVELS}) (?:[-|] |(?=\[|\d\d|\S+\.\w+:\d+))) ?(?P<message>.*)"),
+    ("level", "error", rf"\W{{0,4}}(?:\[?(?:{_LEVELS}|Error|error|ERROR!|Failure)\b[\]:!|)]{{1,3}}|(?:{_LEVELS}) (?:[-|] |(?=\[|\d\d|\S+\.\w+:\d+|[\w.-]{{1,60}}: ))) ?(?P<message>.*)"),
     ("level", "error", rf".{{0,160}}?(?:(?:[ \[(|<]|(?<!\w):|:(?=[A-Z]+:? ))(?:{_LEVELS})(?:[\]):|>]| -| \[| \|)|- (?:{_LEVELS}) - ) ?(?P<message>.*)"),
     ("program", "error", r"(?P<message>(?:\S{0,80} )?Error response from daemon: .*)"),
     ("program", "error",

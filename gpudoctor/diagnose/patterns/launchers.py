@@ -161,7 +161,7 @@ _ROWS: tuple[tuple[str, str, _Build], ...] = (
     ("cpp_terminate", r"terminate called (?:after throwing|without an active|recursively)", _wrapper),
     ("child_failed", r"ChildFailedError", _wrapper),
     # 128 and the number of the signal, as shells and containers report it
-    ("container", r"(?:terminated|exited|failed|completed|died) with (?:exit )?(?:code|status):? ?\(?(?P<code>13[4-9]|143)\b", _ended),
+    ("container", r"(?:terminated|exited|failed|completed|died)(?: \w+ly)? with (?:exit )?(?:code|status):? ?\(?(?P<code>13[4-9]|143)\b", _ended),
     # the job, one of its processes, or any helper: `which nvcc` at the start, an upload at the end
     ("helper", r"(?:exited with|returned)(?: non-?zero)?(?: exit)? (?:code|status) -?[1-9]\d*\b", _wrapper),
 )  # fmt: skip
