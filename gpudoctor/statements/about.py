@@ -19,7 +19,9 @@ _ADAPTER = re.compile(
 )
 # a host as people name them, with a digit, a dot or a hyphen, or an address; no loopback
 _HOST = r"(?P<host>(?!(?:bogon|localhost|ubuntu)\b|127\.|0\.0\.)\d{1,3}(?:\.\d{1,3}){3}|(?=[A-Za-z]+[\w-]*[\d.-])[A-Za-z][\w.-]{0,78}[\w])\b(?![(/])"
-_PEER = re.compile(rf"(?i)\b(?:peer|remote)(?: (?:peer|host|node|process|end|address))?[ :=]{{1,9}}[\[(<]?(?!(?:rank|gpu|task|pid|fd|port|group|proc|worker|device)\w{{0,6}}[-_]?\d+\b){_HOST}")
+_PEER = re.compile(
+    rf"(?i)\b(?:peer|remote)(?: (?:peer|host|node|process|end|address))?[ :=]{{1,9}}[\[(<]?(?!(?:rank|gpu|task|pid|fd|port|group|proc|worker|device)\w{{0,6}}[-_]?\d+\b){_HOST}"
+)
 _PLACE = re.compile(rf"(?i)\b(?:(?:on|at|of|with|from) (?:the )?(?:node|host|machine)s?:? |IP: ){_HOST}")
 _PORT = re.compile(r"(?i)\bport[ #:=]{0,2}(\d{1,2})\b(?!\d)")
 

@@ -36,8 +36,7 @@ _ROWS: tuple[_Row, ...] = (
     ("gpu_ecc", "ecc", r"[Uu]ncorrectable ECC error (?:encountered|(?:was )?detected)|CUDA_ERROR_ECC_UNCORRECTABLE|cudaErrorECCUncorrectable", "hardware", "the GPU met an error in its memory that ECC cannot correct", "CUDA 214", 3, True),
     # whoever reads a peer's memory reports it: the link or the peer failed
     ("nvlink_failed", "nvlink", r"[Uu]ncorrectable NVLink error (?:encountered|(?:was )?detected)|CUDA_ERROR_NVLINK_UNCORRECTABLE|cudaErrorNvlinkUncorrectable", "hardware", "an NVLink of the GPU failed in the middle of the work", "CUDA 220", 3, False),
-    ("nvlink_failed", "nvlink", r"Invalid access of peer GPU memory over nvlink", "hardware", "the GPU contained an error of its hardware or of a peer's", "CUDA 226", 3, False),
-    ("nvlink_failed", "contained", r"CUDA_ERROR_CONTAINED|cudaErrorContained", "hardware", "the GPU contained an error of its hardware or of a peer's", "CUDA 226", 3, False),
+    ("nvlink_failed", "nvlink|contained", r"Invalid access of peer GPU memory over nvlink|CUDA_ERROR_CONTAINED|cudaErrorContained", "hardware", "the GPU contained an error of its hardware or of a peer's", "CUDA 226", 3, False),
     ("gpu_lost", "device handle", r"Unable to (?:determine|detect) the device handle for (?:GPU|gpu) ?(?P<gpu>[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])", "hardware", _LOST, "nvidia-smi", 3, True),
     ("gpu_lost", "lost", r"(?i)GPU[ _]?is[ _]?lost", "hardware", _LOST, "NVML 15", 3, True),
     ("gpu_lost", "the bus", r"(?i)(?:fallen|fell) off the bus", "hardware", "the GPU fell off the bus", "NVML 15, Xid 79", 3, True),
@@ -47,16 +46,12 @@ _ROWS: tuple[_Row, ...] = (
     ("cuda_launch_failure", "invalid", r"invalid program counter|CUDA_ERROR_INVALID_PC", "kernel", "the GPU left its program", "CUDA 718", 2, True),
     ("cuda_launch_failure", "misaligned", r"misaligned address", "kernel", "the GPU computed an address that cannot be", "CUDA 716", 2, True),
     ("cuda_illegal_access", "illegal", r"an illegal memory access was encountered|CUDA_ERROR_ILLEGAL_ADDRESS|cudaErrorIllegalAddress", "kernel", _ILLEGAL, "CUDA 700", 3, True),
-    ("cuda_illegal_access", "memory access fault", r"Memory access fault by GPU (?P<gpu>node-\d+)", "kernel", _ILLEGAL, "ROCm", 3, True),
-    ("cuda_illegal_access", "hsa_status", r"HSA_STATUS_ERROR_MEMORY_(?:APERTURE_VIOLATION|FAULT)", "kernel", _ILLEGAL, "ROCm", 3, True),
+    ("cuda_illegal_access", "memory access fault|hsa_status", r"Memory access fault by GPU (?P<gpu>node-\d+)|HSA_STATUS_ERROR_MEMORY_(?:APERTURE_VIOLATION|FAULT)", "kernel", _ILLEGAL, "ROCm", 3, True),
     ("cuda_launch_failure", "launch", r"unspecified launch failure|CUDA_ERROR_LAUNCH_FAILED|cudaErrorLaunchFailure", "kernel", "the GPU stopped in the middle of the work", "CUDA 719", 2, True),
-    ("cuda_launch_failure", "hsa_status", r"HSA_STATUS_ERROR_(?:EXCEPTION|ILLEGAL_INSTRUCTION)", "kernel", "the GPU stopped in the middle of the work", "ROCm", 2, True),
-    ("cuda_launch_failure", "hw exception", r"HW Exception by GPU node-\d+", "kernel", "the GPU stopped in the middle of the work", "ROCm", 2, True),
+    ("cuda_launch_failure", "hsa_status|hw exception", r"HSA_STATUS_ERROR_(?:EXCEPTION|ILLEGAL_INSTRUCTION)|HW Exception by GPU node-\d+", "kernel", "the GPU stopped in the middle of the work", "ROCm", 2, True),
     ("cuda_launch_failure", "timed out", r"the launch timed out and was terminated", "program", "the GPU drives a screen, and the time limit for that ended the work", "CUDA 702", 2, True),
-    ("cuda_system_not_ready", "system not yet initialized", r"system not yet initialized", "setup", _NOT_READY, "CUDA 802", 3, False),
-    ("cuda_system_not_ready", "not_ready", r"CUDA_ERROR_SYSTEM_NOT_READY", "setup", _NOT_READY, "CUDA 802", 3, False),
-    ("cuda_driver_mismatch", "driver combination", r"unsupported display driver / cuda driver combination", "setup", _MISMATCH, "CUDA 803", 3, False),
-    ("cuda_driver_mismatch", "driver_mismatch", r"CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "setup", _MISMATCH, "CUDA 803", 3, False),
+    ("cuda_system_not_ready", "system not yet initialized|not_ready", r"system not yet initialized|CUDA_ERROR_SYSTEM_NOT_READY", "setup", _NOT_READY, "CUDA 802", 3, False),
+    ("cuda_driver_mismatch", "driver combination|driver_mismatch", r"unsupported display driver / cuda driver combination|CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "setup", _MISMATCH, "CUDA 803", 3, False),
     ("cuda_driver_mismatch", "driver/library version mismatch", r"[Dd]river/library version mismatch", "setup", _MISMATCH, "NVML 18", 3, True),
     ("cuda_driver_mismatch", "dso version", r"kernel version \S+ does not match DSO version", "setup", _MISMATCH, "TensorFlow", 3, True),
     ("cuda_driver_mismatch", "forward compat", r"(?i)forward compatibility was attempted on non supported HW", "setup", "the CUDA compatibility package does not work on this GPU", "CUDA 804", 3, True),
@@ -64,16 +59,14 @@ _ROWS: tuple[_Row, ...] = (
     ("cuda_driver_too_old", "unsupported", r"provided PTX was compiled with an unsupported toolchain|CUDA_ERROR_UNSUPPORTED_PTX_VERSION", "setup", _TOO_OLD, "CUDA 222", 3, False),
     ("cuda_busy", "busy", r"all CUDA-capable devices are busy or unavailable|CUDA-capable device\(s\) is/are busy|\bbusy or unavailable", "refused", "the GPU does not accept a process", "CUDA 46", 3, True),
     ("cuda_device_assert", "assert", r"device-side assert triggered|:\d+: .{1,300}?: block: \[\d.{0,60}Assertion `.{0,300}failed", "program", "a kernel refused its input", "CUDA 710", 3, True),
-    ("gpu_isolated", "cuda", r"no CUDA-capable device is detected|No CUDA GPUs are available|CUDA_ERROR_NO_DEVICE", "setup", _NO_GPU, "CUDA 100, torch", 3, True),
-    ("gpu_isolated", "found no nvidia driver", r"Found no NVIDIA driver on your system", "setup", _NO_GPU, "torch", 3, True),
-    ("gpu_isolated", "no devices were found", r"No devices were found", "setup", _NO_GPU, "nvidia-smi", 3, True),
+    ("gpu_isolated", "cuda|found no nvidia driver", r"no CUDA-capable device is detected|No CUDA GPUs are available|CUDA_ERROR_NO_DEVICE|Found no NVIDIA driver on your system", "setup", _NO_GPU, "CUDA 100, torch, nvidia-smi", 3, True),
+    ("gpu_isolated", "no devices were found", r"No devices were found", "setup", _NO_GPU, "CUDA 100, torch, nvidia-smi", 3, True),
     ("gpu_isolated", "invalid device ordinal", r"invalid device ordinal", "setup", "CUDA shows this process fewer GPUs than it was given", "CUDA 101", 3, True),
     ("cuda_not_supported", "not supported", r"(?:CUDA|Cuda|cuda)\b.{0,80}operation not supported|Cuda failure (?:\d+ )?'(?:operation|feature) not supported'", "setup", "the driver or this virtual GPU lacks what is asked for", "CUDA 801", 3, True),
     ("cuda_no_kernel_image", "kernel image", r"no kernel image is available for execution on the device|device kernel image is invalid", "setup", _NO_KERNEL, "CUDA 209", 3, False),
     ("cuda_no_kernel_image", "gpu", r"CUDA_ERROR_NO_BINARY_FOR_GPU|[Uu]nsupported gpu architecture '\w+'|Value 'sm_\w+' is not defined for option 'gpu-name'", "setup", _NO_KERNEL, "CUDA 209", 3, False),
     ("cuda_no_kernel_image", "cuda enabled", r"Torch not compiled with CUDA enabled", "setup", _NO_KERNEL, "torch", 3, False),
-    ("cuda_no_kernel_image", "invalid device function", r"invalid device function", "setup", _NO_KERNEL, "CUDA 98", 3, True),
-    ("cuda_no_kernel_image", "success (", r"Check failed: \w+ == (?:cuda|hip)Success \((?:98|209) vs\. 0\)", "setup", _NO_KERNEL, "CUDA 98", 3, True),
+    ("cuda_no_kernel_image", "invalid device function|success (", r"invalid device function|Check failed: \w+ == (?:cuda|hip)Success \((?:98|209) vs\. 0\)", "setup", _NO_KERNEL, "CUDA 98", 3, True),
     ("cuda_init_failed", "initializ", r"(?:CUDA|Cuda|cuda)\b.{0,80}initialization error|CUDA driver initialization failed|CUDA backend failed to initialize: ", "setup", _NO_START, "CUDA 3", 2, True),
     ("cuda_init_failed", "unknown error", r"CUDA unknown error|CUDA (?:error|failure)[^a-z]{0,20}unknown error", "setup", _NO_START, "CUDA 999", 2, True),
     ("cuda_init_failed", "nvml", r"Failed to initialize NVML: |Unable to initialize NVML", "setup", "the driver does not answer NVML", "NVML", 2, True),
@@ -88,14 +81,12 @@ _ROWS: tuple[_Row, ...] = (
      r"|No available memory for the cache blocks|Non-OK-status: Gpu.{0,300}: out of memory", "memory", _FULL, "CUDA 2, TensorRT, vLLM", 3, True),
     ("cuda_oom", "exhausted", r"(?i:resource[_ ]exhausted): .{0,200}?\b(?:memory|allocate|reserve)\b", "memory", _FULL, "XLA", 3, True),
     ("cuda_oom", "memory", r"Free memory on device .{0,60} is less than desired GPU memory utilization|Not enough memory\. Please try to increase --mem-fraction-static", "memory", _FULL, "vLLM, SGLang", 3, False),
-    ("cuda_init_failed", "cublas", r"CUBLAS_STATUS_(?:NOT_INITIALIZED|ALLOC_FAILED)", "memory", _FULL, "cuBLAS", 1, True),
-    ("cuda_init_failed", "cudnn", r"CUDNN_STATUS_(?:NOT_INITIALIZED|ALLOC_FAILED)|[Cc]ould not create cudnn handle", "memory", _FULL, "cuDNN", 1, True),
+    ("cuda_init_failed", "cublas|cudnn", r"CUBLAS_STATUS_(?:NOT_INITIALIZED|ALLOC_FAILED)|CUDNN_STATUS_(?:NOT_INITIALIZED|ALLOC_FAILED)|[Cc]ould not create cudnn handle", "memory", _FULL, "cuBLAS, cuDNN", 1, True),
     ("cuda_launch_failure", "cublas", r"CUBLAS_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR)", "kernel", "the GPU stopped in the middle of the work", "cuBLAS", 1, True),
     ("duplicate_gpu", "duplicate gpu", r"Duplicate GPU detected ?: ?rank (?P<a>\d+) and rank (?P<b>\d+) both on CUDA device (?P<device>\w+)", "program", "two ranks were given the same GPU", "NCCL", 3, False),
     ("shm_too_small", "/dev/shm", r"failed to extend /dev/shm/|/dev/shm/nccl-.{0,160}No space left|(?<!attaching to )shared memory segment /dev/shm", "setup", "NCCL got no room in /dev/shm", "NCCL", 3, True),
     ("host_alloc_failed", "allocat", r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory).{0,40}(?:allocate )?(?P<bytes>\d+)? ?|Unable to allocate [\d.]+ [KMGTPE]iB for an array", "memory", "the host has no memory left", "torch", 3, True),
-    ("host_alloc_failed", "memory", r"OSError: \[Errno 12\] Cannot allocate memory|^MemoryError", "memory", "the host has no memory left", "errno 12", 3, True),
-    ("host_alloc_failed", "bad_alloc", r"std::bad_alloc\b", "memory", "the host has no memory left", "C++", 3, True),
+    ("host_alloc_failed", "memory|bad_alloc", r"OSError: \[Errno 12\] Cannot allocate memory|^MemoryError|std::bad_alloc\b", "memory", "the host has no memory left", "errno 12, C++", 3, True),
 )  # fmt: skip
 _CODE = lazy_pattern(
     r"(?i)\b(?:cuda\w*|cu) ?(?:error|failure|result)?(?: code)?(?:[:= (]{1,3})(\d{3})\b|\b(?:cuda|nvml|cu\w+).{0,60}\berror(?: code)?[:= (]{1,3}(\d{3})\b|^\W*error (\d{3})\b(?=.*cuda)"
@@ -137,12 +128,15 @@ Row = TypeVar("Row", bound=_HasNeedle)
 
 
 def by_needle(rows: Iterable[Row]) -> Callable[[str], tuple[Row, ...]]:
-    """What gives the rows whose needle is in a text, in lower case; most texts differ from others in numbers alone."""
-    needles = tuple((row.needle.translate(_DIGITS), row) for row in rows)
+    """What gives the rows of which a needle (several: `a|b`) is in a text, in lower case.
+
+    Most texts differ from others in numbers alone.
+    """
+    needles = tuple((row.needle.translate(_DIGITS).split("|"), row) for row in rows)
 
     @lru_cache(maxsize=2048)
     def of_kind(kind: str) -> tuple[Row, ...]:
-        return tuple(row for needle, row in needles if needle in kind)
+        return tuple(row for each, row in needles if any(needle in kind for needle in each))
 
     def of_text(text: str) -> tuple[Row, ...]:
         kind = text.lower().translate(_DIGITS)

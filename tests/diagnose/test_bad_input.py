@@ -269,7 +269,7 @@ def test_each_line_that_a_row_means_has_its_needle(row: LinePattern, data: st.Da
     """Where one of several spellings lacks the needle, the row never reads that spelling."""
     regex = re.compile(row.regex.pattern, row.regex.flags)  # of the catalogue it is compiled when first used
     line = data.draw(st.from_regex(regex, fullmatch=True, alphabet=st.characters(max_codepoint=127)))
-    assert row.needle in line.lower()
+    assert any(needle in line.lower() for needle in row.needle.split("|"))
 
 
 def test_the_sieve_keeps_line_numbers() -> None:

@@ -12,8 +12,9 @@ from gpudoctor.diagnose.events import Role
 class LinePattern(msgspec.Struct, frozen=True):
     """A pattern and its meaning. Named groups become details; `host`, `node`, `gpu` and `pid` give the place.
 
-    `needle`: a lower-case literal in each match, searched for before the expression is tried. `names_rank`: whether
-    the fault lies with the process that prints the line, not with a path between two or with something shared.
+    `needle`: a lower-case literal in each match, or several (`a|b`) of which one is; searched for before the expression
+    is tried. `names_rank`: whether the fault lies with the process that prints the line, not with a path between two or
+    with something shared.
     """
 
     what: str
