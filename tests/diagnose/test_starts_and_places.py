@@ -172,9 +172,18 @@ def test_a_cancelled_job_was_not_ended_by_the_signals_that_follow(tmp_path: Path
     assert answer.others == ()
 
 
-def test_beside_a_certain_cause_stands_no_weaker_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "later",
+    [
+        "Killed",
+        "[rank3]:[E1229 20:29:13.1 ProcessGroupNCCL.cpp:1484] [PG ID 0 PG GUID 0(default_pg) Rank 3] ProcessGroupNCCL's "
+        "watchdog got stuck for 480 seconds without making progress",
+    ],
+    ids=["the end of nobody in particular", "less sure"],
+)
+def test_beside_a_certain_cause_stands_no_weaker_one(later: str, tmp_path: Path) -> None:
     text = 'Traceback (most recent call last):\n  File "/w/t.py", line 9, in f\n    go()\n'
-    answer = answer_to(f"{text}OSError: [Errno 28] No space left on device: '/tmp/x'\nKilled\n", tmp_path)
+    answer = answer_to(f"{text}OSError: [Errno 28] No space left on device: '/tmp/x'\n{later}\n", tmp_path)
     assert said(answer) == ("disk_full", None)
     assert answer.others == ()
 
