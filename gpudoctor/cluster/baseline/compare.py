@@ -14,9 +14,9 @@ from gpudoctor import __version__
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.cluster.fleet.figures import Entry, figure_of, figure_words, gpus_text, less_is_better, unit_of
 from gpudoctor.cluster.fleet.records import ReportRecord
-from gpudoctor.cluster.fleet.shapes import Verdict
 from gpudoctor.errors import UserError
 from gpudoctor.process.exit_codes import FAILED, OK, UNKNOWN
+from gpudoctor.report.model import Verdict
 from gpudoctor.report.text import TextRows, laid_out, plain, status_word
 
 # reference (probes, 5.1): a stored baseline warns at -5 % and fails at -10 %, after three healthy runs

@@ -39,8 +39,9 @@ from gpudoctor.cluster.fleet.nodes import (
 from gpudoctor.cluster.fleet.reading import Gathered
 from gpudoctor.cluster.fleet.records import NO_GPU, NodeFault, ReportRecord
 from gpudoctor.cluster.fleet.runs import RunFinding, fleet_runs
-from gpudoctor.cluster.fleet.shapes import WORST_FIRST, Verdict
+from gpudoctor.cluster.fleet.shapes import WORST_FIRST
 from gpudoctor.cluster.fleet.spreads import by_kind, compare, trends
+from gpudoctor.report.model import Verdict
 from gpudoctor.text.hostlist import Hosts, hostlist, is_host_name, one_name_each
 
 

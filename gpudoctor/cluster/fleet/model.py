@@ -11,7 +11,7 @@ from gpudoctor.cluster.fleet.nodes import NodeJobs
 from gpudoctor.cluster.fleet.reading import Refused
 from gpudoctor.cluster.fleet.records import NodeFault
 from gpudoctor.cluster.fleet.runs import FleetRun
-from gpudoctor.cluster.fleet.shapes import Verdict
+from gpudoctor.report.model import Verdict
 from gpudoctor.text.hostlist import Hosts, is_host_name
 
 MIN_NODES = 3

@@ -11,9 +11,10 @@ import msgspec
 
 from gpudoctor.cluster.fleet.figures import Entry, figures
 from gpudoctor.cluster.fleet.files import Document, Listed, documents_of
-from gpudoctor.cluster.fleet.shapes import REPORT, WORST_FIRST, ReportOf, SchemaOf, Verdict
+from gpudoctor.cluster.fleet.shapes import REPORT, WORST_FIRST, ReportOf, SchemaOf
 from gpudoctor.facts.redaction.shapes import REDACTED
 from gpudoctor.lazy import lazy_pattern
+from gpudoctor.report.model import Verdict
 
 # a lone surrogate, which the standard library writes for a name that is not UTF-8 and msgspec cannot read
 _HALF_PAIR = lazy_pattern(

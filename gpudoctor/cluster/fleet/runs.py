@@ -10,7 +10,8 @@ import msgspec
 
 from gpudoctor.checks.core.finding import PROBLEMS
 from gpudoctor.cluster.fleet.records import BrokenError
-from gpudoctor.cluster.fleet.shapes import SchemaOf, Verdict
+from gpudoctor.cluster.fleet.shapes import SchemaOf
+from gpudoctor.report.model import Verdict
 from gpudoctor.run.observer.layout import FORWARD, PHASES
 from gpudoctor.run.report import SCHEMA, FlatFinding, PhaseMs, RankReport, RunReport, judged, verdict_of
 from gpudoctor.run.step_series import TimedStep
