@@ -97,8 +97,9 @@ class _Run:
         numbers = self._environ.get("SLURM_JOB_GPUS", "")
         if not numbers and not self._settings.simulated and not has_gpus():
             return HookResult(True, self._of_no_gpu(wrong))
-        if self._hook == "prolog" and wrong is None and (retained := kept_verdict.fresh(self._settings)) is not None:
-            verdict = HookVerdict(retained.verdict, f"{retained.reason} (health check of {retained.age_s:.0f} s ago)")
+        retained = kept_verdict.fresh(self._settings) if self._hook == "prolog" and wrong is None else None
+        if retained is not None:
+            verdict = retained
         else:
             gpus = job_gpus(numbers) if numbers and self._settings.scope == "job" else None
             verdict = wrong or check(self._settings, gpus, _DEADLINE_S)
@@ -142,14 +143,9 @@ class _Run:
         wants_gpus = node is not None and "gpu" in node.gres
         if not wants_gpus and not self._settings.simulated and not has_gpus():
             return self._of_no_gpu(wrong)
-        # taken before the check, so that changes during it invalidate the saved verdict
-        about, mark = kept_verdict.identity(self._settings), kept_verdict.kernel_mark()
-        began_s = kept_verdict.since_boot_s()
+        before = kept_verdict.node_before(self._settings)
         verdict = wrong or check(self._settings, None, _DEADLINE_S)
-        if verdict.verdict == "pass" or verdict.verdict == "warn":
-            kept_verdict.keep(self._settings, about, mark, began_s, verdict.verdict, verdict.why)
-        else:
-            kept_verdict.forget(self._settings)
+        kept_verdict.keep(self._settings, before, verdict)
         judged = self._without_verdict(verdict, "health check")
         result, withheld = self._drained(judged, "health check")
         out = None if node is None else node.out_of_service
