@@ -74,6 +74,10 @@ class Puppet(threading.Thread):
         self.port = 0
         self.ended = threading.Event()
 
+    def reached(self, **changes: object) -> None:
+        """Change what the node tells of its network."""
+        self.reach = msgspec.structs.replace(self.reach, **changes)
+
     def run(self) -> None:
         try:
             self._serve()
@@ -177,6 +181,12 @@ def findings(report: ClusterReport, check: str, *statuses: Status) -> dict[str |
     """The findings with one id, by subject."""
     judged = next(c for c in report.checks if c.id == check)
     return {f.subject.name: f for f in judged.findings if f.status in (statuses or tuple(Status))}
+
+
+def text_of(report: ClusterReport, check: str, name: str | None, *statuses: Status) -> str:
+    """What the finding on this subject says: what was found, or the reason why nothing was."""
+    finding = findings(report, check, *statuses)[name]
+    return finding.found.text if finding.found is not None else finding.reason or ""
 
 
 def bad(report: ClusterReport) -> set[tuple[str, str | None, str]]:

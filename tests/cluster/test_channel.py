@@ -37,7 +37,7 @@ from gpudoctor.cluster.check.messages import (
 )
 from gpudoctor.cluster.check.placement import JobPlacement, token_for
 from gpudoctor.errors import UserError
-from tests.cluster.puppets import TOKEN, Puppet, bad, findings, job, report_of
+from tests.cluster.puppets import TOKEN, Puppet, bad, job, report_of, text_of
 from tests.subprocesses import completed
 
 Change = Callable[[bytes], bytes | None]
@@ -119,7 +119,7 @@ def test_a_result_that_is_changed_on_the_wire_is_no_result(change: Change) -> No
     assert {(check, name, status) for check, name, status in bad(report) if check == "cluster.nodes"} == {
         ("cluster.nodes", "c", "unknown")
     }
-    assert "the connection was tampered with" in (findings(report, "cluster.nodes", Status.UNKNOWN)["c"].reason or "")
+    assert "the connection was tampered with" in text_of(report, "cluster.nodes", "c", Status.UNKNOWN)
     assert [node.verdict for node in report.nodes] == ["pass", "pass", "unknown"]
     assert (report.verdict, report.exit_code) == ("unknown", 3)
 

@@ -19,7 +19,18 @@ from gpudoctor.errors import UserError
 from gpudoctor.facts.model.measurements import Launch, Measurements, RankInfo
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.report.model import Report
-from tests.cluster.puppets import TOKEN, Puppet, bad, findings, four, job, loaded_json, report_of, simulated_json
+from tests.cluster.puppets import (
+    TOKEN,
+    Puppet,
+    bad,
+    findings,
+    four,
+    job,
+    loaded_json,
+    report_of,
+    simulated_json,
+    text_of,
+)
 
 
 def rates(nodes: list[Puppet], slow: dict[frozenset[str], float | str]) -> None:
@@ -62,9 +73,8 @@ def test_a_slow_node_fails_and_a_slow_link_between_others_fails_beside_it() -> N
     report = report_of(nodes)
     assert bad(report) == {("cluster.pairs", "c", "fail"), ("cluster.pairs", "a - b", "fail")}
     node = findings(report, "cluster.pairs")["c"]
-    assert node.found is not None
     assert node.expected is not None
-    assert "1 GB/s (8 Gbit/s) at worst with a, b, d, e, f" in node.found.text
+    assert "1 GB/s (8 Gbit/s) at worst with a, b, d, e, f" in text_of(report, "cluster.pairs", "c")
     assert "15% of the 10 GB/s" in node.expected.text
     assert len(node.evidence) == 5
     assert report.exit_code == 1
@@ -94,7 +104,7 @@ def test_what_there_was_no_time_to_measure_or_to_measure_again_is_said_and_nobod
     rates(nodes, {frozenset(("b", "c")): 1.0})
     report = report_of(nodes)
     assert bad(report) == {("cluster.pairs", "b - c", "unknown")}
-    told = findings(report, "cluster.pairs", Status.SKIP)[None].reason
+    told = text_of(report, "cluster.pairs", None, Status.SKIP)
     assert told == "4 of 6 pairs were not measured: the time for it was up"
 
 
@@ -107,7 +117,7 @@ def test_a_slow_link_that_is_not_as_slow_only_warns() -> None:
 def test_with_two_nodes_the_link_is_judged_by_what_was_asked_for_only() -> None:
     report = report_of(job("a", "b"))
     assert bad(report) == set()
-    assert "no other to compare with; --at-least" in (findings(report, "cluster.pairs")[None].reason or "")
+    assert "no other to compare with; --at-least" in text_of(report, "cluster.pairs", None)
     report = report_of(job("a", "b"), floor_gb_s=12.5)
     assert bad(report) == {("cluster.pairs", "a - b", "fail")}
     link = findings(report, "cluster.pairs")["a - b"]
@@ -122,10 +132,8 @@ def test_a_node_that_no_other_can_form_a_group_with_fails_while_links_of_the_oth
     rates(nodes, {frozenset(("d", other)): "Connection refused" for other in "abc"})
     report = report_of(nodes)
     assert bad(report) == {("cluster.pairs", "d", "fail")}
-    node = findings(report, "cluster.pairs")["d"]
-    assert node.found is not None
-    assert "no other node could form a group with it" in node.found.text
-    assert "Connection refused" in node.evidence[0].value
+    assert "no other node could form a group with it" in text_of(report, "cluster.pairs", "d")
+    assert "Connection refused" in findings(report, "cluster.pairs")["d"].evidence[0].value
 
 
 def test_where_no_two_nodes_can_form_a_group_nobody_is_named_and_nothing_passes() -> None:
@@ -148,9 +156,7 @@ def test_a_node_that_dies_in_the_middle_is_unknown_and_the_others_are_measured_t
     nodes[2].rate = dies
     report = report_of(nodes)
     assert bad(report) == {("cluster.nodes", "c", "unknown")}
-    assert "ended before it was asked to, during: pairs of nodes, round 1" in (
-        findings(report, "cluster.nodes")["c"].reason or ""
-    )
+    assert "ended before it was asked to, during: pairs of nodes, round 1" in text_of(report, "cluster.nodes", "c")
     assert [node.verdict for node in report.nodes] == ["pass", "pass", "unknown", "pass"]
     assert {pair.nodes for pair in report.between.pairs if pair.busbw_gb_s} == {("a", "d"), ("b", "d"), ("a", "b")}
     assert report.exit_code == 3
@@ -256,12 +262,8 @@ def test_a_nodes_own_verdict_is_the_jobs_and_its_faults_are_shown() -> None:
     nodes[1].report = simulated_json("xid-79@3")
     report = report_of(nodes)
     assert bad(report) == {("cluster.checks", "b", "fail")}
-    told = findings(report, "cluster.checks")
-    assert told["b"].found is not None
-    assert "Xid 79" in told["b"].found.text
-    passed = told[None].found
-    assert passed is not None
-    assert passed.text == "3 of 4 nodes pass their own check"
+    assert "Xid 79" in text_of(report, "cluster.checks", "b")
+    assert text_of(report, "cluster.checks", None) == "3 of 4 nodes pass their own check"
     assert [node.verdict for node in report.nodes] == ["pass", "fail", "pass", "pass"]
     assert report.nodes[1].faults
     assert report.reason.startswith("FAIL checks b")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpudoctor.cluster.check.messages import Answer, JoinGroup, MemberFailure, Open, Order
-from tests.cluster.puppets import Puppet, bad, findings, job, report_of
+from tests.cluster.puppets import Puppet, bad, job, report_of, text_of
 
 
 class Broken(Puppet):
@@ -31,7 +31,7 @@ def test_a_node_whose_ranks_break_between_pairs_is_unknown_and_no_link_of_its_pa
     # in the first round the first is paired with the last
     report = report_of([Partner("a", 0), *job("", "b", "c")[1:], Broken("d", 3)])
     assert bad(report) == {("cluster.pairs", "d", "unknown")}
-    assert "ended by SIGKILL" in (findings(report, "cluster.pairs")["d"].reason or "")
+    assert "ended by SIGKILL" in text_of(report, "cluster.pairs", "d")
     assert report.exit_code == 3
 
 
