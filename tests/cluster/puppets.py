@@ -15,7 +15,6 @@ from gpudoctor.checks.core.finding import Finding, Status
 from gpudoctor.checks.core.registry import Level, all_checks
 from gpudoctor.cluster.check.cluster_run import ClusterSession
 from gpudoctor.cluster.check.hub import Hub
-from gpudoctor.cluster.check.inter_node_findings import SLOW_SHARE
 from gpudoctor.cluster.check.judge import judge_cluster
 from gpudoctor.cluster.check.messages import (
     Answer,
@@ -143,7 +142,7 @@ def report_of(
         puppet.report = puppet.report or report
         puppet.start()
     expected = len(puppets) if count is None else count
-    plan = ClusterRunPlan(level, backend, expected, names, 30.0, limit_s, 30.0, 30.0, SLOW_SHARE, floor_gb_s, slack_s)
+    plan = ClusterRunPlan(level, backend, expected, names, 30.0, limit_s, 30.0, 30.0, floor_gb_s, slack_s)
     session = ClusterSession(hub, plan, lambda text: None, lambda name, hostname, text: None)
     # a missing member is waited for as long as the others need
     session.run(lambda: len(hub.members) >= len(puppets))
@@ -151,7 +150,7 @@ def report_of(
     for puppet in puppets:
         puppet.ended.wait(30)
     run = ClusterRun("id", "2026-01-01T00:00:00+00:00", 1.0, level, "test", expected)
-    return judge_cluster(session, run, floor_gb_s=floor_gb_s)
+    return judge_cluster(session, run)
 
 
 @cache

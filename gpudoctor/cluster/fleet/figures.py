@@ -148,9 +148,10 @@ def figure_words(figure: Figure) -> str:
     return _KINDS[figure[0]].words(*figure[1:])
 
 
-def gpus_text(gpus: MeasuredGpus) -> str:
+def with_gpus(message: str, gpus: MeasuredGpus) -> str:
+    """The words for a figure, with the GPUs it was measured on unless they say so themselves.
+
+    >>> with_gpus("device memory, copy", (3,)), with_gpus("copy 1 MiB from GPU 3 to 5", (3, 5))
+    ('device memory, copy, GPU 3', 'copy 1 MiB from GPU 3 to 5')
     """
-    >>> gpus_text((3,)), gpus_text((3, 5)), gpus_text(())
-    ('GPU 3', 'GPU 3 and 5', '')
-    """
-    return f"GPU {' and '.join(map(str, gpus))}" if gpus else ""
+    return f"{message}, GPU {' and '.join(map(str, gpus))}" if gpus and "GPU" not in message else message

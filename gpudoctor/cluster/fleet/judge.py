@@ -11,6 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from gpudoctor import __version__
+from gpudoctor.cluster.fleet.figures import with_gpus
 from gpudoctor.cluster.fleet.model import (
     OUTLIER,
     ConfigDrift,
@@ -224,12 +225,8 @@ def outlier_words(outlier: Outlier) -> str:
     >>> outlier_words(Outlier("a", "fail", "train step, 8 ranks", (), 24.0, "ms", 20.0, 0.83, 9.1, "H100"))
     'train step, 8 ranks: 24 ms, fleet 20 (17 % worse)'
     """
-    where = f", GPU {outlier.gpus[0]}" if len(outlier.gpus) == 1 and "GPU" not in outlier.figure else ""
-    worse = 100 * (1 - outlier.similarity)
-    return (
-        f"{outlier.figure}{where}: {outlier.value:.4g} {outlier.unit}, "
-        f"fleet {outlier.criterion:.4g} ({worse:.0f} % worse)"
-    )
+    figure, worse = with_gpus(outlier.figure, outlier.gpus), 100 * (1 - outlier.similarity)
+    return f"{figure}: {outlier.value:.4g} {outlier.unit}, fleet {outlier.criterion:.4g} ({worse:.0f} % worse)"
 
 
 def run_finding_words(finding: RunFinding) -> str:

@@ -17,6 +17,8 @@ from gpudoctor.text.hostlist import Hosts, is_host_name
 MIN_NODES = 3
 Configurations = Mapping[str, Iterable[tuple[str, str]]]
 OUTLIER = "fleet.outlier"
+"""The id under which a node counts that fails by comparison with the others only."""
+
 _FIT: tuple[Verdict, ...] = ("pass", "warn")
 
 
@@ -60,9 +62,6 @@ def drifts(kind: str, configurations: Configurations) -> list[ConfigDrift]:
         outliers = tuple(Other(value, tuple(sorted(names))) for value, names in others)
         found.append(ConfigDrift(kind, item, most if agreeing else None, agreeing, reported, outliers))
     return found
-
-
-"""The id under which a node counts that fails by comparison with the others only."""
 
 
 class NodeRow(msgspec.Struct, frozen=True):

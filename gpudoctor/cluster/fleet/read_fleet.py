@@ -94,6 +94,6 @@ def _read(
     others = len(gathered.foreign) + gathered.found.others
     present = f"{others} other files and documents" if others else "nothing"
     raise UserError(
-        f"{' '.join(sources)}: no report there, {present}; reports are written by gpudoctor check --json -o FILE, and by "
-        "gpudoctor run --format json -o FILE"
+        f"{' '.join(sources)}: no report there, {present}; reports are written by gpudoctor check --json -o FILE, and "
+        "by gpudoctor run --format json -o FILE"
     )
