@@ -10,7 +10,7 @@ from statistics import median
 import msgspec
 
 from gpudoctor.cluster.check import messages
-from gpudoctor.cluster.check.hub import Hub, MemberSilence, names_of_missing
+from gpudoctor.cluster.check.hub import Hub, names_of_missing
 from gpudoctor.cluster.check.model import Backend, ClusterRunPlan
 from gpudoctor.cluster.outliers import slow_pairs
 from gpudoctor.facts.model.missing import Missing
@@ -262,7 +262,7 @@ class ClusterSession:
             self._take(group, backend, answers)
         return planned
 
-    def _take(self, group: Group, backend: Backend, answers: Mapping[int, messages.Answer | MemberSilence]) -> None:
+    def _take(self, group: Group, backend: Backend, answers: Mapping[int, messages.Answer]) -> None:
         times: list[messages.Times] = []
         for index in group.indexes:
             answer = answers[index]
@@ -285,7 +285,7 @@ class ClusterSession:
         per_operation = [max(of_ranks) for of_ranks in zip(*(rank for t in times for rank in t.seconds), strict=False)]
         group.time_s = min(per_operation) if backend == "gloo" else median(per_operation)
 
-    def _ask(self, orders: Mapping[int, messages.Order], limit_s: float) -> dict[int, messages.Answer | MemberSilence]:
+    def _ask(self, orders: Mapping[int, messages.Order], limit_s: float) -> dict[int, messages.Answer]:
         answers = self.hub.ask(orders, limit_s)
         for node, member in zip(self.nodes, self.hub.members, strict=True):
             if member.lost is not None and node.lost is None:
@@ -297,7 +297,5 @@ class ClusterSession:
         self._progress(phase)
 
 
-def _words(answer: messages.Answer | MemberSilence) -> str:
-    if isinstance(answer, MemberSilence | messages.MemberFailure):
-        return answer.text
-    return "gave an answer to another question"
+def _words(answer: messages.Answer) -> str:
+    return answer.text if isinstance(answer, messages.MemberFailure) else "gave an answer to another question"

@@ -25,12 +25,6 @@ _TICK_S = 0.2
 _OUT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
-class MemberSilence(msgspec.Struct, frozen=True):
-    """A node gave no answer; the text is the reason, such as a timeout or how its connection ended."""
-
-    text: str
-
-
 class HubMember(msgspec.Struct):
     """A node that has joined. `address` is where the others reach it; `lost` is why it is no longer there.
 
@@ -106,8 +100,11 @@ class Hub:
                 member.name = f"{member.hostname}#{seen[member.hostname]}"
         self._stop_listening()
 
-    def ask(self, orders: Mapping[int, messages.Order], limit_s: float) -> dict[int, messages.Answer | MemberSilence]:
-        """Send orders to members (by index in `members`) and wait for all their answers."""
+    def ask(self, orders: Mapping[int, messages.Order], limit_s: float) -> dict[int, messages.Answer]:
+        """Send orders to members (by index in `members`) and wait for all their answers.
+
+        No answer is a failure too; its text is the reason, such as a timeout or how the connection ended.
+        """
         numbers: dict[int, int] = {}
         for index, order in orders.items():
             self._asked += 1
@@ -124,7 +121,7 @@ class Hub:
                     answers[index] = answered.answer
         for index in waiting:
             self._lose(self.members[index], f"did not answer within {limit_s:.0f} s")
-        return {index: answers.get(index, MemberSilence(self.members[index].lost or "")) for index in orders}
+        return {index: answers.get(index, messages.MemberFailure(self.members[index].lost or "")) for index in orders}
 
     def present(self) -> list[int]:
         """The indexes of the members that are not lost."""
