@@ -16,6 +16,7 @@ from gpudoctor.checks.core.registry import Level, all_checks
 from gpudoctor.cluster.check.cluster_run import ClusterSession
 from gpudoctor.cluster.check.hub import Hub
 from gpudoctor.cluster.check.judge import judge_cluster
+from gpudoctor.cluster.check.member import HubGoneError, Member
 from gpudoctor.cluster.check.messages import (
     Answer,
     Answered,
@@ -38,6 +39,7 @@ from gpudoctor.cluster.check.messages import (
     hello_of,
 )
 from gpudoctor.cluster.check.model import ClusterReport, ClusterRun, ClusterRunPlan
+from gpudoctor.errors import UserError
 from gpudoctor.facts.captures.source import load_source
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing
@@ -85,14 +87,19 @@ class Puppet(threading.Thread):
         finally:
             self.ended.set()
 
+    def join_hub(self, connection: socket.socket) -> Line:
+        """Prove that it is of the job."""
+        line = Line(connection)
+        challenge = msgspec.json.decode(line.one(30.0), type=Challenge)
+        hello = hello_of(self.token, challenge, self.hostname, self.index)
+        line.send(hello)
+        line.sign("member", self.token, challenge.nonce, hello.nonce)
+        msgspec.json.decode(line.one(30.0), type=Welcome)
+        return line
+
     def _serve(self) -> None:
         with socket.create_connection(("127.0.0.1", self.port), 30) as connection:
-            line = Line(connection)
-            challenge = msgspec.json.decode(line.one(30.0), type=Challenge)
-            hello = hello_of(self.token, challenge, self.hostname, self.index)
-            line.send(hello)
-            line.sign("member", self.token, challenge.nonce, hello.nonce)
-            msgspec.json.decode(line.one(30.0), type=Welcome)
+            line = self.join_hub(connection)
             while True:
                 asked = msgspec.json.decode(line.one(30.0), type=Asked)
                 if isinstance(asked.order, End):
@@ -120,6 +127,21 @@ class Puppet(threading.Thread):
             return MemberFailure(rate, port=29501)
         seconds = SIZE_BYTES * 2 * (order.size - 1) / order.size / rate / 1e9
         return Times(((seconds, seconds),), SIZE_BYTES, (self.right,))
+
+
+class RealMember(threading.Thread):
+    """The node's own process, not a made-up one; `said` is why it ended early."""
+
+    def __init__(self, hostname: str, port: int) -> None:
+        super().__init__(daemon=True)
+        self.said = ""
+        self._member, self._port = Member([], hostname=hostname), port
+
+    def run(self) -> None:
+        try:
+            self._member.serve([("127.0.0.1", self._port)], TOKEN, None, 30.0)
+        except (HubGoneError, UserError) as error:
+            self.said = str(error)
 
 
 def report_of(
