@@ -18,16 +18,12 @@ from gpudoctor.api.config import load_config
 from gpudoctor.checks.core.registry import registry
 from gpudoctor.cli.parsing import parsed
 from tests.conftest import ROOT
-from tests.kubernetes.manifests import FOLDER, Manifest, commands, commands_in, manifests, script_of, the
+from tests.kubernetes.manifests import FOLDER, Manifest, commands, commands_in, manifests, of_file, script_of, the
 from tests.subprocesses import completed
 
 VERSIONS = [f"1.{minor}" for minor in range(25, 38)]
 PODS = [manifest for manifest in manifests() if manifest.pods]
 READMES = [ROOT / "contrib" / folder / "README.md" for folder in ("kubernetes", "slurm")]
-
-
-def _named(manifest: Manifest) -> str:
-    return manifest.file
 
 
 @pytest.mark.wide(every=4)
@@ -47,7 +43,7 @@ def test_the_validation_finds_a_key_that_does_not_exist(schemas: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "manifest", [m for m in PODS if m.data["kind"] == "DaemonSet" or m.data["apiVersion"] == "batch/v1"], ids=_named
+    "manifest", [m for m in PODS if m.data["kind"] == "DaemonSet" or m.data["apiVersion"] == "batch/v1"], ids=of_file
 )
 def test_the_selectors_match_the_labels_of_the_template(manifest: Manifest) -> None:
     (template,) = manifest.pods
@@ -61,14 +57,14 @@ def test_the_selectors_match_the_labels_of_the_template(manifest: Manifest) -> N
     assert all(selector["matchLabels"].items() <= labels for selector in selectors)
 
 
-@pytest.mark.parametrize("manifest", [m for m in PODS if m.is_core], ids=_named)
+@pytest.mark.parametrize("manifest", [m for m in PODS if m.is_core], ids=of_file)
 def test_a_job_does_not_restart_and_a_daemon_does(manifest: Manifest) -> None:
     policy = manifest.pod.get("restartPolicy", "Always")
 
     assert policy == ("Always" if manifest.data["kind"] == "DaemonSet" else "Never")
 
 
-@pytest.mark.parametrize("manifest", PODS, ids=_named)
+@pytest.mark.parametrize("manifest", PODS, ids=of_file)
 def test_every_volume_is_mounted_and_every_port_has_its_name(manifest: Manifest) -> None:
     for template in manifest.pods:
         pod = template["spec"]
@@ -81,7 +77,7 @@ def test_every_volume_is_mounted_and_every_port_has_its_name(manifest: Manifest)
             assert probe is None or probe["tcpSocket"]["port"] in ports
 
 
-@pytest.mark.parametrize("manifest", PODS, ids=_named)
+@pytest.mark.parametrize("manifest", PODS, ids=of_file)
 def test_no_container_has_more_rights_than_it_needs(manifest: Manifest) -> None:
     ours = [container for container in manifest.containers if "train:1" not in container["image"]]
 
