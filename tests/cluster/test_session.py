@@ -13,7 +13,7 @@ from gpudoctor.checks.core.registry import Level
 from gpudoctor.cluster.check import cluster_run as examination
 from gpudoctor.cluster.check.hub import Hub
 from gpudoctor.cluster.check.member import Member
-from gpudoctor.cluster.check.messages import Answer, CheckOrder, JoinGroup, MemberFailure, Order, Ping, Ready
+from gpudoctor.cluster.check.messages import CheckOrder, JoinGroup, MemberFailure, Ready
 from gpudoctor.cluster.check.text import render_cluster_text
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.measurements import Launch, Measurements, RankInfo
@@ -165,11 +165,8 @@ def test_a_node_that_dies_in_the_middle_is_unknown_and_the_others_are_measured_t
 
 
 def test_a_node_that_is_silent_is_named_within_the_limit_and_sent_away() -> None:
-    class Silent(Puppet):
-        def answer(self, order: Order) -> Answer | None:
-            return None if isinstance(order, CheckOrder) else super().answer(order)
-
-    nodes = [*job("a", "b"), Silent("c", 2)]
+    nodes = job("a", "b", "c")
+    nodes[2].instead[CheckOrder] = None
     report = report_of(nodes, limit_s=2.0, slack_s=0.1)
     assert bad(report) == {("cluster.nodes", "c", "unknown"), ("cluster.checks", "c", "unknown")}
     assert "did not answer within" in report.nodes[2].reason
@@ -202,13 +199,9 @@ def test_who_does_not_know_the_jobs_token_and_who_takes_a_taken_number_is_not_le
 
 
 def test_words_that_are_no_answer_cost_the_node_and_nobody_else() -> None:
-    class Babbler(Puppet):
-        def answer(self, order: Order) -> Answer | None:
-            if isinstance(order, Ping):
-                return super().answer(order)
-            return Missing("what?")  # type: ignore[return-value]
-
-    report = report_of([*job("a", "b"), Babbler("c", 2)])
+    nodes = job("a", "b", "c")
+    nodes[2].instead[CheckOrder] = Missing("what?")  # type: ignore[assignment]
+    report = report_of(nodes)
     assert ("cluster.nodes", "c", "unknown") in bad(report)
     assert {name for _, name, _ in bad(report)} == {"c"}
 

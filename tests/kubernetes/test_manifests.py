@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,9 +14,9 @@ import yaml
 from gpudoctor.api.config import load_config
 from gpudoctor.checks.core.registry import registry
 from gpudoctor.cli.parsing import parsed
+from tests.cli.conftest import Gpudoctor
 from tests.conftest import ROOT
 from tests.kubernetes.manifests import FOLDER, Manifest, commands, commands_in, manifests, of_file, script_of, the
-from tests.subprocesses import completed
 
 VERSIONS = [f"1.{minor}" for minor in range(25, 38)]
 PODS = [manifest for manifest in manifests() if manifest.pods]
@@ -176,12 +173,12 @@ def test_every_check_that_a_readme_names_exists(readme: Path) -> None:
     assert set(named) <= ids
 
 
-def test_what_the_readme_says_is_skipped_for_lack_of_rights_is_skipped() -> None:
-    seen = _gpudoctor("check", "--level", "quick", "--json", "--node", "container-2-of-8")
+def test_what_the_readme_says_is_skipped_for_lack_of_rights_is_skipped(gpudoctor: Gpudoctor) -> None:
+    seen = gpudoctor("check", "--level", "quick", "--json", "--node", "container-2-of-8")
 
     skipped = {
         check["id"]
-        for check in json.loads(seen.stdout)["checks"]
+        for check in seen.json["checks"]
         if check["level"] == "quick" and any(finding["status"] == "skip" for finding in check["findings"])
     }
     table = (FOLDER / "README.md").read_text().partition("## Rights")[2]
@@ -220,9 +217,3 @@ def test_every_object_of_a_file_is_yaml_without_duplicate_keys() -> None:
     Strict.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
     for path in FOLDER.rglob("*.yaml"):
         assert list(yaml.load_all(path.read_text(), Loader=Strict))
-
-
-def _gpudoctor(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "gpudoctor", *arguments]
-    return completed(command, env=environ)
