@@ -257,13 +257,11 @@ def names_of_missing(members: Sequence[HubMember], count: int | None, names: Seq
 
 def _listening(ports: Sequence[int], loopback_only: bool) -> socket.socket:
     error: OSError | None = None
+    host, both = "127.0.0.1" if loopback_only else "", socket.has_dualstack_ipv6() and not loopback_only
+    family = socket.AF_INET6 if both else socket.AF_INET
     for port in ports:
         try:
-            if loopback_only:
-                return socket.create_server(("127.0.0.1", port), backlog=1024)
-            if socket.has_dualstack_ipv6():
-                return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)
-            return socket.create_server(("", port), backlog=1024)
+            return socket.create_server((host, port), family=family, dualstack_ipv6=both, backlog=1024)
         except OSError as failure:
             error = failure
     raise UserError(f"no port to meet the nodes on ({error}); tried {', '.join(map(str, ports))}")

@@ -86,6 +86,11 @@ class NodeRow(msgspec.Struct, frozen=True):
     unknown: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
+    @property
+    def why(self) -> str:
+        """The reason without the verdict, which stands before it."""
+        return self.reason.removeprefix(f"{self.verdict.upper()} ")
+
 
 class NodeCounts(msgspec.Struct, frozen=True):
     """Nodes by verdict; `unread` counts documents that should have been reports, whose nodes are not known."""
