@@ -159,6 +159,10 @@ def met_by(pose: Callable[[socket.socket], object]) -> None:
         posing.join(30)
 
 
+def test_a_member_that_meets_another_service_says_that_nobody_is_there() -> None:
+    met_by(lambda connection: connection.sendall(b'{"nonce": "\xff"}\n'))
+
+
 def test_a_member_does_not_serve_a_hub_that_does_not_know_the_token() -> None:
     orders: list[bytes] = []
 
@@ -279,7 +283,7 @@ def test_on_one_node_the_token_is_nobodys_guess() -> None:
     assert token_for(place, TOKEN, insecure=False) == TOKEN
 
 
-def rank_of(place: dict[str, str], *options: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+def rank_of(place: dict[str, str], *options: str) -> subprocess.CompletedProcess[str]:
     engines = ("SLURM", "OMPI", "PMIX", "RAY", "TORCHELASTIC", "MASTER", "GPUDOCTOR_CLUSTER")
     env = {name: value for name, value in os.environ.items() if not name.startswith(engines)}
     command = [sys.executable, "-m", "gpudoctor", "cluster", "rank", "--source", "hgx-h100-8", "--level", "quick"]

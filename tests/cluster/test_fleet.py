@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -229,11 +228,3 @@ def test_the_page_loads_nothing_and_holds_the_faults(gpudoctor: Gpudoctor, tmp_p
         'class="outlier"',
     ):
         assert words in page
-
-
-def test_json_is_one_document_with_the_reason_where_nothing_can_be_read(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
-    outcome = gpudoctor("cluster", "report", "--json", str(tmp_path))
-    assert outcome.code == 2
-    assert outcome.json["exit_code"] == 2
-    assert "no report there" in outcome.json["error"]
-    assert json.loads(outcome.out)["schema"] == "gpudoctor.fleet/1"

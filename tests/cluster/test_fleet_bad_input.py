@@ -370,6 +370,7 @@ def test_only_passes_before_a_signal_are_no_pass_of_the_fleet(
         (["-", "--against", "-"], "stdin can be read once only"),
         (["/dev/null"], "no report could be read of 1: /dev/null: not a regular file"),
         (["link.json"], "cannot be read: File name too long"),
+        (["others"], "others: no report there, 1 other files and documents"),
     ],
 )
 def test_nothing_to_read_is_one_line_and_exit_2(
@@ -377,6 +378,8 @@ def test_nothing_to_read_is_one_line_and_exit_2(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("link.json").symlink_to("x" * 300)
+    Path("others").mkdir()
+    Path("others/README.md").touch()
     outcome = gpudoctor("cluster", "report", *arguments)
     assert (outcome.code, outcome.out) == (2, "")
     assert outcome.err.count("\n") == 1

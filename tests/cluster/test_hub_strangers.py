@@ -16,9 +16,7 @@ import pytest
 
 from gpudoctor.cluster.check import hub as hub_module
 from gpudoctor.cluster.check.hub import Hub
-from gpudoctor.cluster.check.member import Member
 from gpudoctor.cluster.check.messages import UNPROVED_LINE_BYTES, Challenge, LineError, decoded
-from gpudoctor.errors import UserError
 from tests.cluster.puppets import TOKEN, Puppet, bad, job, report_of
 
 
@@ -141,16 +139,3 @@ def test_names_with_digits_of_other_scripts_can_be_put_in_order() -> None:
 def test_what_is_no_message_is_told_from_one_in_one_way(words: bytes) -> None:
     with pytest.raises(LineError):
         decoded(words, Challenge)
-
-
-def test_a_member_that_meets_another_service_says_that_nobody_is_there() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def greet() -> None:
-            connection, _ = listener.accept()
-            with connection:
-                connection.sendall(b'{"nonce": "\xff"}\n')
-
-        threading.Thread(target=greet, daemon=True).start()
-        with pytest.raises(UserError, match="nobody to meet at"):
-            Member([]).serve([("127.0.0.1", listener.getsockname()[1])], TOKEN, 0, 0.0)
