@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -176,7 +177,7 @@ def test_trends_say_what_got_worse_since_the_older_set(gpudoctor: Gpudoctor, tmp
         by_what.setdefault(trend["what"], []).append(trend)
     [figure] = by_what["figure"]
     assert figure["node"] == "node4"
-    assert "-40%, the fleet -10%; and 7 other figures" in figure["text"]
+    assert re.search(r"host to GPU \d -40%, the fleet -10%; and 7 other figures$", figure["text"])
     assert all(trend["worse"] and "-10%" in trend["text"] for trend in by_what["fleet"])
     assert len(by_what["fleet"]) == 8
     assert {trend["text"] for trend in by_what["node"]} == {"1 without a report now: node7", "1 new: node77"}
