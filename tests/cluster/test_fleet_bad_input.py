@@ -399,6 +399,7 @@ def test_a_missing_report_among_others_is_unknown_and_the_others_are_judged(
     assert (listed.code, listed.err.count("1 node has no name that a list may hold")) == (3, 1)
     # nothing but absent sources is a mistake in the command: no list of hosts comes of it
     assert gpudoctor("cluster", "report", str(missing), "--expect", "n1", "--exclude-expr").code == 2
+    assert "node9.json" in gpudoctor("cluster", "report", "--json", str(missing)).json["error"]
 
 
 def test_folders_nested_deeper_than_python_recurses_are_read(
