@@ -143,6 +143,15 @@ class Bounded(bytearray):
         """A taker for `read_to_end`."""
         self += data[: max(0, self._max_bytes - len(self))]
 
+    def take_until_full(self, data: bytes) -> bool:
+        """A taker that ends the reading at the limit."""
+        self.take(data)
+        return self.is_full
+
+    @property
+    def is_full(self) -> bool:
+        return len(self) >= self._max_bytes
+
 
 def anonymous_file(size_bytes: int = 0) -> int:
     """The descriptor of a file of zeroes that processes can share. Raise OSError.
