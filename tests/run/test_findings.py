@@ -174,9 +174,14 @@ def test_on_a_machine_with_more_to_run_than_cores_a_core_on_which_all_is_slower_
     (found,) = problems(watched(starved(0, USUAL_MS, 200.0), starved(1, slower, 200.0)))
     assert (found.id, found.status.value, found.subject.rank) == ("run.balance", "unknown", 1)
     assert "had no CPU for 89%" in (found.reason or "")
-    (found,) = problems(watched(rank(0), rank(1, wall=slower)))
+    run = watched(rank(0), rank(1, wall=slower))
+    (found,) = problems(run)
     assert (found.status.value, found.subject.rank) == ("unknown", 1)
     assert "in all phases alike" in (found.reason or "")
+    # beside a hang that is no news
+    stood = msgspec.structs.replace(run, stalls=(RunStall(after_s=10, stood_s=12, ranks=(WAITS, STANDS)),))
+    assert [each.id for each in problems(stood)] == ["run.progress"]
+    assert "not judged: balance (too uneven to judge before the run stood still)" in shown(stood)[0]
 
 
 def test_a_rank_that_is_slower_in_all_phases_is_named_if_it_is_bound_to_its_core_or_slower_by_half() -> None:
