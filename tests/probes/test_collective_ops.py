@@ -210,7 +210,7 @@ def test_a_broadcast_is_verified_from_other_senders_too_and_timed_from_rank_0(
 
     def broadcast(buffer: Any, src: int) -> None:
         seen.append(src)
-        buffer.copy_(collective_ops.share(src, buffer.numel(), buffer.device))
+        buffer.copy_(operation._share(src, buffer.numel()))
 
     monkeypatch.setattr(collective_ops, "dist", SimpleNamespace(broadcast=broadcast))
     operation = Broadcast(cast(Rank, FakeRank(1)), size)
@@ -241,11 +241,12 @@ def test_the_list_form_is_taken_where_the_backend_lacks_the_tensor_form(monkeypa
 
     def all_gather(parts: list[Any], mine: Any) -> None:
         for number, part in enumerate(parts):
-            part.copy_(collective_ops.share(number, part.numel(), mine.device))
+            part.copy_(operation._share(number, part.numel()))
 
     monkeypatch.setattr(collective_ops, "_all_gather", refused)
     monkeypatch.setattr(collective_ops, "dist", SimpleNamespace(all_gather=all_gather))
-    assert AllGather(cast(Rank, FakeRank(3)), 4012).wrong_elements() == 0
+    operation = AllGather(cast(Rank, FakeRank(3)), 4012)
+    assert operation.wrong_elements() == 0
 
 
 def test_an_operation_that_the_backend_lacks_in_every_form_is_told_apart_from_one_that_fails(
