@@ -535,7 +535,7 @@ def test_a_launchers_processes_are_asked_which_gpus_each_was_given(monkeypatch: 
     workers.ranks = 3
     given = {1: "GPU-aa", 2: "MIG-bb"}
     workers._workers = {rank: (socket.socket(), WorkerHello(rank, visible)) for rank, visible in given.items()}
-    assert workers.visible == workers.visible_of_those_here == ["0", "GPU-aa", "MIG-bb"]
+    assert workers.visible == ["0", "GPU-aa", "MIG-bb"]
     for worker, _ in workers._workers.values():
         worker.close()
 
