@@ -49,7 +49,7 @@ class ForegroundCommand:
     """
 
     def __init__(
-        self, argv: Sequence[str], env: Mapping[str, str], *, ignored: Sequence[int] = (), end_with_us: bool = False
+        self, argv: Sequence[str], env: Mapping[str, str], *, ignored: Sequence[int] = (), end_with_us: bool
     ) -> None:
         for number in ignored:
             signal.signal(number, signal.SIG_IGN)
