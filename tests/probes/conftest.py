@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import psutil
 import pytest
@@ -45,6 +45,15 @@ def measure(plan: ProbePlan, *, deadline_s: float = DEADLINE_S, probe_deadline_s
     assert not left, f"processes left behind: {left}"
     assert open_files() <= files_before, "pipes left open"
     return measurements
+
+
+def raising(error: BaseException) -> Callable[..., NoReturn]:
+    """A function that raises this, whatever it is given."""
+
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise error
+
+    return refuse
 
 
 def goes_on(process: subprocess.Popen[Any]) -> None:

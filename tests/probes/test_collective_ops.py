@@ -27,6 +27,7 @@ from gpudoctor.probes.collective.operations import (  # noqa: E402
     SendRecv,
 )
 from gpudoctor.probes.runner.rank import Rank  # noqa: E402
+from tests.probes.conftest import raising  # noqa: E402
 
 WORLD = 4
 OPERATIONS: tuple[type[Operation], ...] = (AllReduce, AllGather, ReduceScatter, Broadcast, AllToAll, SendRecv)
@@ -236,14 +237,13 @@ def test_sizes_are_those_of_the_whole_buffer_and_divide_among_the_ranks(kind: ty
 
 
 def test_the_list_form_is_taken_where_the_backend_lacks_the_tensor_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*_: Any) -> None:
-        raise RuntimeError("no support for _allgather_base in Gloo process group")
-
     def all_gather(parts: list[Any], mine: Any) -> None:
         for number, part in enumerate(parts):
             part.copy_(operation._share(number, part.numel()))
 
-    monkeypatch.setattr(collective_ops, "_all_gather", refused)
+    monkeypatch.setattr(
+        collective_ops, "_all_gather", raising(RuntimeError("no support for _allgather_base in Gloo process group"))
+    )
     monkeypatch.setattr(collective_ops, "dist", SimpleNamespace(all_gather=all_gather))
     operation = AllGather(cast(Rank, FakeRank(3)), 4012)
     assert operation.wrong_elements() == 0
@@ -252,17 +252,11 @@ def test_the_list_form_is_taken_where_the_backend_lacks_the_tensor_form(monkeypa
 def test_an_operation_that_the_backend_lacks_in_every_form_is_told_apart_from_one_that_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def raising(text: str) -> Callable[..., None]:
-        def refuse(*_: Any) -> None:
-            raise RuntimeError(text)
-
-        return refuse
-
-    refused = raising("ProcessGroupGloo does not support reduce_scatter\nsecond line")
+    refused = raising(RuntimeError("ProcessGroupGloo does not support reduce_scatter\nsecond line"))
     monkeypatch.setattr(collective_ops, "_reduce_scatter", refused)
     monkeypatch.setattr(collective_ops, "_dist", SimpleNamespace(reduce_scatter=refused))
     with pytest.raises(NotOfferedError, match=r"^ProcessGroupGloo does not support reduce_scatter$"):
         ReduceScatter(cast(Rank, FakeRank(0)), 4012).enqueue()
-    monkeypatch.setattr(collective_ops, "_reduce_scatter", raising("Connection closed by peer"))
+    monkeypatch.setattr(collective_ops, "_reduce_scatter", raising(RuntimeError("Connection closed by peer")))
     with pytest.raises(RuntimeError, match="closed by peer"):
         ReduceScatter(cast(Rank, FakeRank(0)), 4012).enqueue()

@@ -12,7 +12,6 @@ from tests.needs import module
 
 torch = module("torch")
 
-from gpudoctor.errors import UserError  # noqa: E402
 from gpudoctor.facts.model.measured_hardware import ComputeRank  # noqa: E402
 from gpudoctor.facts.model.measurements import Measurements  # noqa: E402
 from gpudoctor.facts.model.missing import Missing  # noqa: E402
@@ -20,8 +19,7 @@ from gpudoctor.probes.compute import correctness  # noqa: E402
 from gpudoctor.probes.compute import probe as compute  # noqa: E402
 from gpudoctor.probes.runner import messages, torch_device  # noqa: E402
 from gpudoctor.probes.runner.launch import ProbePlan  # noqa: E402
-from gpudoctor.probes.runner.plan import parse_injection  # noqa: E402
-from tests.probes.conftest import measure  # noqa: E402
+from tests.probes.conftest import measure, raising  # noqa: E402
 from tests.probes.fake_gpus import GpuRank, install  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("forked_starters")
@@ -53,12 +51,6 @@ def test_equal_work_gave_equal_bits_but_for_the_rank_that_was_told_to_err(run: M
     assert (len(first), len(set(first)), len(second), len(set(second))) == (5, 1, 5, 1)
     assert first[0] != second[0]
     assert run.injected == ("wrong-bits=1",)
-
-
-def test_wrong_bits_takes_a_rank_and_nothing_more() -> None:
-    assert parse_injection("wrong-bits=1", 2).rank == 1
-    with pytest.raises(UserError, match="write it as wrong-bits=RANK"):
-        parse_injection("wrong-bits=1:3", 2)
 
 
 def cpu_rank(tmp_path: Path) -> GpuRank:
@@ -142,11 +134,7 @@ def test_most_of_a_gpus_free_memory_is_covered_and_less_where_another_takes_it(
 
     monkeypatch.setattr(torch, "empty", scarce)
     assert correctness.check_memory(one).covered_bytes == 2 * 8 * MIB
-
-    def none(*_: Any, **__: Any) -> Any:
-        raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
-
-    monkeypatch.setattr(torch, "empty", none)
+    monkeypatch.setattr(torch, "empty", raising(torch.cuda.OutOfMemoryError("CUDA out of memory.")))
     with pytest.raises(torch.cuda.OutOfMemoryError):
         correctness.check_memory(one)
 
@@ -229,12 +217,8 @@ def test_a_gpu_that_is_nearly_full_has_no_rate_of_its_cache_for_one_of_its_memor
 def test_no_room_for_three_buffers_costs_the_two_rates_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch)
     monkeypatch.setattr(compute, "_SMALLEST_BUFFER", MIB)
-
-    def none(*_: Any, **__: Any) -> Any:
-        raise torch.cuda.OutOfMemoryError("CUDA out of memory.\nmore")
-
     one = GpuRank(tmp_path)
-    monkeypatch.setattr(torch, "empty", none)
+    monkeypatch.setattr(torch, "empty", raising(torch.cuda.OutOfMemoryError("CUDA out of memory.\nmore")))
     rates = compute._memory_rates(one)
     why = Missing("no memory for three buffers of 8 MiB: CUDA out of memory.", "failed")
     assert (rates, one.barriers) == ((why, why), 2)

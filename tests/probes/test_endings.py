@@ -26,7 +26,7 @@ from gpudoctor.probes.runner.run_collector import INSTALL_TORCH
 from gpudoctor.process.own_program import own_python
 from gpudoctor.process.spawn import Child
 from tests.imported_torch import ImportedTorch, own_children
-from tests.probes.conftest import DEADLINE_S, GONE_WITHIN_S, goes_on, measure
+from tests.probes.conftest import DEADLINE_S, GONE_WITHIN_S, goes_on, measure, raising
 from tests.subprocesses import completed
 
 _HUNG_RUN = """
@@ -259,10 +259,7 @@ def test_a_starter_that_was_stopped_by_a_signal_is_not_waited_for(monkeypatch: p
 def test_a_machine_on_which_nothing_can_start_is_unknown_and_no_traceback(
     monkeypatch: pytest.MonkeyPatch, private_folders: Path
 ) -> None:
-    def no_process(*_: object, **__: object) -> None:
-        raise BlockingIOError(11, "Resource temporarily unavailable")
-
-    monkeypatch.setattr(subprocess, "Popen", no_process)
+    monkeypatch.setattr(subprocess, "Popen", raising(BlockingIOError(11, "Resource temporarily unavailable")))
     found = measure(ProbePlan("gloo", 2, probes=("train",)))
     [problem] = found.problems
     assert (problem.probe, problem.kind, problem.rank) == ("launch", "error", None)
@@ -273,10 +270,7 @@ def test_a_machine_on_which_nothing_can_start_is_unknown_and_no_traceback(
 
 
 def test_a_full_disk_is_met_before_a_rank_could_die_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(os, "posix_fallocate", raising(OSError(28, "No space left on device")))
     [problem] = measure(ProbePlan("gloo", 2)).problems
     assert (problem.kind, "No space left" in problem.text) == ("error", True)
 

@@ -48,6 +48,7 @@ def why(measured: Measurements, name: str) -> Missing:
 def test_each_framework_tells_its_version_and_the_gpus_that_it_opens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda,cpu")
     sources = {"torch": torch(), "tensorflow": tensorflow(2), "jax": jax(), **CUDA_PLUGIN}
     measured = asked(tmp_path, monkeypatch, sources)
     assert measured.not_run == {}

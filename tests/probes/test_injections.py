@@ -70,6 +70,7 @@ def test_a_rank_with_other_weights_shows_in_its_checksum(three_faults: Measureme
         pytest.param(f"hang-rank={'1' * 5000}:train", "hang-rank=RANK:PHASE", id="more digits than int() takes"),
         ("wrong-sum=0:now", "wrong-sum=RANK"),
         ("wrong-sum=2", "ranks 0 to 1"),
+        ("wrong-bits=1:3", "write it as wrong-bits=RANK"),
         ("oom=1:train", "oom=RANK"),
         ("oom=2", "ranks 0 to 1"),
         ("slow-data=1:", "a number over 1"),

@@ -22,7 +22,7 @@ from gpudoctor.probes.runner.plan import ProbePlan  # noqa: E402
 from gpudoctor.probes.runner.rank_starter import visible_gpus  # noqa: E402
 from gpudoctor.probes.runner.run_collector import RunCollector  # noqa: E402
 from gpudoctor.probes.runner.torch_device import numbered, power_of_two, require_usable  # noqa: E402
-from tests.probes.conftest import measure  # noqa: E402
+from tests.probes.conftest import measure, raising  # noqa: E402
 from tests.probes.fake_gpus import GpuRank, install  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("forked_starters")
@@ -102,18 +102,10 @@ def test_pinned_memory_that_runs_out_makes_smaller_copies(tmp_path: Path, monkey
 
 def test_no_pinned_memory_at_all_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch)
-
-    def none(*_: Any, **__: Any) -> Any:
-        raise RuntimeError("CUDA error: out of memory")
-
-    monkeypatch.setattr(torch, "empty", none)
+    monkeypatch.setattr(torch, "empty", raising(RuntimeError("CUDA error: out of memory")))
     with pytest.raises(RuntimeError, match="not even 32 MiB of pinned host memory"):
         links.run_links(GpuRank(tmp_path))
-
-    def broken(*_: Any, **__: Any) -> Any:
-        raise RuntimeError("CUDA error: unspecified launch failure")
-
-    monkeypatch.setattr(torch, "empty", broken)
+    monkeypatch.setattr(torch, "empty", raising(RuntimeError("CUDA error: unspecified launch failure")))
     with pytest.raises(RuntimeError, match="launch failure"):
         links.run_links(GpuRank(tmp_path))
 
@@ -210,11 +202,7 @@ def test_a_gpu_that_takes_no_second_process_is_no_fault(
 ) -> None:
     install(monkeypatch, gpus=2)
     one = GpuRank(tmp_path, world_size=2)
-
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise RuntimeError(text)
-
-    monkeypatch.setattr(torch, "zeros", refuse)
+    monkeypatch.setattr(torch, "zeros", raising(RuntimeError(text)))
     found, why_not = peer_copies.measure_peers(one)
     assert found == ()
     assert why_not is not None
@@ -224,11 +212,7 @@ def test_a_gpu_that_takes_no_second_process_is_no_fault(
 def test_another_error_of_the_other_gpu_is_not_swallowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, gpus=2)
     one = GpuRank(tmp_path, world_size=2)
-
-    def broken(*_: Any, **__: Any) -> Any:
-        raise RuntimeError("CUDA error: unspecified launch failure")
-
-    monkeypatch.setattr(torch, "zeros", broken)
+    monkeypatch.setattr(torch, "zeros", raising(RuntimeError("CUDA error: unspecified launch failure")))
     with pytest.raises(RuntimeError, match="launch failure"):
         peer_copies.measure_peers(one)
 
@@ -262,15 +246,14 @@ def test_on_a_nearly_full_gpu_copies_shrink_and_then_there_are_none(
     assert why_not == (None if sizes else none_left)
 
 
-def full(*_: Any, **__: Any) -> Any:
-    raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+FULL = raising(torch.cuda.OutOfMemoryError("CUDA out of memory."))
 
 
 def test_a_second_pair_of_buffers_that_does_not_fit_costs_only_the_rate_of_both_ways(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(monkeypatch, gpus=2)
-    monkeypatch.setattr(torch, "empty_like", full)
+    monkeypatch.setattr(torch, "empty_like", FULL)
     [link], _ = peer_copies.measure_peers(GpuRank(tmp_path, world_size=2))
     assert link.both_ways_gb_s == Missing("no memory for a second pair of buffers")
     assert link.gb_s > 0
@@ -280,7 +263,7 @@ def test_a_gpu_without_room_for_the_smallest_copy_is_out_of_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(monkeypatch, gpus=2)
-    monkeypatch.setattr(torch, "empty", full)
+    monkeypatch.setattr(torch, "empty", FULL)
     with pytest.raises(torch.cuda.OutOfMemoryError):
         peer_copies.measure_peers(GpuRank(tmp_path, world_size=2))
 

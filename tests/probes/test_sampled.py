@@ -23,7 +23,7 @@ from gpudoctor.probes.runner.plan import ProbePlan
 from gpudoctor.probes.runner.run_progress import Windows, sampling
 from gpudoctor.testing.fake_nvml import Script, ScriptedFault, write_script
 from tests.imported_torch import own_children
-from tests.probes.conftest import DEADLINE_S
+from tests.probes.conftest import DEADLINE_S, raising
 
 pytestmark = pytest.mark.usefixtures("forked_starters")
 
@@ -195,11 +195,7 @@ def test_a_sampler_that_cannot_start_costs_only_the_telemetry(
     driver: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = driver()
-
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(11, "Resource temporarily unavailable")
-
-    monkeypatch.setattr(sampled, "Sampler", refuse)
+    monkeypatch.setattr(sampled, "Sampler", raising(OSError(11, "Resource temporarily unavailable")))
     found = load(node, monkeypatch, trained)
     assert found.telemetry == ()
     assert found.not_run["telemetry"].kind == "failed"

@@ -37,6 +37,7 @@ from gpudoctor.probes.storage.measure import read_paths
 from gpudoctor.process.temporary_folder import temporary_folder
 from tests.checks.one_check import judge, words
 from tests.needs import find, missing, needs
+from tests.probes.conftest import raising
 from tests.subprocesses import completed
 
 MIB = 1 << 20
@@ -335,10 +336,7 @@ def of_fio(group: Path, file: Path, rw: str, block: str) -> float:
 
 
 def test_a_tmpdir_without_file_locks_is_named_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(descriptor: int, operation: int) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "flock", raising(OSError(errno.ENOLCK, "No locks available")))
     why = r"has no file locks \(No locks available\): set it to a folder on a local disk"
     with pytest.raises(OSError, match=why), temporary_folder("gpudoctor-test-") as folder:
         _require_locks(folder)
