@@ -56,6 +56,21 @@ def raising(error: BaseException) -> Callable[..., NoReturn]:
     return refuse
 
 
+Played = Callable[..., Any]
+
+
+@pytest.fixture
+def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
+    """played(gpus=1, world_size=gpus, number=0, ...): a rank on GPUs that the CPU plays."""
+    from tests.probes.fake_gpus import GpuRank, install
+
+    def play(gpus: int = 1, world_size: int | None = None, number: int = 0, **options: Any) -> GpuRank:
+        install(monkeypatch, gpus=gpus, **options)
+        return GpuRank(tmp_path, world_size or gpus, number)
+
+    return play
+
+
 def goes_on(process: subprocess.Popen[Any]) -> None:
     """Assert that it has not ended, for a moment in which a loop that watches it leaves the processor to it."""
     with pytest.raises(subprocess.TimeoutExpired):

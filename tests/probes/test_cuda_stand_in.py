@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from gpudoctor.facts.model.measured_strategies import Framework, FrameworkView, StrategyMemory
+from gpudoctor.facts.model.measured_strategies import FrameworkView, StrategyMemory
 from gpudoctor.facts.model.measurements import TorchView
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.collective import probe as collective
@@ -383,25 +383,11 @@ def test_a_starter_that_has_opened_cuda_forks_no_ranks(
     assert rank_starter._load_torch({"method": "fork-server", "job": {}}, -1) == method
 
 
-class Answers:
-    """What a framework's process reports."""
-
-    def __init__(self) -> None:
-        self.view: FrameworkView | None = None
-
-    def doing(self, what: str) -> None:
-        assert what
-
-    def found(self, view: FrameworkView) -> None:
-        self.view = view
-
-
-def seen_by(framework: Framework) -> FrameworkView:
-    answers = Answers()
-    given: Any = answers
-    view_of(framework, given)
-    assert answers.view is not None
-    return answers.view
+def seen_by_torch() -> FrameworkView:
+    found: list[FrameworkView] = []
+    answers: Any = SimpleNamespace(doing=str, found=lambda view: found.append(view))
+    view_of("torch", answers)
+    return found[0]
 
 
 @pytest.mark.parametrize(
@@ -428,11 +414,11 @@ def test_torch_in_a_users_process_opens_cuda_before_it_counts(
     monkeypatch.setattr(torch.cuda, "init", init)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(uuids))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda place: SimpleNamespace(uuid=uuids[place]))
-    view = seen_by("torch")
+    view = seen_by_torch()
     assert (view.gpus, view.error) == (visible, init_error)
     assert opened is None or view.uuids == opened
     monkeypatch.setattr(torch.version, "cuda", None)
-    assert seen_by("torch").gpu_build is False
+    assert seen_by_torch().gpu_build is False
 
 
 @pytest.mark.parametrize("where", ["entry point", "folder", "jaxlib", "nowhere"])
