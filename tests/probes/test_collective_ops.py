@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -96,6 +97,16 @@ class FakeRank:
         pass
 
 
+def carried_by(monkeypatch: pytest.MonkeyPatch, network: Any) -> None:
+    names = ("all_reduce", "broadcast", "all_to_all_single", "batch_isend_irecv")
+    calls = {name: getattr(network, name) for name in names}
+    fake = SimpleNamespace(**calls, P2POp=lambda *what: what, isend="isend", irecv="irecv")
+    monkeypatch.setattr(collective_ops, "dist", fake)
+    monkeypatch.setattr(collective_ops, "_dist", fake)
+    monkeypatch.setattr(collective_ops, "_all_gather", network.all_gather)
+    monkeypatch.setattr(collective_ops, "_reduce_scatter", network.reduce_scatter)
+
+
 def wrong_by_rank(
     monkeypatch: pytest.MonkeyPatch,
     kind: type[Operation],
@@ -104,19 +115,7 @@ def wrong_by_rank(
 ) -> list[int]:
     """How many wrong elements each rank finds."""
     network = Network(spoil, shift)
-    fake = SimpleNamespace(
-        all_reduce=network.all_reduce,
-        broadcast=network.broadcast,
-        all_to_all_single=network.all_to_all_single,
-        batch_isend_irecv=network.batch_isend_irecv,
-        P2POp=lambda *what: what,
-        isend="isend",
-        irecv="irecv",
-    )
-    monkeypatch.setattr(collective_ops, "dist", fake)
-    monkeypatch.setattr(collective_ops, "_dist", fake)
-    monkeypatch.setattr(collective_ops, "_all_gather", network.all_gather)
-    monkeypatch.setattr(collective_ops, "_reduce_scatter", network.reduce_scatter)
+    carried_by(monkeypatch, network)
     found = [-1] * WORLD
 
     def run(number: int) -> None:
@@ -184,22 +183,7 @@ def test_the_part_that_belongs_to_the_next_rank_is_wrong_nearly_everywhere(
 
 @pytest.mark.parametrize("kind", OPERATIONS)
 def test_a_call_that_moves_nothing_is_wrong(monkeypatch: pytest.MonkeyPatch, kind: type[Operation]) -> None:
-    def nothing(*_: Any, **__: Any) -> list[Any]:
-        return []
-
-    fake = SimpleNamespace(
-        all_reduce=nothing,
-        broadcast=nothing,
-        all_to_all_single=nothing,
-        batch_isend_irecv=nothing,
-        P2POp=nothing,
-        isend="isend",
-        irecv="irecv",
-    )
-    monkeypatch.setattr(collective_ops, "dist", fake)
-    monkeypatch.setattr(collective_ops, "_dist", fake)
-    monkeypatch.setattr(collective_ops, "_all_gather", nothing)
-    monkeypatch.setattr(collective_ops, "_reduce_scatter", nothing)
+    carried_by(monkeypatch, MagicMock(**{"batch_isend_irecv.return_value": []}))
     assert kind(cast(Rank, FakeRank(1)), 4 * 8 * 1003).wrong_elements() > 0
 
 
