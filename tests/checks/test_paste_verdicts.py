@@ -18,6 +18,7 @@ from gpudoctor.report.judge import judge as judge_all
 from tests.checks.one_check import judge, text_of
 from tests.facts import transcripts
 from tests.facts.transcripts import gpu_list, table
+from tests.narrowed import present
 
 LOST = (
     "Unable to determine the device handle for GPU0000:C7:00.0: GPU is lost.  Reboot the system to recover this GPU\n"
@@ -71,8 +72,7 @@ def test_a_lost_gpu_beside_a_list_of_the_bus_takes_no_other_gpu_with_it() -> Non
 
 def test_the_line_behind_an_xid_79_is_not_told_again() -> None:
     (finding,) = bad("gpu.xid", XID_79)
-    assert finding.found is not None
-    assert finding.found.text == "Xid 79: GPU has fallen off the bus"
+    assert present(finding.found).text == "Xid 79: GPU has fallen off the bus"
 
 
 def test_a_log_alone_does_not_say_what_the_driver_shows() -> None:
@@ -153,8 +153,7 @@ def test_a_module_that_starts_no_gpu_is_not_called_missing() -> None:
         "[    1.600000] nvidia: probe of 0000:c7:00.0 failed with error -1\n"
     )
     (finding,) = bad("driver.loaded", text)
-    assert finding.found is not None
-    assert "starts no GPU: the GPU has no valid memory window" in finding.found.text
+    assert "starts no GPU: the GPU has no valid memory window" in present(finding.found).text
 
 
 def test_a_contained_memory_error_warns_until_the_gpu_says_that_no_row_waits() -> None:

@@ -21,6 +21,7 @@ from gpudoctor.probes.runner.errors import meaning_of
 from gpudoctor.probes.runner.messages import RankFailure
 from gpudoctor.probes.runner.rank_state import RankState, failure_problems
 from tests.checks.one_check import gpus, judge, uuid_of, words
+from tests.narrowed import present
 
 CORRECT, SYNC, BANDWIDTH = "collective.correct", "train.sync", "collective.bandwidth"
 BUSY = "CUDA error: CUDA-capable device(s) is/are busy or unavailable"
@@ -37,8 +38,7 @@ def refused(*ranks: int, phase: str = "ask torch") -> tuple[ProbeProblem, ...]:
     """The verdict if these ranks, of eight, got this error at their start."""
     states = [RankState(number, phase=phase) for number in range(8)]
     for number in ranks:
-        meaning = meaning_of(BUSY)
-        assert meaning is not None
+        meaning = present(meaning_of(BUSY))
         states[number].failure = RankFailure(meaning.kind, f"{meaning.plain} ({BUSY})", blocked=False)
     return failure_problems(states)
 
@@ -123,8 +123,7 @@ def test_memory_that_a_job_holds_beside_which_load_was_forced_is_not_the_gpus_fa
     ],
 )
 def test_what_cuda_says_is_never_harmless(text: str, kind: str) -> None:
-    meaning = meaning_of(text)
-    assert meaning is not None
+    meaning = present(meaning_of(text))
     assert meaning.kind == kind
     state = RankState(0, phase="ask torch")
     state.failure = RankFailure(meaning.kind, text, blocked=False)

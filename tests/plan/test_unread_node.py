@@ -9,6 +9,7 @@ import pytest
 from gpudoctor.plan.unread_node import node_of_profile
 from gpudoctor.profiles.load import gpu_models, profile_for
 from tests.cli.conftest import Gpudoctor
+from tests.narrowed import present
 
 
 def test_a_kind_of_node_has_no_borrowed_network(gpudoctor: Gpudoctor) -> None:
@@ -22,9 +23,7 @@ def test_a_kind_of_node_has_no_borrowed_network(gpudoctor: Gpudoctor) -> None:
 
 def test_every_gpu_model_is_recognised_again_by_the_name_it_is_given() -> None:
     for key, model in gpu_models().items():
-        node = node_of_profile(f"3x{key}")
-        assert node is not None
-        assert profile_for(node).gpu == model, key
+        assert profile_for(present(node_of_profile(f"3x{key}"))).gpu == model, key
 
 
 def test_words_of_a_model_and_its_memory(gpudoctor: Gpudoctor) -> None:

@@ -18,6 +18,7 @@ from gpudoctor.facts.model.telemetry import GpuUnderLoad, Spread, Telemetry
 from gpudoctor.profiles.load import gpu_models, profile_for
 from tests.checks.measured import computed, measured, sampled
 from tests.checks.one_check import gpu, gpus, judge, only, words
+from tests.narrowed import present
 
 GEMM, MEMORY, EXACT, PATTERN = "compute.gemm", "compute.memory", "compute.exact", "compute.pattern"
 ALL = (GEMM, MEMORY, EXACT, PATTERN)
@@ -217,9 +218,8 @@ def test_two_that_differ_are_both_named_and_neither_is_convicted() -> None:
     result = run(EXACT, CPU, computed(0), computed(1, fingerprints=("b" * 64,) * 5))
     finding = only(result, Status.FAIL)
     assert finding.subject.kind == "node"
-    assert finding.found is not None
-    assert "rank 0" in finding.found.text
-    assert "rank 1" in finding.found.text
+    assert "rank 0" in present(finding.found).text
+    assert "rank 1" in present(finding.found).text
     halves = (*EVEN[:2], *(computed(r, fingerprints=("b" * 64,) * 5) for r in (2, 3)))
     assert only(run(EXACT, FOUR, *halves), Status.FAIL).subject.kind == "node"
 
@@ -271,8 +271,7 @@ def test_a_configured_limit_is_in_force_and_named() -> None:
     case = measured(FOUR, compute=but(1, tflops=710.0))
     result = judge(GEMM, FOUR, case, profile=profile_for(FOUR), limit_overrides=strict)
     finding = only(result, Status.WARN)
-    assert finding.expected is not None
-    assert finding.expected.source == "configuration"
+    assert present(finding.expected).source == "configuration"
     assert replace(finding, status=Status.PASS).subject.gpu == 1
 
 

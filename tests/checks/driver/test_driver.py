@@ -9,6 +9,7 @@ import pytest
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Driver, Host, Node, PciBus, Unanswered
 from tests.checks.gpu_nodes import FAILED, eight, findings, h100, node, only, pci, status, text
+from tests.narrowed import present
 
 
 def dead(code: int | Missing = 9, **leaves: Any) -> Node:
@@ -124,8 +125,7 @@ def test_a_hung_call_names_the_call_the_gpu_and_the_seconds() -> None:
     assert finding.subject.gpu == 1
     assert finding.subject.bus_id == "0000:11:00.0"
     assert text(finding) == "nvmlDeviceGetTemperature on GPU 1 did not return within 10 s"
-    assert finding.found is not None
-    assert (finding.found.value, finding.found.unit) == (10.0, "s")
+    assert (present(finding.found).value, present(finding.found).unit) == (10.0, "s")
 
 
 def test_a_hung_initialisation_is_the_nodes() -> None:

@@ -13,6 +13,7 @@ from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Driver, Environment, Node, Source
 from tests.checks.one_check import env, gpus, judge, uuid_of, words
+from tests.narrowed import present
 
 ID = "env.frameworks"
 NO_UUIDS = Missing("it does not tell UUIDs", "unsupported")
@@ -64,8 +65,7 @@ def test_a_gpu_of_another_node_counts_for_none() -> None:
 def test_another_number_of_gpus_fails_where_no_uuids_are_told(view: FrameworkView) -> None:
     [finding] = judged(node(), view).findings
     assert finding.status is Status.FAIL
-    assert finding.expected is not None
-    assert finding.expected.value == 4
+    assert present(finding.expected).value == 4
 
 
 @pytest.mark.parametrize("view", [torch(), torch(0, 1, 2, 3, error="CUDA error 802: system not yet initialized")])

@@ -14,6 +14,7 @@ from gpudoctor.facts.model.node import NcclNetPlugin, Node
 from gpudoctor.facts.redaction.redact import redacted
 from gpudoctor.facts.simulated.load import load_node
 from tests.checks.one_check import env, judge, words
+from tests.narrowed import present
 
 EFA = "aws-a100-efa-8"
 
@@ -143,8 +144,7 @@ def test_adapters_without_a_link_of_infiniband_raise_no_alarm() -> None:
 
 def test_an_efa_beside_infiniband_leaves_the_verdict_on_gpudirect_to_the_latter() -> None:
     node = efa_node()
-    ports = node.network.rdma_ports
-    assert not isinstance(ports, Missing)
+    ports = present(node.network.rdma_ports)
     mixed = (*ports, replace(ports[0], device="mlx5_0", driver="mlx5_core", link_layer="InfiniBand"))
     result = judge("network.infiniband", replace(node, network=replace(node.network, rdma_ports=mixed)))
     assert result.status is Status.WARN

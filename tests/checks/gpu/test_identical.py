@@ -10,6 +10,7 @@ from gpudoctor.facts.model.node import Environment, Variable
 from gpudoctor.report.judge import judge as report_of
 from tests.checks.gpu_nodes import FAILED, UNSUPPORTED, eight, findings, h100, node, only, put, status, text
 from tests.checks.one_check import judge
+from tests.narrowed import present
 
 
 def test_eight_alike_pass_each() -> None:
@@ -37,8 +38,7 @@ def test_the_odd_one_out_is_named_by_majority(leaf: str, value: object, expected
         finding = only("gpu.identical", subject)
         assert finding.subject.gpu == 5
         assert str(value) in text(finding)
-        assert finding.expected is not None
-        assert finding.expected.source == "majority of the peers"
+        assert present(finding.expected).source == "majority of the peers"
 
 
 def test_another_model_is_one_difference_and_not_eight() -> None:

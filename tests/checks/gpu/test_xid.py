@@ -29,6 +29,7 @@ from tests.checks.gpu_nodes import (
     texts,
     xid,
 )
+from tests.narrowed import present
 
 
 def logged(*events: KernelEvent, **leaves: object) -> Node:
@@ -202,8 +203,7 @@ def test_nvlink_5_codes_follow_the_severity_in_the_line(line: str, expected: str
 def test_the_worst_code_leads_and_the_rest_is_counted() -> None:
     finding = only("gpu.xid", logged(xid(13, 5), xid(13, 5), xid(79, 5)))
     assert text(finding) == "Xid 79: GPU has fallen off the bus; Xid 13: exception in a kernel (2 times)"
-    assert finding.found is not None
-    assert finding.found.value == 79
+    assert present(finding.found).value == 79
 
 
 def test_off_the_bus_without_an_xid_fails() -> None:

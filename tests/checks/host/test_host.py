@@ -13,6 +13,7 @@ from gpudoctor.facts.model.gpu import Settings
 from gpudoctor.facts.model.missing import NOT_READ, Missing
 from gpudoctor.facts.model.node import Driver, Environment, Host, Network, Node, RdmaPort, Software, Variable
 from tests.checks.one_check import gpu, gpus, judge, pairs, words
+from tests.narrowed import present
 
 RAM, CPU, SHM, LIMITS = "host.ram-per-gpu", "host.cpu-per-gpu", "host.shm", "host.limits"
 GIB = 1024
@@ -266,5 +267,4 @@ def test_a_configured_limit_is_in_force_and_named_as_such() -> None:
     assert judge(RAM, node).status is Status.PASS
     result = judge(RAM, node, limit_overrides={(RAM, "floor_gib", "L4"): 64.0})
     assert result.status is Status.FAIL
-    assert result.findings[0].expected is not None
-    assert result.findings[0].expected.source == "configuration"
+    assert present(result.findings[0].expected).source == "configuration"

@@ -19,6 +19,7 @@ from gpudoctor.profiles.load import profile_for
 from tests.checks.measured import copied, matrix, measured, sampled
 from tests.checks.one_check import gpu, gpus, judge, only, pairs, uuid_of, words
 from tests.checks.simulated_nodes import packaged
+from tests.narrowed import present
 
 HOST, PEER = "link.host", "link.peer"
 GEN5 = PcieLink(generation=5, generation_max=5, width=16, width_max=16)
@@ -98,8 +99,7 @@ def test_one_gpu_slower_than_the_others_on_equal_links_stands_out() -> None:
     result = host(FOUR, *copied(56.0, 56.0, 46.5, 56.0))
     finding = only(result, Status.WARN)
     assert finding.subject.gpu == 2
-    assert finding.expected is not None
-    assert "the others of this model reach" in finding.expected.text
+    assert "the others of this model reach" in present(finding.expected).text
 
 
 def test_an_idle_link_is_judged_by_what_it_can_come_up_to() -> None:
@@ -112,8 +112,7 @@ def test_the_generation_under_load_is_what_the_rate_is_judged_by() -> None:
     load = (sampled("link", [{"pcie_generation": 3.0, "pcie_width": 16.0}]),)
     result = host(node, *copied(12.5), telemetry=load)
     finding = only(result, Status.WARN)
-    assert finding.found is not None
-    assert "PCIe Gen3 x16 under load" in finding.found.text
+    assert "PCIe Gen3 x16 under load" in present(finding.found).text
     assert "Gen4, which GPU and slot can do" in words(result)
 
 

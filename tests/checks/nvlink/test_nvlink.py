@@ -30,6 +30,7 @@ from tests.checks.wired import (
     says,
     simulated,
 )
+from tests.narrowed import present
 
 LINKS, TOPOLOGY, ERRORS, FABRIC = "nvlink.links", "nvlink.topology", "nvlink.errors", "nvlink.fabric"
 
@@ -38,8 +39,9 @@ def links(count: int = 99, **leaves: Any) -> Any:
     """For `on_gpus(nvlinks=...)`: leaves changed on the first `count` links."""
 
     def made(gpu: Gpu) -> tuple[NvLink, ...]:
-        assert not isinstance(gpu.nvlinks, Missing)
-        return tuple(replace(link, **leaves) if place < count else link for place, link in enumerate(gpu.nvlinks))
+        return tuple(
+            replace(link, **leaves) if place < count else link for place, link in enumerate(present(gpu.nvlinks))
+        )
 
     return made
 
@@ -358,8 +360,7 @@ def test_a_matrix_that_is_missing_or_has_holes_is_not_judged() -> None:
     node = simulated("hgx-h100-8")
     assert judged(TOPOLOGY, replace(node, pairs=FAILED)).status is Status.UNKNOWN
     assert judged(TOPOLOGY, replace(node, pairs=ABSENT)).status is Status.SKIP
-    assert not isinstance(node.pairs, Missing)
-    holes = only(judged(TOPOLOGY, replace(node, pairs=node.pairs[:20])))
+    holes = only(judged(TOPOLOGY, replace(node, pairs=present(node.pairs)[:20])))
     assert holes.status is Status.UNKNOWN  # the other pairs are known
     assert judged(TOPOLOGY, replace(node, gpus=node.gpus[:1])).status is Status.SKIP
 
@@ -372,9 +373,8 @@ def test_a_pair_whose_links_were_not_counted_is_not_one_without_links(
 ) -> None:
     """The link is up, and its remote end cannot be read: the reader cannot count what joins the two."""
     facts = simulated(node)
-    assert isinstance(facts.pairs, tuple)
-    pairs = (replace(pair, nvlinks=Missing("x", kind), path="NODE") for pair in facts.pairs[:count])
-    facts = replace(facts, pairs=(*pairs, *facts.pairs[count:]))
+    pairs = (replace(pair, nvlinks=Missing("x", kind), path="NODE") for pair in present(facts.pairs)[:count])
+    facts = replace(facts, pairs=(*pairs, *present(facts.pairs)[count:]))
     # what the other pairs show is unknown for one; what none shows is not judged
     assert judged(TOPOLOGY, facts).status is (Status.UNKNOWN if count == 1 else status)
 

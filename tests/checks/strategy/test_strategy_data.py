@@ -23,6 +23,7 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node
 from tests.checks.measured import measured
 from tests.checks.one_check import gpus, judge, text_of, words
+from tests.narrowed import present
 
 LOSSES = (4.25, 4.0, 3.75)
 WHOLE = StrategyMemory(8000, 8000, 16000, 5000)
@@ -193,8 +194,7 @@ def test_the_rank_whose_loss_was_wrong_first_is_named_though_all_are_wrong_after
     second = rank(1, losses=(4.3, 4.5, 4.1), weights_error=0.2, expected_losses=right[1])
     [finding] = failures_of(judged("fsdp", run("fsdp", first, second)))
     assert finding.subject.rank == 1
-    assert finding.found is not None
-    assert "its loss in step 2 was 4.5, when the other ranks' were right" in finding.found.text
+    assert "its loss in step 2 was 4.5, when the other ranks' were right" in present(finding.found).text
 
 
 @pytest.mark.parametrize("second", [(4.3, 4.5, None), (4.3, None, None)])

@@ -25,6 +25,7 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.model.telemetry import GpuUnderLoad, Telemetry
 from tests.checks.one_check import gpu, gpus, judge, only, uuid_of, words
+from tests.narrowed import present
 
 SYNC, BALANCE, MEMORY, SCALING = "train.sync", "train.balance", "train.memory", "train.scaling"
 ALL = (SYNC, BALANCE, MEMORY, SCALING)
@@ -472,9 +473,7 @@ def test_the_plain_step_counts_where_it_was_measured() -> None:
 def test_the_efficiency_is_taken_apart_exactly() -> None:
     ranks = (rank(0, 20.0, solo_compute_ms=18.0), rank(1, 25.0, solo_compute_ms=18.0))
     measured = trained(*ranks, solo_step_ms=20.0, steady_step_ms=32.0)
-    assert measured.training is not None
-    split = efficiency_factors(measured.training, 20.0 / 32.0)
-    assert split is not None
+    split = present(efficiency_factors(present(measured.training), 20.0 / 32.0))
     assert split.concurrency == pytest.approx(18.0 / 22.5)
     assert split.balance == pytest.approx(22.5 / 25.0)
     assert split.communication == pytest.approx((25.0 / 32.0) / (18.0 / 20.0))
