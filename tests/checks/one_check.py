@@ -40,6 +40,12 @@ def words(result: CheckResult) -> str:
     return " || ".join(text_of(finding) for finding in result.findings)
 
 
+def expect(result: CheckResult, status: Status, *parts: str) -> None:
+    """Assert the status of a check, and that its findings say all of this."""
+    text = words(result)
+    assert (result.status, [part for part in parts if part not in text]) == (status, []), text
+
+
 def uuid_of(index: int) -> str:
     return f"GPU-{index}{index}{index}{index}0000-1111-2222-3333-444455556666"
 

@@ -14,7 +14,7 @@ from gpudoctor.facts.model.driver import ApiMismatch, DkmsBuild, HostEventKind, 
 from gpudoctor.facts.model.gpu import Gpu, MemoryRepair, NvLink, PcieHop, PcieLink
 from gpudoctor.facts.model.node import Driver, Host, Node, PciBus, PciDevice, Source
 from gpudoctor.report.judge import judge as judge_all
-from tests.checks.one_check import gpu, judge, text_of, words
+from tests.checks.one_check import expect, gpu, judge, text_of
 
 BUS = "0000:9b:00.0"
 FAILED = f"NVRM: GPU {BUS}: RmInitAdapter failed! (0x25:0x65:1457)"
@@ -188,9 +188,7 @@ def test_a_hidden_bus_id_hides_no_error(hidden: str) -> None:
 def test_an_xid_behind_a_programs_tag_is_no_pass_and_names_the_code() -> None:
     line = f"Nov 14 07:00:14 node12 klogd: {xid(79, 'GPU has fallen off the bus.')}\n"
     node = Node(source=CAPTURE, kernel_log=read_kernel_text(line, "syslog"), gpus=(gpu(0),))
-    result = judge("gpu.xid", node)
-    assert result.status is Status.UNKNOWN
-    assert "Xid 79 of 0000:10:00.0" in words(result)
+    expect(judge("gpu.xid", node), Status.UNKNOWN, "Xid 79 of 0000:10:00.0")
 
 
 # --- the driver ---------------------------------------------------------------------------------

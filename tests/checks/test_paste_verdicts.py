@@ -45,6 +45,12 @@ def bad(check_id: str, text: str) -> list[Finding]:
     return [f for f in judge(check_id, read(text)).findings if f.status not in (Status.PASS, Status.SKIP)]
 
 
+def tells(check_id: str, text: str, status: Status, *parts: str) -> None:
+    """Assert that the check finds one thing in the text, with this status, and says all of this."""
+    (finding,) = bad(check_id, text)
+    assert (finding.status, [part for part in parts if part not in text_of(finding)]) == (status, [])
+
+
 def test_evidence_from_a_text_names_what_the_text_says_and_no_call_that_nobody_made() -> None:
     dumps = Path(__file__).parents[1] / "facts" / "dumps"
     names: dict[str, set[str]] = {}
@@ -157,8 +163,7 @@ def test_a_module_that_starts_no_gpu_is_not_called_missing() -> None:
 
 
 def test_a_contained_memory_error_warns_until_the_gpu_says_that_no_row_waits() -> None:
-    (finding,) = bad("gpu.xid", "[    5.500000] NVRM: Xid (PCI:0000:07:00): 94, pid=7, name=a, Contained: SM (0x1)\n")
-    assert finding.status is Status.WARN
+    tells("gpu.xid", "[    5.500000] NVRM: Xid (PCI:0000:07:00): 94, pid=7, name=a, Contained: SM (0x1)\n", Status.WARN)
 
 
 @pytest.mark.parametrize("mark", ["> ", "> > ", ">> ", ">>> "])
@@ -231,8 +236,7 @@ def test_a_part_of_a_tools_text_that_reports_a_failure_is_no_pass(text: str, tol
 )
 def test_a_machine_without_nvidia_smi_warns(text: str) -> None:
     """A container that was given no GPU has no nvidia-smi either: a warning, and no failure of the node."""
-    (finding,) = bad("reported.failures", text)
-    assert (finding.status, "command not found" in text_of(finding)) == (Status.WARN, True)
+    tells("reported.failures", text, Status.WARN, "command not found")
 
 
 def test_a_lost_gpu_in_the_middle_of_a_sentence() -> None:
@@ -258,8 +262,7 @@ def test_what_syslogd_writes_to_all_terminals_is_of_the_kernel() -> None:
             "Error Status: Corrected error, no action required.",
         )
     )
-    (finding,) = bad("host.kernel", text)
-    assert (finding.status, "machine checks" in text_of(finding)) == (Status.WARN, True)
+    tells("host.kernel", text, Status.WARN, "machine checks")
 
 
 HEAD = "| NVIDIA-SMI 540.4.0      Driver Version: 540.4.0      CUDA Version: 12.6     |\n"
@@ -269,8 +272,7 @@ ROW_2 = "| N/A   27C    P8    16W /  70W |      0MiB / 15360MiB |      0%      D
 
 def test_a_table_whose_gpus_cannot_be_read_is_no_pass() -> None:
     orin = "|   0  Orin (nvgpu)                 N/A  | N/A              N/A |                  N/A |\n"
-    (finding,) = bad("gpu.count", HEAD + orin)
-    assert (finding.status, "Orin (nvgpu)" in text_of(finding)) == (Status.UNKNOWN, True)
+    tells("gpu.count", HEAD + orin, Status.UNKNOWN, "Orin (nvgpu)")
     assert bad("gpu.count", HEAD + ROW + ROW_2) == []
 
 
@@ -383,8 +385,7 @@ DISCOVERED = "| GPU ID | Device Information                |\n" + "".join(
 def test_a_gpu_that_nvidia_smi_does_not_list_is_not_shown(more: str) -> None:
     (finding,) = bad("gpu.count", f"$ lspci\n{ON_BUS}$ cat\n{more}$ nvidia-smi\n{ROWS}")
     assert (finding.status, finding.subject.bus_id) == (Status.FAIL, "0000:04:00.0")
-    (finding,) = bad("reported.failures", f"$ cat\n{more}$ nvidia-smi\n{ROWS}")
-    assert (finding.status, "which nvidia-smi does not list" in text_of(finding)) == (Status.UNKNOWN, True)
+    tells("reported.failures", f"$ cat\n{more}$ nvidia-smi\n{ROWS}", Status.UNKNOWN, "which nvidia-smi does not list")
 
 
 def test_a_gpu_that_the_module_excludes_warns() -> None:
@@ -466,8 +467,7 @@ def test_xml_in_one_line_keeps_its_entities() -> None:
 
 def test_what_follows_device_query_is_not_a_part_of_it() -> None:
     query = "./deviceQuery Starting...\n\nDetected 4 CUDA Capable device(s)\n  Maximum Sizes  1D=(7)\nResult = PASS\n"
-    (finding,) = bad("nvlink.topology", query + MATRIX.format(odd="NV6"))
-    assert finding.status is Status.FAIL
+    tells("nvlink.topology", query + MATRIX.format(odd="NV6"), Status.FAIL)
     memory = "               total        used        free\nMem:           31744       12288        5530\n"
     assert known(read(f"{query}{memory}").host.ram_mib) == 31744
 
@@ -636,8 +636,7 @@ JOB = "Job for nvidia-fabricmanager.service failed because the control process e
 def test_a_fabric_manager_that_is_being_stopped_does_not_run(end: str) -> None:
     started = "".join(f"{STAMP}{FM.format(word)}\n" for word in ("Starting", "Started"))
     assert bad("driver.fabric-manager", started) == []
-    (finding,) = bad("driver.fabric-manager", f"{started}{STAMP}{end}\n")
-    assert finding.status is Status.WARN
+    tells("driver.fabric-manager", f"{started}{STAMP}{end}\n", Status.WARN)
 
 
 @pytest.mark.parametrize(
@@ -645,18 +644,15 @@ def test_a_fabric_manager_that_is_being_stopped_does_not_run(end: str) -> None:
 )
 def test_a_fabric_manager_that_refuses_the_driver_in_a_line_that_is_cut_off_fails(driver: str) -> None:
     line = f"{STAMP}nv-fabricmanager[77]: fabric manager NVIDIA GPU driver interface version 535.104.05 don'\n"
-    (finding,) = bad("driver.fabric-manager", line + driver)
-    assert (finding.status, "fabric manager 535.104.05, driver" in text_of(finding)) == (Status.FAIL, True)
+    tells("driver.fabric-manager", line + driver, Status.FAIL, "fabric manager 535.104.05, driver")
 
 
 def test_a_fabric_manager_that_systemd_could_not_start_is_named() -> None:
     started = "".join(f"{STAMP}{FM.format(word)}\n" for word in ("Starting", "Started"))
-    (finding,) = bad("driver.fabric-manager", JOB + started)
-    assert (finding.status, "Job for" in text_of(finding)) == (Status.WARN, True)
+    tells("driver.fabric-manager", JOB + started, Status.WARN, "Job for")
     # the month in another language; no NVSwitch there
     why = "nv-fabricmanager[7]: query failed with error:WARNING Nothing to do [NV_WARN_NOTHING_TO_DO]"
-    (finding,) = bad("driver.fabric-manager", f"11月 15 14:15:47 n7 {why}\n")
-    assert (finding.status, "no NVSwitch" in text_of(finding)) == (Status.UNKNOWN, True)
+    tells("driver.fabric-manager", f"11月 15 14:15:47 n7 {why}\n", Status.UNKNOWN, "no NVSwitch")
     # nothing needs it between GeForce cards
     assert judge_all(read(f"{JOB}{gpu_list(load_node('rtx4090-4', {}))}")).verdict == "pass"
 
@@ -740,8 +736,7 @@ def test_a_matrix_with_an_editors_line_numbers_is_recognised() -> None:
 @pytest.mark.parametrize("head", ["REASON USER TIMESTAMP NODELIST\n", "This is what it says:\n```\n"])
 def test_a_node_that_slurm_gives_a_reason_for_is_out_of_service(head: str) -> None:
     row = "Kill task failed root 2025-03-04T05:06:07 {}\n"
-    (finding,) = bad("reported.failures", head + row.format("gpu-7"))
-    assert (finding.status, "gpu-7 is down or drained: Kill task failed" in text_of(finding)) == (Status.WARN, True)
+    tells("reported.failures", head + row.format("gpu-7"), Status.WARN, "gpu-7 is down or drained: Kill task failed")
 
 
 def test_the_nodes_that_sinfo_shows_out_of_service_are_named() -> None:

@@ -20,7 +20,7 @@ from gpudoctor.facts.model.node import Node
 from gpudoctor.probes.runner.errors import meaning_of
 from gpudoctor.probes.runner.messages import RankFailure
 from gpudoctor.probes.runner.rank_state import RankState, failure_problems
-from tests.checks.one_check import gpus, judge, uuid_of, words
+from tests.checks.one_check import expect, gpus, judge, uuid_of, words
 from tests.narrowed import present
 
 CORRECT, SYNC, BANDWIDTH = "collective.correct", "train.sync", "collective.bandwidth"
@@ -60,9 +60,7 @@ def test_a_gpu_in_default_mode_that_takes_no_process_fails(check_id: str) -> Non
 @pytest.mark.parametrize("mode", ["exclusive-process", "exclusive-thread", "prohibited"])
 @pytest.mark.parametrize("check_id", [CORRECT, SYNC, BANDWIDTH])
 def test_a_gpu_that_is_set_to_take_none_is_not_tried(mode: str, check_id: str) -> None:
-    result = judge(check_id, eight(3, mode), on_gpus(refused(3)))
-    assert result.status is Status.SKIP
-    assert f"compute mode is {mode}" in words(result)
+    expect(judge(check_id, eight(3, mode), on_gpus(refused(3))), Status.SKIP, f"compute mode is {mode}")
 
 
 @pytest.mark.parametrize(

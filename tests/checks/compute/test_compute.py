@@ -17,7 +17,7 @@ from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.model.telemetry import GpuUnderLoad, Spread, Telemetry
 from gpudoctor.profiles.load import gpu_models, profile_for
 from tests.checks.measured import computed, measured, sampled
-from tests.checks.one_check import gpu, gpus, judge, only, words
+from tests.checks.one_check import expect, gpu, gpus, judge, only, words
 from tests.narrowed import present
 
 GEMM, MEMORY, EXACT, PATTERN = "compute.gemm", "compute.memory", "compute.exact", "compute.pattern"
@@ -65,8 +65,7 @@ def test_a_rank_that_is_gone_is_judged_by_exact_and_unknown_to_the_others() -> N
     exact = judge(EXACT, FOUR, lost)
     assert (exact.status, exact.findings[0].subject.gpu) == (Status.FAIL, 2)
     for check in (GEMM, MEMORY, PATTERN):
-        other = judge(check, FOUR, lost)
-        assert (other.status, "see compute.exact" in words(other)) == (Status.UNKNOWN, True)
+        expect(judge(check, FOUR, lost), Status.UNKNOWN, "see compute.exact")
         assert run(check, FOUR, *EVEN, problems=gone).status is Status.UNKNOWN
     assert Status.PASS not in {f.status for f in run(EXACT, FOUR, *EVEN, problems=gone).findings}
 
@@ -130,8 +129,7 @@ def test_a_gpu_at_its_usual_power_limit_is_judged_by_the_clock_that_is_left(
     assert result.status is status
     if status is Status.PASS:
         slower = run(GEMM, node, computed(0, tflops=400.0), telemetry=(Telemetry("compute", 4.0, (load,)),))
-        assert slower.status is Status.WARN
-        assert "at the 75% of its clock that its own power limit left" in words(slower)
+        expect(slower, Status.WARN, "at the 75% of its clock that its own power limit left")
 
 
 def test_small_products_are_compared_with_siblings_only() -> None:
@@ -192,10 +190,7 @@ def test_an_uncertain_bandwidth_never_fails_and_a_missing_one_is_said() -> None:
 def test_cpu_ranks_are_printed_and_not_judged_for_speed() -> None:
     slow = (computed(0), computed(1, tflops=0.01, copy_gb_s=1.0, triad_gb_s=1.0))
     for check in (GEMM, MEMORY):
-        result = run(check, CPU, *slow)
-        assert result.status is Status.SKIP
-        assert "2 CPU ranks (gloo)" in words(result)
-        assert "not judged" in words(result)
+        expect(run(check, CPU, *slow), Status.SKIP, "2 CPU ranks (gloo)", "not judged")
 
 
 @pytest.mark.parametrize("node", [FOUR, CPU])
