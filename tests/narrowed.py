@@ -16,7 +16,9 @@ def present(value: T | Missing | None) -> T:
     return value
 
 
-def missing(value: object) -> Missing:
-    """The reason why the value is not there, which it is not."""
+def missing(value: object, kind: str | None = None, *parts: str) -> Missing:
+    """The reason why the value is not there, which it is not; of this kind, and saying all of this."""
     assert isinstance(value, Missing)
+    assert kind in (None, value.kind)
+    assert [part for part in parts if part not in value.reason] == [], value.reason
     return value
