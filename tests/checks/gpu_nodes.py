@@ -162,9 +162,3 @@ def text(finding: Finding) -> str:
 
 def texts(found: Sequence[Finding]) -> list[str]:
     return [text(f) for f in found]
-
-
-def expect(finding: Finding, status: str, *parts: str, **subject: Any) -> None:
-    """Assert the status of a finding, that its text says all of this, and what it is about."""
-    assert (finding.status.value, [part for part in parts if part not in text(finding)]) == (status, [])
-    assert {name: getattr(finding.subject, name) for name in subject} == subject

@@ -8,8 +8,8 @@ from gpudoctor.checks.core.case import Case, Expect
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Environment, Variable
 from gpudoctor.report.judge import judge as report_of
-from tests.checks.gpu_nodes import FAILED, UNSUPPORTED, eight, expect, findings, h100, node, only, put, status, text
-from tests.checks.one_check import judge
+from tests.checks.gpu_nodes import FAILED, UNSUPPORTED, bad, eight, findings, h100, node, only, put, status, text
+from tests.checks.one_check import finds, judge
 from tests.narrowed import present
 
 
@@ -59,7 +59,7 @@ def test_a_tie_names_both_sides_once() -> None:
 
 def test_two_against_two_names_the_gpus_of_each_side() -> None:
     subject = node(*(h100(i, vbios="1" if i < 2 else "2") for i in range(4)))
-    expect(only("gpu.identical", subject), "warn", "1 (GPUs 0, 1)")
+    finds(bad("gpu.identical", subject), "warn", "1 (GPUs 0, 1)")
 
 
 def test_memory_that_ecc_took_is_a_warning() -> None:
@@ -82,7 +82,7 @@ def test_one_gpu_has_nothing_to_compare() -> None:
 
 def test_an_attribute_that_peers_show_is_unknown() -> None:
     assert status("gpu.identical", eight(vbios=UNSUPPORTED)) == "unknown"  # its peers show theirs
-    expect(only("gpu.identical", eight(vbios=FAILED)), "unknown", gpu=5)
+    finds(bad("gpu.identical", eight(vbios=FAILED)), "unknown", gpu=5)
 
 
 def test_a_gpu_without_a_name_is_no_pass() -> None:

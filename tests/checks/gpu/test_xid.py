@@ -17,7 +17,6 @@ from tests.checks.gpu_nodes import (
     bad,
     bus_id,
     eight,
-    expect,
     findings,
     h100,
     node,
@@ -30,6 +29,7 @@ from tests.checks.gpu_nodes import (
     texts,
     xid,
 )
+from tests.checks.one_check import finds
 from tests.narrowed import present
 
 
@@ -124,7 +124,7 @@ def test_informational_codes_pass(code: int) -> None:
 @pytest.mark.parametrize("code", [79, 54, 64])
 def test_hardware_codes_fail_their_gpu_even_where_it_asks_for_nothing_now(code: int) -> None:
     finding = only("gpu.xid", put(eight(), kernel_log__events=(xid(code, 5),)))
-    expect(finding, "fail", f"Xid {code}", gpu=5)
+    finds([finding], "fail", f"Xid {code}", gpu=5)
     assert finding.evidence[0].value.startswith("NVRM: Xid")
     assert finding.advice
 
@@ -134,12 +134,12 @@ RESETTABLE = [46, 48, 62, 74, 95, 109, 119, 120, 136, 140, 143, 155, 158, 171, 1
 
 @pytest.mark.parametrize("code", RESETTABLE)
 def test_reset_codes_fail_while_nothing_shows_a_reset_since(code: int) -> None:
-    expect(only("gpu.xid", logged(xid(code, 5))), "fail", gpu=5)
+    finds(bad("gpu.xid", logged(xid(code, 5))), "fail", gpu=5)
 
 
 @pytest.mark.parametrize("code", RESETTABLE)
 def test_reset_codes_warn_once_the_gpu_asks_for_nothing_more(code: int) -> None:
-    expect(only("gpu.xid", put(eight(), kernel_log__events=(xid(code, 5),))), "warn", "settled since")
+    finds(bad("gpu.xid", put(eight(), kernel_log__events=(xid(code, 5),))), "warn", "settled since")
 
 
 def test_a_lost_gpu_cannot_settle_its_own_errors() -> None:
@@ -164,7 +164,7 @@ def test_recovery_action_none_in_the_log_settles_what_came_before_it() -> None:
     ],
 )
 def test_xid_154_is_judged_by_what_it_asks_for(action: int, words: str, expected: str) -> None:
-    expect(only("gpu.xid", logged(recovery(action, words, 5))), expected, words)
+    finds(bad("gpu.xid", logged(recovery(action, words, 5))), expected, words)
 
 
 def test_a_request_for_a_reset_settles_nothing() -> None:
@@ -203,7 +203,7 @@ def test_the_worst_code_leads_and_the_rest_is_counted() -> None:
 
 def test_off_the_bus_without_an_xid_fails() -> None:
     event = KernelEvent("off-bus", "NVRM: GPU 0000:15:00.0: GPU has fallen off the bus.", bus_id=bus_id(5))
-    expect(only("gpu.xid", logged(event)), "fail", gpu=5)
+    finds(bad("gpu.xid", logged(event)), "fail", gpu=5)
 
 
 def test_a_gpu_that_the_driver_no_longer_shows_is_reported_by_bus_id() -> None:
