@@ -186,9 +186,7 @@ def test_a_node_that_kubernetes_describes_is_judged_by_what_it_gives_out(given: 
     text = (
         f"Name:   node-3\nRoles:  <none>\nCapacity:\n  nvidia.com/gpu:  8\nAllocatable:\n  nvidia.com/gpu:  {given}\n"
     )
-    (finding,) = judge("reported.failures", read(text)).findings
-    assert finding.status is status
-    assert f"{given} of 8 GPUs of the node are given out" in text_of(finding)
+    finds(judge("reported.failures", read(text)).findings, status, f"{given} of 8 GPUs of the node are given out")
 
 
 @pytest.mark.parametrize(

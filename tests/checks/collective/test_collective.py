@@ -13,7 +13,7 @@ from gpudoctor.facts.model.measurements import Collective, Launch, Measurements,
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node, PciBus
 from gpudoctor.profiles.profile import BusbwRow, GpuModel, NodeProfile, NvlinkSpec, Profile
-from tests.checks.one_check import expect, gpu, gpus, judge, pairs, uuid_of, words
+from tests.checks.one_check import expect, finds, gpu, gpus, judge, pairs, uuid_of, words
 
 CORRECT, BANDWIDTH = "collective.correct", "collective.bandwidth"
 MIB = 2**20
@@ -63,9 +63,7 @@ def test_one_rank_proves_nothing() -> None:
 
 def test_a_rank_with_a_wrong_result_is_named_with_its_gpu() -> None:
     result = judge(CORRECT, HGX, on_gpus(8, all_reduce(), all_reduce(mib=64, wrong_ranks=(3,))))
-    [bad] = result.findings
-    assert (bad.status, bad.subject.rank, bad.subject.gpu) == (Status.FAIL, 3, 3)
-    assert "wrong result of all_reduce 64 MiB" in words(result)
+    finds(result.findings, Status.FAIL, "wrong result of all_reduce 64 MiB", rank=3, gpu=3)
 
 
 def test_a_missing_part_names_the_rank_that_did_not_give_it_and_nobody_else() -> None:
@@ -77,9 +75,7 @@ def test_a_missing_part_names_the_rank_that_did_not_give_it_and_nobody_else() ->
 def test_a_wrong_result_names_operation_size_and_rank() -> None:
     gathered = Collective("all_gather", 64 * MIB, "float32", 20, 100.0, 1.0, 5.0, 5.0, wrong_ranks=(2,))
     result = judge(CORRECT, HGX, on_gpus(8, all_reduce(), gathered))
-    [bad] = result.findings
-    assert (bad.status, bad.subject.rank, bad.subject.gpu) == (Status.FAIL, 2, 2)
-    assert "it got a wrong result of all_gather 64 MiB" in words(result)
+    finds(result.findings, Status.FAIL, "it got a wrong result of all_gather 64 MiB", rank=2, gpu=2)
 
 
 def test_a_wrong_result_between_two_ranks_names_the_one_that_got_it() -> None:

@@ -12,7 +12,7 @@ from gpudoctor.facts.model.measured_strategies import FrameworkView
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Driver, Environment, Node, Source
-from tests.checks.one_check import env, expect, gpus, judge, uuid_of, words
+from tests.checks.one_check import env, expect, finds, gpus, judge, uuid_of, words
 from tests.narrowed import present
 
 ID = "env.frameworks"
@@ -52,13 +52,11 @@ def test_those_that_see_what_cuda_visible_devices_leaves_pass() -> None:
 
 
 def test_the_gpu_that_torch_does_not_see_is_named() -> None:
-    [finding] = judged(node(), torch(0, 1, 3)).findings
-    assert (finding.status, finding.subject.gpu) == (Status.FAIL, 2)
+    finds(judged(node(), torch(0, 1, 3)).findings, Status.FAIL, gpu=2)
 
 
 def test_a_gpu_of_another_node_counts_for_none() -> None:
-    [finding] = judged(node(), torch(0, 1, 2, 9)).findings
-    assert (finding.status, finding.subject.gpu) == (Status.FAIL, 3)
+    finds(judged(node(), torch(0, 1, 2, 9)).findings, Status.FAIL, gpu=3)
 
 
 @pytest.mark.parametrize("view", [tensorflow(3), jax(3), tensorflow(5)])

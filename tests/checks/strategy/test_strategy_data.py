@@ -22,7 +22,7 @@ from gpudoctor.facts.model.measurements import Measurements, ProbeProblem
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node
 from tests.checks.measured import measured
-from tests.checks.one_check import expect, gpus, judge, text_of, words
+from tests.checks.one_check import expect, finds, gpus, judge, text_of, words
 from tests.narrowed import present
 
 LOSSES = (4.25, 4.0, 3.75)
@@ -203,10 +203,7 @@ def test_what_rounding_does_to_one_ranks_loss_convicts_nobody_of_what_others_did
 
 def test_weights_that_are_wrong_on_every_rank_accuse_none() -> None:
     result = judged("ddp", run("ddp", rank(0, weights_error=0.2), rank(1, weights_error=0.3)))
-    [finding] = result.findings
-    assert finding.status is Status.FAIL
-    assert finding.subject.kind == "node"
-    assert "off by 0.3" in words(result)
+    finds(result.findings, Status.FAIL, "off by 0.3", kind="node")
 
 
 def test_weights_that_no_rank_held_fail_and_a_rank_that_compared_none_is_unknown() -> None:

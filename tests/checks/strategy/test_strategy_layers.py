@@ -12,7 +12,7 @@ from gpudoctor.facts.model.measurements import Measurements, ProbeProblem
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node
 from tests.checks.measured import measured
-from tests.checks.one_check import expect, judge, words
+from tests.checks.one_check import expect, finds, judge, words
 from tests.checks.simulated_nodes import packaged
 from tests.checks.strategy.test_strategy_data import LOSSES, judged, rank
 
@@ -56,11 +56,7 @@ def test_a_loss_or_weights_that_deviate_fail(name: str) -> None:
 
 def test_the_rank_with_a_wrong_part_is_named_and_what_follows_from_it_is_not_told_again() -> None:
     run = ran("tensor", "tensor", OFF, figures={"shards": 2.0, "wrong_shards_rank_1": 1.0})
-    result = judged("tensor", run)
-    [finding] = result.findings
-    assert finding.status is Status.FAIL
-    assert finding.subject.label == "rank 1"
-    assert "held a wrong part of one weight" in words(result)
+    finds(judged("tensor", run).findings, Status.FAIL, "held a wrong part of one weight", label="rank 1")
 
 
 def test_a_deviation_without_a_wrong_part_is_told_of_tensor_parallelism() -> None:
