@@ -14,7 +14,7 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import to_json
 from gpudoctor.facts.simulated.load import load_node, put
 from tests.cli.conftest import Gpudoctor
-from tests.plan.conftest import planned
+from tests.plan.conftest import planned, refused
 
 
 def test_a_narrow_link_without_nvlink_costs_communication_time(gpudoctor: Gpudoctor) -> None:
@@ -73,9 +73,8 @@ def test_a_fault_of_the_whole_node_is_to_be_mended_first(gpudoctor: Gpudoctor) -
 
 
 def test_gpus_without_mig_can_be_planned_for_beside_one_with_it(gpudoctor: Gpudoctor) -> None:
-    outcome = gpudoctor("plan", "8b", "--node", "hgx-h100-8", "--fault", "mig-mixed@2")
-    assert outcome.code == 2
-    assert "or leave GPU 2 out: --gpu 0-1,3-7" in outcome.err
+    error = refused(gpudoctor, "8b", "--node", "hgx-h100-8", "--fault", "mig-mixed@2")
+    assert "or leave GPU 2 out: --gpu 0-1,3-7" in error
     rest = planned(gpudoctor, "8b --node hgx-h100-8 --fault mig-mixed@2 --gpu 0-1,3-7")
     assert rest["machine"]["gpus_per_node"] == 7
 
