@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpudoctor.api.config import load_config
+from gpudoctor.api.config import config_of_host, load_config
 from gpudoctor.api.load.devices import CPU_RANKS
 from gpudoctor.api.node_check import Sourced
 from gpudoctor.checks.core.registry import all_checks
@@ -18,6 +18,7 @@ from gpudoctor.checks.core.scope import scope_of
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import Measurements
+from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import Node
 from gpudoctor.lazy import lazy_imports, lazy_pattern
 from gpudoctor.plan import communication, memory, model_sizes, settings, strategies, tensor_bytes
@@ -103,7 +104,7 @@ def ground_of(request: PlanRequest, shape: ModelShape, sourced: Sourced) -> Grou
     on_gpus = measured is not None and measured.launch is not None and measured.launch.backend == "nccl"
     measurements = measured if on_gpus else None
     checks = all_checks()
-    config = load_config(request.config, os.environ, all_checks)
+    config = config_of_host(load_config(request.config, os.environ, all_checks), known(node.host.hostname))
     unread = node.source.kind == "profile"  # nothing was read, so nothing can be at fault
     report = None if unread else check_node(node, measurements, checks, config, request.gpu)
     scope, _ = scope_of(node, request.gpu)
