@@ -52,6 +52,14 @@ def test_the_advice_to_leave_a_gpu_out_can_be_followed(gpudoctor: Gpudoctor) -> 
     assert rest["troubles"] == []
 
 
+def test_a_key_of_a_newer_configuration_is_left_out_with_a_note(tmp_path: Path, gpudoctor: Gpudoctor) -> None:
+    config = tmp_path / "newer.yaml"
+    config.write_text("moonlight: 3\n")
+    done = gpudoctor("plan", "7b", "--node", "hgx-h100-8", "--config", str(config), "--json")
+    assert done.code == 0
+    assert any("moonlight: unknown key" in warning for warning in done.json["warnings"])
+
+
 def test_a_lost_gpu_is_left_out_and_named(gpudoctor: Gpudoctor) -> None:
     made = planned(gpudoctor, "8b --node hgx-h100-8 --fault gpu-lost@2")
     assert made["machine"]["gpus"] == [0, 1, 3, 4, 5, 6, 7]
