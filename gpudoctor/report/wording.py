@@ -372,11 +372,16 @@ def explained_next(report: Report) -> list[str]:
 
 
 def same_run(argv: tuple[str, ...]) -> str:
-    """The options of this run that select the node and its load, quoted for a shell, for the command to run next."""
+    """The options of this run that select the node and its load, quoted for a shell, for the command to run next.
+
+    What was read from stdin is gone: the next command wants it as a file.
+    """
     retained = []
     for word, value in zip_longest(argv, argv[1:], fillvalue=""):
         if word in _KEPT_OPTIONS:
-            retained.append(f"{word} {shlex.quote(value)}")
+            retained.append(f"{word} {'FILE' if (word, value) == ('--node', '-') else shlex.quote(value)}")
+        elif word == "--node=-":
+            retained.append("--node=FILE")
         elif word.partition("=")[0] in _KEPT_OPTIONS:
             retained.append(shlex.quote(word))
     return "".join(f" {option}" for option in retained)

@@ -147,6 +147,10 @@ def test_what_to_run_next_is_about_the_same_node(gpudoctor: Gpudoctor) -> None:
     outcome = gpudoctor(*QUICK, "--fault", "pcie-width-x8@6")
     last = " ".join(outcome.out[outcome.out.index("Next:") :].split())
     assert last.endswith("gpudoctor check pcie -v --level quick --node hgx-h100-8 --fault pcie-width-x8@6")
+    # stdin was read: the command to run next would wait for more of it
+    for option in ("--node -", "--node=-"):
+        pasted = shell(f"echo 'NVRM: Xid (PCI:0000:5d:00): 79, fallen off the bus' | {GPUDOCTOR} check {option}")
+        assert pasted.stdout.decode().rstrip().endswith(f"check gpu -v {option[:-1]}FILE")
 
 
 STARTUP = """
