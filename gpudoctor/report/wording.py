@@ -327,7 +327,7 @@ class Explained:
             if f.explained_by is not None:
                 line = f"{check_id} {f.status.value}: {headline(f)}"
                 self._others.setdefault(f.explained_by, {})[order] = line
-                for gpu in _gpus(f.subject) or (None,):
+                for gpu in f.subject.all_gpus or (None,):
                     self._near.setdefault((f.explained_by, gpu), {})[order] = line
 
     def by(self, check_id: str, findings: Sequence[Finding]) -> list[str]:
@@ -340,7 +340,7 @@ class Explained:
                 own |= self._faults.get((check_id, subject), {})
             lines = list(dict.fromkeys(line for _, fault in sorted(own.items()) for line in fault.explains))
         else:
-            gpus = {gpu for subject in subjects for gpu in _gpus(subject)}
+            gpus = {gpu for subject in subjects for gpu in subject.all_gpus}
             others = {} if gpus else self._others.get(check_id, {})
             for gpu in (*gpus, None):
                 others = others | self._near.get((check_id, gpu), {})
@@ -350,10 +350,6 @@ class Explained:
             return lines
         seen = [line for line in lines if line.split()[1] != "unknown:"]
         return [*seen, f"{len(blind)} checks that got no answer: {', '.join(blind)}"]
-
-
-def _gpus(subject: Subject) -> tuple[int, ...]:
-    return subject.gpus or (() if subject.gpu is None else (subject.gpu,))
 
 
 def expected_words(expected: Expected) -> str:

@@ -12,7 +12,7 @@ from textual.widgets import Static
 from gpudoctor.facts.model.node import Node
 from gpudoctor.report.model import Report
 from gpudoctor.text.output import printable
-from gpudoctor.tui.labels import style_of
+from gpudoctor.tui.labels import following, style_of
 from gpudoctor.tui.panes.link_details import details, pair_line, rank_of_gpu
 from gpudoctor.tui.panes.link_matrices import METRICS, Drawn, Metric, best_metric, draw
 from gpudoctor.tui.panes.pane import DrawnPane, GpuChosen, RunWanted, put
@@ -61,8 +61,7 @@ class LinksPane(DrawnPane):
 
     def action_next_metric(self) -> None:
         """Show the next matrix, measured or not."""
-        now = self._shown_metric
-        self._metric = METRICS[(METRICS.index(now) + 1) % len(METRICS)]
+        self._metric = following(METRICS, self._shown_metric)
         self._draw()
 
     def action_measure(self) -> None:

@@ -15,7 +15,7 @@ from textual.widgets import DataTable, Static
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.stream.messages import ProcessTick
 from gpudoctor.text.output import printable
-from gpudoctor.tui.labels import style_of
+from gpudoctor.tui.labels import following, style_of
 from gpudoctor.tui.panes.pane import FILTER_KEYS, FilteredPane, FilterLine, put
 from gpudoctor.tui.state import State
 
@@ -156,8 +156,7 @@ class ProcessesPane(FilteredPane):
 
     def action_next_order(self) -> None:
         """Sort by the next of GPU, memory, CPU and user."""
-        position = CYCLE.index(self._order) + 1 if self._order in CYCLE else 0
-        self._sort_by(CYCLE[position % len(CYCLE)])
+        self._sort_by(following(CYCLE, self._order))
 
     @on(DataTable.HeaderSelected)
     def _heading(self, event: DataTable.HeaderSelected) -> None:
