@@ -96,8 +96,8 @@ def figure_text(value: float) -> str:
 def short_figure(value: float) -> str:
     """A figure from 0 to 9999 in at most four characters.
 
-    >>> [short_figure(value) for value in (0, 0.0521, 1.234, 45.61, 481.4, 0.001)]
-    ['0', '.05', '1.2', '45.6', '481', '<.01']
+    >>> [short_figure(value) for value in (0, 0.001, 0.0521, 0.999, 1.234, 9.97, 45.61, 99.97, 1800)]
+    ['0', '<.01', '.05', '1.0', '1.2', '10.0', '45.6', '100', '1800']
     """
     if value == 0:
         return "0"
