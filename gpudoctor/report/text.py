@@ -52,7 +52,6 @@ STYLES = {
 }
 PARTLY_STYLE = "bold cyan"  # as loud as a verdict, and not the green of a PASS
 _THEME = Theme({"markdown.code": "cyan"})  # rich's own has a black background
-# what the command to run next takes over from this one
 _GAP = 2  # of `TextRows` and `FoldedRow`
 _MOST_LABEL = 28  # of a finding
 # if less width is left for the last cell, it goes on lines below the row
@@ -220,27 +219,27 @@ def labelled_rows(rows: Sequence[tuple[str, str]]) -> Iterator[RenderableType]:
             yield from (UnwrappedLine(" " * (width + 2 * _GAP) + printable(command)) for _, command in group)
             continue
         for label, text in group:
-            yield FoldedRow((plain(label, "dim"),), plain(text), width)
+            yield FoldedRow((plain(label, "dim"),), plain(text), (width,))
 
 
 class FoldedRow:
-    """Cells that keep their width, and a last one that is folded into what is left, behind a gap.
+    """Cells that keep their width, and a last one that is folded into what is left, behind an indentation.
 
     A grid of rich shows the same and takes ten times as long, which counts in a report on hundreds of faults.
-    `widest`: the width of the cells but the last one, if it is not their own.
+    `widths`: those of the cells but the last one, if they are not their own.
     """
 
-    def __init__(self, cells: Sequence[Text], last: Text, widest: int = 0) -> None:
-        self._cells, self._last = cells, last
-        self._widths = [max(cell.cell_len, widest) for cell in cells]
+    def __init__(self, cells: Sequence[Text], last: Text, widths: Sequence[int] = (), *, indent: int = _GAP) -> None:
+        self._cells, self._last, self._indent = cells, last, indent
+        self._widths = widths or [cell.cell_len for cell in cells]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        before = _GAP + sum(self._widths) + _GAP * len(self._widths)
+        before = self._indent + sum(self._widths) + _GAP * len(self._widths)
         left = options.max_width - before
         if left < _WORDS_MIN:
             yield Padding(self._grid(), (0, 0, 0, _GAP))
             return
-        yield Segment(" " * _GAP)
+        yield Segment(" " * self._indent)
         for cell, width in zip(self._cells, self._widths, strict=True):
             yield Segment(cell.plain + " " * (width - cell.cell_len), console.get_style(cell.style))
             yield Segment(" " * _GAP)
@@ -334,13 +333,7 @@ class TextRows:
         *retained, _ = zip(*self._rows, strict=True)
         widest = [max(cell.cell_len for cell in column) for column in retained]
         if options.max_width - sum(widest) - _GAP * len(retained) >= _WORDS_MIN:
-            table = Table.grid(padding=(0, _GAP), pad_edge=False)
-            for _ in retained:
-                table.add_column(no_wrap=True)
-            table.add_column(overflow="fold", ratio=1)
-            for row in self._rows:
-                table.add_row(*row)
-            yield table
+            yield from (FoldedRow(first, cell, widest, indent=0) for *first, cell in self._rows)
             return
         for *first, cell in self._rows:
             line = Text(" " * _GAP, overflow="fold").join(first)

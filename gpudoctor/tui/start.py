@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 _SSH = "ssh:"
 # user@host, an address, or a Host of the user's ssh_config; never an option
 _HOST = lazy_pattern(r"[A-Za-z0-9_\[][A-Za-z0-9_.@:%\[\]-]*")
-# a broken connection is noticed within 15 s; BatchMode: ssh cannot prompt, the screen is in use
-_SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3")
+# ssh options: a broken connection is noticed within 15 s
+_NOTICES_BREAKS = ("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3")
 
 
 class TuiRequest(msgspec.Struct, frozen=True):
@@ -79,8 +79,8 @@ def opened(request: TuiRequest) -> tuple[Feed, check_runner.Checker]:
             raise UserError("--fault is for simulated nodes and captures, not for a machine over ssh")
         if request.config:
             raise UserError("--config: a machine over ssh is judged with its own configuration")
-        feed = feeds.ChildFeed(ssh_command(host, request.interval_s), host)
-        return feed, check_runner.Checker(check_runner.ssh_prefix(host), [])
+        watch = [*check_runner.ssh_prefix(host, *_NOTICES_BREAKS), "watch", "--interval", f"{request.interval_s:g}"]
+        return feeds.ChildFeed(watch, host), check_runner.Checker(check_runner.ssh_prefix(host), [])
     arguments = [] if source is None else ["--node", source]
     arguments += [word for fault in request.faults for word in ("--fault", fault)]
     options = ["--config", str(request.config)] if request.config else []
@@ -100,11 +100,6 @@ def ssh_host(source: str) -> str:
     if not _HOST.fullmatch(host):
         raise UserError(f"--node {printable(source)}: write it as ssh:HOST or ssh:USER@HOST")
     return host
-
-
-def ssh_command(host: str, interval_s: float) -> list[str]:
-    """The command that watches another machine through the user's ssh."""
-    return ["ssh", *_SSH_OPTIONS, "--", host, "gpudoctor", "watch", "--interval", f"{interval_s:g}"]
 
 
 def _refuse(source: str | None, faults: tuple[str, ...]) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from gpudoctor.errors import UserError
-from gpudoctor.tui.feeds import PlaybackFeed
-from gpudoctor.tui.start import TuiRequest, opened, ssh_command
+from gpudoctor.tui.feeds import ChildFeed, PlaybackFeed
+from gpudoctor.tui.start import TuiRequest, opened
 from tests.subprocesses import completed
 from tests.tui.doctor_app import recorded
 
@@ -53,10 +53,10 @@ def test_a_recorded_stream_is_played_whatever_its_name(tmp_path: Path) -> None:
 
 
 def test_another_machine_is_watched_over_the_users_own_ssh() -> None:
-    command = ssh_command("alice@n7", 2.0)
-    assert command[0] == "ssh"
-    assert command[command.index("--") :] == ["--", "alice@n7", "gpudoctor", "watch", "--interval", "2"]
-    feed, checker = opened(options(node="ssh:alice@n7"))
+    feed, checker = opened(TuiRequest("ssh:alice@n7", interval_s=2.0))
+    assert isinstance(feed, ChildFeed)
+    assert feed._command[0] == "ssh"
+    assert feed._command[-6:] == ["--", "alice@n7", "gpudoctor", "watch", "--interval", "2"]
     assert feed.label == "alice@n7"
     assert checker.command((), "quick")[: len(["ssh"])] == ["ssh"]
 

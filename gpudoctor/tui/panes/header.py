@@ -134,20 +134,19 @@ def verdict_runs(state: State, *, with_skip: bool) -> list[Run]:
 
 def report_runs(report: Report, *, with_skip: bool) -> list[Run]:
     """ "1 FAULT  2 warn  31 ok  3 skip"; most serious first, zero counts left out except that of ok."""
-    counts = report.counts
-    faults = len(report.faults)
-    runs: list[Run] = []
-    if faults:
-        runs.append((f"{faults} FAULT{'S' if faults > 1 else ''}", "fail"))
-    elif counts.fail:  # explained by a finding that is no fault itself
-        runs.append((f"{counts.fail} FAIL", "fail"))
-    if counts.unknown:
-        runs.append((f"{counts.unknown} unknown", "unknown"))
-    if counts.warn:
-        runs.append((f"{counts.warn} warn", "warn"))
-    runs.append((f"{counts.passed} ok", "ok" if counts.passed else "dim"))
-    if counts.skip and with_skip:
-        runs.append((f"{counts.skip} skip", "dim"))
+    counts, faults = report.counts, len(report.faults)
+    of_failures = (faults, f"FAULT{'S' if faults > 1 else ''}") if faults else (counts.fail, "FAIL")
+    runs: list[Run] = [
+        (f"{count} {word}", tone)
+        for count, word, tone in (
+            (*of_failures, "fail"),  # without a fault, failures that a finding explains which is no fault itself
+            (counts.unknown, "unknown", "unknown"),
+            (counts.warn, "warn", "warn"),
+            (counts.passed, "ok", "ok" if counts.passed else "dim"),
+            (counts.skip if with_skip else 0, "skip", "dim"),
+        )
+        if count or word == "ok"
+    ]
     return [run for each in runs for run in ((" ", ""), each)][1:]
 
 
