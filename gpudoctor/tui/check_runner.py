@@ -48,18 +48,10 @@ class Checker:
     cannot be put under load: CPU ranks of this machine are measured instead, and labelled as such.
     """
 
-    def __init__(
-        self,
-        prefix: Sequence[str],
-        node: Sequence[str],
-        *,
-        options: Sequence[str] = (),
-        report_bytes_max: int = REPORT_BYTES_MAX,
-    ) -> None:
+    def __init__(self, prefix: Sequence[str], node: Sequence[str], *, options: Sequence[str] = ()) -> None:
         self._prefix = list(prefix) or own_gpudoctor()
         self._node = list(node)
         self._options = list(options)
-        self._report_bytes_max = report_bytes_max
         self._child: CheckChild | None = None
         self._cancelled = False
         self._closed = False
@@ -106,7 +98,7 @@ class Checker:
         try:
             command = self.command(only, level, force=force)
             self._cancelled = False
-            self._child = child = CheckChild(command, self._report_bytes_max, is_message=_progress_to(on_progress))
+            self._child = child = CheckChild(command, REPORT_BYTES_MAX, is_message=_progress_to(on_progress))
             await child.to_its_end()
             return finished(*_outcome(child, cancelled=self._cancelled, remote=self.is_remote))
         except OSError as error:

@@ -19,9 +19,6 @@ from gpudoctor.report.text_figures import (
     collective_lines,
     device_lines,
     figure_lines,
-    library_lines,
-    loading_lines,
-    strategy_lines,
 )
 from tests.checks.measured import computed, copied, matrix, measured
 from tests.checks.one_check import gpus
@@ -35,6 +32,11 @@ NODE = Node(gpus=gpus(3))
 
 def row(op: str, size: int, time_us: float, busbw: float) -> Collective:
     return Collective(op, size, "float32", 20, time_us, 1.0, busbw, busbw)
+
+
+def below_ranks(found: Measurements) -> list[str]:
+    """The lines of a probe that ran alone, below the one that names its ranks."""
+    return figure_lines(found if found.launch else replace(found, launch=Launch("gloo", 2, ())))[1:]
 
 
 def square(ranks: int, *left_out: tuple[int, int]) -> tuple[PairBandwidth, ...]:
@@ -123,17 +125,16 @@ def test_each_variant_is_a_row_of_the_rank_with_most_beside_one_rank_alone() -> 
     found = measured(
         Node(), strategies=tried(run("ddp"), run("fsdp-bf16", rank(0), rank(1, communicated_bytes=1 << 20)))
     )
-    head, titles, alone, ddp, fsdp = strategy_lines(found)
+    head, titles, alone, ddp, fsdp = below_ranks(found)
     assert "3 steps of 0.00 M parameters on 8 x 16 tokens" in head
     assert titles.split("MiB")[1].split() == ["step", "sent", "weights", "grads", "optim", "activations"]
     assert alone.split()[:6] == ["one", "rank", "alone", "20", "ms", "-"]
     assert ddp.split()[:3] == ["ddp", "6.0", "ms"]
     assert fsdp.split()[3] == "1.00"
-    assert strategy_lines(found) == figure_lines(found)[1:]
 
 
 def test_gpus_have_a_column_for_the_peak_of_torch() -> None:
-    lines = strategy_lines(measured(Node(), strategies=tried(run("ddp"), device="cuda")))
+    lines = below_ranks(measured(Node(), strategies=tried(run("ddp"), device="cuda")))
     assert lines[1].split()[-1] == "peak"
     assert lines[-1].split()[-1] == "-"
 
@@ -141,7 +142,7 @@ def test_gpus_have_a_column_for_the_peak_of_torch() -> None:
 def test_the_widest_table_fits_a_terminal_of_80_columns() -> None:
     memory = StrategyMemory(*[999 << 20] * 5)
     rows = [run(name, rank(0, memory=memory, step_ms=999.0)) for name in ("ddp-accumulation", "fsdp-bf16")]
-    lines = strategy_lines(measured(Node(), strategies=tried(*rows, device="cuda")))
+    lines = below_ranks(measured(Node(), strategies=tried(*rows, device="cuda")))
     assert len(lines) == 5
     assert len({len(line) for line in lines[1:]}) == 1
     assert max(map(len, lines)) <= 78  # the report puts two more before them
@@ -151,21 +152,22 @@ def test_the_page_has_the_same_rows() -> None:
     found = measured(Node(), strategies=tried(run("ddp")))
     page = render_html(judge(Node(), found))
     assert "Strategies" in page
-    assert all(escape(line.strip()) in page for line in strategy_lines(found))
+    assert all(escape(line.strip()) in page for line in below_ranks(found))
     assert "Strategies" not in render_html(judge(Node(), measured(Node())))
 
 
 def test_each_library_has_a_table_of_its_own_with_its_version() -> None:
     tried = found(zero(1), zero(3))
     measured = Measurements(strategies=found(zero(2)), deepspeed=library("DeepSpeed", tried))
-    head, _, _, first, third = library_lines(measured)
+    head, _, _, first, third = lines = figure_lines(measured)[1:]
     assert head.startswith("  DeepSpeed 1.0: 3 steps of ")
     assert (first.split()[0], third.split()[0]) == ("zero-1", "zero-3")
-    assert figure_lines(measured) == ["Measured in processes of their own:", *library_lines(measured)]
+    assert figure_lines(measured) == ["Measured in processes of their own:", *lines]
     page = render_html(replace(report_of(words=("env",)), measurements=measured))
-    assert all(escape(line.strip()) in page for line in library_lines(measured))
-    beside_ranks = figure_lines(replace(measured, launch=Launch("gloo", 2, ())))
-    assert beside_ranks[1:] == [*strategy_lines(measured), *library_lines(measured)]
+    assert all(escape(line.strip()) in page for line in lines)
+    beside_ranks = below_ranks(measured)
+    assert beside_ranks[0].startswith("  strategies: ")
+    assert beside_ranks[-len(lines) :] == lines
 
 
 def _lines(burn: Burn) -> list[str]:
@@ -210,7 +212,7 @@ def test_each_number_of_workers_has_its_row_and_what_was_not_tried_has_no_figure
         LoaderStep(32, None, Missing("no room", "denied")),
     )
     loading = DataLoading("cuda", 8, 3845, 32, 10552.0, steps, paths=("/data",))
-    assert loading_lines(Measurements(data_loading=loading)) == [
+    assert below_ranks(Measurements(data_loading=loading)) == [
         "  data loader: batches of 32 samples of 10.3 KiB, 3845 files of --data",
         "    workers  samples/s    GB/s  slowest rank  first batch  shm, MiB",
         "          0       9541  0.0984        0.0457       7.7 ms         -",

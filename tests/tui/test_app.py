@@ -166,12 +166,6 @@ async def test_a_recording_is_moved_about_in_by_keys_and_mouse(tmp_path: Path) -
         await until(pilot, lambda: playback.at_s < AT_S + 59)
 
 
-def test_the_keys_of_a_recording_do_nothing_where_none_plays() -> None:
-    app = doctor()
-    assert app.check_action("pause", ()) is False
-    assert app.check_action("seek", (1,)) is False
-
-
 async def test_without_colour_the_bad_word_is_reversed_and_every_word_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
 
