@@ -28,7 +28,6 @@ from gpudoctor.report.wording import (
     alike,
     also_paste,
     block_rows,
-    check_count,
     domain_words,
     explained_next,
     have_one_reason,
@@ -41,6 +40,7 @@ from gpudoctor.report.wording import (
     verdict_words,
 )
 from gpudoctor.text.output import printable
+from gpudoctor.text.units import counted
 
 NARROWEST = 40
 STYLES = {
@@ -120,7 +120,7 @@ def _head(report: Report) -> Iterator[Text]:
     against = (
         f"{against[:1].upper()}{against[1:]}. " if report.profile.name == "none" else f"Judged against {against}. "
     )
-    checks = f"{len(report.checks)} check{'s' * (len(report.checks) != 1)}, level {report.run.level}."
+    checks = f"{counted(len(report.checks), 'check')}, level {report.run.level}."
     # the verdict on a part of a node counts what of it could be judged
     yield plain(f"{against if report.gpus else ''}{'' if report.evaluated.partly else checks}".rstrip())
     for note in report.run.notes:
@@ -172,7 +172,7 @@ def _by_level(results: Sequence[CheckResult]) -> str:
     """ "14 checks of level standard (9), full (5)"."""
     counts = Counter(result.level for result in results)
     where = ", ".join(f"{level} ({counts[level]})" for level in LEVELS if counts[level])
-    return f"{check_count(len(results))} of level {where}"
+    return f"{counted(len(results), 'check')} of level {where}"
 
 
 def _statements(results: Iterable[CheckResult]) -> list[str]:
@@ -272,7 +272,7 @@ class UnwrappedLine:
 
 def _tail(report: Report) -> Iterator[RenderableType]:
     counts = report.counts
-    faults = f"{len(report.faults)} {'fault' if len(report.faults) == 1 else 'faults'}"
+    faults = counted(len(report.faults), "fault")
     parts = [fault.subject for fault in report.faults if fault.subject.label != NODE.label]
     node = " and the node" if len(parts) < len(report.faults) else ""
     # "GPU 2, 5 and /": in one list the path would read as a GPU
@@ -281,11 +281,11 @@ def _tail(report: Report) -> Iterator[RenderableType]:
     on = f" on {' and '.join(filter(None, labels))}{node}" if parts else ""
     if len(parts) == len({part.gpu for part in parts} - {None}) == 2:  # "1-2" would read as the pair of both
         on = f" on GPU {' and '.join(str(part.gpu) for part in sorted(parts, key=lambda part: part.gpu or 0))}{node}"
-    failed = f" ({check_count(counts.fail)} failed)" if counts.fail else ""
+    failed = f" ({counted(counts.fail, 'check')} failed)" if counts.fail else ""
     if not report.evaluated.partly:
         yield plain(
-            f"{faults}{on}{failed}, {counts.passed} passed, {counts.warn} "
-            f"{'warning' if counts.warn == 1 else 'warnings'}, {counts.skip} skipped, {counts.unknown} unknown.  "
+            f"{faults}{on}{failed}, {counts.passed} passed, {counted(counts.warn, 'warning')}, {counts.skip} skipped, "
+            f"{counts.unknown} unknown.  "
             f"{report.run.duration_s:.1f} s"
         )
     word = plain(verdict_word(report), verdict_style(report))

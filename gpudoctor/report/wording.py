@@ -26,6 +26,7 @@ from gpudoctor.facts.captures import ABSENT
 from gpudoctor.facts.model.missing import NOT_IN_FILE
 from gpudoctor.lazy import lazy_imports
 from gpudoctor.report.model import Report, findings_of, is_above
+from gpudoctor.text.units import counted
 
 with lazy_imports():
     import shlex
@@ -53,10 +54,6 @@ PARTLY = "PARTLY JUDGED"
 Part = str | tuple[Evidence, ...] | tuple[Advice, ...] | tuple[str, ...]
 
 
-def check_count(count: int) -> str:
-    return f"{count} {'check' if count == 1 else 'checks'}"
-
-
 def domain_words(results: list[CheckResult], status: Status, domains: Sequence[str] = ()) -> str:
     """ "7 of 8 GPUs ok   GPU 5: link-width", "3 of 4 checks ok   fabric", "7 checks" or "5 checks: why skipped".
 
@@ -67,18 +64,19 @@ def domain_words(results: list[CheckResult], status: Status, domains: Sequence[s
     if status is Status.SKIP:
         reasons = _different(_reason(r) for r in results)
         others = len(reasons) - 1
-        more = f" (and {others} more reason{'s' * (others > 1)})" if others else ""
+        more = f" (and {counted(others, 'more reason')})" if others else ""
         named = f" ({', '.join(domains)})" if len(domains) > 1 else ""
-        return f"{check_count(len(results))}{named}: {reasons[0]}{more}"
+        return f"{counted(len(results), 'check')}{named}: {reasons[0]}{more}"
     bad = [r for r in looked if r.status is not Status.PASS]
     tail = f", {skipped} skipped" if skipped else ""
     if not bad:
         summary = _worth_seeing(results)
-        return f"{check_count(len(looked))}{tail}" + (f"   {summary}" if summary else "")
+        return f"{counted(len(looked), 'check')}{tail}" + (f"   {summary}" if summary else "")
     names = "; ".join(_by_subject(bad))
     if gpus := _gpus_ok(looked):
-        return f"{gpus}{f', {check_count(skipped)} skipped' if skipped else ''}   {names}"
-    return f"{len(looked) - len(bad)} of {check_count(len(looked))} ok{tail}   {names}"
+        tail = f", {counted(skipped, 'check')} skipped" if skipped else ""
+        return f"{gpus}{tail}   {names}"
+    return f"{len(looked) - len(bad)} of {counted(len(looked), 'check')} ok{tail}   {names}"
 
 
 def have_one_reason(results: Iterable[CheckResult]) -> bool:
@@ -171,8 +169,9 @@ def verdict_words(report: Report) -> str:
         return f"{report.evaluated.words}; {found}"
     if report.verdict == "fail" and is_no_gpu_node(report):
         return "this is no GPU node"
+    passed = counted(report.counts.passed, "check")
     by_verdict = {
-        "pass": f"nothing wrong in the {check_count(report.counts.passed)} that could look; no GPU was put under load",
+        "pass": f"nothing wrong in the {passed} that could look; no GPU was put under load",
         "warn": "works; look at the warnings",
         "fail": "not fit to train on" + (", by what this text says" if report.evaluated.partly else ""),
     }
@@ -210,7 +209,7 @@ def joined_problems(report: Report) -> tuple[list[tuple[CheckResult, list[Findin
     groups, lacking = list(problem_groups(report)), lacking_rows(report)
     if len(lacking) <= _MOST_LACKING:
         return groups, "", []
-    title = f"{NOT_IN_FILE.reason}: what {check_count(len(lacking))} judge"
+    title = f"{NOT_IN_FILE.reason}: what {counted(len(lacking), 'check')} judge"
     return [group for group in groups if not lacks_a_fact(group[1][0])], title, lacking
 
 

@@ -214,3 +214,11 @@ def option_ranges(numbers: Iterable[int]) -> str:
     '0-2,5'
     """
     return ranges(numbers, ",")
+
+
+def counted(number: int, word: str) -> str:
+    """
+    >>> counted(1, "node"), counted(0, "node")
+    ('1 node', '0 nodes')
+    """
+    return f"{number} {word}{'s' * (number != 1)}"

@@ -149,10 +149,6 @@ def both(received: float | None, sent: float | None) -> str:
     return "-" if received is None and sent is None else f"{rate_number(received)}/{rate_number(sent)}"
 
 
-def whole(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0f}"
-
-
 def clock(at_s: float) -> str:
     """HH:MM:SS in this machine's time zone."""
     return time.strftime("%H:%M:%S", time.localtime(at_s))

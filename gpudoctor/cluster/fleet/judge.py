@@ -29,7 +29,6 @@ from gpudoctor.cluster.fleet.nodes import (
     JobRecord,
     NodeJobs,
     clock_notes,
-    counted,
     job_notes,
     jobs_by_node,
     jobs_words,
@@ -42,6 +41,7 @@ from gpudoctor.cluster.fleet.runs import RunFinding, fleet_runs
 from gpudoctor.cluster.fleet.shapes import WORST_FIRST, Verdict
 from gpudoctor.cluster.fleet.spreads import by_kind, compare, trends
 from gpudoctor.text.hostlist import Hosts, hostlist, is_host_name, one_name_each
+from gpudoctor.text.units import counted
 
 
 def fleet_of(

@@ -10,8 +10,9 @@ from textual.binding import Binding
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.stream.messages import GpuTick
+from gpudoctor.report.tables.table import cell
 from gpudoctor.text.units import MIB, gib_number
-from gpudoctor.tui.labels import STYLE_OF, bar, both, held, load_tone, whole
+from gpudoctor.tui.labels import STYLE_OF, bar, both, held, load_tone
 from gpudoctor.tui.panes.pane import DrawnLines, GpuChosen
 from gpudoctor.tui.state import State
 from gpudoctor.tui.widgets.lines import Row, Run, row
@@ -117,7 +118,7 @@ def gpu_row(columns: Columns, gpu: Gpu, tick: GpuTick | None, health: str, chose
         elif name == "health":
             runs.append((columns.cell(name, health), STYLE_OF.get(health, "")))
         else:
-            text = texts[name] if name in texts else whole(readings.get(_COLUMNS[name][3]))
+            text = texts[name] if name in texts else cell(readings.get(_COLUMNS[name][3]), ".0f")
             runs.append((columns.cell(name, text), "dim" if text == "-" else ""))
     return Row(tuple(runs), chosen)
 
