@@ -41,9 +41,9 @@ def test_a_row_of_the_table_is_as_wide_as_its_heading_and_fits(width: int) -> No
 
 def test_columns_give_way_in_the_order_that_is_documented() -> None:
     gone: list[str] = []
-    everything = columns_for(200).names
+    everything = columns_for(200).widths
     for width in range(120, 20, -1):
-        here = columns_for(width).names
+        here = columns_for(width).widths
         gone += [name for name in everything if name not in here and name not in gone]
     assert gone == ["held", "nvlink", "pcie", "clock", "memory_bar", "util_bar", "power"]
 

@@ -52,10 +52,6 @@ class Columns:
     widths: dict[str, int]
     gap: int
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self.widths)
-
     def cell(self, name: str, text: str) -> str:
         """The text in the width and alignment of this column."""
         return f"{text:{_COLUMNS[name][1]}{self.widths[name]}}"
