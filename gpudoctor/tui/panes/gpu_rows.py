@@ -127,10 +127,7 @@ class GpuRows(DrawnLines, can_focus=True):
         Binding("down,j", "choose(1)", "Next GPU", show=False),
     ]
     DEFAULT_CSS = "GpuRows { height: 1fr; }"
-
-    def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
-        super().__init__(id=id, classes=classes)
-        self._first = 0
+    _first = 0
 
     def _draw(self, state: State, width: int, height: int) -> None:
         gpus = self._gpus

@@ -27,9 +27,7 @@ class HeaderLine(Lines):
     """The first line. On a narrow terminal it drops, in this order: driver, number of skips, version, GPUs, clock,
     program name, label. Tags (SIMULATED, INJECTED ...) and the verdict are always shown."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._shown: tuple[State, float] | None = None
+    _shown: tuple[State, float] | None = None
 
     def show(self, state: State, now_s: float) -> None:
         self._shown = state, now_s
@@ -176,10 +174,8 @@ class Sought(Message):
 class TimeSlider(DrawnLines):
     """The position in a recording; a click seeks to the time under it."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._line = (0, 0)
-        self._times = (0.0, 0.0)
+    _line = (0, 0)
+    _times = (0.0, 0.0)
 
     def show(self, state: State) -> None:
         self.set_class(state.playback is not None, "-shown")

@@ -39,14 +39,11 @@ class LinksPane(DrawnPane):
     LinksPane.-beside #links-details { margin: 0 0 0 2; }
     """
     BINDINGS = [Binding("m", "next_metric", "Metric"), Binding("r", "measure", "Measure links")]
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._metric: Metric | None = None  # None: the best available
-        self._drawn: Drawn | None = None
-        self._drawn_from: tuple[Metric, Node | None, Report | None] = ("topology", None, None)
-        self._details_from: tuple[object, ...] = ()
-        self._seen_gpu: int | None = None
+    _metric: Metric | None = None  # None: the best available
+    _drawn: Drawn | None = None
+    _drawn_from: tuple[Metric, Node | None, Report | None] = ("topology", None, None)
+    _details_from: tuple[object, ...] = ()
+    _seen_gpu: int | None = None
 
     def compose(self) -> ComposeResult:
         yield Static(id="links-title", markup=False)

@@ -259,10 +259,7 @@ class RanksPane(DrawnPane):
     RanksPane #ranks-figures { height: auto; width: 1fr; }
     """
     BINDINGS = [Binding("m", "next_operation", "Operation"), Binding("r", "measure", "Measure ranks")]
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._operation: str | None = None
+    _operation: str | None = None
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(can_focus=True):
