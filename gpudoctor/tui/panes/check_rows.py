@@ -178,12 +178,10 @@ class CheckLines(ScrollView, can_focus=True):
         row: CheckRow
         shut: bool
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.rows: tuple[CheckRow, ...] = ()
-        self._at = 0
-        self._empty = ""
-        self._name_width = 0
+    rows: tuple[CheckRow, ...] = ()
+    _at = 0
+    _empty = ""
+    _name_width = 0
 
     @property
     def row(self) -> CheckRow | None:
