@@ -122,6 +122,8 @@ def test_an_error_is_one_document_in_the_format_asked_for(form: str, gpudoctor: 
         ("baseline", "compare", "nothing-such", "report.json"),
         ("baseline", "compare", "nothing-such"),
         ("cluster", "report", "nothing-such"),
+        ("list", "nothing-such"),
+        ("nodes", "nothing-such"),
         ("cluster", "check", "--launcher", "mpi", "--hostfile", "nothing-such"),
     ],
 )

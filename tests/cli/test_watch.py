@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from gpudoctor.cli.commands.watch import ClosedError, LineWriter, follow
+from gpudoctor.errors import UserError
 from gpudoctor.facts.collect import collect_live
 from gpudoctor.facts.model.gpu import GpuProcess
 from gpudoctor.facts.model.node import Node
@@ -335,3 +336,12 @@ def test_a_reader_that_hangs_in_the_driver_dies_with_its_parent(tmp_path: Path) 
     for process in alive:
         process.kill()
     assert gone == [reader]
+
+
+def test_a_stdout_that_cannot_be_written_is_a_users_error() -> None:
+    class Full(BytesIO):
+        def write(self, data: object) -> int:
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(UserError, match="No space left on device"):
+        LineWriter(Full()).write(Tick(at_s=1.0))

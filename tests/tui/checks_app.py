@@ -50,8 +50,7 @@ class ChecksApp(PaneApp):
         self.pane.show(self.state)
 
     def on_run_wanted(self, message: RunWanted) -> None:
-        super().on_run_wanted(message)
-        if self.starts:
+        if self.starts:  # the handler of PaneApp, which Textual calls too, keeps what was asked for
             self.runs.want(message.only, message.level)
 
     def on_page_wanted(self, message: PageWanted) -> None:
@@ -59,7 +58,7 @@ class ChecksApp(PaneApp):
         self.runs.page(message.check_id)
 
     def action_run_all(self) -> None:
-        self.on_run_wanted(RunWanted((), self.state.level))
+        self.post_message(RunWanted((), self.state.level))
 
     def action_level(self) -> None:
         self.runs.choose_level()
