@@ -91,7 +91,8 @@ def opened(request: TuiRequest) -> tuple[Feed, check_runner.Checker]:
         return feeds.PlaybackFeed(recording.read_stream(source), _file_name(source)), checker
     _refuse(source, request.faults)
     watch = [*own_gpudoctor(), "watch", "--interval", f"{request.interval_s:g}", *arguments]
-    return feeds.ChildFeed(watch, _label(source)), checker
+    label = node_name().partition(".")[0] if source is None else _file_name(source)
+    return feeds.ChildFeed(watch, label), checker
 
 
 def ssh_host(source: str) -> str:
@@ -109,12 +110,6 @@ def _refuse(source: str | None, faults: tuple[str, ...]) -> None:
     if source is None and not faults:
         return  # this machine: errors show on the screen
     node_check.read_source(source, faults, 10.0, progress=progress.terminal_progress())
-
-
-def _label(source: str | None) -> str:
-    if source is None:
-        return node_name().partition(".")[0]
-    return _file_name(source)
 
 
 def _file_name(source: str) -> str:
