@@ -259,3 +259,11 @@ def test_planning_loads_neither_torch_nor_textual() -> None:
     )
     done = completed([sys.executable, "-c", code], check=True)
     assert done.stderr == "[]\n"
+
+
+def test_what_does_not_fit_names_more_nodes_and_fewer_with_states_in_ram(gpudoctor: Gpudoctor) -> None:
+    done = gpudoctor("plan", "70b", "--node", "rtx4090-4")
+    assert done.code == 2
+    assert "--nodes 41; or --nodes 5, with states in host RAM (slow)" in done.err
+    assert gpudoctor("plan", "70b", "--node", "rtx4090-4", "--nodes", "4").code == 2
+    assert "> FSDP, states in host RAM" in gpudoctor("plan", "70b", "--node", "rtx4090-4", "--nodes", "5").out

@@ -99,7 +99,7 @@ def _nothing(sources: Sequence[str], gathered: Gathered | None) -> str:
     if gathered is None:
         return f"{where}: nothing was read"
     others = len(gathered.foreign) + gathered.found.others
-    present = f"{others} other files and documents" if others else "nothing"
+    present = f"{others} other files and documents" if others else "no file"
     return (
         f"{where}: no report there, {present}; reports are written by gpudoctor check --json -o FILE, and by "
         "gpudoctor run --format json -o FILE"
