@@ -16,7 +16,7 @@ import msgspec
 from gpudoctor.facts.deadlines import COLLECTION
 from gpudoctor.lazy import lazy_imports
 from gpudoctor.process.exit_codes import COULD_NOT
-from gpudoctor.text.output import ClosedStdoutError, is_terminal, say, write_stdout
+from gpudoctor.text.output import ClosedStdoutError, is_terminal, printable, say, write_stdout
 
 with lazy_imports():
     from gpudoctor.api import node_check
@@ -161,6 +161,13 @@ def write_error_document(text: str, args: argparse.Namespace) -> None:
         write_output(text, args)
     except output_files.OutputError:
         _print(text, args)
+
+
+def write_error_object(args: argparse.Namespace, message: str, code: int) -> int:
+    """Write an error as a JSON object if `--json` was given; return the exit code. For commands without a document."""
+    if args.json:
+        write_stdout(msgspec.json.encode({"error": printable(message)}).decode() + "\n")
+    return code
 
 
 def write_as_asked(report: _D, args: argparse.Namespace, render: Callable[[_D, bool], str]) -> bool:

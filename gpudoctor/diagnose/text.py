@@ -17,6 +17,7 @@ _UNBROKEN = 10_000  # columns: a command is there to be copied
 _EVIDENCE_WIDTH, _LEAST_QUOTED = 300, 60
 _ONE_DIGIT = str.maketrans("123456789", "000000000")
 _MOST_CLOCKS = 6
+_TIMELINE_INDENT = 16  # that of the second column
 _BOLD, _DIM, _RESET = "\x1b[1m", "\x1b[2m", "\x1b[0m"
 _STYLES = {"cause": "\x1b[1;31m", "unknown": "\x1b[1;33m", "nothing": "\x1b[1;32m"}
 
@@ -62,7 +63,8 @@ def _lines(answer: Diagnosis, width: int, color: bool, verbose: bool) -> Iterato
         for entry in answer.timeline:
             who = f"rank {entry.rank}" if entry.rank is not None else "-"
             place = f"{printable(entry.file)}:{entry.line}"
-            yield f"  {entry.time or '-':>12}  {who:<9} {printable(entry.host or '-'):<16} {entry.what:<22} {place}"
+            line = f"  {entry.time or '-':>12}  {who:<9} {printable(entry.host or '-'):<16} {entry.what:<22} {place}"
+            yield from _wrapped(line, width, subsequent_indent=" " * _TIMELINE_INDENT)
 
 
 def _titled(words: list[tuple[str, str]], cause: Cause, width: int, color: bool) -> Iterator[str]:
@@ -128,16 +130,13 @@ def _rows(label: str, texts: Iterable[str], width: int) -> Iterator[str]:
 
 
 def _row(label: str, text: str, width: int) -> Iterator[str]:
-    indent = " " * (_LABEL + 4)
-    wrapped = textwrap.wrap(
-        text,
-        width,
-        initial_indent=f"  {label:<{_LABEL}}  ",
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    yield from wrapped or [f"  {label}"]
+    indents = {"initial_indent": f"  {label:<{_LABEL}}  ", "subsequent_indent": " " * (_LABEL + 4)}
+    yield from _wrapped(text, width, **indents) or [f"  {label}"]
+
+
+def _wrapped(text: str, width: int, **indents: str) -> list[str]:
+    """The text in lines; a path, which is there to be copied, is wider than they are rather than broken."""
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False, **indents)  # type: ignore[arg-type]
 
 
 def _painted(text: str, style: str, color: bool) -> str:

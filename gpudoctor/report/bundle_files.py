@@ -15,7 +15,7 @@ from gpudoctor.facts.model.node import Node, to_json
 from gpudoctor.facts.redaction.redact import Redaction
 from gpudoctor.report.judge import Question, judge
 from gpudoctor.report.model import Report, Run, SourceSummary, render_json
-from gpudoctor.text.json_text import terminal_safe
+from gpudoctor.text.json_text import json_document
 from gpudoctor.text.output import printable
 
 
@@ -29,10 +29,10 @@ def files_of(node: Node, *, redact: bool, made_s: float, argv: tuple[str, ...] =
         redaction = Redaction(node)
         node, report = redaction.node, redaction.of(report)
     return {
-        FACTS: terminal_safe(msgspec.json.format(to_json(node), indent=2)) + b"\n",
+        FACTS: json_document(msgspec.Raw(to_json(node))).encode(),
         REPORT: render_json(report).encode(),
         KERNEL: kernel_lines(node).encode("utf-8", "backslashreplace"),
-        VERSIONS: terminal_safe(msgspec.json.format(msgspec.json.encode(versions(node)), indent=2)) + b"\n",
+        VERSIONS: json_document(versions(node)).encode(),
     }
 
 

@@ -14,7 +14,7 @@ def problems_of(report: Report, gpu: int) -> list[tuple[str, Finding]]:
         (check.id, finding)
         for check in report.checks
         for finding in check.findings
-        if finding.status in PROBLEMS and gpu in (finding.subject.gpu, *(finding.subject.gpus or ()))
+        if finding.status in PROBLEMS and gpu in finding.subject.all_gpus
     ]
     return sorted(found, key=lambda row: (PROBLEMS.index(row[1].status), row[1].explained_by is not None))
 

@@ -93,39 +93,32 @@ def families(report: Report) -> Iterator[Family]:
     mark, run = {"simulated": "true"} if report.simulated else {}, report.run
     # no number of faults if nothing was judged: 0 would look healthy
     judged = report.error is None
+    faults, suppressed = (len(report.faults), suppressed_in(report.checks)) if judged else (None, None)
     labels = {"version": report.tool.version, "level": run.level, "source": run.source.kind}
-    faults: list[Sample] = [({}, len(report.faults))] if judged else []
-    suppressed: list[Sample] = [({}, suppressed_in(report.checks))] if judged else []
-    started: list[Sample] = []
-    if run.started_at:
-        started = [({}, datetime.datetime.fromisoformat(run.started_at).timestamp())]
+    started = datetime.datetime.fromisoformat(run.started_at).timestamp() if run.started_at else None
     every: tuple[tuple[str, str, Iterable[Sample]], ...] = (
         # every verdict, so that sums over nodes are 0 instead of absent
         ("gpudoctor_verdict", "Verdict on the node (state set).", verdict_states(report.verdict)),
         ("gpudoctor_check_status", "The status that each check has on each GPU.", _states(report)),
         *_numbers(report),
-        (
-            "gpudoctor_faults",
-            "Faults: failed findings that nothing else explains.",
-            faults,
-        ),
-        (
-            "gpudoctor_suppressed_findings",
-            "Findings that the configuration sets aside.",
-            suppressed,
-        ),
+        ("gpudoctor_faults", "Faults: failed findings that nothing else explains.", _one(faults)),
+        ("gpudoctor_suppressed_findings", "Findings that the configuration sets aside.", _one(suppressed)),
         ("gpudoctor_gpu_info", "The GPUs of the node.", _gpus(report)),
         ("gpudoctor_collective_busbw_bytes_per_second", "Measured bus bandwidth.", _collectives(report)),
         ("gpudoctor_ddp_compute_seconds", "Compute time of a DDP step on each rank.", _ranks(report)),
         ("gpudoctor_run_info", "Which gpudoctor judged what.", [(labels, 1)]),
-        ("gpudoctor_run_exit_code", "Exit code of the run.", [({}, report.exit_code)]),
-        ("gpudoctor_run_duration_seconds", "Duration of the run.", [({}, run.duration_s)]),
-        ("gpudoctor_run_timestamp_seconds", "When the run started, Unix time.", started),
+        ("gpudoctor_run_exit_code", "Exit code of the run.", _one(report.exit_code)),
+        ("gpudoctor_run_duration_seconds", "Duration of the run.", _one(run.duration_s)),
+        ("gpudoctor_run_timestamp_seconds", "When the run started, Unix time.", _one(started)),
     )
     for name, text, samples in every:
         marked = tuple(({**labels, **mark}, value) for labels, value in samples)
         if marked:
             yield Family(name, text, marked)
+
+
+def _one(value: float | None) -> list[Sample]:
+    return [] if value is None else [({}, value)]
 
 
 def verdict_states(verdict: str) -> Iterator[Sample]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from gpudoctor.report.model import Report
+from gpudoctor.text.json_text import json_document
 
 # what the keys mean, for those who read the schema without this package
 _DESCRIBED = {
@@ -34,4 +35,4 @@ def report_schema() -> str:
     properties = schema["$defs"]["Report"]["properties"]
     for name, text in _DESCRIBED.items():
         properties[name] = {"description": text, **properties[name]}
-    return msgspec.json.format(msgspec.json.encode(schema), indent=2).decode() + "\n"
+    return json_document(schema)

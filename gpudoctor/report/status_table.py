@@ -14,6 +14,7 @@ from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
 from gpudoctor.report.gpu_health import health_of, problems_of
 from gpudoctor.report.model import Report, alarms, node_words
+from gpudoctor.report.tables.table import NOT_KNOWN, cell
 from gpudoctor.report.wording import explained_next, verdict_words
 from gpudoctor.text.output import printable
 from gpudoctor.text.units import MIB, gib_number, ranges
@@ -25,7 +26,6 @@ _DROPPED_FIRST = ("W", "MHz", "NVLink", "PCIe")
 _COLORS = {"FAIL": "1;31", "unknown": "1;35", "warn": "33", "ok": "32", "PASS": "32", "WARN": "33", "UNKNOWN": "1;35"}
 _GAP = 2
 _LEAST_FOR_PROGRAM = 10
-_NONE = "-"
 
 
 def status_text(report: Report, node: Node, *, width: int, color: bool) -> str:
@@ -46,41 +46,37 @@ def status_text(report: Report, node: Node, *, width: int, color: bool) -> str:
 
 def _cells(gpu: Gpu, report: Report) -> dict[str, str]:
     if gpu.errors:  # a GPU that is half lost still answers with old values
-        return {**dict.fromkeys(_HEADINGS, _NONE), "GPU": str(gpu.index), "health": health_of(report, gpu.index)}
+        return {**dict.fromkeys(_HEADINGS, NOT_KNOWN), "GPU": str(gpu.index), "health": health_of(report, gpu.index)}
     used, total = known(gpu.memory_used_mib), known(gpu.memory_total_mib)
     memory = "" if used is None else gib_number(used * MIB)
     return {
         "GPU": str(gpu.index),
         "health": health_of(report, gpu.index),
-        "util%": _whole(gpu.utilization.gpu_pct),
-        "mem GiB": memory + (f"/{gib_number(total * MIB, 0)}" if total else "") if used is not None else _NONE,
-        "MHz": _whole(gpu.clocks.sm_mhz),
-        "°C": _whole(gpu.thermal.gpu_c),
-        "W": _whole(gpu.power.draw_w),
+        "util%": cell(gpu.utilization.gpu_pct, ".0f"),
+        "mem GiB": memory + (f"/{gib_number(total * MIB, 0)}" if total else "") if used is not None else NOT_KNOWN,
+        "MHz": cell(gpu.clocks.sm_mhz, ".0f"),
+        "°C": cell(gpu.thermal.gpu_c, ".0f"),
+        "W": cell(gpu.power.draw_w, ".0f"),
         "PCIe": _pcie(gpu),
         "NVLink": _nvlinks(gpu),
         "program": printable(_programs(gpu)),
     }
 
 
-def _whole(value: float | Missing) -> str:
-    return _NONE if isinstance(value, Missing) else f"{value:.0f}"
-
-
 def _pcie(gpu: Gpu) -> str:
     generation, width = known(gpu.pcie.generation), known(gpu.pcie.width)
-    return _NONE if generation is None or width is None else f"{generation} x{width}"
+    return NOT_KNOWN if generation is None or width is None else f"{generation} x{width}"
 
 
 def _nvlinks(gpu: Gpu) -> str:
     links = known(gpu.nvlinks)
-    return f"{sum(link.is_up for link in links)}/{len(links)}" if links else _NONE
+    return f"{sum(link.is_up for link in links)}/{len(links)}" if links else NOT_KNOWN
 
 
 def _programs(gpu: Gpu) -> str:
     """The program with the most memory, its process and user, and how many more there are."""
     if isinstance(gpu.processes, Missing):
-        return _NONE
+        return NOT_KNOWN
     running = sorted(gpu.processes, key=lambda p: -(known(p.memory_mib) or 0))
     if not running:
         return ""

@@ -28,7 +28,6 @@ from gpudoctor.report.wording import (
     alike,
     also_paste,
     block_rows,
-    check_count,
     domain_words,
     explained_next,
     have_one_reason,
@@ -41,6 +40,7 @@ from gpudoctor.report.wording import (
     verdict_words,
 )
 from gpudoctor.text.output import printable
+from gpudoctor.text.units import counted
 
 NARROWEST = 40
 STYLES = {
@@ -52,7 +52,6 @@ STYLES = {
 }
 PARTLY_STYLE = "bold cyan"  # as loud as a verdict, and not the green of a PASS
 _THEME = Theme({"markdown.code": "cyan"})  # rich's own has a black background
-# what the command to run next takes over from this one
 _GAP = 2  # of `TextRows` and `FoldedRow`
 _MOST_LABEL = 28  # of a finding
 # if less width is left for the last cell, it goes on lines below the row
@@ -121,7 +120,7 @@ def _head(report: Report) -> Iterator[Text]:
     against = (
         f"{against[:1].upper()}{against[1:]}. " if report.profile.name == "none" else f"Judged against {against}. "
     )
-    checks = f"{len(report.checks)} check{'s' * (len(report.checks) != 1)}, level {report.run.level}."
+    checks = f"{counted(len(report.checks), 'check')}, level {report.run.level}."
     # the verdict on a part of a node counts what of it could be judged
     yield plain(f"{against if report.gpus else ''}{'' if report.evaluated.partly else checks}".rstrip())
     for note in report.run.notes:
@@ -173,7 +172,7 @@ def _by_level(results: Sequence[CheckResult]) -> str:
     """ "14 checks of level standard (9), full (5)"."""
     counts = Counter(result.level for result in results)
     where = ", ".join(f"{level} ({counts[level]})" for level in LEVELS if counts[level])
-    return f"{check_count(len(results))} of level {where}"
+    return f"{counted(len(results), 'check')} of level {where}"
 
 
 def _statements(results: Iterable[CheckResult]) -> list[str]:
@@ -220,27 +219,27 @@ def labelled_rows(rows: Sequence[tuple[str, str]]) -> Iterator[RenderableType]:
             yield from (UnwrappedLine(" " * (width + 2 * _GAP) + printable(command)) for _, command in group)
             continue
         for label, text in group:
-            yield FoldedRow((plain(label, "dim"),), plain(text), width)
+            yield FoldedRow((plain(label, "dim"),), plain(text), (width,))
 
 
 class FoldedRow:
-    """Cells that keep their width, and a last one that is folded into what is left, behind a gap.
+    """Cells that keep their width, and a last one that is folded into what is left, behind an indentation.
 
     A grid of rich shows the same and takes ten times as long, which counts in a report on hundreds of faults.
-    `widest`: the width of the cells but the last one, if it is not their own.
+    `widths`: those of the cells but the last one, if they are not their own.
     """
 
-    def __init__(self, cells: Sequence[Text], last: Text, widest: int = 0) -> None:
-        self._cells, self._last = cells, last
-        self._widths = [max(cell.cell_len, widest) for cell in cells]
+    def __init__(self, cells: Sequence[Text], last: Text, widths: Sequence[int] = (), *, indent: int = _GAP) -> None:
+        self._cells, self._last, self._indent = cells, last, indent
+        self._widths = widths or [cell.cell_len for cell in cells]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        before = _GAP + sum(self._widths) + _GAP * len(self._widths)
+        before = self._indent + sum(self._widths) + _GAP * len(self._widths)
         left = options.max_width - before
         if left < _WORDS_MIN:
             yield Padding(self._grid(), (0, 0, 0, _GAP))
             return
-        yield Segment(" " * _GAP)
+        yield Segment(" " * self._indent)
         for cell, width in zip(self._cells, self._widths, strict=True):
             yield Segment(cell.plain + " " * (width - cell.cell_len), console.get_style(cell.style))
             yield Segment(" " * _GAP)
@@ -273,7 +272,7 @@ class UnwrappedLine:
 
 def _tail(report: Report) -> Iterator[RenderableType]:
     counts = report.counts
-    faults = f"{len(report.faults)} {'fault' if len(report.faults) == 1 else 'faults'}"
+    faults = counted(len(report.faults), "fault")
     parts = [fault.subject for fault in report.faults if fault.subject.label != NODE.label]
     node = " and the node" if len(parts) < len(report.faults) else ""
     # "GPU 2, 5 and /": in one list the path would read as a GPU
@@ -282,11 +281,11 @@ def _tail(report: Report) -> Iterator[RenderableType]:
     on = f" on {' and '.join(filter(None, labels))}{node}" if parts else ""
     if len(parts) == len({part.gpu for part in parts} - {None}) == 2:  # "1-2" would read as the pair of both
         on = f" on GPU {' and '.join(str(part.gpu) for part in sorted(parts, key=lambda part: part.gpu or 0))}{node}"
-    failed = f" ({check_count(counts.fail)} failed)" if counts.fail else ""
+    failed = f" ({counted(counts.fail, 'check')} failed)" if counts.fail else ""
     if not report.evaluated.partly:
         yield plain(
-            f"{faults}{on}{failed}, {counts.passed} passed, {counts.warn} "
-            f"{'warning' if counts.warn == 1 else 'warnings'}, {counts.skip} skipped, {counts.unknown} unknown.  "
+            f"{faults}{on}{failed}, {counts.passed} passed, {counted(counts.warn, 'warning')}, {counts.skip} skipped, "
+            f"{counts.unknown} unknown.  "
             f"{report.run.duration_s:.1f} s"
         )
     word = plain(verdict_word(report), verdict_style(report))
@@ -334,13 +333,7 @@ class TextRows:
         *retained, _ = zip(*self._rows, strict=True)
         widest = [max(cell.cell_len for cell in column) for column in retained]
         if options.max_width - sum(widest) - _GAP * len(retained) >= _WORDS_MIN:
-            table = Table.grid(padding=(0, _GAP), pad_edge=False)
-            for _ in retained:
-                table.add_column(no_wrap=True)
-            table.add_column(overflow="fold", ratio=1)
-            for row in self._rows:
-                table.add_row(*row)
-            yield table
+            yield from (FoldedRow(first, cell, widest, indent=0) for *first, cell in self._rows)
             return
         for *first, cell in self._rows:
             line = Text(" " * _GAP, overflow="fold").join(first)

@@ -37,8 +37,8 @@ _MATRIX_RANKS_MAX = 8
 
 def figure_lines(measurements: Measurements) -> list[str]:
     """The figures of each probe, in the order in which they ran; empty if nothing was measured."""
-    launch, of_libraries = measurements.launch, library_lines(measurements)
-    of_storage = storage_lines(measurements)
+    launch, of_libraries = measurements.launch, _titled(library_tables(measurements))
+    of_storage = _storage_lines(measurements)
     if launch is None:
         return [*(["Measured in processes of their own:", *of_libraries] if of_libraries else []), *of_storage]
     kind = "CPU rank" if launch.backend == "gloo" else "GPU"
@@ -49,8 +49,7 @@ def figure_lines(measurements: Measurements) -> list[str]:
     lines += device_lines(measurements)
     if measurements.training is not None:
         lines += _training_lines(measurements.training)
-    lines += strategy_lines(measurements)
-    lines += loading_lines(measurements)
+    lines += _titled([*strategy_tables(measurements), *loading_tables(measurements)])
     lines += of_libraries
     if measurements.burn is not None:
         lines += _burn_lines(measurements.burn)
@@ -58,8 +57,7 @@ def figure_lines(measurements: Measurements) -> list[str]:
     return lines + of_storage
 
 
-def storage_lines(measurements: Measurements) -> list[str]:
-    """A table for each path that was read; empty if none was."""
+def _storage_lines(measurements: Measurements) -> list[str]:
     lines: list[str] = []
     for table in (storage_table(read) for read in measurements.storage if read.rates):
         lines += [f"{table.title[0].upper()}{table.title[1:]}, readers together:", *aligned(table, "  ")]
@@ -141,21 +139,6 @@ def _compute_lines(ranks: Sequence[ComputeRank]) -> list[str]:
             parts.append(f"bits {bits}{'' if repeats == 'same' else ' (not steady)'}")
         lines.append(f"    {who}: {'; '.join(parts)}")
     return ["  compute, all at the same time:", *lines] if lines else []
-
-
-def strategy_lines(measurements: Measurements) -> list[str]:
-    """Time, traffic and memory of a step under each strategy, and of one rank alone; empty if none was tried."""
-    return _titled(strategy_tables(measurements))
-
-
-def loading_lines(measurements: Measurements) -> list[str]:
-    """Rates of the data loader by number of workers; empty if nothing was loaded."""
-    return _titled(loading_tables(measurements))
-
-
-def library_lines(measurements: Measurements) -> list[str]:
-    """The same for DeepSpeed and TensorFlow, a table per library; empty if none was tried."""
-    return _titled(library_tables(measurements))
 
 
 def _titled(tables: Iterable[Table]) -> list[str]:

@@ -26,6 +26,7 @@ from gpudoctor.facts.captures import ABSENT
 from gpudoctor.facts.model.missing import NOT_IN_FILE
 from gpudoctor.lazy import lazy_imports
 from gpudoctor.report.model import Report, findings_of, is_above
+from gpudoctor.text.units import counted
 
 with lazy_imports():
     import shlex
@@ -53,10 +54,6 @@ PARTLY = "PARTLY JUDGED"
 Part = str | tuple[Evidence, ...] | tuple[Advice, ...] | tuple[str, ...]
 
 
-def check_count(count: int) -> str:
-    return f"{count} {'check' if count == 1 else 'checks'}"
-
-
 def domain_words(results: list[CheckResult], status: Status, domains: Sequence[str] = ()) -> str:
     """ "7 of 8 GPUs ok   GPU 5: link-width", "3 of 4 checks ok   fabric", "7 checks" or "5 checks: why skipped".
 
@@ -67,18 +64,19 @@ def domain_words(results: list[CheckResult], status: Status, domains: Sequence[s
     if status is Status.SKIP:
         reasons = _different(_reason(r) for r in results)
         others = len(reasons) - 1
-        more = f" (and {others} more reason{'s' * (others > 1)})" if others else ""
+        more = f" (and {counted(others, 'more reason')})" if others else ""
         named = f" ({', '.join(domains)})" if len(domains) > 1 else ""
-        return f"{check_count(len(results))}{named}: {reasons[0]}{more}"
+        return f"{counted(len(results), 'check')}{named}: {reasons[0]}{more}"
     bad = [r for r in looked if r.status is not Status.PASS]
     tail = f", {skipped} skipped" if skipped else ""
     if not bad:
         summary = _worth_seeing(results)
-        return f"{check_count(len(looked))}{tail}" + (f"   {summary}" if summary else "")
+        return f"{counted(len(looked), 'check')}{tail}" + (f"   {summary}" if summary else "")
     names = "; ".join(_by_subject(bad))
     if gpus := _gpus_ok(looked):
-        return f"{gpus}{f', {check_count(skipped)} skipped' if skipped else ''}   {names}"
-    return f"{len(looked) - len(bad)} of {check_count(len(looked))} ok{tail}   {names}"
+        tail = f", {counted(skipped, 'check')} skipped" if skipped else ""
+        return f"{gpus}{tail}   {names}"
+    return f"{len(looked) - len(bad)} of {counted(len(looked), 'check')} ok{tail}   {names}"
 
 
 def have_one_reason(results: Iterable[CheckResult]) -> bool:
@@ -171,8 +169,9 @@ def verdict_words(report: Report) -> str:
         return f"{report.evaluated.words}; {found}"
     if report.verdict == "fail" and is_no_gpu_node(report):
         return "this is no GPU node"
+    passed = counted(report.counts.passed, "check")
     by_verdict = {
-        "pass": f"nothing wrong in the {check_count(report.counts.passed)} that could look; no GPU was put under load",
+        "pass": f"nothing wrong in the {passed} that could look; no GPU was put under load",
         "warn": "works; look at the warnings",
         "fail": "not fit to train on" + (", by what this text says" if report.evaluated.partly else ""),
     }
@@ -210,7 +209,7 @@ def joined_problems(report: Report) -> tuple[list[tuple[CheckResult, list[Findin
     groups, lacking = list(problem_groups(report)), lacking_rows(report)
     if len(lacking) <= _MOST_LACKING:
         return groups, "", []
-    title = f"{NOT_IN_FILE.reason}: what {check_count(len(lacking))} judge"
+    title = f"{NOT_IN_FILE.reason}: what {counted(len(lacking), 'check')} judge"
     return [group for group in groups if not lacks_a_fact(group[1][0])], title, lacking
 
 
@@ -328,7 +327,7 @@ class Explained:
             if f.explained_by is not None:
                 line = f"{check_id} {f.status.value}: {headline(f)}"
                 self._others.setdefault(f.explained_by, {})[order] = line
-                for gpu in _gpus(f.subject) or (None,):
+                for gpu in f.subject.all_gpus or (None,):
                     self._near.setdefault((f.explained_by, gpu), {})[order] = line
 
     def by(self, check_id: str, findings: Sequence[Finding]) -> list[str]:
@@ -341,7 +340,7 @@ class Explained:
                 own |= self._faults.get((check_id, subject), {})
             lines = list(dict.fromkeys(line for _, fault in sorted(own.items()) for line in fault.explains))
         else:
-            gpus = {gpu for subject in subjects for gpu in _gpus(subject)}
+            gpus = {gpu for subject in subjects for gpu in subject.all_gpus}
             others = {} if gpus else self._others.get(check_id, {})
             for gpu in (*gpus, None):
                 others = others | self._near.get((check_id, gpu), {})
@@ -351,10 +350,6 @@ class Explained:
             return lines
         seen = [line for line in lines if line.split()[1] != "unknown:"]
         return [*seen, f"{len(blind)} checks that got no answer: {', '.join(blind)}"]
-
-
-def _gpus(subject: Subject) -> tuple[int, ...]:
-    return subject.gpus or (() if subject.gpu is None else (subject.gpu,))
 
 
 def expected_words(expected: Expected) -> str:
@@ -373,11 +368,16 @@ def explained_next(report: Report) -> list[str]:
 
 
 def same_run(argv: tuple[str, ...]) -> str:
-    """The options of this run that select the node and its load, quoted for a shell, for the command to run next."""
+    """The options of this run that select the node and its load, quoted for a shell, for the command to run next.
+
+    What was read from stdin is gone: the next command wants it as a file.
+    """
     retained = []
     for word, value in zip_longest(argv, argv[1:], fillvalue=""):
         if word in _KEPT_OPTIONS:
-            retained.append(f"{word} {shlex.quote(value)}")
+            retained.append(f"{word} {'FILE' if (word, value) == ('--node', '-') else shlex.quote(value)}")
+        elif word == "--node=-":
+            retained.append("--node=FILE")
         elif word.partition("=")[0] in _KEPT_OPTIONS:
             retained.append(shlex.quote(word))
     return "".join(f" {option}" for option in retained)

@@ -8,6 +8,7 @@ from itertools import product
 
 from gpudoctor.errors import UserError
 from gpudoctor.lazy import lazy_pattern
+from gpudoctor.text.units import runs
 
 # what a host list may contain: a name from a report must not inject a second host, an option or a command
 _HOST_NAME = lazy_pattern(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9_])?")
@@ -142,20 +143,10 @@ def _folded(prefix: str, digits: set[str]) -> list[str]:
         groups.setdefault(width, []).append(int(number))
     parts = []
     for width in sorted(groups):
-        ranges = [_range(first, last, width) for first, last in _runs(sorted(groups[width]))]
+        ranges = [_range(first, last, width) for first, last in runs(sorted(groups[width]))]
         single = len(ranges) == 1 and "-" not in ranges[0]
         parts.append(f"{prefix}{ranges[0]}" if single else f"{prefix}[{','.join(ranges)}]")
     return parts
-
-
-def _runs(numbers: list[int]) -> list[tuple[int, int]]:
-    runs: list[tuple[int, int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1] = (runs[-1][0], number)
-        else:
-            runs.append((number, number))
-    return runs
 
 
 def _range(first: int, last: int, width: int) -> str:

@@ -23,12 +23,12 @@ def json_line(struct: msgspec.Struct) -> str:
         return json.dumps(msgspec.to_builtins(struct)) + "\n"
 
 
-def json_document(struct: msgspec.Struct) -> str:
-    """The struct as JSON with an indentation of two spaces, ending in a newline."""
+def json_document(data: object) -> str:
+    """Any data as JSON with an indentation of two spaces, ending in a newline."""
     try:
-        return terminal_safe(msgspec.json.format(msgspec.json.encode(struct), indent=2)).decode() + "\n"
+        return terminal_safe(msgspec.json.format(msgspec.json.encode(data), indent=2)).decode() + "\n"
     except UnicodeEncodeError:  # as in `json_line`
-        return json.dumps(msgspec.to_builtins(struct), indent=2) + "\n"
+        return json.dumps(msgspec.to_builtins(data), indent=2) + "\n"
 
 
 def terminal_safe(data: bytes) -> bytes:

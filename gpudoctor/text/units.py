@@ -96,8 +96,8 @@ def figure_text(value: float) -> str:
 def short_figure(value: float) -> str:
     """A figure from 0 to 9999 in at most four characters.
 
-    >>> [short_figure(value) for value in (0, 0.0521, 1.234, 45.61, 481.4, 0.001)]
-    ['0', '.05', '1.2', '45.6', '481', '<.01']
+    >>> [short_figure(value) for value in (0, 0.001, 0.0521, 0.999, 1.234, 9.97, 45.61, 99.97, 1800)]
+    ['0', '<.01', '.05', '1.0', '1.2', '10.0', '45.6', '100', '1800']
     """
     if value == 0:
         return "0"
@@ -130,32 +130,20 @@ def rate_text(gb_s: float) -> str:
     return f"{three_digits(gb_s)} GB/s ({three_digits(gb_s * 8)} Gbit/s)"
 
 
-def time_text(us: float) -> str:
-    """Microseconds in a suitable unit, with two digits.
+def time_text(us: float, *, exact: bool = False) -> str:
+    """Microseconds in a suitable unit, with two digits; `exact`: with three.
 
-    >>> time_text(12.34), time_text(123.4), time_text(1234.5), time_text(2.5e6)
-    ('12 us', '123 us', '1.2 ms', '2.5 s')
-    >>> time_text(12_345.6), time_text(9_960.0), time_text(999.6)
-    ('12 ms', '10 ms', '1.0 ms')
-    """
-    for unit, factor in (("s", 1e6), ("ms", 1e3)):
-        if us >= 0.9995 * factor:
-            return f"{us / factor:.1f} {unit}" if us < 9.95 * factor else f"{us / factor:.0f} {unit}"
-    return f"{us:.0f} us"
-
-
-def exact_time_text(us: float) -> str:
-    """Microseconds in a suitable unit, with three digits.
-
-    >>> exact_time_text(12.34), exact_time_text(1234.5), exact_time_text(2.5e6)
-    ('12.3 us', '1.23 ms', '2.5 s')
-    >>> exact_time_text(999.9), exact_time_text(999_600), exact_time_text(1.5e9)
-    ('1 ms', '1 s', '1500 s')
+    >>> time_text(12.34), time_text(123.4), time_text(1234.5), time_text(12_345.6), time_text(2.5e6)
+    ('12 us', '123 us', '1.2 ms', '12 ms', '2.5 s')
+    >>> time_text(9_960.0), time_text(999.6), time_text(999.9, exact=True), time_text(999_600, exact=True)
+    ('10 ms', '1.0 ms', '1 ms', '1 s')
+    >>> time_text(12.34, exact=True), time_text(1234.5, exact=True), time_text(1.5e9, exact=True)
+    ('12.3 us', '1.23 ms', '1500 s')
     """
     for unit, factor in (("s", 1e6), ("ms", 1e3)):
         if us >= 0.9995 * factor:  # three digits round up to the next unit
-            return f"{three_digits(us / factor)} {unit}"
-    return f"{three_digits(us)} us"
+            return f"{three_digits(us / factor) if exact else rate_number(us / factor)} {unit}"
+    return f"{three_digits(us) if exact else f'{us:.0f}'} us"
 
 
 def seconds_text(seconds: float) -> str:
@@ -197,19 +185,26 @@ def rfc3339(time_s: float) -> str:
     return datetime.datetime.fromtimestamp(time_s, datetime.timezone.utc).isoformat(timespec="seconds")
 
 
+def runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """The first and last of each run of consecutive numbers; they ascend.
+
+    >>> runs([0, 1, 2, 5])
+    [(0, 2), (5, 5)]
+    """
+    found: list[tuple[int, int]] = []
+    for number in numbers:
+        start = found.pop()[0] if found and number == found[-1][1] + 1 else number
+        found.append((start, number))
+    return found
+
+
 def ranges(numbers: Iterable[int], between: str = ", ") -> str:
     """Ascending indices, with consecutive ones joined to ranges.
 
     >>> ranges([0, 1, 2, 5]), ranges([0, 1, 2, 5], ",")
     ('0-2, 5', '0-2,5')
     """
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return between.join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    return between.join(str(first) if first == last else f"{first}-{last}" for first, last in runs(numbers))
 
 
 def option_ranges(numbers: Iterable[int]) -> str:
@@ -219,3 +214,11 @@ def option_ranges(numbers: Iterable[int]) -> str:
     '0-2,5'
     """
     return ranges(numbers, ",")
+
+
+def counted(number: int, word: str) -> str:
+    """
+    >>> counted(1, "node"), counted(0, "node")
+    ('1 node', '0 nodes')
+    """
+    return f"{number} {word}{'s' * (number != 1)}"

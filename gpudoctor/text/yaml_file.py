@@ -218,18 +218,13 @@ def _shown(text: str) -> str:
 
 
 def _named(data: Any, path: str, to: Any) -> KeyPath:
-    """msgspec's error path as a key_path. msgspec prints `[...]` for any mapping key: bisection finds which one."""
+    """msgspec's error path as a key_path. msgspec prints `[...]` for any mapping key: the one that is wrong alone."""
     key_path: KeyPath = ()
     here = data
     for field, index in re.findall(r"\.(\w+)|\[(\d+|\.\.\.)\]", path):
         part: str | int = field or (int(index) if index.isdigit() else "")
         if index == "...":
-            keys = list(here)
-            while len(keys) > 1:
-                half = keys[: len(keys) // 2]
-                wrong = _wrong_path(_with(data, key_path, {key: here[key] for key in half}), to) == path
-                keys = half if wrong else keys[len(half) :]
-            part = keys[0]
+            part = next(key for key in here if _wrong_path(_with(data, key_path, {key: here[key]}), to) == path)
         key_path = (*key_path, part)
         here = here[part]
     return key_path

@@ -27,7 +27,7 @@ from gpudoctor.tui.bindings import (
 )
 from gpudoctor.tui.check_runner import Checker
 from gpudoctor.tui.feeds import STEP_S, Feed, PlaybackFeed
-from gpudoctor.tui.labels import THEMES, next_theme
+from gpudoctor.tui.labels import THEMES, following
 from gpudoctor.tui.panes.check_list import CheckList
 from gpudoctor.tui.panes.header import AlertLine, HeaderLine, Sought, TimeSlider
 from gpudoctor.tui.panes.overview import OverviewPane
@@ -283,7 +283,7 @@ class Doctor(App[int]):
         self.runs.save()
 
     def action_theme(self) -> None:
-        self.theme = next_theme(self.theme)
+        self.theme = following(tuple(THEMES), self.theme)
         self.notify(f"theme: {self.theme}", markup=False)
 
     def action_export(self) -> None:

@@ -33,10 +33,10 @@ _USERS_MAX = 8
 OnProgress = Callable[[ProgressLine], None]
 
 
-def ssh_prefix(host: str) -> list[str]:
+def ssh_prefix(host: str, *options: str) -> list[str]:
     """The command that starts gpudoctor on another machine through the user's ssh, which must not prompt."""
     # without --, a host that starts with - would be an option
-    return ["ssh", "-o", "BatchMode=yes", "--", host, "gpudoctor"]
+    return ["ssh", "-o", "BatchMode=yes", *options, "--", host, "gpudoctor"]
 
 
 class Checker:
@@ -48,18 +48,10 @@ class Checker:
     cannot be put under load: CPU ranks of this machine are measured instead, and labelled as such.
     """
 
-    def __init__(
-        self,
-        prefix: Sequence[str],
-        node: Sequence[str],
-        *,
-        options: Sequence[str] = (),
-        report_bytes_max: int = REPORT_BYTES_MAX,
-    ) -> None:
+    def __init__(self, prefix: Sequence[str], node: Sequence[str], *, options: Sequence[str] = ()) -> None:
         self._prefix = list(prefix) or own_gpudoctor()
         self._node = list(node)
         self._options = list(options)
-        self._report_bytes_max = report_bytes_max
         self._child: CheckChild | None = None
         self._cancelled = False
         self._closed = False
@@ -106,7 +98,7 @@ class Checker:
         try:
             command = self.command(only, level, force=force)
             self._cancelled = False
-            self._child = child = CheckChild(command, self._report_bytes_max, is_message=_progress_to(on_progress))
+            self._child = child = CheckChild(command, REPORT_BYTES_MAX, is_message=_progress_to(on_progress))
             await child.to_its_end()
             return finished(*_outcome(child, cancelled=self._cancelled, remote=self.is_remote))
         except OSError as error:
@@ -186,11 +178,9 @@ def users_of_gpus(state: State) -> tuple[str, ...]:
 
 def _readings(state: State, index: int) -> UseReadings:
     """The newest tick's readings of this GPU; the limits and the driver's way of counting are in the facts."""
-    latest = state.latest[index].readings if index in state.latest else {}
-    gpus = state.node.gpus if state.node is not None else ()
-    facts = next((readings_of(gpu) for gpu in gpus if gpu.index == index), UseReadings())
+    latest, gpu = state.latest[index].readings if index in state.latest else {}, state.gpu(index)
     return msgspec.structs.replace(
-        facts,
+        readings_of(gpu) if gpu is not None else UseReadings(),
         used_mib=latest.get("memory_used_mib"),
         busy_pct=latest.get("utilization_pct"),
         power_w=latest.get("power_w"),
@@ -216,5 +206,4 @@ def _processes(state: State, index: int) -> tuple[GpuProcess, ...] | Missing:
             for p in state.processes
             if p.gpu == index
         )
-    gpus = state.node.gpus if state.node is not None else ()
-    return next((gpu.processes for gpu in gpus if gpu.index == index), ())
+    return gpu.processes if (gpu := state.gpu(index)) is not None else ()

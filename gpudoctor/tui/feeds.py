@@ -6,8 +6,9 @@ import asyncio
 import signal
 import time
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
+from time import monotonic
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -52,10 +53,9 @@ class ChildFeed:
     the reason, and another child is started after 1, 2, 4 ... 60 s. A tick resets the pause to 1 s.
     """
 
-    def __init__(self, command: list[str], label: str, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, command: list[str], label: str) -> None:
         self.label = label
         self._command = command
-        self._clock = clock
         self._decode = msgspec.json.Decoder(WatchLine).decode
         self._child: _Child | None = None
         self._closed = asyncio.Event()
@@ -96,7 +96,7 @@ class ChildFeed:
                     self._child.end_soon()
             if self._closed.is_set():
                 return
-            yield FeedFailure(f"{self.label}: {why}; trying again in {pause_s:.0f} s", self._clock())
+            yield FeedFailure(f"{self.label}: {why}; trying again in {pause_s:.0f} s", time.time())
             await self._pause(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
@@ -169,11 +169,10 @@ class PlaybackFeed:
     `before` returns what the state is rebuilt from. At its end the recording pauses.
     """
 
-    def __init__(self, recording: Recording, label: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, recording: Recording, label: str) -> None:
         self.label = label
         self.playback = Playback(recording.begin_s, recording.end_s, recording.begin_s)
         self._recording = recording
-        self._clock = clock
         self._next = 0
         self._opened = -1
         self._changed = asyncio.Event()
@@ -182,7 +181,7 @@ class PlaybackFeed:
     async def lines(self) -> AsyncIterator[WatchLine | FeedFailure]:
         """Yield the facts in force and each tick when it is due, until `close`; a FeedFailure for a broken line."""
         recording = self._recording
-        due_s = self._clock()
+        due_s = monotonic()
         while not self._closed:
             if self._opened != self._opening_place():
                 self._opened = self._opening_place()
@@ -191,14 +190,14 @@ class PlaybackFeed:
                 self.playback.paused = True
             if self.playback.paused:
                 await self._wait(None)
-                due_s = self._clock() + self._gap_s()
+                due_s = monotonic() + self._gap_s()
                 continue
-            if await self._wait(due_s - self._clock()):
-                due_s = self._clock() + self._gap_s()
+            if await self._wait(due_s - monotonic()):
+                due_s = monotonic() + self._gap_s()
                 continue
             number, self._next = self._next, self._next + 1
             self.playback.at_s = recording.time_of(number)
-            due_s = max(due_s, self._clock() - LONGEST_GAP_S) + self._gap_s()
+            due_s = max(due_s, monotonic() - LONGEST_GAP_S) + self._gap_s()
             try:
                 yield recording.tick(number)
             except UserError as error:

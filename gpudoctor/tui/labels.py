@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, TypeVar
 
 from rich.style import Style
 from textual.theme import Theme
@@ -30,6 +30,7 @@ _HELD = {
     "idle": "idle",
 }
 LEVELS = "▁▂▃▄▅▆▇█"
+T = TypeVar("T")
 # "low": a figure far below its peers that no check has judged
 Tone = Literal["fail", "unknown", "warn", "pass", "skip", "low", "head", "quiet"]
 
@@ -68,50 +69,25 @@ _PLAIN: dict[str, str] = {
     "cursor": "underline",
     "cursor-focused": "reverse",
 }
-_DARK = Theme(
-    name="dark",
-    primary="#4f9fd9",
-    secondary="#b48ead",
-    accent="#e0b25c",
-    foreground="#dce3ea",
-    background="#10151b",
-    surface="#171d25",
-    panel="#1f2833",
-    success="#7fc97f",
-    warning="#e9b44c",
-    error="#ff6b6b",
-    dark=True,
-)
-_LIGHT = Theme(
-    name="light",
-    primary="#1f5f99",
-    secondary="#6b3d8f",
-    accent="#9a5b00",
-    foreground="#1b232b",
-    background="#fbfbf9",
-    surface="#f3f3ef",
-    panel="#e4e7e9",
-    success="#1e7a34",
-    warning="#8f5a00",
-    error="#b3161f",
-    dark=False,
-)
-# blue for good, orange for bad: distinguishable with every common colour vision deficiency (Okabe and Ito)
-_COLOUR_BLIND = Theme(
-    name="colour-blind",
-    primary="#56b4e9",
-    secondary="#cc79a7",
-    accent="#f0e442",
-    foreground="#e6e6e6",
-    background="#101418",
-    surface="#171c21",
-    panel="#222a32",
-    success="#56b4e9",
-    warning="#f0e442",
-    error="#e69f00",
-    dark=True,
-)
-THEMES = {theme.name: theme for theme in (_DARK, _LIGHT, _COLOUR_BLIND)}
+# in the themes dark, light and colour-blind, where blue is good and orange bad: distinguishable with every common
+# colour vision deficiency (Okabe and Ito)
+_THEME_COLOURS = {
+    "primary": ("#4f9fd9", "#1f5f99", "#56b4e9"),
+    "secondary": ("#b48ead", "#6b3d8f", "#cc79a7"),
+    "accent": ("#e0b25c", "#9a5b00", "#f0e442"),
+    "foreground": ("#dce3ea", "#1b232b", "#e6e6e6"),
+    "background": ("#10151b", "#fbfbf9", "#101418"),
+    "surface": ("#171d25", "#f3f3ef", "#171c21"),
+    "panel": ("#1f2833", "#e4e7e9", "#222a32"),
+    "success": ("#7fc97f", "#1e7a34", "#56b4e9"),
+    "warning": ("#e9b44c", "#8f5a00", "#f0e442"),
+    "error": ("#ff6b6b", "#b3161f", "#e69f00"),
+}
+# their names are the values of `--theme`
+THEMES = {
+    name: Theme(name, **{role: each[n] for role, each in _THEME_COLOURS.items()}, dark=name != "light")  # type: ignore[arg-type]
+    for n, name in enumerate(("dark", "light", "colour-blind"))
+}
 
 
 def held(events: Sequence[str] | None) -> str:
@@ -173,10 +149,6 @@ def both(received: float | None, sent: float | None) -> str:
     return "-" if received is None and sent is None else f"{rate_number(received)}/{rate_number(sent)}"
 
 
-def whole(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0f}"
-
-
 def clock(at_s: float) -> str:
     """HH:MM:SS in this machine's time zone."""
     return time.strftime("%H:%M:%S", time.localtime(at_s))
@@ -201,10 +173,6 @@ def worst_first(finding: Finding) -> int:
     return WORST_FIRST.index(finding.status)
 
 
-# The themes; their names are the values of `--theme`
-
-
-def next_theme(name: str) -> str:
-    """The name of the next theme; the first one after the last or an unknown name."""
-    names = list(THEMES)
-    return names[(names.index(name) + 1) % len(names)] if name in names else names[0]
+def following(names: Sequence[T], now: T) -> T:
+    """The name after `now`; the first one after the last or an unknown name."""
+    return names[(names.index(now) + 1) % len(names)] if now in names else names[0]

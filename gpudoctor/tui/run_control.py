@@ -227,8 +227,8 @@ class RunControl:
 def summary(phases: dict[int, str]) -> str:
     """What the ranks are doing, smallest group first.
 
-    >>> summary({0: "join", 1: "join"})
-    'join (2 ranks)'
+    >>> summary({0: "join"}), summary({0: "join", 1: "join"})
+    ('rank 0: join', 'join (2 ranks)')
     >>> summary({0: "all_reduce of 4 MiB", 1: "all_reduce of 1 MiB", 2: "all_reduce of 4 MiB"})
     'rank 1: all_reduce of 1 MiB; 2 ranks: all_reduce of 4 MiB'
     """

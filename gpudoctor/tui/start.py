@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 _SSH = "ssh:"
 # user@host, an address, or a Host of the user's ssh_config; never an option
 _HOST = lazy_pattern(r"[A-Za-z0-9_\[][A-Za-z0-9_.@:%\[\]-]*")
-# a broken connection is noticed within 15 s; BatchMode: ssh cannot prompt, the screen is in use
-_SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3")
+# ssh options: a broken connection is noticed within 15 s
+_NOTICES_BREAKS = ("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3")
 
 
 class TuiRequest(msgspec.Struct, frozen=True):
@@ -79,8 +79,8 @@ def opened(request: TuiRequest) -> tuple[Feed, check_runner.Checker]:
             raise UserError("--fault is for simulated nodes and captures, not for a machine over ssh")
         if request.config:
             raise UserError("--config: a machine over ssh is judged with its own configuration")
-        feed = feeds.ChildFeed(ssh_command(host, request.interval_s), host)
-        return feed, check_runner.Checker(check_runner.ssh_prefix(host), [])
+        watch = [*check_runner.ssh_prefix(host, *_NOTICES_BREAKS), "watch", "--interval", f"{request.interval_s:g}"]
+        return feeds.ChildFeed(watch, host), check_runner.Checker(check_runner.ssh_prefix(host), [])
     arguments = [] if source is None else ["--node", source]
     arguments += [word for fault in request.faults for word in ("--fault", fault)]
     options = ["--config", str(request.config)] if request.config else []
@@ -91,7 +91,8 @@ def opened(request: TuiRequest) -> tuple[Feed, check_runner.Checker]:
         return feeds.PlaybackFeed(recording.read_stream(source), _file_name(source)), checker
     _refuse(source, request.faults)
     watch = [*own_gpudoctor(), "watch", "--interval", f"{request.interval_s:g}", *arguments]
-    return feeds.ChildFeed(watch, _label(source)), checker
+    label = node_name().partition(".")[0] if source is None else _file_name(source)
+    return feeds.ChildFeed(watch, label), checker
 
 
 def ssh_host(source: str) -> str:
@@ -102,11 +103,6 @@ def ssh_host(source: str) -> str:
     return host
 
 
-def ssh_command(host: str, interval_s: float) -> list[str]:
-    """The command that watches another machine through the user's ssh."""
-    return ["ssh", *_SSH_OPTIONS, "--", host, "gpudoctor", "watch", "--interval", f"{interval_s:g}"]
-
-
 def _refuse(source: str | None, faults: tuple[str, ...]) -> None:
     """Raise UserError, as `check` does, for a source without a node."""
     if source == "-":
@@ -114,12 +110,6 @@ def _refuse(source: str | None, faults: tuple[str, ...]) -> None:
     if source is None and not faults:
         return  # this machine: errors show on the screen
     node_check.read_source(source, faults, 10.0, progress=progress.terminal_progress())
-
-
-def _label(source: str | None) -> str:
-    if source is None:
-        return node_name().partition(".")[0]
-    return _file_name(source)
 
 
 def _file_name(source: str) -> str:

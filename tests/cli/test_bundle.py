@@ -202,24 +202,6 @@ def test_a_redacted_bundle_names_nobody_and_is_judged_the_same(
     assert again.code == 1
 
 
-@pytest.mark.parametrize("form", ["text", "json", "html", "junit", "nagios", "prometheus"])
-def test_a_redacted_report_names_nobody_in_any_format(gpudoctor: Gpudoctor, facts_file: str, form: str) -> None:
-    shown = gpudoctor(
-        "check", "--level", "quick", "-v", "--include-facts", "--redact", "--format", form, "--node", facts_file
-    )
-    assert "pcie.link-width" in shown.out or form in ("nagios", "prometheus")
-    for secret in secrets_of(named_node()):
-        assert secret not in shown.out, secret
-
-
-def test_redacted_facts_name_nobody(gpudoctor: Gpudoctor, facts_file: str) -> None:
-    plain = gpudoctor("facts", "--node", facts_file).out
-    shown = gpudoctor("facts", "--redact", "--node", facts_file).out
-    for secret in secrets_of(named_node()):
-        assert secret in plain, secret
-        assert secret not in shown, secret
-
-
 def test_an_error_is_redacted_too(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
     shown = gpudoctor("check", "--json", "--redact", "--node", str(tmp_path / "amelie.json"))
     assert shown.code == 2

@@ -86,6 +86,8 @@ def test_help_of_a_command_is_that_command_s(gpudoctor: Gpudoctor) -> None:
         ("shm", "shm_too_small"),
         ("lora", "the frozen weights take 2 bytes a parameter"),
         ("pcie", "pcie.link-width: Every GPU uses all of its PCIe lanes"),
+        ("exit codes", "0: no failure"),
+        ("exit code 3", "128 + n: ended by signal n"),
         ("nccl timeouts", "diagnose.nccl-timeout: A collective timed out"),
         ("nccl slow", "env.nccl: No NCCL or launcher setting slows training down"),
         ("cuda out of memory", "cuda_oom: GPU memory ran out"),

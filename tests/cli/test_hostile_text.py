@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import get_args
 from xml.etree import ElementTree
 
 import msgspec
 import pytest
 
+from gpudoctor.facts.model.gpu import PathKind
 from gpudoctor.facts.model.node import from_json, to_json
 from gpudoctor.facts.simulated.load import apply_faults, load_node
 from gpudoctor.text.json_text import terminal_safe
 from tests.cli.conftest import Gpudoctor
+from tests.planted_secrets import planted
 
 # erases the screen in two ways, rings, turns the direction, breaks lines, and is markup of every kind
 EVIL = "a\x1b[2J\x9b2J\x07\u202e[red]x[/]</script><b>&\"'\r\n|\x7f\u2028`$(x)%n{}" + "L" * 300
 TYPED = "a\x1b[2J\u202e\x9b\x7f"
-KEPT = ("schema", "kind", "bus_id")
 
 
 def raw(text: str) -> set[str]:
@@ -27,38 +28,18 @@ def raw(text: str) -> set[str]:
     return {c for c in text if not c.isprintable() and c != "\n"}
 
 
-def places(facts: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The way to each piece of text."""
-    if isinstance(facts, str):
-        yield path
-    elif isinstance(facts, dict | list):
-        for key, value in facts.items() if isinstance(facts, dict) else enumerate(facts):
-            yield from places(value, (*path, key))
-
-
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A facts file with hostile text in every free-text leaf, and in its name; two faults are on the node."""
-    facts = json.loads(to_json(apply_faults(load_node("hgx-h100-8", {}), ["gpu-lost@2", "pcie-width-x8@5"])))
-    free: dict[tuple[Any, ...], bool] = {}
-    for path in list(places(facts)):
-        shape = tuple(key for key in path if isinstance(key, str))
-        if path[-1] in KEPT or shape == ("source", "faults") or not free.get(shape, True):
-            continue
-        inner = facts
-        for key in path[:-1]:
-            inner = inner[key]
-        number = next((key for key in path if isinstance(key, int)), 0)
-        # two GPUs of one UUID are refused
-        before, inner[path[-1]] = inner[path[-1]], f"{EVIL}{number}" if path[-1] == "uuid" else EVIL
-        if shape not in free:
-            try:
-                from_json(json.dumps(facts))
-                free[shape] = True
-            except msgspec.ValidationError:  # one of a few words only
-                free[shape] = False
-                inner[path[-1]] = before
-    assert sum(free.values()) > 50
+    numbers = count()
+
+    def evil(key: str, value: str) -> str:
+        if key == "bus_id" or (key == "path" and value in get_args(PathKind)):
+            return value
+        return f"{EVIL}{next(numbers)}" if key == "uuid" else EVIL  # two GPUs of one UUID are refused
+
+    node = apply_faults(load_node("hgx-h100-8", {}), ["gpu-lost@2", "pcie-width-x8@5"])
+    facts = planted(json.loads(to_json(node)), evil, but="faults")
     facts["gpus"][0]["processes"] = [{"pid": 5, "name": EVIL, "user": EVIL, "kind": "C", "memory_mib": 70000}]
     event = {"kind": "xid", "text": f"NVRM: Xid {EVIL}", "code": 79, "bus_id": facts["gpus"][1]["bus_id"]}
     facts["kernel_log"] = {"events": [event], "source": EVIL}

@@ -50,6 +50,41 @@ def test_the_text_report_loads_rich_but_neither_textual_nor_torch() -> None:
     assert not {"textual", "torch", "pynvml"} & loaded
 
 
+OPTIONS = """
+import argparse, sys
+from gpudoctor.cli.command_table import COMMANDS, module_of
+for name in COMMANDS:
+    module_of(name).add_options(argparse.ArgumentParser())
+print(*sys.modules)
+"""
+ROOMS = (
+    "plan.",
+    "cluster.fleet",
+    "cluster.baseline",
+    "cluster.check.",
+    "agent.",
+    "tui",
+    "testing",
+    "checks",
+    "report",
+    "api",
+)
+
+
+def test_the_options_of_all_commands_are_known_without_importing_what_does_the_work() -> None:
+    done = completed([sys.executable, "-c", OPTIONS], check=True)
+    loaded = set(done.stdout.split())
+    assert "gpudoctor.cli.commands.plan" in loaded
+    rooms = tuple(f"gpudoctor.{room}" for room in ROOMS)
+    assert sorted(name for name in loaded if name.startswith(rooms)) == []
+
+
+def test_a_check_imports_the_file_of_no_other_command() -> None:
+    loaded = modules_after("check", "--node", "hgx-h100-8", "--level", "quick")
+    names = ("main", "command_table", "guarded", "parsing", "options", "commands", "commands.check")
+    assert {name for name in loaded if name.startswith("gpudoctor.cli.")} == {f"gpudoctor.cli.{name}" for name in names}
+
+
 def test_a_live_check_leaves_the_driver_binding_to_its_child() -> None:
     loaded = modules_after("check", "--level", "quick", "--json")
     assert not {"pynvml", "torch"} & loaded

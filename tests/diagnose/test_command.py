@@ -123,9 +123,15 @@ def test_an_error_is_a_document_without_an_answer(tmp_path: Path, capsys: pytest
     assert capsys.readouterr().out == ""
 
 
-def test_verbose_has_the_timeline(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verbose_has_the_timeline_within_the_width(
+    log: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     main(["diagnose", str(log), "-v"])
-    assert "Timeline" in capsys.readouterr().out
+    timeline = capsys.readouterr().out.partition("Timeline")[2].splitlines()[1:]
+    places = [line.strip() for line in timeline if line.strip().startswith(f"{log}:")]
+    assert len(places) * 2 == len(timeline) > 0
+    assert max(len(line) for line in timeline if str(log) not in line) <= 80
 
 
 def test_html_and_output_file(log: Path, tmp_path: Path) -> None:

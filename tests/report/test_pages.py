@@ -63,8 +63,3 @@ def test_a_table_of_limits_stands_in_a_page_without_a_section_for_it() -> None:
     assert section[0] == "    fail_bytes  20 000 000 bytes  fail"
     assert section[1].startswith("                a rule a rule")
     assert len(section[1]) <= 80
-
-
-def test_a_plugin_brings_its_page_along() -> None:
-    mine = Check("x.mine", "Mine", "quick", lambda case: iter(()), page="# x.mine: Mine\n")
-    assert page_text(mine).startswith("# x.mine: Mine\n")

@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
 
-from textual.app import App, ComposeResult
 from textual.pilot import Pilot
 
 import gpudoctor.tui
@@ -20,6 +19,7 @@ from gpudoctor.tui.panes.checks import ChecksPane
 from gpudoctor.tui.panes.pane import PageWanted, RunWanted
 from gpudoctor.tui.run_control import RunControl
 from gpudoctor.tui.state import State
+from tests.tui.pane_app import PaneApp
 
 
 @cache
@@ -34,34 +34,23 @@ def report_of(node: str = "hgx-h100-8", *faults: str, words: tuple[str, ...] = (
 NARROW = report_of("hgx-h100-8", "pcie-width-x8@5")
 
 
-class ChecksApp(App[None]):
+class ChecksApp(PaneApp):
     """Shows a state in the Checks tab; `asked` are the runs that panes wanted, which start only with a checker."""
 
     CSS_PATH = Path(gpudoctor.tui.__file__).parent / "app.tcss"
     BINDINGS = [("s", "save", "Save")]
 
     def __init__(self, state: State, checker: Checker | None = None) -> None:
-        super().__init__()
-        self.state = state
-        self.pane = ChecksPane()
-        self.checker = checker or Checker([], [])
+        super().__init__(ChecksPane(), state)
         self.starts = checker is not None
-        self.asked: list[tuple[tuple[str, ...], str]] = []
         self.pages: list[str] = []
-        self.runs = RunControl(self, state, self.checker, self.changed)
-
-    def compose(self) -> ComposeResult:
-        yield self.pane
-
-    def on_mount(self) -> None:
-        self.changed()
+        self.runs = RunControl(self, state, checker or Checker([], []), self.changed)
 
     def changed(self) -> None:
         self.pane.show(self.state)
 
     def on_run_wanted(self, message: RunWanted) -> None:
-        self.asked.append((message.only, message.level))
-        if self.starts:
+        if self.starts:  # the handler of PaneApp, which Textual calls too, keeps what was asked for
             self.runs.want(message.only, message.level)
 
     def on_page_wanted(self, message: PageWanted) -> None:
@@ -69,7 +58,7 @@ class ChecksApp(App[None]):
         self.runs.page(message.check_id)
 
     def action_run_all(self) -> None:
-        self.on_run_wanted(RunWanted((), self.state.level))
+        self.post_message(RunWanted((), self.state.level))
 
     def action_level(self) -> None:
         self.runs.choose_level()

@@ -106,16 +106,6 @@ def test_a_run_that_began_before_an_event_or_has_no_whole_report_leaves_the_verd
     assert state.hint is None
 
 
-async def test_hostile_names_are_drawn_as_they_are() -> None:
-    node = node_of()
-    first = msgspec.structs.replace(node.gpus[0], name="[bold red]\x1b[2J$(x)[/]")
-    node = msgspec.structs.replace(node, gpus=(first, *node.gpus[1:]))
-
-    async with shown(doctor(node), size=(200, 60)) as (app, _):
-        assert "[bold red]" in screen_text(app).splitlines()[0]
-        assert "\x1b" not in screen_text(app)
-
-
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 120, 200])
 def test_tags_and_verdict_stand_in_every_header(width: int) -> None:
     node = node_of("hgx-h100-8", "pcie-width-x8@5")
@@ -174,12 +164,6 @@ async def test_a_recording_is_moved_about_in_by_keys_and_mouse(tmp_path: Path) -
         await until(pilot, lambda: playback.at_s == AT_S)
         await pilot.press("end", "space", "space")  # from the end it begins again
         await until(pilot, lambda: playback.at_s < AT_S + 59)
-
-
-def test_the_keys_of_a_recording_do_nothing_where_none_plays() -> None:
-    app = doctor()
-    assert app.check_action("pause", ()) is False
-    assert app.check_action("seek", (1,)) is False
 
 
 async def test_without_colour_the_bad_word_is_reversed_and_every_word_stands(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,12 +7,12 @@ import doctest
 import pytest
 
 from gpudoctor.text import units
-from gpudoctor.text.units import short_figure
+from gpudoctor.tui import labels, run_control
 from gpudoctor.tui.widgets import bars
-from gpudoctor.tui.widgets.bars import heat_sign, nice_limit, plot_lines, stacked
+from gpudoctor.tui.widgets.bars import nice_limit, plot_lines, stacked
 
 
-@pytest.mark.parametrize("module", [bars, units])
+@pytest.mark.parametrize("module", [bars, labels, run_control, units])
 def test_what_the_documentation_shows_is_what_is_drawn(module: object) -> None:
     results = doctest.testmod(module)  # type: ignore[arg-type]
     assert results.attempted > 0
@@ -26,18 +26,9 @@ def test_parts_of_a_bar_end_where_their_sum_does() -> None:
     assert "".join(run for run, _ in stacked([(30.0, "a")], 10.0, 9)) == "a" * 9, "what is over the scale is cut"
 
 
-def test_the_signs_turn_at_90_and_at_50_percent() -> None:
-    assert [heat_sign(share) for share in (0.9, 0.899, 0.5, 0.499)] == ["#", "-", "-", "."]
-
-
 def test_an_axis_ends_at_a_round_figure_that_is_not_below_the_highest() -> None:
     for value in (0.0007, 0.9, 1.0, 3.1, 26.0, 481.0):
         assert value <= nice_limit(value) <= value * 2.5
-
-
-@pytest.mark.parametrize("value", [0.0, 0.003, 0.5, 0.999, 9.97, 99.97, 1800.0])
-def test_a_figure_in_the_matrix_takes_at_most_four_places(value: float) -> None:
-    assert len(short_figure(value)) <= 4
 
 
 def test_a_plot_stands_on_a_logarithmic_axis_and_keeps_to_its_width() -> None:

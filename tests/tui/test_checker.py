@@ -108,9 +108,9 @@ def test_what_is_no_report_is_not_believed(text: str) -> None:
     assert "report" in run.error
 
 
-def test_a_report_without_end_is_cut_off() -> None:
-    code = "import sys\nwhile True: sys.stdout.write('[' * 65536)"
-    run = asyncio.run(Checker(stands_for_gpudoctor(code), [], report_bytes_max=1 << 20).run((), "quick"))
+def test_a_report_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpudoctor.tui.check_runner.REPORT_BYTES_MAX", 1 << 20)
+    run = finished(Checker(stands_for_gpudoctor("import sys\nwhile True: sys.stdout.write('[' * 65536)"), []))
     assert run.report is None
     assert run.error is not None
     assert "larger than can be" in run.error

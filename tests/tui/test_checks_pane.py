@@ -18,8 +18,7 @@ from gpudoctor.report.model import Report, render_json
 from gpudoctor.report.progress import ProgressLine
 from gpudoctor.tui.check_runner import Checker, OnProgress, puts_load, users_of_gpus
 from gpudoctor.tui.panes.checks import running_words
-from gpudoctor.tui.run_control import summary
-from gpudoctor.tui.screens import ConfirmScreen, LevelScreen, PageScreen
+from gpudoctor.tui.screens import ConfirmScreen, LevelScreen
 from gpudoctor.tui.state import FinishedRun, Running, State
 from tests.tui.checks_app import NARROW, in_app, report_of
 from tests.tui.screen import screen_text, until
@@ -201,22 +200,6 @@ async def test_a_run_of_some_checks_leaves_the_faults_of_the_others() -> None:
         assert len(app.state.report.checks) == len(NARROW.checks)
 
 
-async def test_a_read_only_view_starts_saves_and_reads_nothing() -> None:
-    checker = FakeChecker()
-    async with in_app(State(report=NARROW, read_only=True), checker=checker) as (app, pilot):
-        await pilot.press("r", "d", "b", "s")
-        await pilot.click("#all")
-        await pilot.click("#level")
-        app.runs.want((), "standard", quiet=True)
-        await pilot.pause()
-        assert checker.begun == []
-        assert len(app.screen_stack) == 1
-        # what the screen itself does at its start: facts, without load
-        app.runs.want((), "quick", quiet=True)
-        await until(pilot, lambda: bool(checker.begun))
-        checker.may_end.set()
-
-
 def busy_state() -> State:
     state = State(report=NARROW, opening=Opening("gpudoctor.watch/1", 0.0, 1.0, HEALTHY.facts))  # type: ignore[arg-type]
     state.take(Tick(1.0, processes=(ProcessTick(3, 4711, "python\x1b[2J train.py", user="alice"),)))
@@ -317,17 +300,6 @@ async def test_the_run_before_is_what_a_run_is_compared_with() -> None:
         assert "no verdict ssh: refused" in text
 
 
-@pytest.mark.wide
-async def test_e_opens_the_page_and_escape_leaves_it() -> None:
-    async with in_app() as (app, pilot):
-        await pilot.press("e")
-        await pilot.pause()
-        assert isinstance(app.screen, PageScreen)
-        assert "## Thresholds" in app.screen.query_one(Markdown).source
-        await pilot.press("escape")
-        assert len(app.screen_stack) == 1
-
-
 def test_the_line_of_a_run_invents_no_time() -> None:
     running = Running(("pcie",), "quick", 100.0)
     assert running_words(running, 109.0) == "RUN pcie, level quick: 9 s"
@@ -335,12 +307,6 @@ def test_the_line_of_a_run_invents_no_time() -> None:
     assert running_words(running, 109.0) == "RUN pcie, level quick: 9 s, about 1 min 21 s left"
     assert "left" not in running_words(running, 200.0)
     assert running_words(None, 0.0) == ""
-
-
-def test_many_ranks_are_told_in_groups() -> None:
-    assert summary(dict.fromkeys(range(8), "join")) == "join (8 ranks)"
-    assert summary({0: "a", 1: "b", 2: "a"}) == "rank 1: b; 2 ranks: a"
-    assert summary({0: "a"}) == "rank 0: a"
 
 
 @pytest.mark.wide

@@ -22,9 +22,10 @@ from gpudoctor.tui.panes.pane import TABS
 from gpudoctor.tui.widgets.lines import PrintableText
 from tests.planted_secrets import planted
 from tests.tui.doctor_app import HandChecker, doctor, node_of, opening_of, put, tick_of
-from tests.tui.screen import until
+from tests.tui.screen import screen_text, until
 
 CLIPBOARD = "\x1b]52;c;cHduZWQ=\x07"
+MARKUP = "[red]x[/]"
 HOSTILE = (CLIPBOARD, "\x9b2J", "\x1b[?1049l", "a\rb\tc", "\u202egnp.exe", "\x00\x08", "\u2028", "\ud7ff\x7f")
 
 
@@ -55,7 +56,7 @@ def unprintable(app: Doctor) -> list[str]:
 @pytest.mark.wide
 async def test_no_field_of_the_facts_or_of_a_stream_reaches_the_terminal_raw() -> None:
     # each one no longer than the longest, so that none of them is cut off
-    texts = (CLIPBOARD, "".join(HOSTILE[1:4]), "".join(HOSTILE[4:]))
+    texts = (CLIPBOARD, "".join(HOSTILE[1:4]), "".join(HOSTILE[4:]), MARKUP)
     nodes = [hostile_node(text) for text in texts]
     checker = HandChecker(nodes[0])
 
@@ -73,6 +74,8 @@ async def test_no_field_of_the_facts_or_of_a_stream_reaches_the_terminal_raw() -
             app.action_tab(name)
             await pilot.pause()
             raw.append((text, name, unprintable(app)))
+            if text == MARKUP and name != "ranks":  # where no rank has run, no name of a stranger stands
+                assert MARKUP in screen_text(app), name
         raw.append((text, "screenshot", ["escape"] if "\x1b" in app.export_screenshot() else []))
         put(app, hostile_tick(node, text, silent=True))
         await until(pilot, lambda: app.state.trouble is not None)
@@ -82,7 +85,7 @@ async def test_no_field_of_the_facts_or_of_a_stream_reaches_the_terminal_raw() -
     async with app.run_test(size=(160, 50)) as pilot:
         for node, text in zip(nodes, texts, strict=True):
             await look(app, pilot, node, text)
-    assert len(raw) == 3 * (len(TABS) + 2)
+    assert len(raw) == len(texts) * (len(TABS) + 2)
     assert [shown for shown in raw if shown[2]] == []
 
 

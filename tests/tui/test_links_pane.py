@@ -9,10 +9,8 @@ import msgspec
 import pytest
 
 from gpudoctor.facts.captures.source import load_source
-from gpudoctor.facts.model.gpu import GpuPair
 from gpudoctor.facts.model.measurements import Launch, Measurements, PairBandwidth, RankInfo
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.simulated.load import apply_faults
 from gpudoctor.facts.stream.messages import GpuTick
 from gpudoctor.tui.panes.link_matrices import METRICS, draw
@@ -20,6 +18,7 @@ from gpudoctor.tui.panes.links import LinksPane
 from gpudoctor.tui.state import State
 from gpudoctor.tui.widgets.matrix import Matrix
 from tests.checks.measured import copied, matrix, measured
+from tests.tui.doctor_app import sixteen
 from tests.tui.pane_app import shown, state_of, text_of
 
 MIB = 2**20
@@ -197,12 +196,6 @@ def test_nvlinks_host_copies_numa_and_adapters_stand_beside_it() -> None:
     assert "FAIL" in slow
     assert "node 0  GPU 0-3, node 1  GPU 4-7" in text
     assert "near GPU 4-7 (NUMA node 1): mlx5_4:1" in text
-
-
-def sixteen() -> Node:
-    gpus = [msgspec.structs.replace(gpu, index=index) for index, gpu in enumerate((*HGX.gpus, *HGX.gpus))]
-    every = tuple(GpuPair(a, b, nvlinks=18) for a, b in combinations(range(16), 2))
-    return msgspec.structs.replace(HGX, gpus=tuple(gpus), pairs=every)
 
 
 @pytest.mark.wide(every=5)

@@ -149,11 +149,6 @@ async def test_a_filter_holds_for_lines_to_come_and_esc_clears_it() -> None:
         assert "filter" not in app.text
 
 
-def test_lines_of_strangers_are_neither_markup_nor_escapes() -> None:
-    text = text_of(LogPane(), state_with(line("[red]x[/red] \x1b[31m\r\x07", "kernel")))
-    assert "[red]x[/red] \\x1b[31m\\x0d\\x07" in text
-
-
 async def test_another_node_begins_anew() -> None:
     async with shown(LogPane(), state_with(line("old"), before=("older",))) as (app, _):
         app.state = state_with(line("other"))
@@ -170,10 +165,3 @@ async def test_a_long_line_is_reached_with_the_arrow_keys(size: tuple[int, int])
         await pilot.pause()
         assert "tail" in app.text
         assert "…" not in app.text
-
-
-def test_without_colours_the_words_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    state = state_with(line(XID, "kernel"), line("gone", "driver"), before=("early",))
-    coloured = text_of(LogPane(), state)
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert text_of(LogPane(), state) == coloured

@@ -151,27 +151,8 @@ def test_what_cannot_be_written_is_one_line_and_can_be_mended(tmp_path: Path, na
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_link_into_another_directory_is_not_followed(tmp_path: Path) -> None:
-    folder, precious = tmp_path / "mine", tmp_path / "precious"
-    folder.mkdir()
-    precious.write_text("precious")
-    for name, target, keys in (("r.json", precious, ("enter", "y")), ("new.json", tmp_path / "new.json", ("enter",))):
-        (folder / name).symlink_to(target)
-        says = "a link into another directory"
-        assert answer_of(SaveScreen(REPORT), saving(*keys, path=folder / name, says=says)) is NOTHING
-    assert precious.read_text() == "precious"
-    assert [file.name for file in tmp_path.iterdir() if file.is_file()] == ["precious"]
-
-
 def test_no_path_is_asked_for_again() -> None:
     assert answer_of(SaveScreen(REPORT), saving("enter", path=" ", says="a path is wanted")) is NOTHING
-
-
-def test_a_pipe_is_not_written_to(tmp_path: Path) -> None:
-    import os
-
-    os.mkfifo(tmp_path / "pipe")
-    assert answer_of(SaveScreen(REPORT), saving("enter", path=tmp_path / "pipe", says="no regular file")) is NOTHING
 
 
 def test_escape_saves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

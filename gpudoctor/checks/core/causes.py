@@ -116,8 +116,7 @@ def _faults(
         group = groups[check_id, _alike(finding)]
         if len(group) < 2 or {f.subject.gpu for f in group} != every_gpu:
             subject = finding.subject
-            about = subject.gpus or (() if subject.gpu is None else (subject.gpu,))
-            yield _fault(check_id, subject, headline(finding), lines[id(finding)], about, finding)
+            yield _fault(check_id, subject, headline(finding), lines[id(finding)], subject.all_gpus, finding)
         elif finding is group[0]:
             joint = dict.fromkeys(line for each in group for line in lines[id(each)])
             gpus = tuple(sorted(f.subject.gpu for f in group if f.subject.gpu is not None))

@@ -25,6 +25,11 @@ class Subject(msgspec.Struct, frozen=True, omit_defaults=True):
     name: str | None = None
 
     @property
+    def all_gpus(self) -> tuple[int, ...]:
+        """The GPU that it is or is on, both of a pair; none for what is about no GPU."""
+        return self.gpus or (() if self.gpu is None else (self.gpu,))
+
+    @property
     def label(self) -> str:
         """The name in text: "GPU 5 (0000:bb:00.0)", "GPU 3 - GPU 5", "rank 1 (GPU 1)"."""
         if self.kind == "pair" and self.gpus:

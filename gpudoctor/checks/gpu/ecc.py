@@ -22,6 +22,7 @@ _VOLATILE = "ECC uncorrected, volatile"
 _NONE = Expected("none", "==", 0, "errors", "any uncorrected error ends or corrupts work")
 _SRAM = "failing SRAM on the die: caches and registers, which no spare row replaces"
 _DRAIN = Advice("Drain the node; results of jobs that ran on this GPU are suspect.")
+_SUSPECT = Advice("Results of jobs that ran on this GPU are suspect.")  # before steps that drain the node
 
 _UNCORRECTED = Limit(
     0,
@@ -144,7 +145,7 @@ def _why(enabled: bool | Missing, count: Missing) -> Missing:
 
 def _uncorrected(gpu: Gpu, found: Found, evidence: Evidence) -> Finding:
     likely = "a memory cell failed; a reset swaps the row (see gpu.memory-repair)"
-    return fail(of_gpu(gpu), found, _NONE, evidence, likely=likely, advice=[_DRAIN, *reset_advice(gpu)])
+    return fail(of_gpu(gpu), found, _NONE, evidence, likely=likely, advice=[_SUSPECT, *reset_advice(gpu)])
 
 
 def _in_sram(gpu: Gpu, found: Found, evidence: Evidence) -> Finding:

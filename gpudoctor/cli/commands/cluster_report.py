@@ -27,7 +27,7 @@ with lazy_imports():
     # importing the text and HTML renderers takes more than half of the start-up of a JSON report
     from gpudoctor.cluster.fleet import html, judge, model, read_fleet, reading, records, text
     from gpudoctor.report import output_files
-    from gpudoctor.text import hostlist
+    from gpudoctor.text import hostlist, units
 
 _SHOW_EVERY_S = 0.2
 
@@ -131,8 +131,8 @@ def _write_lists(fleet: model.Fleet, args: argparse.Namespace) -> None:
     neither = len(dict.fromkeys(row.host for row in fleet.nodes)) - len(good) - len(bad)
     unread = fleet.counts.unread
     if (args.good or args.bad) and (neither or unread):
-        parts = [f"{neither} node{'s' * (neither != 1)} (unknown, or without a host's name)"] if neither else []
-        parts += [f"{unread} report{'s' * (unread != 1)} that could not be read"] if unread else []
+        parts = [f"{units.counted(neither, 'node')} (unknown, or without a host's name)"] if neither else []
+        parts += [f"{units.counted(unread, 'report')} that could not be read"] if unread else []
         say(f"in neither list: {' and '.join(parts)}")
 
 

@@ -27,6 +27,16 @@ with lazy_imports():
     from gpudoctor.run.findings import run_check
     from gpudoctor.statements import xids
 
+_EXIT_CODES = """# Exit codes
+
+- **0**: no failure
+- **1**: a failure; with `--fail-on warn` also a warning
+- **2**: gpudoctor could not do its work: bad arguments, an unreadable source, a full disk; no verdict on the node
+- **3**: no failure, but something is unknown, or a check named with `--require` gave no verdict
+- **128 + n**: ended by signal n, with the partial report
+
+These are those of `check`; `--format nagios` has Nagios's own. Those of another command: `gpudoctor COMMAND --help`.
+"""
 _XID = re.compile(r"(?:xid[ :#]*)?(\d{1,5})", re.IGNORECASE)
 _WORD = re.compile(r"[a-z0-9]+")
 _MOST_WORDS_OF_A_NAME = 3
@@ -82,7 +92,8 @@ def _page_of(name: str) -> str:
         return f"# {name}: {len(checks)} checks\n\n{rows}\n{how}\n"
     if checks:
         return "\n\n".join(map(check_docs.page_text, checks))
-    for find in (_page_of_fault, _page_of_cause, _page_of_xid, _page_of_method, _page_of_line, _search):
+    named = (_page_of_exit_codes, _page_of_fault, _page_of_cause, _page_of_xid, _page_of_method, _page_of_line)
+    for find in (*named, _search):
         page = find(name)
         if page is not None:
             return page
@@ -194,6 +205,12 @@ def _topics() -> Iterator[tuple[str, str, str]]:
         yield fault.name, fault.title, ""
     for xid in xids.XIDS.values():
         yield f"Xid {xid.code}", xid.words, ""
+
+
+def _page_of_exit_codes(name: str) -> str | None:
+    """ "exit codes", "exit code 3"; a line of a log that names one has more words."""
+    words = {word for word in _words(name) if not word.isdecimal()} - _SMALL_WORDS
+    return _EXIT_CODES if words == _words("exit codes") else None
 
 
 def _show(text: str) -> None:

@@ -16,7 +16,7 @@ from gpudoctor.cli.options import (
 )
 from gpudoctor.lazy import lazy_imports
 from gpudoctor.process.exit_codes import OK
-from gpudoctor.text.json_text import terminal_safe
+from gpudoctor.text.json_text import json_document
 
 with lazy_imports():
     from gpudoctor.facts.model import node
@@ -33,6 +33,5 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Read and write the facts. Raise UserError."""
     read = read_source(args).node
-    data = msgspec.json.format(node.to_json(redact.redacted(read) if args.redact else read), indent=2)
-    write_output(terminal_safe(data).decode() + "\n", args)
+    write_output(json_document(msgspec.Raw(node.to_json(redact.redacted(read) if args.redact else read))), args)
     return OK

@@ -6,7 +6,7 @@ import argparse
 
 import msgspec
 
-from gpudoctor.cli.options import terminal_width
+from gpudoctor.cli.options import terminal_width, write_error_object
 from gpudoctor.errors import UserError
 from gpudoctor.lazy import lazy_imports
 from gpudoctor.process.exit_codes import OK
@@ -17,6 +17,7 @@ with lazy_imports():
     from gpudoctor.report import text
 
 LEVELS = ("quick", "standard", "full", "burn")
+write_error = write_error_object
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -45,10 +46,3 @@ def run(args: argparse.Namespace) -> int:
 
 def _names(word: str, check: registry.Check) -> bool:
     return registry.matches(check, word) or word.lower() in f"{check.id} {check.title}".lower()
-
-
-def write_error(args: argparse.Namespace, message: str, code: int) -> int:
-    """Write the error as a JSON object if JSON was requested; return the exit code."""
-    if args.json:
-        write_stdout(msgspec.json.encode({"error": printable(message)}).decode() + "\n")
-    return code

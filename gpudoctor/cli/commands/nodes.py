@@ -7,7 +7,7 @@ from textwrap import wrap
 
 import msgspec
 
-from gpudoctor.cli.options import terminal_width
+from gpudoctor.cli.options import terminal_width, write_error_object
 from gpudoctor.cli.parsing import nearest_words
 from gpudoctor.errors import UserError
 from gpudoctor.facts.simulated.load import faults, node_titles
@@ -32,6 +32,7 @@ _ALL_FAULTS = (
     "nodes WORD"
 )
 Rows = list[tuple[str, ...]]
+write_error = write_error_object
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -86,10 +87,3 @@ def _part(head: str, rows: Rows) -> str:
 
 def _has(parts: list[str], row: tuple[str, ...]) -> bool:
     return not parts or any(word in " ".join(row).lower() for word in parts)
-
-
-def write_error(args: argparse.Namespace, message: str, code: int) -> int:
-    """Write the error as a JSON object if JSON was requested; return the exit code."""
-    if args.json:
-        write_stdout(msgspec.json.encode({"error": printable(message)}).decode() + "\n")
-    return code

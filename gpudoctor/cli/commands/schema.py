@@ -9,6 +9,7 @@ import msgspec
 
 from gpudoctor.lazy import lazy_imports
 from gpudoctor.process.exit_codes import OK
+from gpudoctor.text.json_text import json_document
 from gpudoctor.text.output import write_stdout
 
 with lazy_imports():
@@ -40,6 +41,5 @@ def run(args: argparse.Namespace) -> int:
         write_stdout(report_schema.report_schema())
         return OK
     module, name = _TYPES[args.of]
-    schema = msgspec.json.schema(getattr(import_module(module), name))
-    write_stdout(msgspec.json.format(msgspec.json.encode(schema), indent=2).decode() + "\n")
+    write_stdout(json_document(msgspec.json.schema(getattr(import_module(module), name))))
     return OK

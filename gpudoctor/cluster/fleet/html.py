@@ -17,7 +17,6 @@ from gpudoctor.cluster.fleet.model import (
     Trend,
     by_node_name,
 )
-from gpudoctor.cluster.fleet.nodes import counted
 from gpudoctor.cluster.fleet.runs import FleetRun, RunFinding
 from gpudoctor.cluster.fleet.shapes import WORST_FIRST
 from gpudoctor.report.html.parts import (
@@ -41,6 +40,7 @@ from gpudoctor.report.html.parts import (
 )
 from gpudoctor.report.html.render import render_page
 from gpudoctor.text.hostlist import hostlist
+from gpudoctor.text.units import counted
 
 # a browser must still open the page of ten thousand nodes; --json has all of them
 MOST_ROWS = 1000

@@ -30,7 +30,6 @@ from gpudoctor.cluster.fleet.nodes import (
     JobRecord,
     NodeJobs,
     clock_notes,
-    counted,
     job_notes,
     jobs_by_node,
     jobs_words,
@@ -44,6 +43,7 @@ from gpudoctor.cluster.fleet.shapes import WORST_FIRST
 from gpudoctor.cluster.fleet.spreads import by_kind, compare, trends
 from gpudoctor.report.model import Verdict
 from gpudoctor.text.hostlist import Hosts, hostlist, is_host_name, one_name_each
+from gpudoctor.text.units import counted
 
 
 def fleet_of(

@@ -10,6 +10,7 @@ import msgspec
 from gpudoctor.cluster.fleet.records import NodeFault, ReportRecord, judged_of
 from gpudoctor.report.model import Verdict
 from gpudoctor.text.hostlist import hostlist, natural
+from gpudoctor.text.units import counted
 
 CLOCK_TOLERANCE_S = 60.0
 STALE_S = 86400.0
@@ -275,11 +276,3 @@ def job_notes(jobs: Sequence[JobRecord], rows: Sequence[NodeJobs]) -> Iterator[s
         text = f"{len(jobs)} diagnos{'is' if len(jobs) == 1 else 'es'} of failed jobs read"
         yield text + (f"; {rest} of them blame no node of the last week" if rest else "")
     yield from (f"{row.node}: {jobs_words(row)}" for row in rows)
-
-
-def counted(number: int, word: str) -> str:
-    """
-    >>> counted(1, "node"), counted(0, "node")
-    ('1 node', '0 nodes')
-    """
-    return f"{number} {word}{'' if number == 1 else 's'}"

@@ -23,11 +23,11 @@ from gpudoctor.cluster.fleet.model import (
     Trend,
     by_node_name,
 )
-from gpudoctor.cluster.fleet.nodes import counted
 from gpudoctor.cluster.fleet.runs import FleetRun, RunFinding
 from gpudoctor.cluster.fleet.shapes import WORST_FIRST
 from gpudoctor.report.text import STYLES, TextRows, UnwrappedLine, laid_out, plain, status_word
 from gpudoctor.text.hostlist import hostlist
+from gpudoctor.text.units import counted
 
 # a large fleet may have hundreds of each; --json has all of them
 MOST_ROWS = 30

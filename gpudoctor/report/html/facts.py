@@ -12,7 +12,11 @@ from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Host, Node, to_json
 from gpudoctor.report.html.parts import Cell, Code, Pairs, Preformatted, Rows, Section, pairs, section
 from gpudoctor.report.model import GpuSummary, Report
+from gpudoctor.report.tables.links import link_text
+from gpudoctor.report.tables.table import cell
 from gpudoctor.text.units import MIB, gib_number, gib_text
+
+_SHORT = ".10g"
 
 
 def facts_part(report: Report, raw_facts: bool) -> Iterator[Section]:
@@ -56,30 +60,26 @@ def _gpu(summary: GpuSummary, gpu: Gpu | None, wide: bool) -> tuple[Cell, ...]:
         return (*first, *last)
     if gpu is None:
         return (*first, *("-",) * 7, *last)
-    total, draw, limit = (known(v) for v in (gpu.memory_total_mib, gpu.power.draw_w, gpu.power.limit_w))
-    ecc = known(gpu.ecc.enabled)
+    total, ecc = known(gpu.memory_total_mib), known(gpu.ecc.enabled)
     return (
         *first,
         "-" if total is None else gib_number(total * MIB),
         _pcie(gpu.pcie),
         _links(gpu),
-        f"{_short(draw)} of {_short(limit)}",
-        _short(known(gpu.thermal.gpu_c)),
+        f"{cell(gpu.power.draw_w, _SHORT)} of {cell(gpu.power.limit_w, _SHORT)}",
+        cell(gpu.thermal.gpu_c, _SHORT),
         "-" if ecc is None else "on" if ecc else "off",
-        _short(known(gpu.numa_node)),
+        cell(gpu.numa_node, _SHORT),
         *last,
     )
 
 
 def _pcie(link: PcieLink) -> str:
     """The current generation and width, and the maximum if it differs: "Gen5 x8 of Gen5 x16"."""
-    now, most = (
-        (known(g), known(w)) for g, w in ((link.generation, link.width), (link.generation_max, link.width_max))
-    )
-    if now[1] is None:
+    now, most = link_text(link.generation, link.width), link_text(link.generation_max, link.width_max)
+    if known(link.width) is None:
         return "-"
-    text, best = (f"{'-' if g is None else f'Gen{g}'} x{_short(w)}" for g, w in (now, most))
-    return text if now == most or most[1] is None else f"{text} of {best}"
+    return now if now == most or known(link.width_max) is None else f"{now} of {most}"
 
 
 def _links(gpu: Gpu) -> str:
@@ -121,7 +121,7 @@ def _virtual(host: Host) -> str | None:
 def _cpus(usable: int | None, total: int | None, quota: float | None) -> str | None:
     if usable is None and total is None:
         return None
-    text = f"{_short(usable)} usable of {_short(total)}"
+    text = f"{cell(usable, _SHORT)} usable of {cell(total, _SHORT)}"
     return text if quota is None else f"{text}, quota {quota:g}"
 
 
@@ -137,14 +137,10 @@ def _processes(facts: Node) -> Iterator[Rows]:
             known(process.name) or "-",
             known(process.user) or "-",
             process.kind,
-            _short(known(process.memory_mib)),
+            cell(process.memory_mib, _SHORT),
         )
         for gpu in facts.gpus
         for process in known(gpu.processes) or ()
     ]
     if rows:
         yield Rows(("GPU", "pid", "name", "user", "kind", "memory MiB"), tuple(rows), "When the facts were read")
-
-
-def _short(value: float | None) -> str:
-    return "-" if value is None else f"{value:.10g}"

@@ -44,12 +44,8 @@ from gpudoctor.report.tables.workloads import library_tables, loading_tables, st
 from gpudoctor.text.units import size_text
 
 
-def figures_part(report: Report) -> tuple[Section, ...]:
+def figures_part(report: Report) -> Iterator[Section]:
     """A section per kind of figure that was measured, in the order in which the probes run."""
-    return tuple(_sections(report))
-
-
-def _sections(report: Report) -> Iterator[Section]:
     measured = report.measurements
     yield from section("Problems of the probes", map(_problem, measured.problems), "probe-problems", opened=True)
     launch = measured.launch

@@ -75,7 +75,7 @@ def render_html(report: Report, *, raw_facts: bool = True) -> str:
 
 
 def _rest(report: Report, raw_facts: bool) -> Iterator[Section]:
-    measured = figures_part(report)
+    measured = tuple(figures_part(report))
     yield from (part for part in measured if part.opened)
     yield from _checks(report)
     yield from topology(report)

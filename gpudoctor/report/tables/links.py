@@ -9,7 +9,7 @@ import msgspec
 
 from gpudoctor.facts.model.gpu import GpuPair
 from gpudoctor.facts.model.measurements import Collective, Measurements
-from gpudoctor.facts.model.missing import known
+from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.report.tables.devices import RankName
 from gpudoctor.report.tables.table import NOT_KNOWN, Column, Table, cell
 from gpudoctor.text.units import figure_text, size_text, time_text
@@ -64,6 +64,11 @@ def way_of(pair: GpuPair | None) -> str:
         return "-"
     nvlinks = known(pair.nvlinks)
     return f"NV{nvlinks}" if nvlinks else known(pair.path) or "-"
+
+
+def link_text(generation: float | Missing | None, width: float | Missing | None) -> str:
+    """ "Gen5 x8"; a dash for what is not known."""
+    return f"{cell(generation, 'Gen{:g}'.format)} x{cell(width, 'g')}"
 
 
 def host_table(measured: Measurements, name: RankName, rate: str | Callable[[float], str]) -> Table:

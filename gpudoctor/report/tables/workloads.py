@@ -9,7 +9,7 @@ from gpudoctor.facts.model.measured_strategies import Strategies, StrategyMemory
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.report.tables.table import NOT_KNOWN, Column, Table, cell
-from gpudoctor.text.units import MIB, figure_text, seconds_text, short_size, three_digits, time_text
+from gpudoctor.text.units import MIB, counted, figure_text, seconds_text, short_size, three_digits, time_text
 
 _COSTS = ("step", "sent", "weights", "grads", "optim", "activations", "peak")  # short: 80 columns hold all of them
 _RATES = ("workers", "samples/s", "GB/s", "slowest rank", "first batch", "shm, MiB")  # 80 columns hold them
@@ -83,7 +83,7 @@ def loading_tables(measured: Measurements) -> list[Table]:
             )
         )
     whence = "of --data" if loading.paths else "made for it, in the page cache"
-    files = f"{loading.files} file{'s' if loading.files != 1 else ''}"
+    files = counted(loading.files, "file")
     size = short_size(round(loading.sample_bytes))
     title = f"data loader: batches of {loading.batch} samples of {size}, {files} {whence}"
     return [Table(tuple(map(Column, _RATES)), tuple(rows), title)]

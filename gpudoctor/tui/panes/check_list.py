@@ -114,10 +114,6 @@ class CheckList(Vertical):
         """The row under the cursor."""
         return self._lines.row
 
-    def focus(self, scroll_visible: bool = True) -> CheckList:
-        self._lines.focus(scroll_visible)
-        return self
-
     def _nothing(self, state: State) -> str:
         if state.report is None:
             return "running the first check ..." if state.running is not None else "nothing was checked yet: R runs all"

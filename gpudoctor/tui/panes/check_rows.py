@@ -17,7 +17,7 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from gpudoctor.checks.core.finding import PROBLEMS, WORST_FIRST, Finding, Status
+from gpudoctor.checks.core.finding import PROBLEMS, WORST_FIRST, Status
 from gpudoctor.checks.core.registry import DOMAINS, LEVELS, Level
 from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.checks.core.subject import grouped_label
@@ -106,7 +106,7 @@ def _in_order(checks: Iterable[CheckResult]) -> list[CheckResult]:
 
 def _check_row(check: CheckResult, word: str, level: Level) -> CheckRow:
     worst = [finding for finding in check.findings if finding.status is check.status]
-    gpu = next((gpu for finding in worst if (gpu := _gpu(finding)) is not None), None)
+    gpu = next((gpu for finding in worst for gpu in finding.subject.all_gpus), None)
     if word == RUN:
         return CheckRow(check.domain, check.id, word, f"was {WORDS[check.status]}", gpu)
     label = grouped_label(finding.subject for finding in worst)
@@ -119,11 +119,6 @@ def _why_not(check: CheckResult, level: Level) -> str:
     if LEVELS.index(check.level) > LEVELS.index(level):
         return f"level {check.level}"
     return next((finding.reason for finding in check.findings if finding.reason), "")
-
-
-def _gpu(finding: Finding) -> int | None:
-    subject = finding.subject
-    return subject.gpus[0] if subject.gpu is None and subject.gpus else subject.gpu
 
 
 def _worst_word(labels: Iterable[str]) -> str:
@@ -183,12 +178,10 @@ class CheckLines(ScrollView, can_focus=True):
         row: CheckRow
         shut: bool
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.rows: tuple[CheckRow, ...] = ()
-        self._at = 0
-        self._empty = ""
-        self._name_width = 0
+    rows: tuple[CheckRow, ...] = ()
+    _at = 0
+    _empty = ""
+    _name_width = 0
 
     @property
     def row(self) -> CheckRow | None:

@@ -20,7 +20,7 @@ from gpudoctor.checks.core.registry import Level
 from gpudoctor.report.model import Report
 from gpudoctor.report.two_reports import Difference, differences
 from gpudoctor.text.output import printable
-from gpudoctor.text.units import duration_text
+from gpudoctor.text.units import counted, duration_text
 from gpudoctor.tui.labels import clock, style_of
 from gpudoctor.tui.panes.check_list import CheckChosen, CheckList
 from gpudoctor.tui.panes.finding_text import FindingPane
@@ -252,7 +252,7 @@ def _run_line(run: FinishedRun, no_color: bool) -> Content:
         return Content.assemble(head, ("no verdict ", style_of("unknown", no_color)), printable(run.error or ""))
     report = run.report
     word = report.verdict.upper() if report.verdict == "fail" else report.verdict
-    faults = f"{len(report.faults)} fault{'s' * (len(report.faults) != 1)}"
+    faults = counted(len(report.faults), "fault")
     partial = "  interrupted: partial" if report.run.interrupted else ""
     on = ""
     if report.measurements.launch is not None and report.measurements.launch.backend == "gloo":

@@ -41,7 +41,7 @@ def finding_content(
         return Content(f"{printable(check_id)}: not judged yet")
     width = max(width, _NARROWEST)
     lines: list[Content] = []
-    findings = sorted(result.findings, key=lambda f: (not _is_of(f.subject, gpu), WORST_FIRST.index(f.status)))
+    findings = sorted(result.findings, key=lambda f: (gpu not in f.subject.all_gpus, WORST_FIRST.index(f.status)))
     for finding in findings:
         if finding.status in PROBLEMS:
             lines += [Content("")] if lines else []
@@ -72,10 +72,6 @@ def seen(runs: Sequence[FinishedRun], check_id: str, finding: Finding) -> tuple[
             break
         first_s, count = run.at_s, count + 1
     return (first_s, count) if count else None
-
-
-def _is_of(subject: Subject, gpu: int | None) -> bool:
-    return gpu is not None and gpu in (subject.gpu, *(subject.gpus or ()))
 
 
 def _problem(

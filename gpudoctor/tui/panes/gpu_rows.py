@@ -10,8 +10,9 @@ from textual.binding import Binding
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.stream.messages import GpuTick
+from gpudoctor.report.tables.table import cell
 from gpudoctor.text.units import MIB, gib_number
-from gpudoctor.tui.labels import STYLE_OF, bar, both, held, load_tone, whole
+from gpudoctor.tui.labels import STYLE_OF, bar, both, held, load_tone
 from gpudoctor.tui.panes.pane import DrawnLines, GpuChosen
 from gpudoctor.tui.state import State
 from gpudoctor.tui.widgets.lines import Row, Run, row
@@ -50,10 +51,6 @@ class Columns:
     titles: dict[str, str]
     widths: dict[str, int]
     gap: int
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self.widths)
 
     def cell(self, name: str, text: str) -> str:
         """The text in the width and alignment of this column."""
@@ -117,7 +114,7 @@ def gpu_row(columns: Columns, gpu: Gpu, tick: GpuTick | None, health: str, chose
         elif name == "health":
             runs.append((columns.cell(name, health), STYLE_OF.get(health, "")))
         else:
-            text = texts[name] if name in texts else whole(readings.get(_COLUMNS[name][3]))
+            text = texts[name] if name in texts else cell(readings.get(_COLUMNS[name][3]), ".0f")
             runs.append((columns.cell(name, text), "dim" if text == "-" else ""))
     return Row(tuple(runs), chosen)
 
@@ -130,10 +127,7 @@ class GpuRows(DrawnLines, can_focus=True):
         Binding("down,j", "choose(1)", "Next GPU", show=False),
     ]
     DEFAULT_CSS = "GpuRows { height: 1fr; }"
-
-    def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
-        super().__init__(id=id, classes=classes)
-        self._first = 0
+    _first = 0
 
     def _draw(self, state: State, width: int, height: int) -> None:
         gpus = self._gpus

@@ -27,9 +27,7 @@ class HeaderLine(Lines):
     """The first line. On a narrow terminal it drops, in this order: driver, number of skips, version, GPUs, clock,
     program name, label. Tags (SIMULATED, INJECTED ...) and the verdict are always shown."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._shown: tuple[State, float] | None = None
+    _shown: tuple[State, float] | None = None
 
     def show(self, state: State, now_s: float) -> None:
         self._shown = state, now_s
@@ -134,20 +132,19 @@ def verdict_runs(state: State, *, with_skip: bool) -> list[Run]:
 
 def report_runs(report: Report, *, with_skip: bool) -> list[Run]:
     """ "1 FAULT  2 warn  31 ok  3 skip"; most serious first, zero counts left out except that of ok."""
-    counts = report.counts
-    faults = len(report.faults)
-    runs: list[Run] = []
-    if faults:
-        runs.append((f"{faults} FAULT{'S' if faults > 1 else ''}", "fail"))
-    elif counts.fail:  # explained by a finding that is no fault itself
-        runs.append((f"{counts.fail} FAIL", "fail"))
-    if counts.unknown:
-        runs.append((f"{counts.unknown} unknown", "unknown"))
-    if counts.warn:
-        runs.append((f"{counts.warn} warn", "warn"))
-    runs.append((f"{counts.passed} ok", "ok" if counts.passed else "dim"))
-    if counts.skip and with_skip:
-        runs.append((f"{counts.skip} skip", "dim"))
+    counts, faults = report.counts, len(report.faults)
+    of_failures = (faults, f"FAULT{'S' if faults > 1 else ''}") if faults else (counts.fail, "FAIL")
+    runs: list[Run] = [
+        (f"{count} {word}", tone)
+        for count, word, tone in (
+            (*of_failures, "fail"),  # without a fault, failures that a finding explains which is no fault itself
+            (counts.unknown, "unknown", "unknown"),
+            (counts.warn, "warn", "warn"),
+            (counts.passed, "ok", "ok" if counts.passed else "dim"),
+            (counts.skip if with_skip else 0, "skip", "dim"),
+        )
+        if count or word == "ok"
+    ]
     return [run for each in runs for run in ((" ", ""), each)][1:]
 
 
@@ -177,10 +174,8 @@ class Sought(Message):
 class TimeSlider(DrawnLines):
     """The position in a recording; a click seeks to the time under it."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._line = (0, 0)
-        self._times = (0.0, 0.0)
+    _line = (0, 0)
+    _times = (0.0, 0.0)
 
     def show(self, state: State) -> None:
         self.set_class(state.playback is not None, "-shown")

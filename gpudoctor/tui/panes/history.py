@@ -9,8 +9,9 @@ from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.links import LANE_GB_S
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.stream.messages import PCIE_EVERY_S
+from gpudoctor.report.tables.table import cell
 from gpudoctor.text.units import rate_number, rounded_duration_text
-from gpudoctor.tui.labels import both, graph, whole
+from gpudoctor.tui.labels import both, graph
 from gpudoctor.tui.panes.pane import DrawnLines
 from gpudoctor.tui.state import State
 from gpudoctor.tui.widgets.lines import Row, row
@@ -96,11 +97,14 @@ def _lines(state: State, gpu: Gpu) -> list[_Line]:
     def series(*names: str) -> tuple[Samples, ...]:
         return tuple(state.history.get((gpu.index, name), ()) for name in names)
 
+    def whole(name: str) -> str:
+        return cell(now.get(name), ".0f")
+
     lines = [
-        _Line("util    0-100 %", 0, 100, series("utilization_pct"), whole(now.get("utilization_pct"))),
-        _Line(f"power {_upto(limit_w)} W", 0, limit_w, series("power_w"), whole(now.get("power_w"))),
-        _Line("temp   20-90 °C", _COLDEST_C, _HOTTEST_C, series("temperature_c"), whole(now.get("temperature_c"))),
-        _Line(f"SM   {_upto(top_mhz)} MHz", 0, top_mhz, series("sm_mhz"), whole(now.get("sm_mhz"))),
+        _Line("util    0-100 %", 0, 100, series("utilization_pct"), whole("utilization_pct")),
+        _Line(f"power {_upto(limit_w)} W", 0, limit_w, series("power_w"), whole("power_w")),
+        _Line("temp   20-90 °C", _COLDEST_C, _HOTTEST_C, series("temperature_c"), whole("temperature_c")),
+        _Line(f"SM   {_upto(top_mhz)} MHz", 0, top_mhz, series("sm_mhz"), whole("sm_mhz")),
     ]
     traffic = (("PCIe", "pcie", pcie_gb_s), ("NVL ", "nvlink", nvlink_gb_s))
     for label, name, limit in traffic:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from statistics import median_high
 
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.stream.messages import ProcessTick
@@ -119,7 +120,7 @@ def _utilization(state: State, gpus: list[int]) -> Run | None:
     if high - low <= APART_PCT:
         between = f"{low:.0f}" if round(low) == round(high) else f"{low:.0f}-{high:.0f}"
         return f"utilisation alike ({between} %)", "ok"
-    outlier = max(read, key=lambda gpu: abs(read[gpu] - _middle(read)))
+    outlier = max(read, key=lambda gpu: abs(read[gpu] - median_high(read.values())))
     rest = [value for gpu, value in read.items() if gpu != outlier]
     others = max(rest) if read[outlier] < max(rest) else min(rest)
     return f"utilisation uneven (GPU {outlier} {read[outlier]:.0f} %, others to {others:.0f} %)", "warn"
@@ -130,7 +131,7 @@ def _memory(state: State, gpus: list[int]) -> Run | None:
     if read is None:
         return None
     low, high = min(read.values()), max(read.values())
-    if high - low <= max(APART_MIB, APART_SHARE * _middle(read)):
+    if high - low <= max(APART_MIB, APART_SHARE * median_high(read.values())):
         return f"memory balanced ({gib_text(high * MIB)})", "ok"
     return f"memory uneven ({gib_number(low * MIB)} to {gib_text(high * MIB)})", "warn"
 
@@ -155,8 +156,3 @@ def _steadiness(state: State, gpus: list[int]) -> Run | None:
     if swings[most] <= STEADY_PCT:
         return f"steady over {rounded_duration_text(seen_s)}", "ok"
     return f"fluctuates by {swings[most]:.0f} % (GPU {most}) over {rounded_duration_text(seen_s)}", "warn"
-
-
-def _middle(read: dict[int, float]) -> float:
-    values = sorted(read.values())
-    return values[len(values) // 2]

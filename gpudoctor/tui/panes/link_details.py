@@ -16,7 +16,7 @@ from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
 from gpudoctor.report.model import Report, findings_of
 from gpudoctor.report.tables.devices import gpu_of_rank, on_cpus, screen_name
-from gpudoctor.report.tables.links import host_table, way_of
+from gpudoctor.report.tables.links import host_table, link_text, way_of
 from gpudoctor.report.wording import expected_words
 from gpudoctor.text.output import printable
 from gpudoctor.text.units import ranges, short_figure
@@ -231,16 +231,9 @@ def _pcie_words(state: State, gpu: Gpu) -> str:
     """The GPU's link as the driver reports it, with the newest reading if there is one."""
     live = state.latest.get(gpu.index)
     readings = live.readings if live is not None else {}
-    now = (
-        readings.get("pcie_generation", known(gpu.pcie.generation)),
-        readings.get("pcie_width", known(gpu.pcie.width)),
-    )
-    most = (known(gpu.pcie.generation_max), known(gpu.pcie.width_max))
-    parts = [
-        f"{'-' if generation is None else f'Gen{generation:g}'} x{'-' if width is None else f'{width:g}'}"
-        for generation, width in (now, most)
-    ]
-    return " / ".join(parts) + " (now / at most)"
+    generation = readings.get("pcie_generation", gpu.pcie.generation)
+    now = link_text(generation, readings.get("pcie_width", gpu.pcie.width))
+    return f"{now} / {link_text(gpu.pcie.generation_max, gpu.pcie.width_max)} (now / at most)"
 
 
 def _host_links(node: Node, report: Report | None) -> Iterator[str]:

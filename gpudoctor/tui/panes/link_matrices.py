@@ -199,10 +199,8 @@ def _tones(findings: tuple[Finding, ...]) -> dict[frozenset[int], Tone]:
     """The tones of pairs, and of single GPUs whose pairs are all concerned, with a problem."""
     tones: dict[frozenset[int], Tone] = {}
     for finding in findings:
-        subject = finding.subject
-        gpus = subject.gpus or (() if subject.gpu is None else (subject.gpu,))
-        if gpus and finding.status in _TOLD:
-            tones.setdefault(frozenset(gpus), _TOLD[finding.status])
+        if finding.subject.all_gpus and finding.status in _TOLD:
+            tones.setdefault(frozenset(finding.subject.all_gpus), _TOLD[finding.status])
     return tones
 
 

@@ -12,7 +12,7 @@ from textual.widgets import Static
 from gpudoctor.facts.model.node import Node
 from gpudoctor.report.model import Report
 from gpudoctor.text.output import printable
-from gpudoctor.tui.labels import style_of
+from gpudoctor.tui.labels import following, style_of
 from gpudoctor.tui.panes.link_details import details, pair_line, rank_of_gpu
 from gpudoctor.tui.panes.link_matrices import METRICS, Drawn, Metric, best_metric, draw
 from gpudoctor.tui.panes.pane import DrawnPane, GpuChosen, RunWanted, put
@@ -39,14 +39,11 @@ class LinksPane(DrawnPane):
     LinksPane.-beside #links-details { margin: 0 0 0 2; }
     """
     BINDINGS = [Binding("m", "next_metric", "Metric"), Binding("r", "measure", "Measure links")]
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._metric: Metric | None = None  # None: the best available
-        self._drawn: Drawn | None = None
-        self._drawn_from: tuple[Metric, Node | None, Report | None] = ("topology", None, None)
-        self._details_from: tuple[object, ...] = ()
-        self._seen_gpu: int | None = None
+    _metric: Metric | None = None  # None: the best available
+    _drawn: Drawn | None = None
+    _drawn_from: tuple[Metric, Node | None, Report | None] = ("topology", None, None)
+    _details_from: tuple[object, ...] = ()
+    _seen_gpu: int | None = None
 
     def compose(self) -> ComposeResult:
         yield Static(id="links-title", markup=False)
@@ -61,8 +58,7 @@ class LinksPane(DrawnPane):
 
     def action_next_metric(self) -> None:
         """Show the next matrix, measured or not."""
-        now = self._shown_metric
-        self._metric = METRICS[(METRICS.index(now) + 1) % len(METRICS)]
+        self._metric = following(METRICS, self._shown_metric)
         self._draw()
 
     def action_measure(self) -> None:

@@ -10,6 +10,7 @@ from gpudoctor.run.live import LiveRank, LiveRun
 from gpudoctor.run.observer.layout import DATA, HOST, WAIT
 from gpudoctor.run.step_series import COMPUTE
 from gpudoctor.text.output import printable
+from gpudoctor.text.units import counted
 from gpudoctor.tui.labels import graph, style_of
 from gpudoctor.tui.widgets.bars import nice_limit, stacked
 from gpudoctor.tui.widgets.lines import hanging
@@ -28,7 +29,7 @@ def live_runs(runs: Sequence[LiveRun], width: int, no_color: bool) -> Iterator[C
     head, quiet = style_of("head", no_color), style_of("quiet", no_color)
     for run in runs:
         steps = max(rank.steps for rank in run.ranks)
-        title = f"{printable(run.program)}: {len(run.ranks)} rank{'s' if len(run.ranks) > 1 else ''}, step {steps}"
+        title = f"{printable(run.program)}: {counted(len(run.ranks), 'rank')}, step {steps}"
         yield from hanging("Live run  ", title, head, width)
         wide = width >= _WIDE
         lacked = any(rank.now is not None and sum(rank.now.queued_ms) >= _SEEN_MS for rank in run.ranks)

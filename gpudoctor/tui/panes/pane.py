@@ -164,9 +164,7 @@ class FilteredPane(DrawnPane):
 class DrawnLines(Lines):
     """Rows drawn from the state: after each change of the state and of the size."""
 
-    def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
-        super().__init__(id=id, classes=classes)
-        self._state: State | None = None
+    _state: State | None = None
 
     def show(self, state: State) -> None:
         self._state = state

@@ -14,8 +14,9 @@ from textual.widgets import DataTable, Static
 
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.stream.messages import ProcessTick
+from gpudoctor.report.tables.table import cell
 from gpudoctor.text.output import printable
-from gpudoctor.tui.labels import style_of
+from gpudoctor.tui.labels import following, style_of
 from gpudoctor.tui.panes.pane import FILTER_KEYS, FilteredPane, FilterLine, put
 from gpudoctor.tui.state import State
 
@@ -62,8 +63,8 @@ def cells(process: ProcessTick) -> dict[Column, str]:
         "pid": str(process.pid),
         "user": printable(process.user or "-"),
         "job": printable(" ".join(word for word in (job, rank) if word)),
-        "memory": "-" if process.memory_mib is None else f"{process.memory_mib:.0f}",
-        "cpu": "-" if process.cpu_pct is None else f"{process.cpu_pct:.0f}",
+        "memory": cell(process.memory_mib, ".0f"),
+        "cpu": cell(process.cpu_pct, ".0f"),
         "command": printable(kind + command),
     }
 
@@ -156,8 +157,7 @@ class ProcessesPane(FilteredPane):
 
     def action_next_order(self) -> None:
         """Sort by the next of GPU, memory, CPU and user."""
-        position = CYCLE.index(self._order) + 1 if self._order in CYCLE else 0
-        self._sort_by(CYCLE[position % len(CYCLE)])
+        self._sort_by(following(CYCLE, self._order))
 
     @on(DataTable.HeaderSelected)
     def _heading(self, event: DataTable.HeaderSelected) -> None:

@@ -21,8 +21,8 @@ from gpudoctor.facts.model.telemetry import Spread
 from gpudoctor.report.model import Report, findings_of
 from gpudoctor.report.tables.devices import STEP_PARTS, gpu_of_rank, on_cpus, step_parts_ms, training_table
 from gpudoctor.text.output import printable
-from gpudoctor.text.units import exact_time_text, short_figure, size_text
-from gpudoctor.tui.labels import WORDS, style_of, worst_first
+from gpudoctor.text.units import short_figure, size_text, time_text
+from gpudoctor.tui.labels import WORDS, following, style_of, worst_first
 from gpudoctor.tui.panes.checks import running_words
 from gpudoctor.tui.panes.live_runs import live_runs
 from gpudoctor.tui.panes.pane import DrawnPane, RunWanted, put
@@ -219,7 +219,7 @@ def _busbw(measurements: Measurements, op: str, width: int, no_color: bool) -> I
         wrong = f"  WRONG on rank {', '.join(map(str, row.wrong_ranks))}" if row.wrong_ranks else ""
         wrong += f"  without rank {', '.join(map(str, row.missing_ranks))}" if row.missing_ranks else ""
         text = f"{row.op:<15}{size_text(_round_size(row.size_bytes)):>10}{short_figure(row.busbw_gb_s):>12}"
-        text += f"{exact_time_text(row.time_us):>12}{exact_time_text(row.time_us_mad):>10}"
+        text += f"{time_text(row.time_us, exact=True):>12}{time_text(row.time_us_mad, exact=True):>10}"
         yield Content.assemble(
             (text, style_of("head", no_color) if row.op == op else ""), (wrong, style_of("fail", no_color))
         )
@@ -251,13 +251,6 @@ def _spread(spread: Spread | None) -> str:
     return "-" if spread is None else f"{spread.low:.0f} / {spread.median:.0f} / {spread.high:.0f}"
 
 
-def next_operation(names: Sequence[str], now: str | None) -> str | None:
-    """The name after `now`, cyclically; None if there are no names."""
-    if not names:
-        return None
-    return names[(names.index(now) + 1) % len(names)] if now in names else names[1 % len(names)]
-
-
 class RanksPane(DrawnPane):
     """The figures of the report's ranks as scrolling text."""
 
@@ -266,10 +259,7 @@ class RanksPane(DrawnPane):
     RanksPane #ranks-figures { height: auto; width: 1fr; }
     """
     BINDINGS = [Binding("m", "next_operation", "Operation"), Binding("r", "measure", "Measure ranks")]
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._operation: str | None = None
+    _operation: str | None = None
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(can_focus=True):
@@ -280,8 +270,9 @@ class RanksPane(DrawnPane):
 
     def action_next_operation(self) -> None:
         """Plot the next measured collective."""
-        self._operation = next_operation(operations(self._state.report), self._operation)
-        self._draw()
+        if names := operations(self._state.report):
+            self._operation = following(names, self._operation if self._operation in names else names[0])
+            self._draw()
 
     def action_measure(self) -> None:
         self.post_message(RunWanted(("collective", "train"), "standard"))

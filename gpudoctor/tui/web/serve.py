@@ -54,7 +54,7 @@ def serve(request: TuiRequest, serve_at: str, token: str | None) -> int:
     gate = BrowserAccess(token_of(token, os.environ, where), where.host)
     feed, _ = opened(request)  # report an unreadable source now, not in each browser
     feed.close()
-    return run_server(app_command(request), where, gate, feed.label)
+    return asyncio.run(_serve(ScreenServer(app_command(request), gate, feed.label), where))
 
 
 def app_command(request: TuiRequest) -> list[str]:
@@ -64,11 +64,6 @@ def app_command(request: TuiRequest) -> list[str]:
     command += [f"--fault={fault}" for fault in request.faults]
     command += [] if request.theme is None else [f"--theme={request.theme}"]
     return command + ([] if request.config is None else [f"--config={request.config}"])
-
-
-def run_server(command: Sequence[str], where: ListenAddress, gate: BrowserAccess, title: str) -> int:
-    """Serve the app that `command` starts. Raise UserError if the address is in use or not of this machine."""
-    return asyncio.run(_serve(ScreenServer(command, gate, title), where))
 
 
 async def _serve(server: ScreenServer, where: ListenAddress) -> int:
@@ -141,15 +136,19 @@ class ScreenServer:
     def _welcome(self, request: web.Request) -> web.Response:
         """Set the cookie and redirect, so that the token leaves the address bar."""
         self.connections.heard(request.transport)
-        response = _page(open_page())
+        # a redirect: a request from this page is same-site, so that the browser sends its new cookie
+        response = _page(render(_HERE / "token_accepted.html"))
         response.set_cookie(
             _cookie_name(request), self._gate.secret, httponly=True, samesite="Strict", secure=request.secure, path="/"
         )
         return response
 
     async def _index(self, request: web.Request) -> web.Response:
+        """The terminal page. textual-serve's script needs its class, the two data attributes and #start."""
         scheme = "wss" if request.secure or request.headers.get("X-Forwarded-Proto") == "https" else "ws"
-        return _page(index_page(self.title, f"{scheme}://{request.host}/ws", request.query.get("fontsize", "")))
+        url, size = f"{scheme}://{request.host}/ws", _number(request, "fontsize", _FONT_SIZE)
+        size = size if 6 <= size <= 48 else _FONT_SIZE
+        return _page(render(_HERE / "screen.html", title=self.title, websocket_url=url, font_size=size))
 
     async def _own_file(self, request: web.Request) -> web.FileResponse:
         return web.FileResponse(_HERE / request.match_info["name"])
@@ -227,21 +226,3 @@ def _cookie_name(request: web.Request) -> str:
 def _number(request: web.Request, name: str, default: int) -> int:
     text = request.query.get(name, "")
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 6 else default
-
-
-def index_page(title: str, websocket_url: str, font_size: str) -> str:
-    """The terminal page. textual-serve's script needs its class, the two data attributes and #start.
-
-    Everything is loaded from this server.
-    """
-    size = (
-        int(font_size)
-        if font_size.isascii() and font_size.isdecimal() and 6 <= int(font_size[:4]) <= 48
-        else _FONT_SIZE
-    )
-    return render(_HERE / "screen.html", title=title, websocket_url=websocket_url, font_size=size)
-
-
-def open_page() -> str:
-    """Redirects to the screen. A request from this page is same-site, so the browser sends its new cookie."""
-    return render(_HERE / "token_accepted.html")

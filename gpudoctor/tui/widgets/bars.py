@@ -31,8 +31,8 @@ def stacked(parts: Sequence[tuple[float, str]], limit: float, width: int) -> lis
 def heat_sign(share: float) -> str:
     """The sign for a share of the expected rate: `#` 90 % or more, `-` 50 % or more, `.` less.
 
-    >>> heat_sign(1.02), heat_sign(0.9), heat_sign(0.7), heat_sign(0.49)
-    ('#', '#', '-', '.')
+    >>> heat_sign(0.9), heat_sign(0.899), heat_sign(0.5), heat_sign(0.499)
+    ('#', '-', '-', '.')
     """
     return "#" if share >= 0.9 else "-" if share >= 0.5 else "."
 

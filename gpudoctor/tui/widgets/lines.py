@@ -65,11 +65,6 @@ class Lines(Widget):
         self._drawn: dict[tuple[Row, int], Strip] = {}
         self._styles: dict[tuple[str, bool], Style] = {}
 
-    @property
-    def text(self) -> str:
-        """The rows as text without styles."""
-        return "\n".join("".join(text for text, _ in each.runs) for each in self._rows)
-
     def show_rows(self, rows: Sequence[Row]) -> None:
         """Replace the rows and redraw those that changed."""
         before, self._rows = self._rows, tuple(rows)

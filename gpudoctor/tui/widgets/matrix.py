@@ -66,12 +66,10 @@ class Matrix(Widget, can_focus=True):
     class CursorMoved(Message):
         """The cursor moved."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.grid = Grid()
-        self.row = 0
-        self.column = 1
-        self._first = 0  # the first column drawn
+    grid = Grid()
+    row = 0
+    column = 1
+    _first = 0  # the first column drawn
 
     def show_grid(self, grid: Grid) -> None:
         """Draw another grid; the cursor stays in place, or moves to the edge of a smaller grid."""
