@@ -11,6 +11,7 @@ from gpudoctor.facts.captures import clipped
 from gpudoctor.facts.model.reported import Loudness, Reported
 from gpudoctor.statements.about import about
 from gpudoctor.statements.catalogue import known_error, xid_code
+from gpudoctor.statements.missing_gpus import missing_gpus
 from gpudoctor.statements.model import Statement
 from gpudoctor.statements.prefixes import Origin, stripped, unmarked, with_short_numbers
 from gpudoctor.statements.reader import MOST_TEXT, statement_of, statement_of_record
@@ -219,6 +220,7 @@ class TextStatements:
         self._named.add((statement.about.gpu_index, statement.about.bus_id))
         reported = _reported(statement, self._file)
         named = reported.names_a_gpu or reported.device is not None or reported.label is not None
+        named = named or missing_gpus(reported.text) is not None
         about_node = _GRAVE if reported.loudness == "warning" else _OF_A_NODE
         if not named and about_node.search(reported.text) is None:
             own = reported.form in ("verdict", "event") or _OWN_VERDICT.search(reported.text)
@@ -267,6 +269,7 @@ def _reported(statement: Statement, file: str) -> Reported:
     named, known, code = statement.about, known_error(statement.message), xid_code(statement.message)
     port = f" port {named.port}" if named.port is not None else ""
     past = statement.form == "sentence" and is_past(statement.message)
+    lacks = missing_gpus(statement.message) == "missing"
     return Reported(
         # a tab is a gap here, and would be printed as an escape
         text=("told as past, and not whether it is over: " if past else "")
@@ -276,8 +279,8 @@ def _reported(statement: Statement, file: str) -> Reported:
         kind=statement.kind,
         form=statement.form,
         label=statement.label,
-        effect=known.effect if known else "hardware" if code is not None else None,
-        plain=known.plain if known else "",
+        effect=known.effect if known else "hardware" if code is not None or lacks else None,
+        plain=known.plain if known else "a GPU of the node is gone" if lacks else "",
         xid=code,
         gpu=named.gpu_index,
         bus_id=named.bus_id,

@@ -345,11 +345,12 @@ def test_a_taint_says_no_more_than_the_condition_that_it_follows(taint: str, con
     ("state", "status"),
     [
         *((state, Status.UNKNOWN) for state in ("DOWN*", "IDLE*", "DOWN+NOT_RESPONDING", "UNKNOWN*", "DRAIN*")),
-        *((state, Status.UNKNOWN) for state in ("DOWN", "DOWN+DRAIN", "FAIL", "INVAL")),
+        *((state, Status.UNKNOWN) for state in ("DOWN", "DOWN+DRAIN")),
+        *((state, Status.FAIL) for state in ("FAIL", "INVAL", "FAIL*", "IDLE+DRAIN+INVALID_REG")),
         *((state, Status.WARN) for state in ("IDLE+DRAIN", "DRAINING", "MIXED+DRAIN")),
     ],
 )
-def test_a_node_that_slurm_does_not_hear_from_or_calls_down_is_unknown(state: str, status: Status) -> None:
+def test_a_node_is_what_slurm_calls_it_and_unknown_if_it_is_down_or_silent(state: str, status: Status) -> None:
     record = f"NodeName=n1 Arch=x86_64 Gres=gpu:8\n   State={state} Weight=1\n   Reason=as told [slurm@now]\n"
     assert [finding.status for finding in said(record)] == [status]
 
