@@ -18,12 +18,11 @@ from gpudoctor.facts.deadlines import COLLECTION
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.path_status import ask_paths
 from gpudoctor.lazy import lazy_imports
-from gpudoctor.text.hostlist import Hosts, expand_hostlist
 
 with lazy_imports():
     import yaml
 
-    from gpudoctor.text import yaml_file
+    from gpudoctor.text import hostlist, yaml_file
 
 if TYPE_CHECKING:
     from gpudoctor.text.yaml_file import KeyPath, YamlFile
@@ -81,7 +80,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def config_of_host(config: Config, host: str | None) -> Config:
     """The configuration with what it says for this host."""
     for entry in config.hosts:
-        if host is not None and host in Hosts(expand_hostlist(entry.hosts)):
+        if host is not None and host in hostlist.Hosts(hostlist.expand_hostlist(entry.hosts)):
             expected = {key: value for key, value in msgspec.structs.asdict(entry.expect).items() if value is not None}
             config = msgspec.structs.replace(
                 config,
@@ -171,7 +170,7 @@ def _wrong_names(config: Config, checks: tuple[Check, ...]) -> Iterator[_Wrong]:
     yield from _wrong_rules((), config.suppress, checks)
     for number, entry in enumerate(config.hosts):
         try:
-            expand_hostlist(entry.hosts)
+            hostlist.expand_hostlist(entry.hosts)
         except UserError as error:
             yield _Wrong(("hosts", number, "hosts"), str(error))
         yield from _wrong_limits(("hosts", number), entry.thresholds, checks)

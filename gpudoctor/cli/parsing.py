@@ -12,6 +12,8 @@ from gpudoctor.errors import UserError, nearest_names
 from gpudoctor.text.output import printable, write_stdout
 
 _BEFORE_A_PROGRAM = ("fake-driver", "run")  # what follows -- is not theirs
+# argparse looks for translations of its words: that imports locale (2 ms), and would mix two languages in one message
+vars(argparse)["_"] = str
 
 
 def parsed(given: list[str]) -> argparse.Namespace:

@@ -151,5 +151,5 @@ def majority(values: Iterable[T]) -> T | None:
     items = list(values)
     if not items:
         return None
-    value, count = Counter(items).most_common(1)[0]
+    value, count = Counter(items).most_common()[0]  # with a number it imports heapq
     return value if count * 2 > len(items) else None

@@ -12,7 +12,6 @@ import msgspec
 from gpudoctor.checks.core.case import Case, Expect
 from gpudoctor.checks.core.causes import Fault, explain, headline
 from gpudoctor.checks.core.finding import Status
-from gpudoctor.checks.core.read_from_text import named_as_in_text
 from gpudoctor.checks.core.registry import Check, Level, matches, registry
 from gpudoctor.checks.core.runner import CheckResult, run_checks
 from gpudoctor.checks.core.scope import scope_of, shown_count
@@ -23,6 +22,7 @@ from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import Node
+from gpudoctor.lazy import lazy_imports
 from gpudoctor.process.exit_codes import FAILED, OK, UNKNOWN
 from gpudoctor.profiles.load import profile_for
 from gpudoctor.report.model import (
@@ -41,6 +41,9 @@ from gpudoctor.report.model import (
     suppressed_in,
     verdict_of,
 )
+
+with lazy_imports():
+    from gpudoctor.checks.core import read_from_text  # of texts only
 
 FailOn = Literal["fail", "warn", "never"]
 REASON_LENGTH = 100
@@ -104,7 +107,7 @@ def judge(
     # a capture may lack what most checks need; other sources do not
     part = node.source.may_be_part
     if part:
-        results = named_as_in_text(results)
+        results = read_from_text.named_as_in_text(results)
     verdict = verdict_of(results, part=part)
     if lacking and verdict != "fail":
         verdict = "unknown"

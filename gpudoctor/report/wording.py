@@ -22,7 +22,8 @@ from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.checks.core.subject import NODE, Subject, grouped_label
 from gpudoctor.checks.driver.loaded import NO_GPU_NODE
 from gpudoctor.checks.driver.responsive import WAKING
-from gpudoctor.facts.captures import ABSENT, NOT_IN_FILE
+from gpudoctor.facts.captures import ABSENT
+from gpudoctor.facts.model.missing import NOT_IN_FILE
 from gpudoctor.lazy import lazy_imports
 from gpudoctor.report.model import Report, findings_of, is_above
 

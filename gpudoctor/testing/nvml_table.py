@@ -11,8 +11,7 @@ from typing import Any
 
 import msgspec
 
-from gpudoctor.facts.captures import NOT_IN_FILE
-from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.missing import NOT_IN_FILE, Missing
 from gpudoctor.lazy import lazy_pattern
 
 SYSTEM = -1

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpudoctor.facts.captures import NOT_IN_FILE
 from gpudoctor.facts.model.gpu import EVENT_REASONS, Gpu, GpuProcess
-from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, known
+from gpudoctor.facts.model.missing import NOT_IN_FILE, UNSUPPORTED, Missing, known
 from gpudoctor.facts.nvml import codes
 from gpudoctor.facts.system.sysfs import parse_cpu_list
 from gpudoctor.testing.nvml_table import NvmlTable, number_of, thousandths

@@ -104,6 +104,7 @@ def test_a_plugin_may_not_take_the_id_of_another_check(tmp_path: Path, taken: st
     environ = install(tmp_path, PLUGIN.replace("site.motd", taken))
     done = gpudoctor(environ, *argv.split())
     assert done.returncode == 2
+    assert "plugin site (site_checks) cannot be loaded" in done.stderr
     assert taken in done.stderr
 
 

@@ -170,6 +170,17 @@ def test_nor_does_the_process_that_asks_the_driver_before_it_asks(program: Progr
     assert _SLOW_TO_IMPORT & set(done.stdout.decode().split()) == set()
 
 
+def test_nor_does_the_binding_which_still_finds_libraries_if_it_looks_for_one(program: Program, tmp_path: Path) -> None:
+    (tmp_path / "pynvml.py").write_text("from ctypes.util import find_library\n")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from gpudoctor.facts.nvml.client import load_pynvml; "
+    code += "found = load_pynvml().find_library; print(*sys.modules); "
+    code += "import ctypes.util; print(found('c') == ctypes.util.find_library('c'), hasattr(ctypes.util, 'shutil'))"
+    loaded, found = program(sys.executable, "-c", code).stdout.decode().splitlines()
+    assert "pynvml" in loaded.split()
+    assert not {"ctypes.util", "subprocess", "tempfile"} & set(loaded.split())
+    assert found == "True True"
+
+
 @pytest.mark.wide
 def test_a_driver_that_hangs_costs_that_gpu_only(program: Program) -> None:
     done = _fake_driver(program, *GPUDOCTOR, *QUICK, faults=("driver-hang@3",))

@@ -13,7 +13,7 @@ from gpudoctor.checks.core.finding import PROBLEMS, WORST_FIRST, Advice, Finding
 from gpudoctor.checks.core.registry import registry
 from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.checks.core.subject import NODE, Subject
-from gpudoctor.facts.captures import NOT_IN_FILE
+from gpudoctor.facts.model.missing import NOT_IN_FILE
 
 # What a finding is about: see `_parts`; None is anything
 Part = int | str | None

@@ -162,7 +162,7 @@ def majority_of_others(counts: Counter[T], own: T) -> T | None:
     700
     """
     others = counts.total() - 1
-    for value, count in counts.most_common(2):
+    for value, count in counts.most_common()[:2]:  # with a number it imports heapq
         if (count - (value == own)) * 2 > others > 0:
             return value
     return None

@@ -1,7 +1,8 @@
 """The registry of checks: @check registers one, `registry()` returns ours, `all_checks()` also those of plugins.
 
-`select()` returns some. Plugins are other packages, found by the entry point group `gpudoctor.checks`. Domains that put
-load on the node list their checks in `CHECKS`, so that level quick imports none of them.
+`select()` returns some. Plugins are other packages, found by the entry point group `gpudoctor.checks`. Domains list
+their checks above level quick in `CHECKS`, so that level quick does not import them: no module of a domain that has no
+others, and not the module of the check's name in the rest.
 """
 
 from __future__ import annotations
@@ -173,10 +174,11 @@ def _import_builtin_checks(level: Level) -> None:
     suffixes = tuple(all_suffixes())
     for domain in DOMAINS:
         folder = import_module(f"gpudoctor.checks.{domain}")
-        if level == "quick" and _listed(domain):
+        above = {each.partition(".")[2] for each in _listed(domain)} if level == "quick" else set()
+        if above and above.issuperset(READING_ORDER[domain]):
             continue
         names = {file.partition(".")[0] for file in os.listdir(folder.__path__[0]) if file.endswith(suffixes)}  # noqa: PTH208
-        for name in sorted(names - {"__init__"}):
+        for name in sorted(names - {"__init__"} - {name.replace("-", "_") for name in above}):
             if name.isidentifier():  # skips editor locks (.#xid.py) and the macOS files ._xid.py
                 import_module(f"{folder.__name__}.{name}")
 
@@ -238,6 +240,7 @@ def all_checks(level: Level = "burn") -> tuple[Check, ...]:
     if any(_declares_checks(folder) for folder in sys.path):
         from importlib.metadata import entry_points
 
+        _import_builtin_checks(level)  # first: an id that is taken twice is the plugin's mistake
         for point in entry_points(group=GROUP):
             try:
                 point.load()
@@ -254,7 +257,7 @@ def _declares_checks(folder: str) -> bool:
     try:
         with os.scandir(folder or ".") as entries:
             return any(
-                f"[{GROUP}]" in _text(f"{entry.path}/entry_points.txt")
+                _contains(f"{entry.path}/entry_points.txt", b"[%s]" % GROUP.encode())
                 for entry in entries
                 if entry.name.endswith((".dist-info", ".egg-info"))
             )
@@ -262,9 +265,19 @@ def _declares_checks(folder: str) -> bool:
         return False
 
 
-def _text(path: str) -> str:
+def _contains(path: str, word: bytes) -> bool:
+    # not `open`: it makes six more system calls a file, and there are a hundred distributions beside torch
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:  # noqa: PTH123
-            return file.read()
+        file = os.open(path, os.O_RDONLY)
     except OSError:
-        return ""
+        return False
+    try:
+        found, part = b"", os.read(file, 1 << 16)
+        while part:
+            found += part
+            part = os.read(file, 1 << 16)
+        return word in found
+    except OSError:
+        return False
+    finally:
+        os.close(file)

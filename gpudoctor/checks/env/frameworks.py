@@ -29,7 +29,7 @@ _BUILDS = {
 }
 
 
-@check("env.frameworks", title="torch, TensorFlow and JAX see the GPUs that the driver shows", level="full")
+@check("env.frameworks")
 def framework_sight(case: Case) -> Iterator[Finding]:
     """Fail if a framework opens other GPUs than the job may use; warn if one of several opens none."""
     not_run = case.measurements.not_run

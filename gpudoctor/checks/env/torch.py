@@ -29,8 +29,6 @@ _SLOW_IMPORT_S = Limit(
 
 @check(
     "env.torch",
-    title="torch fits the driver and sees every GPU it may use",
-    level="standard",
     limits=(_OLDEST_VERSION, _SLOW_IMPORT_S),
     explains=(
         Explains(("env.frameworks",), anywhere=True),

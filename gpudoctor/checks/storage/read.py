@@ -37,14 +37,7 @@ _ADVICE = (
 _OWN_ADVICE = (Advice("Name what training reads.", "gpudoctor check storage.read --data PATH --need RATE"), *_ADVICE)
 
 
-@check(
-    "storage.read",
-    title="Data is read as fast as the GPUs need it",
-    level="full",
-    impact="costs",
-    needs_gpu=False,
-    limits=(_SHARDS_MB_S,),
-)
+@check("storage.read", impact="costs", needs_gpu=False, limits=(_SHARDS_MB_S,))
 def read(case: Case) -> Iterator[Finding]:
     """Fail if even the best way to read stays below --need; without --need, report what it is enough for."""
     if not case.measurements.storage:

@@ -17,8 +17,6 @@ LONGEST_TEXT = 1000
 # as nvidia-smi and lspci print it, in upper or lower case; a domain of 0 may be left out
 BUS_ID = r"(?:[0-9A-Fa-f]{4,8}:)?[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]"
 ABSENT = Missing("not in this capture", "absent")
-# gpudoctor writes every leaf of a node and its GPUs, with a value or the reason why there is none
-NOT_IN_FILE = Missing("not in this file", "failed")
 
 
 class Loaded(msgspec.Struct, frozen=True):

@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from gpudoctor.facts.captures import MOST_GPUS, NOT_IN_FILE, Loaded, SourceError
+from gpudoctor.facts.captures import MOST_GPUS, Loaded, SourceError
 from gpudoctor.facts.captures.handwritten import refuse_contradictions, without_unknown_keys
 from gpudoctor.facts.captures.leaves import plausible
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import Measurements
-from gpudoctor.facts.model.missing import NOT_READ, fill, known
+from gpudoctor.facts.model.missing import NOT_IN_FILE, NOT_READ, fill, known
 from gpudoctor.facts.model.node import Node
 from gpudoctor.lazy import lazy_imports
 

@@ -38,6 +38,8 @@ class Missing(msgspec.Struct, frozen=True):
 
 
 NOT_READ = Missing("not read")
+# in files of gpudoctor: it writes every leaf of a node and its GPUs, with a value or the reason why there is none
+NOT_IN_FILE = Missing("not in this file", "failed")
 UNSUPPORTED = Missing("not supported by this GPU or driver", "unsupported")
 
 

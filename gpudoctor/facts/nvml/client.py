@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from time import monotonic
+from types import ModuleType
 from typing import Any
 
 from gpudoctor.facts.deadlines import START_CALLS
@@ -18,6 +20,8 @@ from gpudoctor.facts.nvml.codes import FUNCTION_NOT_FOUND, UNKNOWN, error_word, 
 from gpudoctor.lazy import lazy_imports
 
 with lazy_imports():
+    from ctypes import util
+
     # imports half as many modules again as reading the driver, and only a shadowed nvidia-ml-py needs it
     from importlib import metadata
 
@@ -92,9 +96,35 @@ def load_pynvml() -> Any:
         module = unhidden()
         if module is not None:
             return module
-    import pynvml
+    with _without_ctypes_util():
+        import pynvml
 
-    return pynvml
+        return pynvml
+
+
+@contextmanager
+def _without_ctypes_util() -> Iterator[None]:
+    """Keep `from ctypes.util import find_library` from importing ctypes.util inside the block.
+
+    ctypes.util imports subprocess, tempfile and 30 more modules: a fifth of what the collector does until it has read 8
+    GPUs. pynvml needs it on Windows only; a binding that calls `find_library` gets the real one.
+    """
+    name = "ctypes.util"
+    if name in sys.modules:
+        yield
+        return
+    stand_in = ModuleType(name)
+    vars(stand_in)["find_library"] = _find_library
+    sys.modules[name] = stand_in
+    try:
+        yield
+    finally:
+        if sys.modules.get(name) is stand_in:
+            del sys.modules[name]
+
+
+def _find_library(name: str) -> str | None:
+    return util.find_library(name)
 
 
 class NvmlClient:
