@@ -21,8 +21,10 @@ from gpudoctor.facts.model.node import HostEvent, KernelEvent, KernelLog, Node
 _KERNEL_LINE = re.compile(
     r"(?:<\d+>|[a-z]+ *:[a-z]+ *: )?(?:\[ *\+?\d+\.\d{3,9}\] |\[\w{3} \w{3} +\d+ [\d:]{8} \d{4}\] "
     r"|\d{4}-\d\d-\d\dT[\d:]{8},\d{6}[+-]\d\d:\d\d )"
-    r"|\d{1,3},\d+,\d+,|.{0,80}?\S.{0,80}? kernel: "
+    r"|\d{1,3},\d+,\d+,"
 )
+_SPEAKER = " kernel: "  # behind a date and a host, no further on than these are long
+_LONGEST_ORIGIN = 170
 _BARE_MESSAGE = re.compile(
     r"\s*(?:NVRM: |nvidia-nvswitch\d*: |(?:mce: |\{\d{1,9}\})?\[Hardware Error\]: "
     r"|(?:nvidia|pcieport|mlx5_core|pci|nouveau|vfio-pci) [0-9a-f]{4}:[0-9a-f]{2}:"
@@ -40,10 +42,15 @@ _Subject = tuple[str, str | None]
 
 
 def is_kernel_line(line: str) -> bool:
-    if _KERNEL_LINE.match(line):
-        return True
     rest = unwrapped(line.lstrip(" \t"))
-    return _KERNEL_LINE.match(rest) is not None or (rest.startswith("{") and read_line(rest).origin == "kernel")
+    if any(_KERNEL_LINE.match(each) or _names_kernel(each) for each in (line, rest)):
+        return True
+    return rest.startswith("{") and read_line(rest).origin == "kernel"
+
+
+def _names_kernel(line: str) -> bool:
+    at = line.find(_SPEAKER, 1, _LONGEST_ORIGIN)
+    return at > 0 and not line[:at].isspace()
 
 
 def _begins_kernel_log(line: str) -> object:

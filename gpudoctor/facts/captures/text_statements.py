@@ -97,7 +97,12 @@ class TextStatements:
         self._of_a_node = self._tables = self._adapters = False
 
     def offer(self, line: str, number: int) -> None:
-        """Look at a line that no reader took; of a longer one than any message, at its beginning."""
+        """Look at a line that no reader took; of a longer one than any message, at its beginning.
+
+        After as many different statements as are kept a text is a log of errors, and more lines of it tell no more.
+        """
+        if len(self._kept) >= MOST_STATEMENTS:
+            return
         record, lines = self._records.offer(number, line[:MOST_TEXT])
         if record and (statement := statement_of_record(lines[0][0], record)) is not None:
             self._of_a_node = self._of_a_node or any(_OF_A_NODE.search(text[:_LONGEST_FORM]) for _, text in lines)
@@ -230,9 +235,8 @@ class TextStatements:
         what = reported.label or reported.text.translate(_ONE_DIGIT)[-200:]
         key = (what, reported.gpu, reported.bus_id, reported.uuid, reported.device, reported.xid)
         if before := self._kept.get(key):
-            self._kept[key] = replace(before, count=before.count + 1)
-        elif len(self._kept) < MOST_STATEMENTS:
-            self._kept[key] = reported
+            reported = replace(before, count=before.count + 1)
+        self._kept[key] = reported
 
     def _with_only_gpu(self, reported: Reported) -> Reported:
         """The statement with its vendor, and the GPU that other lines name, if they name no other one."""
