@@ -26,7 +26,7 @@ _NODE_WORDS = (
     r"nvidia[\w.-]*|nv-\w+|NVRM|dcgm\w*|nhc|slurm(?:d|ctld|stepd)|kubelet|fabric ?manager|opensm|ib\w+|mlx\w+"
     r"|scontrol|sinfo|kubectl|modprobe|insmod|dkms|kernel|gpu[-_]burn"
 )
-_OF_THE_NODE = lazy_pattern(rf"{_NODE_WORDS}|ps", re.IGNORECASE)
+_OF_THE_NODE = lazy_pattern(_NODE_WORDS, re.IGNORECASE)
 _BEGINS_WITH_NODE = lazy_pattern(rf"\W*(?:\w+\W+){{0,2}}?(?:{_NODE_WORDS})\b[^:]{{0,40}}:", re.IGNORECASE)
 # in the words of another program
 _QUOTED_TOOL = lazy_pattern(r"\bnvidia-[\w.-]+: (?:\w+ ){0,3}(?:error|failed|fatal)\b", re.IGNORECASE)
@@ -42,6 +42,8 @@ _NOT_READ = lazy_pattern(
     r"(?i)\b(?:unable|failed|could not|cannot|can't|error) (?:to )?(?:get|read|query|retriev\w+)\b"
     r"|NOT_SUPPORTED|\bnot (?:been )?implemented\b|\bis unsupported\b"
 )
+# a row of ps or top in state D: a program may be on its way through the driver
+_WAITS = lazy_pattern(r"\s*(?:\S+\s+)?\d{1,8}\s(?:.{0,80}\s)?D[<LNls+]{0,4}\s")
 # the clauses before the one that says so, in which something else may have failed; what was only tried has not
 _CLAUSES_BEFORE = lazy_pattern(r"(?s)(.*)(?:[;,(]|\. )")
 _TRIED = lazy_pattern(r"(?i)\b(?:(?:failed|unable) to|cannot|can't|could not|couldn't) \w+")
@@ -99,6 +101,9 @@ def _finding(case: Case, reported: Reported) -> Finding:
         return skip(subject, f"{what} is of a program, or tells of nothing: {reported.text}")
     if reported.label is None and reported.loudness == "error" and _is_not_read(reported):
         return unknown(subject, reported.text, evidence, advice=_advice(case, reported))
+    if reported.form == "event" and _WAITS.match(reported.text):
+        text = f"it waits in the kernel (state D): does the driver or a GPU not answer? {reported.text}"
+        return unknown(subject, text, evidence, advice=_advice(case, reported))
     if missing_gpus(reported.text) == "perhaps" and not _is_of_node(reported):
         return unknown(subject, reported.text, evidence, advice=_advice(case, reported))
     often = f" ({reported.count} lines say so)" if reported.count > 1 else ""

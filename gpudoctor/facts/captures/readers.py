@@ -12,7 +12,6 @@ from gpudoctor.facts.captures.host.cpu_and_memory import LIMIT_READERS, MEMORY_R
 from gpudoctor.facts.captures.host.fabric_manager import FABRIC_MANAGER_READERS
 from gpudoctor.facts.captures.host.lspci import read_acs, read_lspci
 from gpudoctor.facts.captures.host.module import MODULE_READERS, read_proc_version
-from gpudoctor.facts.captures.host.processes import read_processes
 from gpudoctor.facts.captures.host.rdma import RDMA_READERS
 from gpudoctor.facts.captures.host.schedulers import SCHEDULER_READERS
 from gpudoctor.facts.captures.kernel_logs import read_kernel_log
@@ -50,7 +49,6 @@ HOST_READERS: tuple[TextReader, ...] = tuple(
         read_inspect,
         read_lspci,
         read_acs,
-        read_processes,
         *MEMORY_READERS,
         read_environment,
     )
