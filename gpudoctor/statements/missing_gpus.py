@@ -30,14 +30,18 @@ _SEEN = (
     r"(?:visible|detected|found|listed|seen|shown|recogni[sz]ed|enumerated|present|online|reachable|alive|healthy|usable"
     r"|work(?:ing)?|left|responds?|responding|answer(?:s|ing)?)\b"
 )
-_SEES = r"\b(?:sees?|shows?|finds?|lists?|reports?|detects?|recogni[sz]es|counts?|displays?|has|have|there (?:is|are))\b"
+_SEES = (
+    r"\b(?:sees?|shows?|finds?|lists?|reports?|detects?|recogni[sz]es|counts?|displays?|has|have|there (?:is|are))\b"
+)
 # "only 7/8 GPUs visible": one is missing, unless a process is given no more; "only 2/8 GPUs are busy" lacks none
 _FEWER = lazy_pattern(r"(?i)\bonly (\d{1,4}) ?(?:of|/) ?(\d{1,4}) (?:\w+ )?(?:GPU|card|device)s?\b")
 _THEN_SEEN = lazy_pattern(rf"(?i) (?:(?:is|are|was|were|still|now) )*{_SEEN}(?=\W*$|[.,;:!)])")
 _LATER_SEEN = lazy_pattern(rf"(?i)\b{_SEEN}")
 _SOMEBODY_SEES = lazy_pattern(rf"(?i){_SEES}")
 # "8 A40 are installed, nvidia-smi lists 6 of them"
-_OWNED = lazy_pattern(rf"(?i)\b({_COUNT})(?: ?x)? (?:(?!of\b)[\w.-]{{1,12}} ){{0,3}}?(?:{_THING})\b(?!\s*(?:each|per)\b)")
+_OWNED = lazy_pattern(
+    rf"(?i)\b({_COUNT})(?: ?x)? (?:(?!of\b)[\w.-]{{1,12}} ){{0,3}}?(?:{_THING})\b(?!\s*(?:each|per)\b)"
+)
 _TOOL = r"(?:nvidia-smi|lspci|the (?:driver|OS|kernel|system)|linux|NVML|dmesg|CUDA)"
 _SHOWN = (
     rf"(?:\b{_TOOL}\W{{1,3}}(?:(?:now|only|just|still|currently|also) ){{0,2}}(?:shows?|lists?|sees?|finds?|reports?|detects?|counts?|displays?|recogni[sz]es)(?: me| up)?"

@@ -710,7 +710,9 @@ def test_a_corrupted_inforom_is_found_in_a_sentence() -> None:
     assert bad("gpu.inforom", f"what does infoROM is corrupted at gpu mean?\n{BUS}") == []
     story = f"last year the infoROM is corrupted at gpu 0000:1a:00.0 was what n9 said\n$ lspci\n{BUS}"
     assert bad("gpu.inforom", story) == [], "of which node it speaks is not known"
-    assert [each.text for each in read(story).reported] == ["infoROM is corrupted at gpu 0000:1a:00.0"]
+    (told,) = read(story).reported
+    assert (told.bus_id, told.text) == ("0000:1a:00.0", story.partition("\n")[0])
+    assert judge_all(read(story)).verdict == "warn"
 
 
 def test_ports_without_indentation_are_ports() -> None:

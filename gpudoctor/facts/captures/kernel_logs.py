@@ -23,8 +23,7 @@ _KERNEL_LINE = re.compile(
     r"|\d{4}-\d\d-\d\dT[\d:]{8},\d{6}[+-]\d\d:\d\d )"
     r"|\d{1,3},\d+,\d+,"
 )
-_SPEAKER = " kernel: "  # behind a date and a host, no further on than these are long
-_LONGEST_ORIGIN = 170
+_LONGEST_ORIGIN = 170  # a date and a host
 _BARE_MESSAGE = re.compile(
     r"\s*(?:NVRM: |nvidia-nvswitch\d*: |(?:mce: |\{\d{1,9}\})?\[Hardware Error\]: "
     r"|(?:nvidia|pcieport|mlx5_core|pci|nouveau|vfio-pci) [0-9a-f]{4}:[0-9a-f]{2}:"
@@ -43,14 +42,10 @@ _Subject = tuple[str, str | None]
 
 def is_kernel_line(line: str) -> bool:
     rest = unwrapped(line.lstrip(" \t"))
-    if any(_KERNEL_LINE.match(each) or _names_kernel(each) for each in (line, rest)):
+    at = line.find(" kernel: ", 1, _LONGEST_ORIGIN)
+    if (at > 0 and not line[:at].isspace()) or _KERNEL_LINE.match(line) or _KERNEL_LINE.match(rest):
         return True
     return rest.startswith("{") and read_line(rest).origin == "kernel"
-
-
-def _names_kernel(line: str) -> bool:
-    at = line.find(_SPEAKER, 1, _LONGEST_ORIGIN)
-    return at > 0 and not line[:at].isspace()
 
 
 def _begins_kernel_log(line: str) -> object:

@@ -46,7 +46,9 @@ _PROMPT = re.compile(
     r"(?: (?P<command>.{0,2000})|(?P<close>[a-z./][^ ].{0,2000})?)$"
 )
 # of a prompt; not the id of a container
-_HOST = re.compile(r"[(\[]?[\w.-]{1,64}@(?!localhost\b|[0-9a-f]{12}\b)([A-Za-z0-9][\w-]{0,62})[\w.-]{0,120}[\s:~\[\]$#]")
+_HOST = re.compile(
+    r"[(\[]?[\w.-]{1,64}@(?!localhost\b|[0-9a-f]{12}\b)([A-Za-z0-9][\w-]{0,62})[\w.-]{0,120}[\s:~\[\]$#]"
+)
 _ROOT = re.compile(rf"(?:#|\+{{1,3}}|>|PS>) ?(?P<command>{_PROGRAMS}\b.{{0,2000}})$")
 # "dmesg shows Xid 79", "nvidia-smi does not work": somebody tells of it
 _TOLD = (

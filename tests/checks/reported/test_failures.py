@@ -624,7 +624,11 @@ def test_a_program_of_the_driver_that_waits_in_the_kernel_is_unknown() -> None:
     row = "root        {}  0.0  0.0  23488  6056 ?        {}    Jun02   0:00 /usr/bin/nvidia-smi -L\n"
     train = "bob        9123 99.0  4.1 992348 80605 ?        D    10:02   9:00 python train.py\n"
     assert said(f"{CLEAN}\n{_PS}{row.format(2011, 'Ss')}{train}") == []
-    for pasted in (_PS + row.format(2011, "D") + train, " 2011 D+   nvidia-smi -q\n", f"$ ps aux | grep nv\n{row.format(2011, 'Dl')}"):
+    for pasted in (
+        _PS + row.format(2011, "D") + train,
+        " 2011 D+   nvidia-smi -q\n",
+        f"$ ps aux | grep nv\n{row.format(2011, 'Dl')}",
+    ):
         (finding,) = said(pasted)
         assert (finding.status, "2011" in text_of(finding)) == (Status.UNKNOWN, True)
 
@@ -637,8 +641,8 @@ def test_the_host_of_the_only_prompt_is_the_node_and_that_of_kubernetes_is_named
     assert judge(read(f"[admin@dgx-a17 ~]$ nhc\n{failed}root@dgx-a18:~# nhc\n{failed}")).host.name is None
     assert judge(read(f"root@4f3c2b1a0d9e:/# nhc\n{failed}")).host.name is None, "the id of a container"
     gpus = '  {}:\n    nvidia.com/gpu: "{}"\n'
-    node = f"  addresses:\n  - address: gpu07\n    type: Hostname\n{gpus.format('allocatable', 3)}{gpus.format('capacity', 4)}"
-    (finding,) = said(f"status:\n{node}")
+    node = "status:\n  addresses:\n  - address: gpu07\n    type: Hostname\n"
+    (finding,) = said(node + gpus.format("allocatable", 3) + gpus.format("capacity", 4))
     assert (finding.subject.label, "3 of 4 GPUs of gpu07" in text_of(finding)) == ("node", True)
 
 

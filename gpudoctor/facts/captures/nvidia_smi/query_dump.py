@@ -45,7 +45,9 @@ _SELECTED = re.compile(r" (?:-i|--id)[ =]?\d")
 _UNLICENSED = re.compile(r"Unlicensed|Expired")
 _NOT_VGPU = ("NONE", "PASS-THROUGH", "HOST")
 _JUDGED = frozenset(PATHS.values()).union(*(names for _, names in LEAVES.values()))
-_UNWELL = re.compile(r"(?:un|not[ _-]?)(?:healthy|ok|okay|well)|faulty|degraded|fail(?:ed|ing)|critical|bad", re.IGNORECASE)
+_UNWELL = re.compile(
+    r"(?:un|not[ _-]?)(?:healthy|ok|okay|well)|faulty|degraded|fail(?:ed|ing)|critical|bad", re.IGNORECASE
+)
 
 
 ANSWERED = Driver(module_loaded=True, init_code=0)
@@ -114,7 +116,10 @@ def smi_dump(top: dict[str, str], gpus: list[GpuDump], outside: str = "", *, sel
         notes=(*cut, *([unnamed] if any(not gpu.bus_id for gpu in gpus) else ())),
         attached=counted,
         ended=ended,
-        reported=(*_unlicensed(gpus), *(each for n, gpu in enumerate(gpus) for each in unwell(gpu.values, gpu.address or f"{n}"))),
+        reported=(
+            *_unlicensed(gpus),
+            *(each for n, gpu in enumerate(gpus) for each in unwell(gpu.values, gpu.address or f"{n}")),
+        ),
     )
 
 
