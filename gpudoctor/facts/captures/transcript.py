@@ -27,7 +27,6 @@ _MOST_REMEMBERED, _LONGEST_REMEMBERED = 10_000, 1000
 _HIDES = ("", " ", "\t", ">", "-")  # first characters of blank, indented and quoted lines and of grep's gap
 _ONE_DIGIT = str.maketrans("123456789", "000000000")
 _MOST_RANGES = 1000
-_MOST_HOSTS = 2
 
 # a line that begins with one of these names is a command, also after root's prompt ("# dmesg") or without a prompt
 _PROGRAMS = (
@@ -46,9 +45,7 @@ _PROMPT = re.compile(
     r"(?: (?P<command>.{0,2000})|(?P<close>[a-z./][^ ].{0,2000})?)$"
 )
 # of a prompt; not the id of a container
-_HOST = re.compile(
-    r"[(\[]?[\w.-]{1,64}@(?!localhost\b|[0-9a-f]{12}\b)([A-Za-z0-9][\w-]{0,62})[\w.-]{0,120}[\s:~\[\]$#]"
-)
+_HOST = re.compile(r"[(\[]?[\w.-]{1,64}@(?!localhost\b|[0-9a-f]{12}\b)(\w[\w-]{0,62})[\w.-]{0,120}[\s:~\[\]$#]")
 _ROOT = re.compile(rf"(?:#|\+{{1,3}}|>|PS>) ?(?P<command>{_PROGRAMS}\b.{{0,2000}})$")
 # "dmesg shows Xid 79", "nvidia-smi does not work": somebody tells of it
 _TOLD = (
@@ -302,7 +299,7 @@ class Transcript:
     def _run(self, line: _Line, number: int) -> None:
         self._close_all()
         self._command = line.command
-        if (prompt := _HOST.match(line.text)) and len(self.hosts) < _MOST_HOSTS:
+        if (prompt := _HOST.match(line.text)) and len(self.hosts) < 2:
             self.hosts.add(prompt[1])
         for reader in self._readers:
             if self._command and reader.after is not None and reader.after(self._command):

@@ -17,7 +17,6 @@ from gpudoctor.facts.model.node import Node, PciBus, PciDevice, short_bus_id
 # "18:00.0 3D controller [0302]: NVIDIA Corporation GH100 [10de:2330] (rev a1)"; the numbers come with -nn
 _HEADER = re.compile(rf"({BUS_ID}) ([^:\[]{{0,60}}?) ?(?:\[([0-9a-f]{{4}})\])?: (.{{0,300}})", re.I)
 # "18:00.0 0302: 10de:2330 (rev a1)": the same with -n, numbers alone
-_NUMERIC = rf"{BUS_ID} [0-9a-f]{{4}}: [0-9a-f]{{4}}:[0-9a-f]{{4}}(?:\s|$)"
 _NUMBERS = re.compile(rf"({BUS_ID}) ([0-9a-f]{{4}}): ([0-9a-f]{{4}}:[0-9a-f]{{4}})\b", re.I)
 # a single function, selected on the command line
 _OF_ONE = rf"(?i)\blspci\b[^|;&]{{0,80}}? -\w{{0,6}}s *({BUS_ID})(?!\S)"
@@ -207,7 +206,7 @@ def _width(line: str | None, missing: Missing) -> int | Missing:
 
 @text_reader(
     "lspci",
-    rf"{_NUMERIC}|(?:[0-9a-f]{{4,8}}:)?[0-9a-f]{{2}}:[0-9a-f]{{2}}\.[0-7] "
+    rf"{_NUMBERS.pattern}|(?:[0-9a-f]{{4,8}}:)?[0-9a-f]{{2}}:[0-9a-f]{{2}}\.[0-7] "
     r"[A-Z0-9][^:\n]{2,60}(?:bridge|Bridge|controller|device|accelerators)[^:\n]{0,20}: ",
     r"(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7] |[ \t]+\S",
     after=_OF_ONE,

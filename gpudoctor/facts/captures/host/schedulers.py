@@ -42,9 +42,7 @@ _KEY = re.compile(r'\s*(?:- )?"?(type|status|reason)"?: *"?([\w./-]{1,253})"?,?\
 # of the taints that Kubernetes itself sets, those of a node that runs no pod
 _TAINT = re.compile(r"(?:Taints:)?\s+node\.kubernetes\.io/(unreachable|not-ready|out-of-service|network-unavailable)\b")
 # of the addresses of a node, in YAML or JSON, and as describe prints it
-_HOSTNAME = re.compile(
-    r'"?address"?: "?([\w.-]{1,253})"?,?\s+"?type"?: "?Hostname\b|^\s+Hostname:\s+([\w.-]{1,253})', re.MULTILINE
-)
+_HOSTNAME = re.compile(r'address"?: "?([\w.-]{1,253})"?,?\s+"?type"?: "?Hostname\b|\n\s+Hostname:\s+([\w.-]{1,253})')
 _NODES = r"NAME\s+STATUS\s+ROLES\s+AGE\b"
 _NODE_ROW = re.compile(r"(?:node/)?([\w.-]{1,253})\s+((?:NotReady|Ready|Unknown)(?:,\w{2,40})*)\s+\S")
 _QUANTITY = re.compile(r'\s*"?nvidia\.com/gpu"?: *"?(\d{1,4})"?')

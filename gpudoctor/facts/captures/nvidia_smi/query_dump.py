@@ -39,15 +39,12 @@ _HANDLE = re.compile(r"(?:^.{0,40})?Unable to determine the device handle for.{0
 
 
 _LACKING = Missing("not in its section, as it is in that of a GPU like it", "failed")
-_MOST_UNWELL = 8
-_MOST_KINDS = 16  # more than any machine has
+_MOST_KINDS = 16  # of GPUs, and of values: more than any machine has
 _SELECTED = re.compile(r" (?:-i|--id)[ =]?\d")
 _UNLICENSED = re.compile(r"Unlicensed|Expired")
 _NOT_VGPU = ("NONE", "PASS-THROUGH", "HOST")
 _JUDGED = frozenset(PATHS.values()).union(*(names for _, names in LEAVES.values()))
-_UNWELL = re.compile(
-    r"(?:un|not[ _-]?)(?:healthy|ok|okay|well)|faulty|degraded|fail(?:ed|ing)|critical|bad", re.IGNORECASE
-)
+_UNWELL = re.compile(r"(?i)(?:un|not[ _-]?)(?:healthy|ok|well)|faulty|degraded|fail(?:ed|ing)|critical|bad")
 
 
 ANSWERED = Driver(module_loaded=True, init_code=0)
@@ -101,6 +98,7 @@ def smi_dump(top: dict[str, str], gpus: list[GpuDump], outside: str = "", *, sel
         # `-i 0` shows one GPU of eight and still counts eight: the other seven must neither count as lost nor pass
         attached = Missing(f"the dump shows {len(gpus)} of {attached} GPUs", "absent" if selected else "failed")
         ended = False
+    unwell_values = (each for n, gpu in enumerate(gpus) for each in unwell(gpu.values, gpu.address or f"{n}"))
     unnamed = f"the text does not name its GPU{'s' * (len(gpus) > 1)}: counted in its order, from 0"
     driver = replace(
         ANSWERED,
@@ -116,10 +114,7 @@ def smi_dump(top: dict[str, str], gpus: list[GpuDump], outside: str = "", *, sel
         notes=(*cut, *([unnamed] if any(not gpu.bus_id for gpu in gpus) else ())),
         attached=counted,
         ended=ended,
-        reported=(
-            *_unlicensed(gpus),
-            *(each for n, gpu in enumerate(gpus) for each in unwell(gpu.values, gpu.address or f"{n}")),
-        ),
+        reported=(*_unlicensed(gpus), *unwell_values),
     )
 
 
@@ -148,7 +143,7 @@ def is_selected(command: str) -> bool:
 def unwell(values: Mapping[str, str], gpu: str) -> tuple[Reported, ...]:
     """The values of a GPU that no fact holds, and whose word says that something is not well, under whatever name."""
     bad = [(path, text) for path, text in values.items() if path not in _JUDGED and _UNWELL.fullmatch(text.strip())]
-    return tuple(from_tool("nvidia-smi", f"GPU {gpu}: {path} is {text.strip()}") for path, text in bad[:_MOST_UNWELL])
+    return tuple(from_tool("nvidia-smi", f"GPU {gpu}: {path} is {text.strip()}") for path, text in bad[:_MOST_KINDS])
 
 
 def _unlicensed(gpus: list[GpuDump]) -> tuple[Reported, ...]:
