@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable
@@ -331,8 +330,7 @@ def read_source(
             raise UserError("--fault is for simulated nodes and captures: name one with --node (see: gpudoctor nodes)")
         node = collect.collect_live(deadline_s=deadline_s, progress=progress, on_interrupt=on_interrupt, data=data)
         return Sourced(node)
-    stdin = sys.stdin.buffer if name == "-" and sys.stdin else None
-    loaded = capture.load_source(name, stdin=stdin, deadline_s=source_deadline_s, progress=progress)
+    loaded = capture.load_source(name, deadline_s=source_deadline_s, progress=progress)
     if not faults:
         return Sourced(loaded.node, loaded.measurements)
     # measurements of the healthy node are no evidence about the broken one

@@ -29,6 +29,7 @@ NODE_HELP = (
     "a facts file, an nvidia-smi dump, a directory of dumps, a bug report, a report JSON, a bundle, "
     "a recorded watch, - for stdin, or a simulated node's name (see: gpudoctor nodes)"
 )
+_FORMAT_OF = {".json": "json", ".html": "html", ".xml": "junit", ".prom": "prometheus"}
 _R = TypeVar("_R", bound=msgspec.Struct)
 _D = TypeVar("_D", bound="_Document")
 
@@ -72,10 +73,19 @@ def redact_option(parser: _Options) -> None:
 
 
 def format_options(parser: _Options, *formats: str, default: str | None = None) -> None:
-    """Add `--format` and `--json`. Without `default`, None stands for text."""
-    text = None if default else "default: text"
+    """Add `--format` and `--json`. Without `default`, None stands for text, see `take_format_of_file`."""
+    endings = ", ".join(ending for ending, of_file in _FORMAT_OF.items() if of_file in formats)
+    text = None if default else f"default: that of a FILE that ends with {endings}, else text"
     parser.add_argument("--format", choices=formats, default=default, help=text)
     parser.add_argument("--json", action="store_const", const="json", dest="format", help="same as --format json")
+    parser.set_defaults(formats=formats)
+
+
+def take_format_of_file(args: argparse.Namespace) -> None:
+    """Let `-o FILE` without `--format` mean the format that the name ends with, if the command writes that."""
+    wanted = _FORMAT_OF.get(args.output.suffix.lower()) if getattr(args, "output", None) is not None else None
+    if wanted in getattr(args, "formats", ()) and args.format is None:
+        args.format = wanted
 
 
 def color_option(parser: _Options) -> None:

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 from gpudoctor import __version__
 from gpudoctor.cli.command_table import COMMANDS, EXIT_CODES, QUESTION, module_of
+from gpudoctor.cli.options import take_format_of_file
 from gpudoctor.errors import UserError, nearest_names
 from gpudoctor.text.output import printable, write_stdout
 
@@ -19,6 +20,7 @@ vars(argparse)["_"] = str
 def parsed(given: list[str]) -> argparse.Namespace:
     """The parsed arguments, plus `argv` as given. Raise UserError if they are wrong; exit 0 after a help text."""
     args = _parsed(given)
+    take_format_of_file(args)
     # arguments may be any bytes, but a report must be UTF-8
     args.argv = [word.encode("utf-8", "backslashreplace").decode() for word in given]
     return args

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import codecs
 import lzma
-import sys
 import zlib
 from collections.abc import Callable, Iterator
 from typing import IO, Any
 
 from gpudoctor.diagnose.sources import LogSource
+from gpudoctor.text.standard_input import standard_input
 
 BLOCK_BYTES = 1 << 20
 MAX_LINE_BYTES = 1 << 16
@@ -106,8 +106,8 @@ def raw_blocks(source: LogSource) -> Iterator[bytes]:
     """The bytes, decompressed if they are gzip, zstd or xz. Raises UnreadableError."""
     try:
         if source.path is None:
-            stream: IO[bytes] = sys.stdin.buffer
-            yield from _blocks_of(stream)
+            if (stream := standard_input("paste the log of the job, as it is")) is not None:
+                yield from _blocks_of(stream)
             return
         with source.path.open("rb") as file:
             unpacked = 0

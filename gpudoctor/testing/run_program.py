@@ -10,7 +10,6 @@ import os
 import shlex
 import shutil
 import signal
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -65,7 +64,7 @@ def run_program(request: FakeDriverRequest) -> int:
     latency_ms = _call_latency_ms(request.call_latency)
     if VARIABLE in os.environ:
         raise UserError("this is running under gpudoctor fake-driver already: one driver at a time")
-    loaded = load_source(request.node, stdin=sys.stdin.buffer if request.node == "-" and sys.stdin else None)
+    loaded = load_source(request.node)
     node = apply_faults(loaded.node, list(request.faults))
     with _private_folder() as private:
         try:

@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import pty
+import signal
 import struct
 import subprocess
 import sys
@@ -172,6 +173,37 @@ def test_a_long_page_goes_through_the_pager_of_a_terminal() -> None:
     assert process.wait() == 0
     assert b"paged:" in output
     assert b"Every GPU uses all of its PCIe lanes" in output
+
+
+@pytest.mark.parametrize(
+    ("command", "given", "code", "said"),
+    [
+        ("check --level quick --node -", b"GPU 3 has fallen off the bus\n\x04", 1, b"reported.failures"),
+        ("diagnose -", b"Traceback (most recent call last):\nKeyError: 'x'\n\x04", 1, b"user_exception"),
+        ("cluster report -", b"{}\n\x04", 2, b"no report there"),
+        ("check --level quick --node -", signal.SIGINT, 130, b"interrupted by SIGINT"),
+    ],
+    ids=["a text", "a log", "a report", "Ctrl-C"],
+)
+def test_who_types_is_asked_for_it_and_ends_it_once(
+    command: str, given: bytes | signal.Signals, code: int, said: bytes
+) -> None:
+    parent, child = pty.openpty()
+    argv = [sys.executable, "-m", "gpudoctor", *command.split()]
+    with subprocess.Popen(argv, stdin=child, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        assert b"paste" in process.stderr.readline()
+        if isinstance(given, bytes):
+            os.write(parent, given)
+        else:
+            process.send_signal(given)
+        out, err = process.communicate(timeout=60)
+    os.close(child)
+    os.close(parent)
+    assert process.returncode == code
+    assert said in out + err
+    if code > 2:  # nothing was read: there is no report
+        assert (out, err.count(b"\n")) == (b"", 1)
 
 
 def test_lists_can_be_searched_and_read_by_programs(gpudoctor: Gpudoctor) -> None:

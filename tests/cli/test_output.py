@@ -26,6 +26,26 @@ COMMANDS = pytest.mark.parametrize("command", [QUICK, FACTS], ids=["check", "fac
 AS_ROOT = needs("root")
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "begins"),
+    [
+        ("r.html", "", "<!DOCTYPE html>"),
+        ("r.JSON", "", '{"schema":"gpudoctor.report/1"'),
+        ("r.prom", "", "# HELP gpudoctor_"),
+        ("r.xml", "", "<?xml"),
+        ("r.txt", "", "SIMULATED"),
+        ("r.html", "--format text", "SIMULATED"),
+        ("r.html", "--json", '{"schema":"gpudoctor.report/1"'),
+    ],
+)
+def test_the_name_of_the_file_tells_its_format_if_nothing_else_does(
+    name: str, options: str, begins: str, tmp_path: Path, gpudoctor: Gpudoctor
+) -> None:
+    file = tmp_path / name
+    assert gpudoctor("check", "--level", "quick", "--node", "t4-cloud-4", *options.split(), "-o", str(file)).code == 0
+    assert file.read_text().startswith(begins)
+
+
 @pytest.fixture
 def mine(tmp_path: Path) -> Path:
     folder = tmp_path / "mine"

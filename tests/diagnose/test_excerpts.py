@@ -494,6 +494,22 @@ def test_a_flushed_request_makes_its_own_host_no_victim(tmp_path: Path) -> None:
     assert not answer.victims
 
 
+@pytest.mark.parametrize(
+    "end", ["", "srun: error: n02: tasks 0-7: Killed\n"], ids=["the job is cancelled", "and killed"]
+)
+def test_who_waited_before_slurm_noticed_that_a_node_is_gone_waited_for_it(end: str, tmp_path: Path) -> None:
+    waited = (
+        "[rank{0}]:[E1129 01:10:00.1 ProcessGroupNCCL.cpp:632] [Rank {0}] Watchdog caught collective operation timeout: "
+        "WorkNCCL(SeqNum=12, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600012 milliseconds "
+        "before timing out.\n"
+    )
+    lost = "srun: error: Node failure on n04\nslurmstepd: error: *** STEP 7.0 ON n01 CANCELLED AT 2026-11-29T01:12:00 DUE TO NODE FAILURE ***\n"
+    answer = answer_to("".join(map(waited.format, range(4))) + lost + end, tmp_path)
+    assert said(answer) == ("node_lost", None)
+    assert answer.cause is not None
+    assert (answer.cause.host, answer.cause.confidence) == ("n04", "certain")
+
+
 def test_no_rank_is_silent_in_a_text_of_a_controller_alone(tmp_path: Path) -> None:
     died = "(TrainController pid=7) world size 2\n(TrainController pid=7) The actor died because its node has died. Node Id: b1\n"
     answer = answer_to(died, tmp_path)

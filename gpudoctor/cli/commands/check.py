@@ -190,7 +190,7 @@ def write_error(args: argparse.Namespace, message: str, code: int) -> int:
     As text it is on stderr already; a file named by `-o` gets it too, so that an old report there is not taken for that
     of this run.
     """
-    if (args.format or "text") == "text":
+    if _is_text(args):
         if to_file(args):
             output_files.write_file(args.output, f"gpudoctor could not judge this node: {printable(message)}\n")
         return code
@@ -204,9 +204,16 @@ def write_error(args: argparse.Namespace, message: str, code: int) -> int:
     return _write_report(report, args)
 
 
+def _is_text(args: argparse.Namespace) -> bool:
+    return args.format in (None, "text")
+
+
 def _write_report(report: model.Report, args: argparse.Namespace) -> int:
     """Write the report where and in the format requested; return the exit code."""
     code = report.exit_code
+    if report.run.interrupted and args.node is not None and not report.evaluated.checks and _is_text(args):
+        say(f"interrupted by {report.run.interrupted}")  # while the text was read: a report of it would say nothing
+        return write_error(args, f"interrupted by {report.run.interrupted}", code)
     if args.format == "nagios" and report.run.interrupted is None:
         code = junit_nagios.nagios_code(report)
     if not write_as_asked(report, args, lambda report, to_file: _rendered(report, args, to_file=to_file)):

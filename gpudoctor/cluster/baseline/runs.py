@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 import uuid
 from pathlib import Path
@@ -23,6 +22,7 @@ from gpudoctor.report.progress import terminal_progress
 from gpudoctor.text.hostlist import is_host_name
 from gpudoctor.text.json_text import json_line
 from gpudoctor.text.output import printable
+from gpudoctor.text.standard_input import standard_input
 from gpudoctor.text.units import rfc3339
 
 
@@ -78,7 +78,7 @@ def _record(request: BaselineRequest) -> ReportRecord:
 
 def _read(path: str) -> Document:
     if path == "-":
-        found = list(stdin_documents(sys.stdin.buffer if sys.stdin else None))
+        found = list(stdin_documents(standard_input("paste a report")))
     else:
         try:
             Path(path).stat()

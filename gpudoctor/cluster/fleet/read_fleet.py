@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Sequence
 
@@ -15,6 +14,7 @@ from gpudoctor.cluster.fleet.reading import Gathered, Refused, ReportReader, wit
 from gpudoctor.cluster.fleet.records import ReportRecord
 from gpudoctor.errors import UserError
 from gpudoctor.process.signals import InterruptedBySignal, hold_signals
+from gpudoctor.text.standard_input import standard_input
 
 Progress = Callable[[Gathered | None], None]
 Arrived = Callable[[ReportRecord | Refused], None]
@@ -71,7 +71,7 @@ def _read(
     Raise UserError if there is no report: of expected hosts, that is what the report has to show, unless no source
     exists, which is a mistake in the command.
     """
-    stdin = sys.stdin.buffer if sys.stdin else None
+    stdin = standard_input("paste reports") if "-" in sources else None
     gathered: Gathered | None = None
     try:
         for gathered in reader.read(list(sources), stdin, arrived if "-" in sources else None):

@@ -101,8 +101,12 @@ def _last_work(job: Job, limit: Event) -> float | None:
 
 
 def failed_before(attempt: Attempt, ending: Event, *, lost_peers_count: bool) -> bool:
-    """Whether something failed or hung before the job was ended; lost peers may have been ended with the job."""
-    for event in attempt.of("cause", "wait", "stuck", *(("victim",) if lost_peers_count else ())):
+    """Whether something failed or hung before the job was ended; lost peers may have been ended with the job.
+
+    Who waited before a node was lost has often waited for that node: its scheduler notices last.
+    """
+    waits = () if ending.what == "node_lost" else ("wait", "stuck")
+    for event in attempt.of("cause", *waits, *(("victim",) if lost_peers_count else ())):
         if event.what == "host_oom" or (event.strength < 2 and event.role == "cause"):
             continue
         if event.what == "node_lost" and ending.what == "preempted":  # Ray names the node first, then why it went

@@ -7,7 +7,6 @@ import io
 import os
 import re
 import stat
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import BinaryIO
@@ -18,6 +17,7 @@ from gpudoctor.errors import nearest_names
 from gpudoctor.facts.captures import Loaded, SourceError, naming, printable
 from gpudoctor.facts.model.node import Node
 from gpudoctor.lazy import lazy_imports
+from gpudoctor.text.standard_input import standard_input
 
 with lazy_imports():
     from gpudoctor.facts.captures import archives, directory, facts_file, kernel_logs, lines, opened
@@ -27,9 +27,7 @@ with lazy_imports():
 __all__ = ["Loaded", "SourceError", "load_source"]
 
 
-_PASTE = """\
-Paste what the machine printed, as it comes, with prompts and all: nvidia-smi, nvidia-smi -q, nvidia-smi topo -m,
-nvidia-smi nvlink -s, dmesg, lspci -vvv, ibstat ... Then end it: Enter, Ctrl-D."""
+_PASTE = "paste what the machine printed, with prompts and all (nvidia-smi -q, topo -m, dmesg, lspci -vvv ...)"
 _STDIN = "standard input"
 _STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"')
 _DEEPEST_JSON = 500
@@ -57,12 +55,9 @@ def load_source(
     if not name:
         raise SourceError("the source is an empty name: give a file, a directory, a simulated node, or - for stdin")
     if name == "-":
-        stream = stdin or (sys.stdin.buffer if sys.stdin else None)
+        stream = stdin or standard_input(_PASTE)
         if stream is None:
             raise SourceError("standard input is closed")
-        if stdin is None and sys.stdin.isatty():
-            sys.stderr.write(f"{_PASTE}\n")
-            sys.stderr.flush()
         return _named(_STDIN, _from_stdin(stream, deadline_s))
     try:
         mode = Path(name).stat().st_mode

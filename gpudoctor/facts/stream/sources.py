@@ -5,7 +5,6 @@ Each source imports what only it needs: `watch` runs for weeks, and a simulated 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -163,7 +162,7 @@ def open_source(name: str | None, faults: list[str], interval_s: float) -> Strea
         return LiveSource(interval_s)
     if name != "-" and not faults and recording.is_stream_file(name):
         return RecordedSource(recording.read_stream(name))
-    node = source.load_source(name, stdin=sys.stdin.buffer if name == "-" and sys.stdin else None).node
+    node = source.load_source(name).node
     if faults:
         node = load.apply_faults(node, faults)
     return SimulatedSource(node, interval_s)
