@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -154,7 +155,8 @@ def read_uname(block: Block) -> Part:
     """`uname -a`, or `uname -r` if the prompt above shows that command."""
     for line in block.lines:
         if found := _UNAME.match(line) or _UNAME_R.match(line):
-            return Part(Node(host=Host(**found.groupdict())))
+            leaves: dict[str, Any] = found.groupdict()
+            return Part(Node(host=Host(**leaves)))
     return Part()
 
 
