@@ -84,7 +84,9 @@ def test_a_paste_of_all_is_one_node_of_eight_gpus_with_what_each_text_tells() ->
 @settings(max_examples=25, deadline=None)
 @given(order=st.permutations(sorted(BLOCKS)), prompt=st.sampled_from(["$ ", "root@n[/]# ", "[me@n ~]$ ", "n:~ # "]))
 def test_the_order_of_the_texts_changes_nothing(order: list[str], prompt: str) -> None:
-    assert facts("".join(f"{prompt}{command}\n{BLOCKS[command]}" for command in order)) == facts(PASTE)
+    made, whole = facts("".join(f"{prompt}{command}\n{BLOCKS[command]}" for command in order)), facts(PASTE)
+    assert made == replace(whole, host=replace(whole.host, hostname=made.host.hostname))
+    assert known(made.host.hostname) == ("n" if "@" in prompt else None)
 
 
 PROSE = ["Hi all, my GPUs are slow!", "Here is what it says:", "any idea? thanks", "I tried: reboot; no change."]
