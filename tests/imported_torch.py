@@ -80,17 +80,11 @@ class ImportedTorch:
         self._process.wait()
 
     def start(
-        self,
-        order: Mapping[str, Any],
-        life: int,
-        control: int,
-        rank_fds: list[int],
-        output: IO[bytes],
-        python: str | None = None,
+        self, order: Mapping[str, Any], life: int, control: int, rank_fds: list[int], output: IO[bytes]
     ) -> RunningProcess:
-        """Stands in for rank_starter_client.start; runs on GPUs, or in another Python, begin as they always do."""
-        if python is not None or order["method"] != "fork-server":
-            return rank_starter_client.start(dict(order), life, control, rank_fds, output, python)
+        """Stands in for rank_starter_client.start; runs on GPUs begin as they always do."""
+        if order["method"] != "fork-server":
+            return rank_starter_client.start(dict(order), life, control, rank_fds, output)
         environment = _environment(msgspec.convert(order["job"], RankJob))
         whole = {"parent": os.getpid(), "folder": os.getcwd(), "environment": environment, **order}  # noqa: PTH109
         return ForkedStarter(self.forked(whole, [output.fileno(), life, control, *rank_fds]))

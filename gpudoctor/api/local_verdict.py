@@ -68,7 +68,7 @@ def report_for_all(placement: LocalPlacement, request: CheckRequest) -> Report:
             prep = prepare(request)
             _refuse_confined(placement, prep, workers)
             workers.broadcast(msgspec.json.encode(_Wait(_limit_s(prep))))
-            report = run_prepared(prep, visible=tuple(workers.visible_of_those_here))
+            report = run_prepared(prep, visible=tuple(workers.visible))
         except UserError as error:
             workers.broadcast(msgspec.json.encode(_Done(str(error)[:_ANSWER_CHARACTERS])))
             raise

@@ -21,7 +21,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import NormalDist, median_high
+from statistics import NormalDist, median, median_high
 from typing import Literal
 
 import msgspec
@@ -93,18 +93,18 @@ def spread_of(values: Sequence[float], nodes: Sequence[int], less_is_better: boo
     """The spread of one figure's values. `nodes` is the node of each value; `judged` is as in `sigmas_wanted`."""
     ordered = sorted(values)
     count = len(set(nodes))
-    median = _median(ordered)
-    deviation = _mad(ordered, median, less_is_better)
+    middle = median(ordered)
+    deviation = _mad(ordered, middle, less_is_better)
     criterion = _criterion(ordered)
-    spread = FigureSpread(count, len(ordered), median, deviation, criterion, ordered[0], ordered[-1])
+    spread = FigureSpread(count, len(ordered), middle, deviation, criterion, ordered[0], ordered[-1])
     if count < MIN_NODES:
         return msgspec.structs.replace(spread, why_not=f"{count} of at least {MIN_NODES} nodes")
     sigma = _MAD_TO_SIGMA * deviation
     furthest = sigmas_wanted(judged, count) * sigma
     # a value is bad beyond both bounds; a split is tested first because many bad values widen the spread
-    far, bound = criterion * FAIL_SIMILARITY, min(criterion * ALPHA, median - furthest)
+    far, bound = criterion * FAIL_SIMILARITY, min(criterion * ALPHA, middle - furthest)
     if less_is_better:
-        far, bound = criterion / FAIL_SIMILARITY, max(criterion / ALPHA, median + furthest)
+        far, bound = criterion / FAIL_SIMILARITY, max(criterion / ALPHA, middle + furthest)
     for limit in (far, bound):
         indexes = _beyond(values, ordered, limit, less_is_better)
         split = len({nodes[index] for index in indexes}) >= MOST_NAMED_SHARE * count
@@ -113,7 +113,7 @@ def spread_of(values: Sequence[float], nodes: Sequence[int], less_is_better: boo
             for index in indexes:
                 value = values[index]
                 similarity = criterion / value if less_is_better else value / criterion
-                sigmas = abs(value - median) / sigma if sigma > 0 else None
+                sigmas = abs(value - middle) / sigma if sigma > 0 else None
                 bad.append(Bad(value, nodes[index], index, similarity, sigmas))
             bad.sort(key=lambda each: each.similarity)
             return msgspec.structs.replace(spread, bad=tuple(bad), split=split)
@@ -127,25 +127,20 @@ def _beyond(values: Sequence[float], ordered: Sequence[float], limit: float, les
     return [] if ordered[0] >= limit else [index for index, value in enumerate(values) if value < limit]
 
 
-def _median(ordered: Sequence[float]) -> float:
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
-
-
-def _mad(ordered: Sequence[float], median: float, less_is_better: bool) -> float:
+def _mad(ordered: Sequence[float], middle: float, less_is_better: bool) -> float:
     """The larger MAD of all values and of the worse half, since many distributions are wider on that side."""
-    middle = len(ordered) // 2
-    worse = ordered[middle:] if less_is_better else ordered[: len(ordered) - middle]
-    return max(_median_distance(ordered, median), abs(_median(worse) - median))
+    half = len(ordered) // 2
+    worse = ordered[half:] if less_is_better else ordered[: len(ordered) - half]
+    return max(_median_distance(ordered, middle), abs(median(worse) - middle))
 
 
-def _median_distance(ordered: Sequence[float], median: float) -> float:
+def _median_distance(ordered: Sequence[float], middle: float) -> float:
     """The distance from the median within which half of the values lie, by bisection: faster than a second sort."""
     half = (len(ordered) + 1) // 2
-    low, high = 0.0, max(median - ordered[0], ordered[-1] - median)
+    low, high = 0.0, max(middle - ordered[0], ordered[-1] - middle)
     for _ in range(50):
         distance = (low + high) / 2
-        if bisect_right(ordered, median + distance) - bisect_left(ordered, median - distance) >= half:
+        if bisect_right(ordered, middle + distance) - bisect_left(ordered, middle - distance) >= half:
             high = distance
         else:
             low = distance
@@ -154,10 +149,10 @@ def _median_distance(ordered: Sequence[float], median: float) -> float:
 
 def _criterion(ordered: Sequence[float]) -> float:
     """The median of the values that are similar to it."""
-    criterion = _median(ordered)
+    criterion = median(ordered)
     for _ in range(20):
         similar = ordered[bisect_right(ordered, criterion * ALPHA) : bisect_left(ordered, criterion / ALPHA)]
-        again = _median(similar) if similar else criterion
+        again = median(similar) if similar else criterion
         if again == criterion:
             break
         criterion = again

@@ -158,7 +158,7 @@ def way_out(machine: Machine, job: PlanJob) -> str:
 
 
 def _nearest(machine: Machine, job: PlanJob) -> Iterator[str]:
-    """Options that would work without states in RAM: fewer bytes per parameter, shorter sequences, more nodes."""
+    """Options that would work: fewer bytes per parameter, shorter sequences, more nodes (fewer with states in RAM)."""
     if job.precision in ("bf16", "fp16") and _fits(machine, msgspec.structs.replace(job, precision="bf16-true")):
         yield "--precision bf16-true (8 bytes a parameter, coarser updates)"
     if job.optimizer == "adamw" and _fits(machine, msgspec.structs.replace(job, optimizer="adamw-8bit")):
@@ -167,6 +167,9 @@ def _nearest(machine: Machine, job: PlanJob) -> Iterator[str]:
     nodes = _nodes_wanted(machine, job)
     if nodes is not None:
         yield f"--nodes {nodes}"
+    fewer = _nodes_wanted(machine, job, offload=True)
+    if fewer is not None and (nodes is None or fewer < nodes):
+        yield f"--nodes {fewer}, with states in host RAM (slow)"
 
 
 def _shorter(machine: Machine, job: PlanJob, *, offload: bool) -> Iterator[str]:
@@ -178,10 +181,10 @@ def _shorter(machine: Machine, job: PlanJob, *, offload: bool) -> Iterator[str]:
         seq //= 2
 
 
-def _nodes_wanted(machine: Machine, job: PlanJob) -> int | None:
+def _nodes_wanted(machine: Machine, job: PlanJob, *, offload: bool = False) -> int | None:
     """The smallest number of such nodes that hold the job, found by doubling and bisection."""
     upper = machine.nodes
-    while not _fits(msgspec.structs.replace(machine, nodes=upper), job):
+    while not _fits(msgspec.structs.replace(machine, nodes=upper), job, offload=offload):
         upper *= 2
         if upper > MOST_NODES:
             return None
@@ -190,7 +193,7 @@ def _nodes_wanted(machine: Machine, job: PlanJob) -> int | None:
     lower = upper // 2
     while upper - lower > 1:
         middle = (lower + upper) // 2
-        if _fits(msgspec.structs.replace(machine, nodes=middle), job):
+        if _fits(msgspec.structs.replace(machine, nodes=middle), job, offload=offload):
             upper = middle
         else:
             lower = middle

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpudoctor.api.config import load_config
+from gpudoctor.api.config import config_of_host, load_config
 from gpudoctor.api.load.devices import CPU_RANKS
 from gpudoctor.api.node_check import Sourced
 from gpudoctor.checks.core.registry import all_checks
@@ -18,6 +18,7 @@ from gpudoctor.checks.core.scope import scope_of
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import Measurements
+from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import Node
 from gpudoctor.lazy import lazy_imports, lazy_pattern
 from gpudoctor.plan import communication, memory, model_sizes, settings, strategies, tensor_bytes
@@ -103,7 +104,9 @@ def ground_of(request: PlanRequest, shape: ModelShape, sourced: Sourced) -> Grou
     on_gpus = measured is not None and measured.launch is not None and measured.launch.backend == "nccl"
     measurements = measured if on_gpus else None
     checks = all_checks()
-    config = load_config(request.config, os.environ, all_checks)
+    newer: list[str] = []  # keys of the file that this version does not know
+    config = load_config(request.config, os.environ, all_checks, left_out=newer.append)
+    config = config_of_host(config, known(node.host.hostname))
     unread = node.source.kind == "profile"  # nothing was read, so nothing can be at fault
     report = None if unread else check_node(node, measurements, checks, config, request.gpu)
     scope, _ = scope_of(node, request.gpu)
@@ -116,7 +119,8 @@ def ground_of(request: PlanRequest, shape: ModelShape, sourced: Sourced) -> Grou
         machine = msgspec.structs.replace(machine, ram_bytes=float(request.ram * GIB))
         warnings = (*warnings, f"--ram says {request.ram} GiB of free RAM a node, and that is believed")
     job = PlanJob(shape, precision, request.optimizer, seq)
-    return Ground(machine, job, measurements, report, scope, unfit, (*warnings, *seq_warnings))
+    warnings = (*(f"configuration: {line}" for line in newer), *warnings, *seq_warnings)
+    return Ground(machine, job, measurements, report, scope, unfit, warnings)
 
 
 def make_plan(request: PlanRequest, shape: ModelShape, sourced: Sourced) -> tuple[Plan, Option]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import os
 import resource
-import select
 import signal
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -22,9 +21,8 @@ import msgspec
 from gpudoctor.process.die_with_parent import die_with_parent
 from gpudoctor.process.ending import ENDING_SIGNALS
 from gpudoctor.process.forked import ForkedProcess
-from gpudoctor.process.pipes import write_all
+from gpudoctor.process.pipes import Bounded, pipe_with_child, read_to_end, write_all
 
-_READ_BYTES = 1 << 20
 _MEMORY_ENDED = 77  # the child's exit status
 
 
@@ -49,29 +47,17 @@ class BoundedChild:
     def __init__(self, work: Callable[[], bytes], limits: ChildLimits) -> None:
         self._limits = limits
         self._ends_s = monotonic() + limits.seconds
-        self._reader, writer = os.pipe()
         parent = os.getpid()
-        try:
+        with pipe_with_child("writes") as (self._reader, writer):
             self._process = ForkedProcess(lambda: _be_child(work, limits, parent, writer))
-        except OSError:
-            os.close(self._reader)
-            raise
-        finally:
-            os.close(writer)
 
     def result(self) -> bytes:
         """Wait for the bytes. Raises ChildRefusedError."""
-        data = bytearray()
-        while True:
-            left_s = self._ends_s - monotonic()
-            if left_s <= 0 or not select.select([self._reader], [], [], left_s)[0]:
-                raise ChildRefusedError(f"reading it takes longer than {self._limits.seconds:g} s")
-            block = os.read(self._reader, _READ_BYTES)
-            if not block:
-                break
-            data += block
-            if len(data) > self._limits.result_bytes:
-                raise ChildRefusedError(f"what it holds is larger than {self._limits.result_bytes >> 20} MiB")
+        data = Bounded(self._limits.result_bytes + 1)
+        if not read_to_end({self._reader: data.take_until_full}, self._ends_s):
+            raise ChildRefusedError(f"reading it takes longer than {self._limits.seconds:g} s")
+        if data.is_full:
+            raise ChildRefusedError(f"what it holds is larger than {self._limits.result_bytes >> 20} MiB")
         status = self._process.ends_within(max(self._ends_s - monotonic(), 0.1))
         if status == _MEMORY_ENDED:
             raise ChildRefusedError(f"reading it needs more than {self._limits.memory_bytes >> 20} MiB of memory")

@@ -48,19 +48,15 @@ def run_command(
     process = None
     out, err = Bounded(max_bytes + 1), Bounded(max_bytes)
 
-    def take(data: bytes) -> bool:
-        out.take(data)
-        return len(out) > max_bytes
-
     try:
         with signals_postponed():  # a handler that raises inside Popen would lose the process
             process = Child(argv, stdout=PIPE, stderr=PIPE if with_stderr else DEVNULL, env=environ)
-        takers: dict[int, Callable[[bytes], bool | None]] = {process.stdout: take}
+        takers: dict[int, Callable[[bytes], bool | None]] = {process.stdout: out.take_until_full}
         if with_stderr:
             takers[process.stderr] = err.take
         if not read_to_end(takers, give_up_s):
             raise late
-        if len(out) > max_bytes:
+        if out.is_full:
             return Completed(None, out[:max_bytes].decode("utf-8", "replace"), truncated=True)
         status = process.ends_within(max(0.0, give_up_s - monotonic()))
         if status is None:

@@ -17,7 +17,7 @@ from contextlib import suppress
 from time import sleep
 from typing import NoReturn
 
-from gpudoctor.process.ending import ENDING_SIGNALS, leave, process_state, send_signal
+from gpudoctor.process.ending import ENDING_SIGNALS, kill_all, leave, process_state, send_signal
 from gpudoctor.process.forked import ForkedProcess
 
 _PASSED_ON = (
@@ -49,7 +49,7 @@ class ForegroundCommand:
     """
 
     def __init__(
-        self, argv: Sequence[str], env: Mapping[str, str], *, ignored: Sequence[int] = (), end_with_us: bool = False
+        self, argv: Sequence[str], env: Mapping[str, str], *, ignored: Sequence[int] = (), end_with_us: bool
     ) -> None:
         for number in ignored:
             signal.signal(number, signal.SIG_IGN)
@@ -224,15 +224,13 @@ class _Witness:
             self._seen += data
 
     def end(self) -> None:
-        self._end_with_us = False
-        self._process.end(1.0, group=False)
+        kill_all([self._process], 1.0, group=False)  # it only notes other signals
         os.close(self._from_witness)
         os.close(self._to_witness)
 
     def _report(self, report: int, commands: int) -> None:
         for number in _PASSED_ON:
             signal.signal(number, lambda got, _: os.write(report, bytes([got])) and None)
-        signal.signal(signal.SIGTERM, lambda got, _: os.write(report, bytes([got])) and None)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
         pid = int.from_bytes(os.read(commands, 8), "little")
         os.read(commands, 1)  # returns when our parent is gone

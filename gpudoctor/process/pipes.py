@@ -143,6 +143,15 @@ class Bounded(bytearray):
         """A taker for `read_to_end`."""
         self += data[: max(0, self._max_bytes - len(self))]
 
+    def take_until_full(self, data: bytes) -> bool:
+        """A taker that ends the reading at the limit."""
+        self.take(data)
+        return self.is_full
+
+    @property
+    def is_full(self) -> bool:
+        return len(self) >= self._max_bytes
+
 
 def anonymous_file(size_bytes: int = 0) -> int:
     """The descriptor of a file of zeroes that processes can share. Raise OSError.
@@ -164,10 +173,9 @@ def anonymous_file(size_bytes: int = 0) -> int:
     return descriptor
 
 
-def content(descriptor: int, max_bytes: int | None = None) -> bytes:
-    """The content from the beginning; does not move the writer's file offset."""
-    size_bytes = os.fstat(descriptor).st_size
-    return os.pread(descriptor, size_bytes if max_bytes is None else min(size_bytes, max_bytes), 0)
+def content(descriptor: int) -> bytes:
+    """The whole content; does not move the writer's file offset."""
+    return os.pread(descriptor, os.fstat(descriptor).st_size, 0)
 
 
 def tail(descriptor: int, max_bytes: int = 1 << 16) -> str:

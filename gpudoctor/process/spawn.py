@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -22,7 +22,6 @@ class Child(RunningProcess):
     It leads a new session and process group, so that Ctrl-C in the terminal reaches only this process, and
     its group can be ended as one; with `new_session=False` it stays in ours. A stream that is None is inherited.
     It begins in `cwd`, by default in our working directory, or in / if that was removed.
-    `in_child` is called in the child before the program starts.
     """
 
     def __init__(
@@ -36,7 +35,6 @@ class Child(RunningProcess):
         cwd: Path | None = None,
         pass_fds: Sequence[int] = (),
         new_session: bool = True,
-        in_child: Callable[[], None] | None = None,
     ) -> None:
         self._process = subprocess.Popen(
             list(argv),
@@ -48,7 +46,6 @@ class Child(RunningProcess):
             cwd=cwd or _working_directory(),
             pass_fds=tuple(pass_fds),
             start_new_session=new_session,
-            preexec_fn=in_child,
         )
         self.pid = self._process.pid
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import msgspec
 
-_STATE = re.compile(r"\) (\S) ")
 _PROC = Path("/proc")
 _EXITING = 0x4  # PF_EXITING: its sockets may be closed before it is a zombie
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
@@ -24,11 +23,8 @@ class ThreadTimes(msgspec.Struct, frozen=True):
 
 def lives(pid: int, started: int) -> bool:
     """Whether the process that started at this tick still lives; one that exits or is a zombie does not."""
-    text = _read(Path(f"{_PROC}/{pid}/stat"))
-    if text is None:
-        return False
-    rest = text.rpartition(")")[2].split()
-    return int(rest[19]) == started and rest[0] not in ("Z", "X") and not int(rest[6]) & _EXITING
+    _, rest = _stat(_PROC / str(pid))
+    return bool(rest) and int(rest[19]) == started and rest[0] not in ("Z", "X") and not int(rest[6]) & _EXITING
 
 
 def thread_times(pid: int, thread: int) -> ThreadTimes | None:
@@ -47,9 +43,9 @@ def allowed_cpus(pid: int) -> tuple[int, ...]:
 
 def kernel_place(pid: int) -> str:
     """State and place in the kernel, for a process that does not respond: "D in nfs_wait"."""
-    state = _STATE.search(_read(Path(f"{_PROC}/{pid}/stat")) or "")
+    _, rest = _stat(_PROC / str(pid))
     place = (_read(Path(f"{_PROC}/{pid}/wchan")) or "").strip()
-    return (state[1] if state else "?") + (f" in {place}" if place not in ("", "0") else "")
+    return (rest[0] if rest else "?") + (f" in {place}" if place not in ("", "0") else "")
 
 
 def children(pid: int) -> tuple[int, ...]:
@@ -94,12 +90,16 @@ def busiest_on(cpus: tuple[int, ...], without: set[int]) -> str | None:
     for folder in _entries(_PROC):
         if not folder.name.isdecimal() or int(folder.name) in without:
             continue
-        text = _read(folder / "stat") or ""
-        rest = text.rpartition(")")[2].split()
+        name, rest = _stat(folder)
         if len(rest) > 36 and rest[0] == "R" and int(rest[36]) in cpus and int(folder.name) != os.getpid():
-            name = text[text.find("(") + 1 : text.rfind(")")]
             return f"pid {folder.name} ({name})"
     return None
+
+
+def _stat(process: Path) -> tuple[str, list[str]]:
+    """The name of a process, and the fields of its stat from the state on (proc(5)); none if it has ended."""
+    before, _, rest = (_read(process / "stat") or "").rpartition(")")
+    return before.partition("(")[2], rest.split()
 
 
 def _entries(folder: Path) -> list[Path]:

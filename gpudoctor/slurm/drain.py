@@ -58,14 +58,8 @@ class NodeRecord(msgspec.Struct, frozen=True):
 
 def read_nodes(name: str | None = None) -> tuple[NodeRecord, ...]:
     """The record of one node, or of all; empty if slurmctld does not answer."""
-    arguments = () if name is None else (name,)
-    try:
-        done = run_command(["scontrol", "-a", "-o", "show", "node", *arguments], _DEADLINE_S, _BYTES_MAX)
-    except (OSError, CommandLateError):
-        return ()
-    if done.returncode != 0:
-        return ()
-    return tuple(record for line in done.stdout.splitlines() if (record := parse_node(line)) is not None)
+    shown = _scontrol("-a", "-o", "show", "node", *(() if name is None else (name,))) or ""
+    return tuple(record for line in shown.splitlines() if (record := parse_node(line)) is not None)
 
 
 def read_node(name: str) -> NodeRecord | None:
@@ -93,12 +87,12 @@ def parse_node(line: str) -> NodeRecord | None:
 
 def set_drain(name: str, reason: str) -> bool:
     """Drain the node; False if slurmctld refuses or does not answer."""
-    return _update(name, "state=drain", f"reason={reason}")
+    return _scontrol("update", f"nodename={name}", "state=drain", f"reason={reason}") is not None
 
 
 def undo_drain(name: str) -> bool:
     """Undrain the node; False if slurmctld refuses or does not answer."""
-    return _update(name, "state=undrain")
+    return _scontrol("update", f"nodename={name}", "state=undrain") is not None
 
 
 def drain_reason(why: str) -> str:
@@ -117,11 +111,13 @@ def is_of_hardware(reason: str) -> bool:
     return failed is not None and failed[1] not in _NOT_OF_HARDWARE and failed[2] not in _NOT_OF_HARDWARE
 
 
-def _update(name: str, *text: str) -> bool:
+def _scontrol(*arguments: str) -> str | None:
+    """Its output; None if slurmctld refuses or does not answer."""
     try:
-        return run_command(["scontrol", "update", f"nodename={name}", *text], _DEADLINE_S).returncode == 0
+        done = run_command(["scontrol", *arguments], _DEADLINE_S, _BYTES_MAX)
     except (OSError, CommandLateError):
-        return False
+        return None
+    return done.stdout if done.returncode == 0 else None
 
 
 # The decision to drain.

@@ -97,8 +97,9 @@ class _Run:
         numbers = self._environ.get("SLURM_JOB_GPUS", "")
         if not numbers and not self._settings.simulated and not has_gpus():
             return HookResult(True, self._of_no_gpu(wrong))
-        if self._hook == "prolog" and wrong is None and (retained := kept_verdict.fresh(self._settings)) is not None:
-            verdict = HookVerdict(retained.verdict, f"{retained.reason} (health check of {retained.age_s:.0f} s ago)")
+        retained = kept_verdict.fresh(self._settings) if self._hook == "prolog" and wrong is None else None
+        if retained is not None:
+            verdict = retained
         else:
             gpus = job_gpus(numbers) if numbers and self._settings.scope == "job" else None
             verdict = wrong or check(self._settings, gpus, _DEADLINE_S)
@@ -142,14 +143,9 @@ class _Run:
         wants_gpus = node is not None and "gpu" in node.gres
         if not wants_gpus and not self._settings.simulated and not has_gpus():
             return self._of_no_gpu(wrong)
-        # taken before the check, so that changes during it invalidate the saved verdict
-        about, mark = kept_verdict.identity(self._settings), kept_verdict.kernel_mark()
-        began_s = kept_verdict.since_boot_s()
+        before = kept_verdict.node_before(self._settings)
         verdict = wrong or check(self._settings, None, _DEADLINE_S)
-        if verdict.verdict == "pass" or verdict.verdict == "warn":
-            kept_verdict.keep(self._settings, about, mark, began_s, verdict.verdict, verdict.why)
-        else:
-            kept_verdict.forget(self._settings)
+        kept_verdict.keep(self._settings, before, verdict)
         judged = self._without_verdict(verdict, "health check")
         result, withheld = self._drained(judged, "health check")
         out = None if node is None else node.out_of_service
@@ -322,32 +318,24 @@ def metrics(
     time_s: float,
 ) -> str:
     """The gauges of one hook, with the label `hook`, and simulated="true" in a trial."""
-    mark = f'hook="{hook}"' + (',simulated="true"' if settings.simulated else "")
-    gauges = [
-        (
-            "verdict",
-            "What a Slurm hook found last: pass, warn, fail or unknown, which is 1.",
-            f'{mark},verdict="{verdict.verdict}"',
-            "1",
-        ),
-        ("timestamp_seconds", "When that Slurm hook ran last, Unix time.", mark, f"{time_s:.0f}"),
-        (
-            "withheld",
-            "Whether it found a failure and did not drain: only logged, no check that drains, cap.",
-            mark,
-            str(int(withheld is not None)),
-        ),
-    ]
+    mark = {"hook": hook, "simulated": "true"} if settings.simulated else {"hook": hook}
+    lines: list[str] = []
+
+    def gauge(name: str, text: str, value: int, **labels: str) -> None:
+        name = f"gpudoctor_slurm_{name}"
+        shown = ",".join(f'{key}="{label}"' for key, label in {**mark, **labels}.items())
+        lines.extend((f"# HELP {name} {text}", f"# TYPE {name} gauge", f"{name}{{{shown}}} {value}"))
+
+    found = "What a Slurm hook found last: pass, warn, fail or unknown, which is 1."
+    gauge("verdict", found, 1, verdict=verdict.verdict)
+    gauge("timestamp_seconds", "When that Slurm hook ran last, Unix time.", round(time_s))
+    failed = "Whether it found a failure and did not drain: only logged, no check that drains, cap."
+    gauge("withheld", failed, int(withheld is not None))
     if withheld is not None:
-        why = "Why it did not drain, which is 1: cap, log, checks, slurmctld."
-        gauges.append(("withheld_reason", why, f'{mark},reason="{withheld}"', "1"))
+        gauge("withheld_reason", "Why it did not drain, which is 1: cap, log, checks, slurmctld.", 1, reason=withheld)
     if verdict.verdict == "fail" and verdict.check is not None:
-        gauges.append(("failure", "The check of the first fault, which is 1.", f'{mark},check="{verdict.check}"', "1"))
+        gauge("failure", "The check of the first fault, which is 1.", 1, check=verdict.check)
     if out_of_service is not None:
         taken = "Whether the node took no jobs after the hook: drained, by whomever, or down."
-        gauges.append(("out_of_service", taken, mark, str(int(out_of_service))))
-    lines = ""
-    for name, text, labels, value in gauges:
-        name = f"gpudoctor_slurm_{name}"
-        lines += f"# HELP {name} {text}\n# TYPE {name} gauge\n{name}{{{labels}}} {value}\n"
-    return lines
+        gauge("out_of_service", taken, int(out_of_service))
+    return "\n".join(lines) + "\n"

@@ -12,7 +12,7 @@ import msgspec
 from gpudoctor import __version__
 from gpudoctor.process.private_folder import why_replaceable
 from gpudoctor.report.output_files import OutputError, write_file
-from gpudoctor.slurm.quick_check import text_of
+from gpudoctor.slurm.quick_check import HookVerdict, text_of
 from gpudoctor.slurm.settings import HookSettings
 
 _FILE = "verdict.json"
@@ -44,24 +44,29 @@ class NodeIdentity(msgspec.Struct, frozen=True):
     judged_by: tuple[str, ...]
 
 
-class _Kept(msgspec.Struct, frozen=True):
+class NodeBefore(msgspec.Struct, frozen=True):
+    """The node before a check: its identity, the seconds since boot, and the number of the kernel log's last record."""
+
     identity: NodeIdentity
     since_boot_s: float
     kernel_last: int
+
+
+class _Kept(NodeBefore, frozen=True):
     verdict: Literal["pass", "warn"]
     reason: str
 
 
-class FreshVerdict(msgspec.Struct, frozen=True):
-    """A pass or warn of the whole node, `age_s` seconds old, with its one-line reason."""
+def node_before(settings: HookSettings, root: Path = Path("/")) -> NodeBefore | None:
+    """To be read before a check begins, so that changes during it invalidate its verdict.
 
-    verdict: Literal["pass", "warn"]
-    reason: str
-    age_s: float
+    None if its identity or the kernel log cannot be read: no verdict is saved then.
+    """
+    about, records = _identity(settings, root), _kernel_records(root)
+    return None if about is None or not records else NodeBefore(about, since_boot_s(), records[-1][0])
 
 
-def identity(settings: HookSettings, root: Path = Path("/")) -> NodeIdentity | None:
-    """What the verdict is about; None if the boot, the driver or the GPUs cannot be read: no verdict is saved then."""
+def _identity(settings: HookSettings, root: Path) -> NodeIdentity | None:
     boot, driver = text_of(root / "proc/sys/kernel/random/boot_id"), text_of(root / "proc/driver/nvidia/version")
     if settings.simulated:
         driver = "simulated"
@@ -77,25 +82,13 @@ def identity(settings: HookSettings, root: Path = Path("/")) -> NodeIdentity | N
     return NodeIdentity(boot, driver, gpus, how)
 
 
-def kernel_mark(root: Path = Path("/")) -> int | None:
-    """The number of the kernel log's last record, to be read before a check begins; None if it cannot be read."""
-    records = _kernel_records(root)
-    return records[-1][0] if records else None
-
-
-def keep(
-    settings: HookSettings,
-    about: NodeIdentity | None,
-    mark: int | None,
-    began_s: float,
-    verdict: Literal["pass", "warn"],
-    reason: str,
-) -> None:
-    """Save a verdict of the whole node for prologs; `began_s` is when its check began (`since_boot_s`)."""
-    if about is None or mark is None or not settings.max_age_s:
+def keep(settings: HookSettings, before: NodeBefore | None, verdict: HookVerdict) -> None:
+    """Save a pass or warn of the whole node for prologs; any other verdict, or one that may not be kept, forgets it."""
+    found = verdict.verdict
+    if before is None or not settings.max_age_s or not (found == "pass" or found == "warn"):
         forget(settings)
         return
-    retained = _Kept(about, began_s, mark, verdict, reason)
+    retained = _Kept(before.identity, before.since_boot_s, before.kernel_last, found, verdict.why)
     try:
         write_file(settings.state / _FILE, msgspec.json.encode(retained).decode())
     except OutputError:
@@ -110,8 +103,8 @@ def forget(settings: HookSettings) -> None:
         return
 
 
-def fresh(settings: HookSettings, root: Path = Path("/")) -> FreshVerdict | None:
-    """The saved verdict if it is still valid; None if there is any doubt, and the node must be checked.
+def fresh(settings: HookSettings, root: Path = Path("/")) -> HookVerdict | None:
+    """The saved verdict, with its age, if it is still valid; None if there is any doubt, and the node must be checked.
 
     It is valid for `max_age_s` of the boot clock, for the same driver, GPUs, settings and version of gpudoctor, as long
     as the kernel has logged nothing about GPUs, PCIe, memory or network since, and only if no user but root could have
@@ -127,13 +120,11 @@ def fresh(settings: HookSettings, root: Path = Path("/")) -> FreshVerdict | None
     except (OSError, ValueError, RecursionError):  # msgspec raises UnicodeDecodeError too
         return None
     age_s = since_boot_s() - retained.since_boot_s
-    if not 0 <= age_s <= settings.max_age_s or retained.identity != identity(settings, root):
+    if not 0 <= age_s <= settings.max_age_s or retained.identity != _identity(settings, root):
         return None
-    return (
-        FreshVerdict(retained.verdict, retained.reason, age_s)
-        if _kernel_is_quiet_since(retained.kernel_last, root)
-        else None
-    )
+    if not _kernel_is_quiet_since(retained.kernel_last, root):
+        return None
+    return HookVerdict(retained.verdict, f"{retained.reason} (health check of {age_s:.0f} s ago)")
 
 
 def since_boot_s() -> float:

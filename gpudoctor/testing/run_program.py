@@ -22,19 +22,16 @@ from gpudoctor.facts.captures.source import load_source
 from gpudoctor.facts.nvml.fake_driver_context import VARIABLE, write_fake_driver_context
 from gpudoctor.facts.simulated.load import apply_faults
 from gpudoctor.process.command import CommandLateError, run_command
-from gpudoctor.process.die_with_parent import die_with_parent
-from gpudoctor.process.ending import ENDING_SIGNALS
+from gpudoctor.process.ending import ENDING_SIGNALS, send_signal
+from gpudoctor.process.foreground import CannotStartError, ForegroundCommand
 from gpudoctor.process.forked import ForkedProcess
 from gpudoctor.process.private_folder import make_private_folder, why_replaceable
 from gpudoctor.process.signals import signals_postponed
-from gpudoctor.process.spawn import Child
 from gpudoctor.process.temporary_folder import temporary_folder
 from gpudoctor.testing.table_node import answers_of, branch_of
 from gpudoctor.text.output import printable, say
 
 NOT_FOUND = 127
-NOT_EXECUTABLE = 126
-_PASSED_ON = (*ENDING_SIGNALS, signal.SIGUSR1, signal.SIGUSR2)
 # longer than any deadline for a call; for a driver that never answers there is the fault driver-hang
 LONGEST_CALL_LATENCY_MS = 60_000
 
@@ -44,6 +41,7 @@ SOURCES = tuple(Path(__file__).parent / name for name in ("nvml.c", "functions.h
 _COMPILERS = ("cc", "gcc", "clang")
 _BUILD_DEADLINE_S = 60.0
 _REMOVAL_S = 5.0
+_TURN_S = 3600.0
 
 
 class FakeDriverRequest(msgspec.Struct, frozen=True):
@@ -124,52 +122,25 @@ def _call_latency_ms(asked: str | None) -> float:
 
 
 def _run(program: Sequence[str], environ: dict[str, str]) -> int:
-    """Start the program and wait for its end; pass signals on to it."""
-    expected = (*_PASSED_ON, signal.SIGCHLD)
-    # blocked, so that no signal is lost between the start and the wait
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, expected)
+    """Run the program in our place; it must not outlive us: its driver reads the answers in our folder."""
     try:
-        return _wait(_start(program, environ, before), expected)
-    except FileNotFoundError as error:
+        command = ForegroundCommand(program, environ, end_with_us=True)
+    except CannotStartError as error:
         # perhaps the interpreter of a script is missing
-        own = Path(program[0]).name == "nvidia-smi"
+        is_smi = error.exit_code == NOT_FOUND and Path(program[0]).name == "nvidia-smi"
         hint = "; it comes with NVIDIA's driver, not with gpudoctor: take nvitop, gpustat or any program that asks NVML"
-        say(f"error: {program[0]}: {error.strerror or error}{hint if own else ''}")
-        return NOT_FOUND
-    except OSError as error:
-        say(f"error: {program[0]}: {error.strerror or error}")
-        return NOT_EXECUTABLE
+        say(f"error: {program[0]}: {error}{hint if is_smi else ''}")
+        return error.exit_code
+    try:
+        interrupts = 1
+        while (code := command.step(_TURN_S)) is None:
+            # the program got it too, but Python handles SIGINT only after a call that hangs
+            if command.signals.count(signal.SIGINT) > interrupts:
+                interrupts += 1
+                send_signal(command.pid, signal.SIGTERM)
+        return code if code >= 0 else 128 - code
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _start(program: Sequence[str], environ: dict[str, str], mask: set[signal.Signals | int]) -> Child:
-    parent = os.getpid()
-
-    def in_child() -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        # it must not outlive us: its driver reads the answers in our folder
-        die_with_parent(parent, signal.SIGTERM)
-
-    return Child(program, stdin=None, stdout=None, stderr=None, env=environ, new_session=False, in_child=in_child)
-
-
-def _wait(process: Child, expected: tuple[signal.Signals, ...]) -> int:
-    asked_to_end = 0
-    while True:
-        info = signal.sigwaitinfo(expected)
-        if info.si_signo == signal.SIGCHLD:
-            code = process.poll()
-            if code is not None:
-                return code if code >= 0 else 128 - code
-        elif info.si_code <= 0:  # sent by a process, perhaps only to us
-            process.send(info.si_signo)
-            process.send(signal.SIGCONT)  # one that is stopped gets no signal before it goes on, see timeout(1)
-        elif info.si_signo == signal.SIGINT:
-            # from the terminal: the program got it too, but Python handles SIGINT only after a call that hangs
-            asked_to_end += 1
-            if asked_to_end > 1:
-                process.send(signal.SIGTERM)
+        command.close()
 
 
 def library_folder(branch: int, private: Path, environ: Mapping[str, str]) -> Path:

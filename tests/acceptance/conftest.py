@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,8 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.fake_driver.conftest import COMMAND, ROOT
-from tests.needs import fixture_needs
+from tests.fake_driver.conftest import COMMAND, cache, environ
+
+__all__ = ["cache", "environ"]  # fixtures
 
 PROGRAM = (sys.executable, "-m", "acceptance")
 
@@ -42,14 +42,8 @@ Accept = Callable[..., Ran]
 Begin = Callable[..., "tuple[subprocess.Popen[str], Ran]"]
 
 
-@pytest.fixture(scope="session")
-@fixture_needs("cc")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
 @pytest.fixture
-def begin(cache: Path, tmp_path: Path) -> Begin:
+def begin(environ: dict[str, str], tmp_path: Path) -> Begin:
     """begin(*options, node, faults, smi, env): start it; return the process and its future result."""
 
     def start(
@@ -62,22 +56,13 @@ def begin(cache: Path, tmp_path: Path) -> Begin:
     ) -> tuple[subprocess.Popen[str], Ran]:
         ran = Ran(-1, "", "", tmp_path / "acceptance.tar.gz", tmp_path / "tmp", tmp_path / "set.log")
         ran.temporary.mkdir(exist_ok=True)
-        kept = {
-            name: value for name, value in os.environ.items() if not name.startswith(("CUDA_", "NCCL_", "GPUDOCTOR_"))
-        }
-        environ = {
-            **kept,
-            "XDG_CACHE_HOME": str(cache),
-            "PYTHONPATH": str(ROOT),
-            "TMPDIR": str(ran.temporary),
-            "FAKE_SMI_LOG": str(ran.log),
-            "PATH": f"{_smi(tmp_path)}:{kept['PATH']}" if smi else kept["PATH"],
-            **(env or {}),
-        }
+        changes = {"TMPDIR": str(ran.temporary), "FAKE_SMI_LOG": str(ran.log), **(env or {})}
+        if smi:
+            changes["PATH"] = f"{_smi(tmp_path)}:{environ['PATH']}"
         asked = [word for fault in faults for word in ("--fault", fault)]
         process = subprocess.Popen(
             [*COMMAND, "--node", node, *asked, "--", *before, *PROGRAM, "-o", str(ran.archive), *options],
-            env=environ,
+            env={**environ, **changes},
             cwd=tmp_path,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -43,8 +43,10 @@ from tests.acceptance.fake_smi import dump
 from tests.fake_driver.conftest import COMMAND, ROOT
 from tests.needs import needs
 
+PLAIN = {"PATH": "/usr/bin:/bin"}
 
-def of(items: Iterator[Item], outcome: str) -> list[str]:
+
+def of(items: Iterable[Item], outcome: str) -> list[str]:
     return [item.text for item in items if item.outcome == outcome]
 
 
@@ -78,11 +80,11 @@ def test_the_figure_of_one_gpu_that_is_off_is_named_and_no_other() -> None:
     order = LoopOrder(("GPU-a", "GPU-b"), "bf16", 8192, 3.0, (HostCopies(0, 1 << 28), HostCopies(1, 1 << 28)))
     plain = PlainFigures((640.0, 640.0), (2490.0, 2490.0), (2600.0, 2600.0), (55.2, 55.2), (54.1, 60.0))
     items = list(judged(ours, ["GPU 0", "GPU 1"], order, plain, plain))
-    assert of(iter(items), "did not agree") == [
+    assert of(items, "did not agree") == [
         "GPU 1: bf16 GEMM: gpudoctor 570, plain loop 640 TFLOP/s (-10.9%); allowed are 3%",
         "GPU 1: GPU to host: gpudoctor 54, plain loop 60 GB/s (-10.0%); allowed are 3%",
     ]
-    assert len(of(iter(items), "agreed")) == 8
+    assert len(of(items, "agreed")) == 8
 
 
 @pytest.mark.wide
@@ -110,27 +112,29 @@ def test_the_bus_bandwidth_of_nccl_tests_is_the_one_out_of_place_with_and_withou
     assert bus_bandwidth(text, 1024) is None
 
 
+BEFORE = Gpu(
+    0,
+    "0000:1b:00.0",
+    name="NVIDIA H100 80GB HBM3",
+    vbios="96.00.74.00.01",
+    power=Power(draw_w=70.1, limit_w=700.0, default_limit_w=Missing("no permission", "denied")),
+    thermal=Thermal(gpu_c=30, slowdown_c=UNSUPPORTED, slowdown_margin_c=-2),
+    clocks=Clocks(sm_mhz=345, sm_max_mhz=1980),
+    pcie=replace(Gpu(0, "").pcie, replays=3, width=16),
+)
+AFTER = replace(BEFORE, pcie=replace(BEFORE.pcie, replays=9))
+
+
 def test_a_leaf_agrees_with_what_was_read_around_it() -> None:
-    before = Gpu(
-        0,
-        "0000:1b:00.0",
-        name="NVIDIA H100 80GB HBM3",
-        vbios="96.00.74.00.01",
-        power=Power(draw_w=70.1, limit_w=700.0, default_limit_w=Missing("no permission", "denied")),
-        thermal=Thermal(gpu_c=30, slowdown_c=UNSUPPORTED, slowdown_margin_c=-2),
-        clocks=Clocks(sm_mhz=345, sm_max_mhz=1980),
-        pcie=replace(Gpu(0, "").pcie, replays=3, width=16),
-    )
-    after = replace(before, pcie=replace(before.pcie, replays=9))
     smi = replace(
-        before,
+        BEFORE,
         name="nvidia H100 80GB HBM3",  # capitals say nothing
         power=Power(draw_w=450.0, limit_w=700.004, default_limit_w=700.0),
         thermal=Thermal(gpu_c=34, slowdown_c=87, slowdown_margin_c=-2),
         clocks=Clocks(sm_mhz=1980, sm_max_mhz=1980),
-        pcie=replace(before.pcie, replays=5),  # it grew meanwhile
+        pcie=replace(BEFORE.pcie, replays=5),  # it grew meanwhile
     )
-    made = compare(before, after, smi)
+    made = compare(BEFORE, AFTER, smi)
     assert (made.differ, made.denied) == ([], ["power.default_limit_w"])
     assert made.same >= 8
 
@@ -140,22 +144,13 @@ def test_a_leaf_agrees_with_what_was_read_around_it() -> None:
     [
         ({"vbios": "96.00.74.00.02"}, "vbios: gpudoctor 96.00.74.00.01, nvidia-smi 96.00.74.00.02"),
         ({"vbios": Missing("nvidia-smi says N/A", "unsupported")}, "vbios: gpudoctor 96.00.74.00.01, nvidia-smi none"),
-        ({"pcie": replace(Gpu(0, "").pcie, replays=2)}, "pcie.replays: gpudoctor 3, nvidia-smi 2"),
-        ({"thermal": Thermal(gpu_c=60)}, "thermal.gpu_c: gpudoctor 30, nvidia-smi 60"),
-        ({"clocks": Clocks(sm_mhz=UNSUPPORTED)}, "clocks.sm_mhz: gpudoctor 345, nvidia-smi none"),
+        ({"pcie": replace(BEFORE.pcie, replays=2)}, "pcie.replays: gpudoctor 3, nvidia-smi 2"),
+        ({"thermal": replace(BEFORE.thermal, gpu_c=60)}, "thermal.gpu_c: gpudoctor 30, nvidia-smi 60"),
+        ({"clocks": replace(BEFORE.clocks, sm_mhz=UNSUPPORTED)}, "clocks.sm_mhz: gpudoctor 345, nvidia-smi none"),
     ],
 )
 def test_a_leaf_that_is_outside_of_what_was_read_around_it_is_named(change: dict[str, object], named: str) -> None:
-    before = Gpu(
-        0,
-        "0000:1b:00.0",
-        vbios="96.00.74.00.01",
-        thermal=Thermal(gpu_c=30),
-        clocks=Clocks(sm_mhz=345),
-        pcie=replace(Gpu(0, "").pcie, replays=3),
-    )
-    after = replace(before, pcie=replace(before.pcie, replays=9))
-    (said,) = compare(before, after, replace(before, **change)).differ
+    (said,) = compare(BEFORE, AFTER, replace(BEFORE, **change)).differ
     assert said.startswith(named)
 
 
@@ -172,8 +167,8 @@ def test_a_captured_dump_agrees_with_the_facts_that_were_read_from_it(captures: 
         shown = parse_smi_xml((captures / name).read_text(encoding="utf-8"))
         node = replace(load_node("t4-cloud-4"), driver=shown.driver, gpus=shown.gpus)
         items = list(compared(node, node, shown))
-        assert of(iter(items), "did not agree") == [], name
-        assert int(of(iter(items), "agreed")[0].split()[0]) > 40
+        assert of(items, "did not agree") == [], name
+        assert int(of(items, "agreed")[0].split()[0]) > 40
 
 
 def quick_report(*faults: str) -> Report:
@@ -190,11 +185,11 @@ def test_a_cap_must_be_named_on_its_gpu_and_nothing_else_may_be() -> None:
         return list(judged_settings(healthy, quick_report(*faults), gpu, "a power cap", may_say))
 
     assert [item.outcome for item in said("power-cap@3")] == ["agreed"]
-    assert of(iter(said()), "did not agree") == [f"a power cap on {gpu.label} is named by no check"]
-    other = of(iter(said("power-cap@5")), "did not agree")
+    assert of(said(), "did not agree") == [f"a power cap on {gpu.label} is named by no check"]
+    other = of(said("power-cap@5"), "did not agree")
     assert len(other) == 2
     assert "gpu.power-limit warn of 0000:" in other[1]
-    both = of(iter(said("power-cap@3", "pcie-width-x8@5")), "did not agree")
+    both = of(said("power-cap@3", "pcie-width-x8@5"), "did not agree")
     assert both
     assert all("has nothing to do with it" in line for line in both)
 
@@ -272,7 +267,7 @@ def test_what_the_guardian_cannot_put_back_it_says_with_the_command(tmp_path: Pa
 
 def test_a_child_that_leaves_a_grandchild_with_its_pipe_is_not_waited_for(tmp_path: Path) -> None:
     script = "sleep 300 & echo $!"
-    done = run_child(["sh", "-c", script], deadline_s=60, environ={"PATH": "/usr/bin:/bin"}, cwd=tmp_path)
+    done = run_child(["sh", "-c", script], deadline_s=60, environ=PLAIN, cwd=tmp_path)
     os.kill(int(done.stdout), signal.SIGKILL)  # still there, for the step left-behind to see
     assert (done.code, done.late) == (0, False)
 
@@ -294,15 +289,14 @@ def test_a_driver_call_that_hangs_is_named_and_ends_the_reading(cache: Path) -> 
 
 
 def test_a_load_that_ends_too_early_is_no_load(tmp_path: Path) -> None:
-    environ = {"PATH": "/usr/bin:/bin"}
-    with beside(["sh", "-c", "echo running; cat"], environ=environ, cwd=tmp_path, deadline_s=60) as said:
+    with beside(["sh", "-c", "echo running; cat"], environ=PLAIN, cwd=tmp_path, deadline_s=60) as said:
         assert said == "running"
     with (
         pytest.raises(UserError, match="ended too early: exit code 7"),
-        beside(["sh", "-c", "echo running; exit 7"], environ=environ, cwd=tmp_path, deadline_s=60) as said,
+        beside(["sh", "-c", "echo running; exit 7"], environ=PLAIN, cwd=tmp_path, deadline_s=60) as said,
     ):
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
-    with beside(["sh", "-c", "exit 3"], environ=environ, cwd=tmp_path, deadline_s=60, may_end_with=3) as said:
+    with beside(["sh", "-c", "exit 3"], environ=PLAIN, cwd=tmp_path, deadline_s=60, may_end_with=3) as said:
         assert said == ""  # no torch: nothing to run
 
 
@@ -314,11 +308,10 @@ def test_a_load_that_breaks_before_it_begins_is_no_missing_torch(
     tmp_path: Path, script: str, deadline_s: float, words: str
 ) -> None:
     """A GPU on which CUDA does not start, or hangs."""
-    environ = {"PATH": "/usr/bin:/bin"}
     command = ["sh", "-c", script]
     with (
         pytest.raises(UserError, match=words),
-        beside(command, environ=environ, cwd=tmp_path, deadline_s=deadline_s, may_end_with=3) as said,
+        beside(command, environ=PLAIN, cwd=tmp_path, deadline_s=deadline_s, may_end_with=3) as said,
     ):
         assert said == ""
 

@@ -18,7 +18,7 @@ from gpudoctor.agent.run_agent import token_of
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.cli.parsing import parsed
 from gpudoctor.errors import UserError
-from gpudoctor.http.address import HttpAccess, ListenAddress, listen_address
+from gpudoctor.http.address import ListenAddress, listen_address
 from gpudoctor.http.listener import BoundedListener
 from gpudoctor.http.server import serving
 from tests.agent.running import DEADLINE_S, FAULTY, HEALTHY, TOKEN, Agent, agent, refused, wait_for
@@ -257,10 +257,11 @@ def test_the_agent_is_small_and_its_runs_are_not_in_it(faulty: Agent) -> None:
     assert not loaded & {"torch", "textual", "rich", "pynvml", "psutil", "yaml", "gpudoctor.cli.commands.check"}
 
 
-def test_any_other_address_wants_a_token_and_healthz_does_not(tmp_path: Path) -> None:
-    done = refused(tmp_path, "--listen", "0.0.0.0:0")
-    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
-    assert "there must be a token, and none was given" in done.err
+def test_any_other_address_wants_a_token_and_healthz_does_not(tmp_path: Path, gpudoctor: Gpudoctor) -> None:
+    for text in ("0.0.0.0:0", "[::]:0", "10.0.0.3:80"):
+        done = gpudoctor("agent", "--listen", text)
+        assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+        assert "there must be a token, and none was given" in done.err
     file = tmp_path / "token"
     file.write_text(TOKEN + "\n")
     file.chmod(0o600)
@@ -271,12 +272,13 @@ def test_any_other_address_wants_a_token_and_healthz_does_not(tmp_path: Path) ->
         assert it.ask("/healthz").body == "SIMULATED healthy\n"
         assert "PASS" in it.ask("/healthz", Authorization=f"Bearer {TOKEN}").body
         for path in ("/metrics", "/report", "/nothing"):
-            for wrong in ("", "Bearer", f"Bearer {TOKEN}x", f"Basic {TOKEN}", "Bearer " + "x" * 20):
+            others = (f"Bearer {other}" for other in (f"{TOKEN}x", TOKEN[:-1], "x" * 20))
+            for wrong in ("", TOKEN, "Bearer", f"Basic {TOKEN}", *others):
                 answer = it.ask(path, Authorization=wrong)
                 assert (answer.status, answer.headers["WWW-Authenticate"]) == (401, "Bearer")
         right = f"Bearer {TOKEN}"
         assert it.metrics(Authorization=right, Host="any.example").of("gpudoctor_verdict", verdict="pass") == [1]
-        assert it.ask("/report", Authorization=right).status == 200
+        assert it.ask("/report", Authorization=right.lower()).status == 200
         assert it.ask("/nothing", Authorization=right).status == 404
         assert TOKEN not in " ".join(psutil.Process(it.process.pid).cmdline()) + it.words()
 
@@ -320,16 +322,7 @@ def test_numbers_out_of_range_are_refused(option: tuple[str, str]) -> None:
         parsed(["agent", "=".join(option)])
 
 
-@pytest.mark.parametrize(
-    ("text", "word"),
-    [
-        ("127.0.0.1:99999", "HOST:PORT"),
-        ("127.0.0.1:", "HOST:PORT"),
-        ("http://127.0.0.1:80", "HOST:PORT"),
-        ("::1:80", "brackets"),
-        ("no.such.name.invalid:80", "cannot be resolved"),
-    ],
-)
+@pytest.mark.parametrize(("text", "word"), [("::1:80", "brackets"), ("no.such.name.invalid:80", "cannot be resolved")])
 def test_what_is_no_address_is_one_clear_line(text: str, word: str) -> None:
     with pytest.raises(UserError, match=word):
         _ = address_of(text).is_loopback
@@ -345,24 +338,10 @@ def test_without_a_library_the_line_says_what_to_install(tmp_path: Path, library
     install = "pip install 'prometheus-client>=0.20' 'aiohttp>=3.9,<4'"
     assert f"agent needs {library.replace('_', '-')}, which this Python lacks: {install}" in done.err
     once = refused(tmp_path, "--once", *HEALTHY, PYTHONPATH=where)  # which serves nothing
-    assert (once.code, once.err) == (0, "")
+    assert (once.code, once.out.startswith("SIMULATED PASS"), once.err) == (0, True, "")
 
 
 @pytest.mark.parametrize("text", ["127.0.0.1:9464", "localhost:0", "[::1]:80", ":9464", "9464", "127.8.8.8"])
-def test_loopback_wants_no_token(text: str) -> None:
+def test_loopback_wants_no_token_and_takes_one(text: str) -> None:
     assert token_of(None, {}, address_of(text)) is None
-
-
-@pytest.mark.parametrize("text", ["0.0.0.0:9464", "[::]:9464", "10.0.0.3:80"])
-def test_every_other_address_wants_one(text: str) -> None:
-    with pytest.raises(UserError, match="there must be a token, and none was given"):
-        token_of(None, {}, address_of(text))
     assert token_of(None, {"GPUDOCTOR_AGENT_TOKEN": TOKEN}, address_of(text)) == TOKEN
-
-
-def test_the_gate_compares_whole_tokens_only() -> None:
-    gate = HttpAccess(TOKEN, "0.0.0.0")
-    assert gate.knows(f"Bearer {TOKEN}")
-    assert gate.knows(f"bearer {TOKEN}")
-    for given in (None, "", TOKEN, f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", "Bearer \udcff", f"Basic {TOKEN}"):
-        assert not gate.knows(given)

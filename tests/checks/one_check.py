@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from gpudoctor.checks.core.case import Case
@@ -38,6 +39,20 @@ def text_of(finding: Finding) -> str:
 
 def words(result: CheckResult) -> str:
     return " || ".join(text_of(finding) for finding in result.findings)
+
+
+def expect(result: CheckResult, status: Status, *parts: str) -> None:
+    """Assert the status of a check, and that its findings say all of this."""
+    text = words(result)
+    assert (result.status, [part for part in parts if part not in text]) == (status, []), text
+
+
+def finds(findings: Iterable[Finding], status: str, *parts: str, **subject: Any) -> None:
+    """Assert that there is one finding, with this status, that it says all of this, and what it is about."""
+    [finding] = findings
+    text = text_of(finding)
+    assert (finding.status, [part for part in parts if part not in text]) == (status, []), text
+    assert {name: getattr(finding.subject, name) for name in subject} == subject
 
 
 def uuid_of(index: int) -> str:

@@ -16,6 +16,7 @@ from gpudoctor.facts.simulated.load import put
 from gpudoctor.report.judge import judge
 from gpudoctor.report.model import Report
 from tests.checks.simulated_nodes import findings, packaged
+from tests.narrowed import present
 
 DENIED = Missing("Insufficient Permissions", "denied")
 
@@ -27,10 +28,8 @@ def ids(report: Report, status: Status) -> set[str]:
 def without(node: Node, *indices: int) -> Node:
     """The node after a boot at which these GPUs did not even come up on the bus."""
     gone = {gpu.bus_id for gpu in node.gpus if gpu.index in indices}
-    devices = node.pci.nvidia_devices
-    assert not isinstance(devices, Missing)
-    assert not isinstance(node.pairs, Missing)
-    pairs = tuple(pair for pair in node.pairs if not {pair.a, pair.b} & set(indices))
+    devices = present(node.pci.nvidia_devices)
+    pairs = tuple(pair for pair in present(node.pairs) if not {pair.a, pair.b} & set(indices))
     node = put(node, "pci.nvidia_devices", tuple(d for d in devices if d.bus_id not in gone))
     gpus = tuple(gpu for gpu in node.gpus if gpu.index not in indices)
     return put(replace(node, gpus=gpus, pairs=pairs), "driver.device_count", len(gpus))
@@ -67,8 +66,7 @@ def test_seven_of_eight_sxm_gpus_fail_by_the_number_that_is_left_out() -> None:
     report = judge(without(packaged("hgx-h100-8"), 5))
     [(check, finding)] = findings(report, Status.FAIL)
     assert check == "gpu.count"
-    assert finding.found is not None
-    assert finding.found.text == "7 GPUs on a board of 8: module 5 is missing"
+    assert present(finding.found).text == "7 GPUs on a board of 8: module 5 is missing"
 
 
 @pytest.mark.parametrize(
@@ -85,8 +83,7 @@ def test_boards_that_count_from_0_and_from_1_name_the_right_module(numbers: tupl
     node = without(packaged("hgx-h100-8"), 7)
     gpus = tuple(put(gpu, "module_id", number) for gpu, number in zip(node.gpus, numbers, strict=True))
     [(_, finding)] = findings(judge(replace(node, gpus=gpus)), Status.FAIL)
-    assert finding.found is not None
-    assert finding.found.text == f"7 GPUs on a board of 8: module {missing} is missing"
+    assert present(finding.found).text == f"7 GPUs on a board of 8: module {missing} is missing"
 
 
 def test_three_of_four_gpus_of_a_tray_fail_too() -> None:
@@ -186,8 +183,7 @@ def test_shared_memory_that_is_full_fails_and_for_one_gpu_warns() -> None:
 
 
 def rdma(node: Node, **leaves: Any) -> Node:
-    ports = node.network.rdma_ports
-    assert not isinstance(ports, Missing)
+    ports = present(node.network.rdma_ports)
     return put(node, "network.rdma_ports", tuple(replace(port, **leaves) for port in ports))
 
 
@@ -199,8 +195,7 @@ def test_a_training_node_with_all_ports_down_warns() -> None:
 
 def test_one_idle_adapter_in_a_workstation_is_no_alarm_unless_a_cable_is_in_it() -> None:
     node, server = packaged("rtx4090-4"), packaged("hgx-h100-8").network.rdma_ports
-    assert not isinstance(server, Missing)
-    node = put(node, "network.rdma_ports", server[:1])
+    node = put(node, "network.rdma_ports", present(server)[:1])
     assert judge(rdma(node, state="DOWN", physical_state="Disabled")).verdict == "pass"
     waiting = judge(rdma(node, state="INIT", physical_state="LinkUp"))
     assert ids(waiting, Status.WARN) == {"network.infiniband"}

@@ -15,6 +15,7 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.model.telemetry import GpuUnderLoad, Spread, Telemetry
 from tests.checks.one_check import gpu, gpus, uuid_of
+from tests.narrowed import present
 
 USUAL = {
     "sm_mhz": 1755.0,
@@ -173,8 +174,6 @@ def test_the_load_of_a_gpu_is_found_by_its_uuid_in_the_last_round() -> None:
     first = Telemetry("train", 1.0, (load(5, uuid=uuid_of(1), sm_mhz=1.0),))
     last = Telemetry("train", 1.0, (load(5, uuid=uuid_of(1), sm_mhz=2.0), load(1, uuid=uuid_of(0), samples=0)))
     case = Case(node=node, measurements=Measurements(telemetry=(first, last)))
-    found = load_of(case, node.gpus[1], "train")
-    assert found is not None
-    assert found.readings["sm_mhz"].median == 2.0
+    assert present(load_of(case, node.gpus[1], "train")).readings["sm_mhz"].median == 2.0
     assert load_of(case, node.gpus[0], "train") is None, "no samples are no telemetry"
     assert load_of(case, node.gpus[1], "link") is None

@@ -9,7 +9,7 @@ import pytest
 
 from gpudoctor.checks.core import registry as check_registry
 from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.core.causes import explain, rules
+from gpudoctor.checks.core.causes import Fault, explain, rules
 from gpudoctor.checks.core.explains import Explains
 from gpudoctor.checks.core.finding import Finding, Found, Status, fail, ok, unknown, warn, worst
 from gpudoctor.checks.core.registry import check, matches, registry
@@ -30,13 +30,15 @@ def result(check_id: str, *findings: Finding) -> CheckResult:
     return CheckResult(check_id, "", "quick", worst(f.status for f in findings), 0.0, findings)
 
 
+def grouped(*results: CheckResult) -> tuple[tuple[CheckResult, ...], tuple[Fault, ...]]:
+    return explain(results)
+
+
 def test_a_lost_gpu_explains_what_cannot_be_read_from_it_and_nothing_of_its_neighbours() -> None:
-    results, faults = explain(
-        [
-            result("gpu.lost", fail(gpu(2), "lost (15)", "answers")),
-            result("gpu.ecc", unknown(gpu(2), "lost"), unknown(gpu(3), "timeout")),
-            result("pcie.link-width", ok(gpu(2), "x16"), fail(gpu(4), "x8", "x16")),
-        ]
+    results, faults = grouped(
+        result("gpu.lost", fail(gpu(2), "lost (15)", "answers")),
+        result("gpu.ecc", unknown(gpu(2), "lost"), unknown(gpu(3), "timeout")),
+        result("pcie.link-width", ok(gpu(2), "x16"), fail(gpu(4), "x8", "x16")),
     )
     assert [f.explained_by for f in results[1].findings] == ["gpu.lost", None]
     assert [(f.check, f.subject.gpu) for f in faults] == [("gpu.lost", 2), ("pcie.link-width", 4)]
@@ -45,12 +47,10 @@ def test_a_lost_gpu_explains_what_cannot_be_read_from_it_and_nothing_of_its_neig
 
 
 def test_a_chain_of_causes_ends_in_one_fault_that_explains_all() -> None:
-    results, faults = explain(
-        [
-            result("nvlink.fabric", fail(gpu(1), "not started", "completed")),
-            result("nvlink.links", fail(gpu(1), "0 of 18", "18")),
-            result("nvlink.topology", fail(of_pair(1, 2), "SYS", "NV18")),
-        ]
+    results, faults = grouped(
+        result("nvlink.fabric", fail(gpu(1), "not started", "completed")),
+        result("nvlink.links", fail(gpu(1), "0 of 18", "18")),
+        result("nvlink.topology", fail(of_pair(1, 2), "SYS", "NV18")),
     )
     assert [f.check for f in faults] == ["nvlink.fabric"]
     assert len(faults[0].explains) == 2
@@ -58,31 +58,27 @@ def test_a_chain_of_causes_ends_in_one_fault_that_explains_all() -> None:
 
 
 def test_a_warning_never_hides_a_failure() -> None:
-    results, faults = explain(
-        [
-            result("gpu.power-limit", warn(gpu(0), "300 W", "400 W")),
-            result("train.balance", fail(Subject("rank", rank=0, gpu=0), "1.3 x", "1.0 x")),
-        ]
+    results, faults = grouped(
+        result("gpu.power-limit", warn(gpu(0), "300 W", "400 W")),
+        result("train.balance", fail(Subject("rank", rank=0, gpu=0), "1.3 x", "1.0 x")),
     )
     assert [f.check for f in faults] == ["train.balance"]
     assert results[1].findings[0].explained_by is None
 
 
 def test_a_cause_on_the_whole_node_explains_any_gpu() -> None:
-    _, faults = explain(
-        [
-            result("driver.loaded", fail(NODE, "not loaded", "loaded")),
-            result("gpu.count", fail(NODE, "0 of 8", "8")),
-            result("env.torch", fail(gpu(1), "not seen", "seen")),
-            result("host.shm", fail(NODE, "64 MiB", "1 GiB")),
-        ]
+    _, faults = grouped(
+        result("driver.loaded", fail(NODE, "not loaded", "loaded")),
+        result("gpu.count", fail(NODE, "0 of 8", "8")),
+        result("env.torch", fail(gpu(1), "not seen", "seen")),
+        result("host.shm", fail(NODE, "64 MiB", "1 GiB")),
     )
     assert [f.check for f in faults] == ["driver.loaded", "host.shm"]
 
 
 def test_no_circle_of_causes_swallows_a_failure() -> None:
     everything = [result(c.id, fail(gpu(0), c.id, "not this")) for c in registry()]
-    results, faults = explain(everything)
+    results, faults = grouped(*everything)
     assert faults
     roots = sum(1 for r in results for f in r.findings if f.explained_by is None)
     assert roots == len(faults)
@@ -98,7 +94,7 @@ def test_every_rule_names_checks_that_exist() -> None:
 
 
 def test_a_passing_finding_is_never_explained() -> None:
-    results, faults = explain([result("gpu.lost", fail(gpu(0), "x", "y")), result("gpu.ecc", ok(gpu(0), "0"))])
+    results, faults = grouped(result("gpu.lost", fail(gpu(0), "x", "y")), result("gpu.ecc", ok(gpu(0), "0")))
     assert results[1].findings[0].explained_by is None
     assert results[1].status is Status.PASS
     assert len(faults) == 1
@@ -107,20 +103,16 @@ def test_a_passing_finding_is_never_explained() -> None:
 def test_a_fault_of_the_whole_node_hides_no_fault_of_a_single_gpu() -> None:
     switch = Subject("node", name="NVSwitch 0000:05:00.0")
     bridge = Subject("node", bus_id="0000:97:01.0", name="the link above GPUs 4, 5 and 6")
-    _, faults = explain(
-        [
-            result("gpu.count", fail(NODE, "8 GPUs where 9 are expected", "9")),
-            result("gpu.identical", fail(NODE, "two models", "one")),
-            result("gpu.lost", fail(gpu(5), "lost (15)", "answers")),
-            result(
-                "gpu.xid", fail(switch, Found("SXid 20034", 20034), "none"), fail(gpu(2), Found("Xid 79", 79), "none")
-            ),
-            result("gpu.throttle", fail(gpu(3), "brake", "none")),
-            result("pcie.link-width", fail(gpu(1), "x4", "x16")),
-            result("pcie.upstream", fail(bridge, "x8", "x16")),
-            result("nvlink.fabric", fail(NODE, "not started", "completed")),
-            result("nvlink.links", fail(gpu(3), "17 of 18", "18")),
-        ]
+    _, faults = grouped(
+        result("gpu.count", fail(NODE, "8 GPUs where 9 are expected", "9")),
+        result("gpu.identical", fail(NODE, "two models", "one")),
+        result("gpu.lost", fail(gpu(5), "lost (15)", "answers")),
+        result("gpu.xid", fail(switch, Found("SXid 20034", 20034), "none"), fail(gpu(2), Found("Xid 79", 79), "none")),
+        result("gpu.throttle", fail(gpu(3), "brake", "none")),
+        result("pcie.link-width", fail(gpu(1), "x4", "x16")),
+        result("pcie.upstream", fail(bridge, "x8", "x16")),
+        result("nvlink.fabric", fail(NODE, "not started", "completed")),
+        result("nvlink.links", fail(gpu(3), "17 of 18", "18")),
     )
     assert [(f.check, f.subject.gpu, f.explains) for f in faults] == [
         ("gpu.count", None, ()),
@@ -150,11 +142,9 @@ def test_a_fault_of_the_whole_node_hides_no_fault_of_a_single_gpu() -> None:
     ],
 )
 def test_an_xid_is_explained_only_by_what_it_speaks_of(cause: str, code: int, explained: bool) -> None:
-    _, faults = explain(
-        [
-            result("gpu.xid", fail(gpu(3), Found(f"Xid {code}", code), "none")),
-            result(cause, fail(gpu(3), "broken", "whole")),
-        ]
+    _, faults = grouped(
+        result("gpu.xid", fail(gpu(3), Found(f"Xid {code}", code), "none")),
+        result(cause, fail(gpu(3), "broken", "whole")),
     )
     assert [f.check for f in faults] == ([cause] if explained else ["gpu.xid", cause])
 
@@ -176,7 +166,7 @@ def test_an_xid_is_explained_only_by_what_it_speaks_of(cause: str, code: int, ex
 def test_a_gpu_that_does_not_answer_explains_what_was_not_read_and_that_it_stopped(
     cause: str, check_id: str, finding: Finding, explained: bool
 ) -> None:
-    [_, other], faults = explain([result(cause, fail(gpu(3), "no answer", "an answer")), result(check_id, finding)])
+    [_, other], faults = grouped(result(cause, fail(gpu(3), "no answer", "an answer")), result(check_id, finding))
     assert (other.findings[0].explained_by == cause) is explained
     assert len(faults) == (1 if explained or finding.status is not Status.FAIL else 2)
 
@@ -192,12 +182,10 @@ def test_a_setting_explains_ranks_that_hang_and_never_wrong_sums_or_a_slow_gpu()
     hung = fail(Subject("rank", rank=1, gpu=1), Found("did not come back", "timeout"), "it comes back")
     wrong = fail(Subject("rank", rank=2, gpu=2), "it got a wrong result", "the exact sum")
     slow = fail(Subject("rank", rank=6, gpu=6), Found("1.4 x", 1.4), "1.0 x")
-    results, faults = explain(
-        [
-            result("env.nccl", fail(NODE, "NCCL_SOCKET_IFNAME=foo", "an interface")),
-            result("collective.correct", hung, wrong),
-            result("train.balance", slow, unknown(NODE, "not measured")),
-        ]
+    results, faults = grouped(
+        result("env.nccl", fail(NODE, "NCCL_SOCKET_IFNAME=foo", "an interface")),
+        result("collective.correct", hung, wrong),
+        result("train.balance", slow, unknown(NODE, "not measured")),
     )
     assert [(f.check, f.subject.rank) for f in faults] == [
         ("env.nccl", None),
@@ -214,7 +202,7 @@ def test_what_keeps_ranks_from_starting_explains_no_wrong_sum(cause: str) -> Non
     hung = fail(Subject("rank", rank=1, gpu=1), Found("did not come back", "timeout"), "it comes back")
     wrong = fail(Subject("rank", rank=1, gpu=1), "it got a wrong result", "the exact sum")
     broken = fail(gpu(1) if cause == "nvlink.fabric" else NODE, "not running", "running")
-    [_, sums], faults = explain([result(cause, broken), result("collective.correct", hung, wrong)])
+    [_, sums], faults = grouped(result(cause, broken), result("collective.correct", hung, wrong))
     assert [f.explained_by for f in sums.findings] == [cause, None]
     assert [f.check for f in faults] == [cause, "collective.correct"]
 
@@ -222,7 +210,7 @@ def test_what_keeps_ranks_from_starting_explains_no_wrong_sum(cause: str) -> Non
 def test_settings_explain_only_by_what_keeps_programs_out() -> None:
     def faults_beside(value: str | None) -> list[str]:
         torch = result("env.torch", fail(gpu(2), "not seen", "seen"))
-        return [f.check for f in explain([result("gpu.settings", fail(gpu(2), Found("set", value), "not")), torch])[1]]
+        return [f.check for f in grouped(result("gpu.settings", fail(gpu(2), Found("set", value), "not")), torch)[1]]
 
     assert faults_beside("prohibited") == ["gpu.settings"]
     assert faults_beside(None) == ["gpu.settings", "env.torch"]
@@ -233,30 +221,26 @@ def test_gpus_whose_bus_ids_a_dump_has_blotted_out_are_told_apart_by_index() -> 
         return Subject("gpu", gpu=index, uuid="GPU-REDACTED", bus_id="0000:00:00.0")
 
     lost, narrow = result("gpu.lost", fail(blotted(1), "lost", "here")), fail(blotted(2), "x8", "x16")
-    assert [f.subject.gpu for f in explain([lost, result("pcie.link-width", narrow)])[1]] == [1, 2]
+    assert [f.subject.gpu for f in grouped(lost, result("pcie.link-width", narrow))[1]] == [1, 2]
 
 
 @pytest.mark.parametrize("cause", ["collective.correct", "train.sync", "compute.exact", "gpu.xid"])
 def test_a_strategy_that_trains_wrongly_is_explained_by_what_was_found_wrong_beneath_it(cause: str) -> None:
-    results, faults = explain(
-        [
-            result(cause, fail(gpu(2), "wrong", "right")),
-            result("strategy.ddp", fail(NODE, "its weights are off", "within 1e-4")),
-            result("strategy.fsdp", unknown(NODE, "not measured (see strategy.ddp)")),
-        ]
+    results, faults = grouped(
+        result(cause, fail(gpu(2), "wrong", "right")),
+        result("strategy.ddp", fail(NODE, "its weights are off", "within 1e-4")),
+        result("strategy.fsdp", unknown(NODE, "not measured (see strategy.ddp)")),
     )
     assert [fault.check for fault in faults] == [cause]
     assert results[1].findings[0].explained_by == cause
 
 
 def test_a_strategy_that_alone_trains_wrongly_is_a_fault_of_its_own() -> None:
-    results, faults = explain(
-        [
-            result("train.sync", ok(NODE, "equal weights")),
-            result("strategy.ddp", fail(NODE, "rank 1 died", "every rank ends by itself")),
-            result("strategy.zero1", unknown(NODE, "not measured (see strategy.ddp)")),
-            result("strategy.tensor", fail(NODE, "its weights are off", "within 1e-4")),
-        ]
+    results, faults = grouped(
+        result("train.sync", ok(NODE, "equal weights")),
+        result("strategy.ddp", fail(NODE, "rank 1 died", "every rank ends by itself")),
+        result("strategy.zero1", unknown(NODE, "not measured (see strategy.ddp)")),
+        result("strategy.tensor", fail(NODE, "its weights are off", "within 1e-4")),
     )
     assert [fault.check for fault in faults] == ["strategy.ddp", "strategy.tensor"]
     assert results[2].findings[0].explained_by == "strategy.ddp"
@@ -318,13 +302,13 @@ def test_a_check_declares_what_it_explains(monkeypatch: pytest.MonkeyPatch) -> N
     registry()
     monkeypatch.setattr(check_registry, "_checks", dict(check_registry._checks))
     broken = [result("site.fan", fail(gpu(2), "stands still", "turns")), result("gpu.lost", fail(gpu(2), "x", "y"))]
-    assert [f.check for f in explain(broken)[1]] == ["site.fan", "gpu.lost"]
+    assert [f.check for f in grouped(*broken)[1]] == ["site.fan", "gpu.lost"]
 
     @check("site.fan", title="Every fan turns", explains=("gpu.lost", Explains(("gpu.ecc",), found=(7,))))
     def fan(case: Case) -> Iterator[Finding]:
         yield ok(NODE, "it turns")
 
-    assert [f.check for f in explain(broken)[1]] == ["site.fan"]
+    assert [f.check for f in grouped(*broken)[1]] == ["site.fan"]
     hidden, open_ = fail(gpu(2), Found("7 errors", 7), "0"), fail(gpu(2), Found("8 errors", 8), "0")
-    [explained], [own] = (explain([*broken[:1], result("gpu.ecc", f)])[0][1].findings for f in (hidden, open_))
+    [explained], [own] = (grouped(*broken[:1], result("gpu.ecc", f))[0][1].findings for f in (hidden, open_))
     assert (explained.explained_by, own.explained_by) == ("site.fan", None)

@@ -11,6 +11,7 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.simulated.load import put
 from tests.checks.one_check import env
 from tests.checks.wired import FAILED, judged, lost, simulated
+from tests.narrowed import present
 
 
 def test_a_fabric_that_never_started_stays_one_finding_beside_a_lost_gpu() -> None:
@@ -33,14 +34,12 @@ def test_one_gpu_without_any_nvlink_among_linked_ones_is_named(none: tuple[NvLin
 
 def test_a_peer_to_peer_status_that_could_not_be_read_is_no_pass() -> None:
     node = simulated("hgx-h100-8")
-    assert isinstance(node.pairs, tuple)
-    pairs = (replace(node.pairs[0], p2p_read=FAILED), *node.pairs[1:])
+    pairs = (replace(present(node.pairs)[0], p2p_read=FAILED), *present(node.pairs)[1:])
     assert judged("nvlink.topology", replace(node, pairs=pairs)).status is Status.UNKNOWN
 
 
 def bridges(gpu: Gpu) -> tuple[PcieHop, ...]:
-    assert isinstance(gpu.pcie.path, tuple)
-    return gpu.pcie.path
+    return present(gpu.pcie.path)
 
 
 def test_a_speed_above_that_could_not_be_read_is_no_full_speed() -> None:

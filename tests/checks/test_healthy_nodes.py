@@ -14,6 +14,7 @@ from gpudoctor.facts.model.node import Interface, Node
 from gpudoctor.facts.simulated.load import load_node, node_names, put
 from gpudoctor.report.judge import Question, judge
 from tests.checks.simulated_nodes import findings, healthy_report, packaged
+from tests.narrowed import present
 
 # the node that is not fit, on purpose
 DELIBERATE_FAILS = {
@@ -62,8 +63,7 @@ def each_gpu(node: Node, **leaves: object) -> Node:
 def sleeping_links(node: Node) -> Node:
     gpus = []
     for gpu in node.gpus:
-        assert isinstance(gpu.nvlinks, tuple)
-        gpus.append(replace(gpu, nvlinks=tuple(replace(link, state="sleep") for link in gpu.nvlinks)))
+        gpus.append(replace(gpu, nvlinks=tuple(replace(link, state="sleep") for link in present(gpu.nvlinks))))
     return replace(node, gpus=tuple(gpus))
 
 
@@ -71,8 +71,7 @@ def x8_slots(node: Node) -> Node:
     """Every slot is wired for 8 lanes, and the card runs at them."""
     gpus = []
     for gpu in node.gpus:
-        assert isinstance(gpu.pcie.path, tuple)
-        own, *bridges = gpu.pcie.path
+        own, *bridges = present(gpu.pcie.path)
         path = (replace(own, width=8), *(replace(hop, width=8, max_width=8) for hop in bridges))
         gpus.append(put(put(gpu, "pcie.width", 8), "pcie.path", path))
     return replace(node, gpus=tuple(gpus))
@@ -80,8 +79,7 @@ def x8_slots(node: Node) -> Node:
 
 def one_idle_port_down(node: Node) -> Node:
     """An Ethernet port of an adapter without a cable."""
-    ports = node.network.rdma_ports
-    assert isinstance(ports, tuple)
+    ports = present(node.network.rdma_ports)
     unused = replace(
         ports[0], device="mlx5_8", link_layer="Ethernet", state="DOWN", physical_state="Disabled", interface="ens9"
     )
@@ -116,8 +114,7 @@ def scoped_to_a_job(node: Node) -> Node:
 
 def quiet_switch(node: Node) -> Node:
     """A second interface without a cable beside the one in use."""
-    interfaces = node.network.interfaces
-    assert isinstance(interfaces, tuple)
+    interfaces = present(node.network.interfaces)
     return replace(node, network=replace(node.network, interfaces=(*interfaces, Interface("eno2", "down", 1500))))
 
 

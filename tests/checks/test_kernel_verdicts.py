@@ -15,7 +15,7 @@ from gpudoctor.facts.model.driver import ApiMismatch, DkmsBuild, HostEventKind, 
 from gpudoctor.facts.model.gpu import Gpu, MemoryRepair, NvLink, PcieHop, PcieLink
 from gpudoctor.facts.model.node import Driver, Host, Node, PciBus, PciDevice, Source
 from gpudoctor.report.judge import judge as judge_all
-from tests.checks.one_check import gpu, judge, text_of, words
+from tests.checks.one_check import expect, finds, gpu, judge, text_of
 
 BUS = "0000:9b:00.0"
 FAILED = f"NVRM: GPU {BUS}: RmInitAdapter failed! (0x25:0x65:1457)"
@@ -94,8 +94,7 @@ def test_a_failed_start_long_after_a_driver_refused_the_gpu_is_judged_by_itself(
     )
     node = Node(source=CAPTURE, kernel_log=read_kernel_text(text, "dmesg.txt"))
     for check_id in ("gpu.count", "gpu.xid"):
-        finding = only(check_id, node)
-        assert (finding.status, "RmInitAdapter" in text_of(finding)) == (Status.FAIL, True)
+        finds(bad(check_id, node), Status.FAIL, "RmInitAdapter")
 
 
 def test_an_old_card_beside_gpus_that_work_is_a_warning() -> None:
@@ -189,9 +188,7 @@ def test_a_hidden_bus_id_hides_no_error(hidden: str) -> None:
 def test_an_xid_behind_a_programs_tag_is_no_pass_and_names_the_code() -> None:
     line = f"Nov 14 07:00:14 node12 klogd: {xid(79, 'GPU has fallen off the bus.')}\n"
     node = Node(source=CAPTURE, kernel_log=read_kernel_text(line, "syslog"), gpus=(gpu(0),))
-    result = judge("gpu.xid", node)
-    assert result.status is Status.UNKNOWN
-    assert "Xid 79 of 0000:10:00.0" in words(result)
+    expect(judge("gpu.xid", node), Status.UNKNOWN, "Xid 79 of 0000:10:00.0")
 
 
 # --- the driver ---------------------------------------------------------------------------------
@@ -215,11 +212,7 @@ def test_each_cause_of_a_driver_that_is_not_loaded_has_its_own_advice(
     driver = Driver(load_failures=(LoadFailure(cause, "the tool's line"),))
     if code is not None:
         driver = Driver(init_code=code, load_failures=driver.load_failures)
-    finding = only("driver.loaded", Node(source=CAPTURE, driver=driver))
-    assert finding.status is Status.FAIL
-    assert said in text_of(finding)
-    assert advised in text_of(finding)
-    assert "the tool's line" in text_of(finding)
+    finds(bad("driver.loaded", Node(source=CAPTURE, driver=driver)), Status.FAIL, said, advised, "the tool's line")
 
 
 def test_a_driver_that_runs_is_loaded_whatever_a_tool_said_before() -> None:
@@ -257,16 +250,13 @@ def test_an_unknown_error_of_nvml_speaks_of_the_container() -> None:
 def test_a_mismatch_in_the_log_names_both_versions(code: int | None) -> None:
     driver = Driver() if code is None else Driver(init_code=code)
     node = Node(driver=driver, kernel_log=KernelLog(events=(), api_mismatch=ApiMismatch("550.54.15", "535.183.01")))
-    finding = only("driver.version-match", node)
-    assert finding.status is Status.FAIL
-    assert "kernel module 535.183.01, user library 550.54.15" in text_of(finding)
+    finds(bad("driver.version-match", node), Status.FAIL, "kernel module 535.183.01, user library 550.54.15")
 
 
 def test_a_mismatch_of_which_one_line_was_kept_fails() -> None:
     line = "NVRM: API mismatch: the client has the version 550.54.15, but"
     for more in ({}, {"driver": Driver(module_version="535.183.01")}):
-        finding = only("driver.version-match", logged(line, **more))
-        assert (finding.status, "library 550.54.15" in text_of(finding)) == (Status.FAIL, True)
+        finds(bad("driver.version-match", logged(line, **more)), Status.FAIL, "library 550.54.15")
     same = Driver(module_version="550.54.15")
     assert bad("driver.version-match", logged(line, driver=same)) == []
 
@@ -294,8 +284,7 @@ def test_a_slower_link_above_is_a_warning_that_names_the_device_without_any_gpu_
     finding = only("pcie.upstream", logged(LIMITED.format(now="252.048", speed="16.0")))
     assert (finding.status, finding.subject.bus_id) == (Status.WARN, "0000:8b:00.0")
     assert "0000:87:00.0" in text_of(finding)
-    resting = only("pcie.upstream", logged(LIMITED.format(now="32.000", speed="2.5")))
-    assert resting.status is Status.UNKNOWN
+    finds(bad("pcie.upstream", logged(LIMITED.format(now="32.000", speed="2.5"))), Status.UNKNOWN)
     assert judge("pcie.upstream", logged("eth0: up")).status is Status.SKIP
 
 
@@ -330,8 +319,7 @@ def test_nvmls_lanes_count_before_lspcis() -> None:
 
 def test_a_function_that_reads_all_ones_is_lost() -> None:
     header = "9b:00.0 3D controller: NVIDIA Corporation GH100 (rev ff) (prog-if ff)"
-    finding = only("gpu.lost", lspci_gpu("!!! Unknown header type 7f", header=header))
-    assert (finding.status, finding.subject.bus_id) == (Status.FAIL, BUS)
+    finds(bad("gpu.lost", lspci_gpu("!!! Unknown header type 7f", header=header)), Status.FAIL, bus_id=BUS)
     laptop = header.replace("GH100", "GA107M [GeForce RTX 3050 Mobile]")
     assert bad("gpu.lost", lspci_gpu(header=laptop)) == [], "a laptop's GPU is off while nothing uses it"
 
@@ -427,8 +415,7 @@ def test_uncorrected_errors_of_a_gpu_are_not_outweighed_by_its_replays() -> None
 
 def test_a_gpu_that_the_kernel_cannot_recover_fails_beside_the_port_that_lost_data() -> None:
     told = f"nvidia {BUS}: AER: can't recover (no error_detected callback)"
-    (alone,) = bad("pcie.errors", logged(told))
-    assert (alone.status, alone.subject.bus_id) == (Status.FAIL, BUS)
+    finds(bad("pcie.errors", logged(told)), Status.FAIL, bus_id=BUS)
     port = "pcieport 0000:00:03.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer"
     announced = f"pcieport 0000:00:03.0: AER: Uncorrected (Non-Fatal) error received: {BUS}"
     own = f"nvidia {BUS}: PCIe Bus Error: severity=Uncorrected (Non-Fatal), type=Transaction Layer"
@@ -461,5 +448,4 @@ def test_what_a_program_did_is_named_in_the_report_of_a_healthy_node_and_a_warni
 def test_a_container_engine_without_a_runtime_is_told_beside_a_driver_that_runs() -> None:
     refused = LoadFailure("no-container-runtime", 'could not select device driver "nvidia" with capabilities: [[gpu]]')
     node = Node(source=CAPTURE, gpus=(gpu(0),), driver=Driver(init_code=0, load_failures=(refused,)))
-    finding = only("driver.loaded", node)
-    assert (finding.status, "could not select" in text_of(finding)) == (Status.WARN, True)
+    finds(bad("driver.loaded", node), Status.WARN, "could not select")

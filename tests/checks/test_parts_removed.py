@@ -18,6 +18,7 @@ from gpudoctor.facts.simulated.load import node_names
 from gpudoctor.report.judge import judge
 from gpudoctor.report.model import Report
 from tests.checks.simulated_nodes import packaged
+from tests.narrowed import present
 
 # one line of so many; a prime, so that it is another line of each GPU. The wide run takes an eighth of all lines: all
 # of them take eight minutes, and were tried once
@@ -79,8 +80,7 @@ def without_parts(lines: list[str], begin: int) -> Iterator[tuple[str, list[str]
 def missed(text: str, begin: int) -> list[str]:
     """The parts of a text that passes without which it passes too, although they were judged."""
     lines = text.splitlines(keepends=True)
-    whole = report_of(text)
-    assert whole is not None
+    whole = present(report_of(text))
     assert whole.exit_code == 0
     before = judged(whole, {Status.PASS})
     return [part for part, rest in without_parts(lines, begin) if lost_in_silence(before, report_of("".join(rest)))]
@@ -127,8 +127,7 @@ def without_sections(facts: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any
 def test_no_section_and_no_leaf_of_a_facts_file_is_missed_in_silence(name: str, every: int) -> None:
     """Without each section, and without every so many of the leaves."""
     facts = json.loads(to_json(packaged(name)))
-    whole = report_of(json.dumps(facts))
-    assert whole is not None
+    whole = present(report_of(json.dumps(facts)))
     assert whole.exit_code == (1 if name == "cpu-only" else 0)
     before = judged(whole, {Status.PASS})
     parts = [*without_sections(facts)]

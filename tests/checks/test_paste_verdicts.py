@@ -15,9 +15,10 @@ from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.simulated.load import load_node
 from gpudoctor.report.judge import judge as judge_all
-from tests.checks.one_check import judge, text_of
+from tests.checks.one_check import finds, judge, text_of
 from tests.facts import transcripts
 from tests.facts.transcripts import gpu_list, table
+from tests.narrowed import present
 
 LOST = (
     "Unable to determine the device handle for GPU0000:C7:00.0: GPU is lost.  Reboot the system to recover this GPU\n"
@@ -57,9 +58,7 @@ def test_evidence_from_a_text_names_what_the_text_says_and_no_call_that_nobody_m
 
 
 def test_a_gpu_that_only_its_bus_id_names_gets_no_index() -> None:
-    (finding,) = bad("gpu.lost", LOST)
-    assert (finding.status, finding.subject.label) == (Status.FAIL, "GPU 0000:c7:00.0")
-    assert "lost. Reboot" in text_of(finding)
+    finds(bad("gpu.lost", LOST), Status.FAIL, "lost. Reboot", label="GPU 0000:c7:00.0")
     assert bad("gpu.lost", "$ nvidia-smi\nNo devices were found\n") == []
 
 
@@ -71,8 +70,7 @@ def test_a_lost_gpu_beside_a_list_of_the_bus_takes_no_other_gpu_with_it() -> Non
 
 def test_the_line_behind_an_xid_79_is_not_told_again() -> None:
     (finding,) = bad("gpu.xid", XID_79)
-    assert finding.found is not None
-    assert finding.found.text == "Xid 79: GPU has fallen off the bus"
+    assert present(finding.found).text == "Xid 79: GPU has fallen off the bus"
 
 
 def test_a_log_alone_does_not_say_what_the_driver_shows() -> None:
@@ -153,13 +151,14 @@ def test_a_module_that_starts_no_gpu_is_not_called_missing() -> None:
         "[    1.600000] nvidia: probe of 0000:c7:00.0 failed with error -1\n"
     )
     (finding,) = bad("driver.loaded", text)
-    assert finding.found is not None
-    assert "starts no GPU: the GPU has no valid memory window" in finding.found.text
+    assert "starts no GPU: the GPU has no valid memory window" in present(finding.found).text
 
 
 def test_a_contained_memory_error_warns_until_the_gpu_says_that_no_row_waits() -> None:
-    (finding,) = bad("gpu.xid", "[    5.500000] NVRM: Xid (PCI:0000:07:00): 94, pid=7, name=a, Contained: SM (0x1)\n")
-    assert finding.status is Status.WARN
+    finds(
+        bad("gpu.xid", "[    5.500000] NVRM: Xid (PCI:0000:07:00): 94, pid=7, name=a, Contained: SM (0x1)\n"),
+        Status.WARN,
+    )
 
 
 @pytest.mark.parametrize("mark", ["> ", "> > ", ">> ", ">>> "])
@@ -172,8 +171,7 @@ def test_mails_in_mails_hide_nothing(mark: str) -> None:
 def test_pcie_errors_of_a_gpu_in_the_log_warn_where_no_counter_is_known() -> None:
     port = "[    5.500000] pcieport 0000:80:03.1: AER: Corrected error received: 0000:81:00.0\n"
     own = "[    5.600000] nvidia 0000:81:00.0: PCIe Bus Error: severity=Corrected, type=Physical Layer, (Receiver ID)\n"
-    (finding,) = bad("pcie.errors", port + own)
-    assert (finding.status, finding.subject.bus_id) == (Status.WARN, "0000:81:00.0")
+    finds(bad("pcie.errors", port + own), Status.WARN, bus_id="0000:81:00.0")
     assert bad("pcie.errors", port + own.replace("nvidia", "nvme")) == []
 
 
@@ -188,9 +186,7 @@ def test_a_node_that_kubernetes_describes_is_judged_by_what_it_gives_out(given: 
     text = (
         f"Name:   node-3\nRoles:  <none>\nCapacity:\n  nvidia.com/gpu:  8\nAllocatable:\n  nvidia.com/gpu:  {given}\n"
     )
-    (finding,) = judge("reported.failures", read(text)).findings
-    assert finding.status is status
-    assert f"{given} of 8 GPUs of the node are given out" in text_of(finding)
+    finds(judge("reported.failures", read(text)).findings, status, f"{given} of 8 GPUs of the node are given out")
 
 
 @pytest.mark.parametrize(
@@ -232,8 +228,7 @@ def test_a_part_of_a_tools_text_that_reports_a_failure_is_no_pass(text: str, tol
 )
 def test_a_machine_without_nvidia_smi_warns(text: str) -> None:
     """A container that was given no GPU has no nvidia-smi either: a warning, and no failure of the node."""
-    (finding,) = bad("reported.failures", text)
-    assert (finding.status, "command not found" in text_of(finding)) == (Status.WARN, True)
+    finds(bad("reported.failures", text), Status.WARN, "command not found")
 
 
 def test_a_lost_gpu_in_the_middle_of_a_sentence() -> None:
@@ -259,8 +254,7 @@ def test_what_syslogd_writes_to_all_terminals_is_of_the_kernel() -> None:
             "Error Status: Corrected error, no action required.",
         )
     )
-    (finding,) = bad("host.kernel", text)
-    assert (finding.status, "machine checks" in text_of(finding)) == (Status.WARN, True)
+    finds(bad("host.kernel", text), Status.WARN, "machine checks")
 
 
 HEAD = "| NVIDIA-SMI 540.4.0      Driver Version: 540.4.0      CUDA Version: 12.6     |\n"
@@ -270,8 +264,7 @@ ROW_2 = "| N/A   27C    P8    16W /  70W |      0MiB / 15360MiB |      0%      D
 
 def test_a_table_whose_gpus_cannot_be_read_is_no_pass() -> None:
     orin = "|   0  Orin (nvgpu)                 N/A  | N/A              N/A |                  N/A |\n"
-    (finding,) = bad("gpu.count", HEAD + orin)
-    assert (finding.status, "Orin (nvgpu)" in text_of(finding)) == (Status.UNKNOWN, True)
+    finds(bad("gpu.count", HEAD + orin), Status.UNKNOWN, "Orin (nvgpu)")
     assert bad("gpu.count", HEAD + ROW + ROW_2) == []
 
 
@@ -293,8 +286,7 @@ def test_links_that_are_down_on_the_only_gpu_shown_are_unknown() -> None:
     assert bad("nvlink.links", links(up, up, up, up, up, up)) == []
     escaped = links(up, up, up, "&lt;inactive&gt;", up, "&lt;inactive&gt;")
     assert bad("nvlink.links", escaped) == [finding], "as copied from the source of a web page"
-    (strange,) = bad("nvlink.links", links(up, up, up, "<degraded>", up, up))
-    assert (strange.status, "<degraded>" in text_of(strange)) == (Status.UNKNOWN, True)
+    finds(bad("nvlink.links", links(up, up, up, "<degraded>", up, up)), Status.UNKNOWN, "<degraded>")
 
 
 @pytest.mark.parametrize(("count", "status"), [("", Status.UNKNOWN), ("Attached GPUs : 1\n", None)])
@@ -382,16 +374,15 @@ DISCOVERED = "| GPU ID | Device Information                |\n" + "".join(
     ids=["information", "discovery", "dmon", "exporter"],
 )
 def test_a_gpu_that_nvidia_smi_does_not_list_is_not_shown(more: str) -> None:
-    (finding,) = bad("gpu.count", f"$ lspci\n{ON_BUS}$ cat\n{more}$ nvidia-smi\n{ROWS}")
-    assert (finding.status, finding.subject.bus_id) == (Status.FAIL, "0000:04:00.0")
-    (finding,) = bad("reported.failures", f"$ cat\n{more}$ nvidia-smi\n{ROWS}")
-    assert (finding.status, "which nvidia-smi does not list" in text_of(finding)) == (Status.UNKNOWN, True)
+    finds(bad("gpu.count", f"$ lspci\n{ON_BUS}$ cat\n{more}$ nvidia-smi\n{ROWS}"), Status.FAIL, bus_id="0000:04:00.0")
+    finds(
+        bad("reported.failures", f"$ cat\n{more}$ nvidia-smi\n{ROWS}"), Status.UNKNOWN, "which nvidia-smi does not list"
+    )
 
 
 def test_a_gpu_that_the_module_excludes_warns() -> None:
     text = f"$ cat\n{''.join(map(information, ('02', '03')))}{information('04', 'Yes')}$ nvidia-smi\n{ROWS}"
-    (finding,) = bad("gpu.count", f"$ lspci\n{ON_BUS}{text}")
-    assert (finding.status, finding.subject.bus_id) == (Status.WARN, "0000:04:00.0")
+    finds(bad("gpu.count", f"$ lspci\n{ON_BUS}{text}"), Status.WARN, bus_id="0000:04:00.0")
     assert judge_all(read(text)).exit_code == 0
 
 
@@ -420,8 +411,7 @@ DIAG_FAIL = "| Diagnostic   | Result  |\n+=========+=========+\n| {} | Fail - GP
     ],
 )
 def test_a_table_that_follows_another_one_is_read(text: str, told: str) -> None:
-    (finding,) = bad("reported.failures", text)
-    assert (finding.status, finding.subject.gpu, told in text_of(finding)) == (Status.FAIL, 2, True)
+    finds(bad("reported.failures", text), Status.FAIL, told, gpu=2)
 
 
 @pytest.mark.parametrize(
@@ -453,8 +443,7 @@ def test_links_of_a_card_without_a_bridge_are_down_and_well() -> None:
 )
 def test_prose_like_a_head_of_free_or_df_divides_no_table(prose: str) -> None:
     text = ROWS.replace(ROW_2, f"{ROW_2}{prose}\n", 1).replace("  0 |\n", "  7 |\n", 1)
-    (finding,) = bad("gpu.ecc", text)
-    assert (finding.status, finding.subject.gpu) == (Status.FAIL, 0)
+    finds(bad("gpu.ecc", text), Status.FAIL, gpu=0)
 
 
 def test_xml_in_one_line_keeps_its_entities() -> None:
@@ -467,8 +456,7 @@ def test_xml_in_one_line_keeps_its_entities() -> None:
 
 def test_what_follows_device_query_is_not_a_part_of_it() -> None:
     query = "./deviceQuery Starting...\n\nDetected 4 CUDA Capable device(s)\n  Maximum Sizes  1D=(7)\nResult = PASS\n"
-    (finding,) = bad("nvlink.topology", query + MATRIX.format(odd="NV6"))
-    assert finding.status is Status.FAIL
+    finds(bad("nvlink.topology", query + MATRIX.format(odd="NV6")), Status.FAIL)
     memory = "               total        used        free\nMem:           31744       12288        5530\n"
     assert known(read(f"{query}{memory}").host.ram_mib) == 31744
 
@@ -637,8 +625,7 @@ JOB = "Job for nvidia-fabricmanager.service failed because the control process e
 def test_a_fabric_manager_that_is_being_stopped_does_not_run(end: str) -> None:
     started = "".join(f"{STAMP}{FM.format(word)}\n" for word in ("Starting", "Started"))
     assert bad("driver.fabric-manager", started) == []
-    (finding,) = bad("driver.fabric-manager", f"{started}{STAMP}{end}\n")
-    assert finding.status is Status.WARN
+    finds(bad("driver.fabric-manager", f"{started}{STAMP}{end}\n"), Status.WARN)
 
 
 @pytest.mark.parametrize(
@@ -646,18 +633,15 @@ def test_a_fabric_manager_that_is_being_stopped_does_not_run(end: str) -> None:
 )
 def test_a_fabric_manager_that_refuses_the_driver_in_a_line_that_is_cut_off_fails(driver: str) -> None:
     line = f"{STAMP}nv-fabricmanager[77]: fabric manager NVIDIA GPU driver interface version 535.104.05 don'\n"
-    (finding,) = bad("driver.fabric-manager", line + driver)
-    assert (finding.status, "fabric manager 535.104.05, driver" in text_of(finding)) == (Status.FAIL, True)
+    finds(bad("driver.fabric-manager", line + driver), Status.FAIL, "fabric manager 535.104.05, driver")
 
 
 def test_a_fabric_manager_that_systemd_could_not_start_is_named() -> None:
     started = "".join(f"{STAMP}{FM.format(word)}\n" for word in ("Starting", "Started"))
-    (finding,) = bad("driver.fabric-manager", JOB + started)
-    assert (finding.status, "Job for" in text_of(finding)) == (Status.WARN, True)
+    finds(bad("driver.fabric-manager", JOB + started), Status.WARN, "Job for")
     # the month in another language; no NVSwitch there
     why = "nv-fabricmanager[7]: query failed with error:WARNING Nothing to do [NV_WARN_NOTHING_TO_DO]"
-    (finding,) = bad("driver.fabric-manager", f"11月 15 14:15:47 n7 {why}\n")
-    assert (finding.status, "no NVSwitch" in text_of(finding)) == (Status.UNKNOWN, True)
+    finds(bad("driver.fabric-manager", f"11月 15 14:15:47 n7 {why}\n"), Status.UNKNOWN, "no NVSwitch")
     # nothing needs it between GeForce cards
     assert judge_all(read(f"{JOB}{gpu_list(load_node('rtx4090-4', {}))}")).verdict == "pass"
 
@@ -686,8 +670,7 @@ def test_a_container_that_shows_its_gpus_after_all_is_no_failure() -> None:
 )
 def test_a_log_in_another_language_or_without_its_host_is_read(stamp: str) -> None:
     line = XID_79.splitlines()[0].partition("] ")[2]
-    (finding,) = bad("gpu.xid", f"{stamp}kernel: {line}\n")
-    assert (finding.status, finding.subject.bus_id) == (Status.FAIL, "0000:c7:00.0")
+    finds(bad("gpu.xid", f"{stamp}kernel: {line}\n"), Status.FAIL, bus_id="0000:c7:00.0")
 
 
 def test_mig_that_is_on_without_a_list_of_instances_is_no_finding() -> None:
@@ -743,8 +726,9 @@ def test_a_matrix_with_an_editors_line_numbers_is_recognised() -> None:
 @pytest.mark.parametrize("head", ["REASON USER TIMESTAMP NODELIST\n", "This is what it says:\n```\n"])
 def test_a_node_that_slurm_gives_a_reason_for_is_out_of_service(head: str) -> None:
     row = "Kill task failed root 2025-03-04T05:06:07 {}\n"
-    (finding,) = bad("reported.failures", head + row.format("gpu-7"))
-    assert (finding.status, "gpu-7 is down or drained: Kill task failed" in text_of(finding)) == (Status.WARN, True)
+    finds(
+        bad("reported.failures", head + row.format("gpu-7")), Status.WARN, "gpu-7 is down or drained: Kill task failed"
+    )
 
 
 def test_the_nodes_that_sinfo_shows_out_of_service_are_named() -> None:

@@ -26,6 +26,7 @@ from gpudoctor.profiles.load import (
 )
 from tests.checks.wired import ABSENT, on_gpus, on_pairs, simulated
 from tests.golden_files import assert_golden
+from tests.narrowed import present
 
 
 def of(name: str, count: int = 1) -> Node:
@@ -108,8 +109,7 @@ def test_cards_without_their_bridge_are_not_the_bridged_kind() -> None:
 
 def test_a_virtual_machine_whose_links_are_all_down_is_not_the_switched_kind() -> None:
     def down(gpu: Gpu) -> object:
-        assert isinstance(gpu.nvlinks, tuple)
-        return tuple(replace(link, state="inactive") for link in gpu.nvlinks)
+        return tuple(replace(link, state="inactive") for link in present(gpu.nvlinks))
 
     node = on_gpus(simulated("hgx-h100-vm-8"), nvlinks=down)
     node = on_pairs(node, lambda pair: replace(pair, nvlinks=0, path="PHB"))
@@ -129,9 +129,8 @@ def test_two_models_have_no_majority_and_a_lost_gpu_without_a_name_does_not_chan
 
 def test_a_profile_can_be_asked_for_by_kind_or_by_model() -> None:
     asked = profile_for(Node(), "hgx-h100-8")
-    assert asked.node is not None
-    assert asked.gpu is not None
-    assert (asked.node.gpus, asked.gpu.name, asked.matched_by) == (8, "H100 SXM5 80GB", "asked for by name")
+    assert (present(asked.node).gpus, asked.matched_by) == (8, "asked for by name")
+    assert present(asked.gpu).name == "H100 SXM5 80GB"
     assert profile_for(Node(), "l40s").node is None
     assert profile_for(of("NVIDIA L4"), "auto").name == "l4"
 
@@ -156,16 +155,14 @@ node: {title: Our box, gpu: h100-sxm, gpus: 4, nvlink_topology: switch,
        all_reduce: [{ranks: 4, busbw_gb_s: 350, source: measured in May}]}
 """
     profile = profile_for(Node(), written(tmp_path, text))
-    assert profile.node is not None
-    assert profile.gpu is not None
-    assert (profile.name, profile.node.name, profile.gpu.name) == ("my-box", "my-box", "H100 SXM5 80GB")
-    assert profile.node.all_reduce[0].busbw_gb_s == 350
+    kind = present(profile.node)
+    assert (profile.name, kind.name, present(profile.gpu).name) == ("my-box", "my-box", "H100 SXM5 80GB")
+    assert kind.all_reduce[0].busbw_gb_s == 350
 
 
 def test_a_file_may_describe_a_model_of_its_own(tmp_path: Path) -> None:
     profile = profile_for(Node(), written(tmp_path, "gpu: {name: X100, patterns: [X100], pcie_width: 8}"))
-    assert profile.gpu is not None
-    assert (profile.name, profile.gpu.pcie_width, profile.node) == ("mine", 8, None)
+    assert (profile.name, present(profile.gpu).pcie_width, profile.node) == ("mine", 8, None)
     assert profile_for(Node(), written(tmp_path, "gpu: l40s")).gpu == gpu_models()["l40s"]
 
 
@@ -261,8 +258,7 @@ def test_every_packaged_entry_is_valid_and_the_index_names_every_kind_of_node() 
     assert set(kinds) == set(packaged().nodes)
     assert sorted((*kinds, *packaged().index)) == sorted(profile_names())
     for name, (key, count) in kinds.items():
-        kind = profile_for(Node(), name).node
-        assert kind is not None
+        kind = present(profile_for(Node(), name).node)
         assert (kind.name, kind.gpu, kind.gpus) == (name, key, count)
     assert list(packaged().index) == list(gpu_models())
     assert len(gpu_models()) == 62
@@ -284,13 +280,11 @@ def test_every_number_judged_has_a_source_that_is_explained() -> None:
 
 
 def test_the_numbers_of_the_common_nodes_are_those_of_their_sources() -> None:
-    h100, h200 = profile_for(Node(), "hgx-h100-8"), profile_for(Node(), "hgx-h200-8")
-    assert h100.gpu is not None
-    assert h100.gpu.nvlink is not None
-    assert (h100.gpu.nvlink.links, h100.gpu.nvlink.raw_gb_s, h100.gpu.power_limit_w) == (18, 26.5625, 700)
-    assert h200.node is not None
-    assert {row.ranks: row.busbw_gb_s for row in h200.node.all_reduce} == {8: 473, 7: 460, 6: 436, 5: 414, 4: 363}
-    assert h200.node.size_factor["256"] == 0.82
+    h100, h200 = present(profile_for(Node(), "hgx-h100-8").gpu), present(profile_for(Node(), "hgx-h200-8").node)
+    nvlink = present(h100.nvlink)
+    assert (nvlink.links, nvlink.raw_gb_s, h100.power_limit_w) == (18, 26.5625, 700)
+    assert {row.ranks: row.busbw_gb_s for row in h200.all_reduce} == {8: 473, 7: 460, 6: 436, 5: 414, 4: 363}
+    assert h200.size_factor["256"] == 0.82
     assert gpu_models()["gb10"].uncertain[-1] == "ecc"
 
 

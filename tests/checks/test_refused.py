@@ -20,7 +20,8 @@ from gpudoctor.facts.model.node import Node
 from gpudoctor.probes.runner.errors import meaning_of
 from gpudoctor.probes.runner.messages import RankFailure
 from gpudoctor.probes.runner.rank_state import RankState, failure_problems
-from tests.checks.one_check import gpus, judge, uuid_of, words
+from tests.checks.one_check import expect, gpus, judge, uuid_of, words
+from tests.narrowed import present
 
 CORRECT, SYNC, BANDWIDTH = "collective.correct", "train.sync", "collective.bandwidth"
 BUSY = "CUDA error: CUDA-capable device(s) is/are busy or unavailable"
@@ -37,8 +38,7 @@ def refused(*ranks: int, phase: str = "ask torch") -> tuple[ProbeProblem, ...]:
     """The verdict if these ranks, of eight, got this error at their start."""
     states = [RankState(number, phase=phase) for number in range(8)]
     for number in ranks:
-        meaning = meaning_of(BUSY)
-        assert meaning is not None
+        meaning = present(meaning_of(BUSY))
         states[number].failure = RankFailure(meaning.kind, f"{meaning.plain} ({BUSY})", blocked=False)
     return failure_problems(states)
 
@@ -60,9 +60,7 @@ def test_a_gpu_in_default_mode_that_takes_no_process_fails(check_id: str) -> Non
 @pytest.mark.parametrize("mode", ["exclusive-process", "exclusive-thread", "prohibited"])
 @pytest.mark.parametrize("check_id", [CORRECT, SYNC, BANDWIDTH])
 def test_a_gpu_that_is_set_to_take_none_is_not_tried(mode: str, check_id: str) -> None:
-    result = judge(check_id, eight(3, mode), on_gpus(refused(3)))
-    assert result.status is Status.SKIP
-    assert f"compute mode is {mode}" in words(result)
+    expect(judge(check_id, eight(3, mode), on_gpus(refused(3))), Status.SKIP, f"compute mode is {mode}")
 
 
 @pytest.mark.parametrize(
@@ -123,8 +121,7 @@ def test_memory_that_a_job_holds_beside_which_load_was_forced_is_not_the_gpus_fa
     ],
 )
 def test_what_cuda_says_is_never_harmless(text: str, kind: str) -> None:
-    meaning = meaning_of(text)
-    assert meaning is not None
+    meaning = present(meaning_of(text))
     assert meaning.kind == kind
     state = RankState(0, phase="ask torch")
     state.failure = RankFailure(meaning.kind, text, blocked=False)

@@ -16,6 +16,7 @@ from gpudoctor.facts.simulated.fault_kit import apply_faults
 from gpudoctor.facts.simulated.load import load_node, put
 from gpudoctor.profiles.load import profile_for
 from tests.checks.one_check import judge, text_of
+from tests.narrowed import present
 
 FAILED = Missing("the call answered with an error", "failed")
 ABSENT = Missing("not in this capture", "absent")
@@ -45,16 +46,14 @@ def hops(change: Mapping[int, Mapping[str, Any]]) -> Callable[[Gpu], tuple[PcieH
     """For `on_gpus(pcie__path=...)`: leaves changed on the hops at these places."""
 
     def made(gpu: Gpu) -> tuple[PcieHop, ...]:
-        path = gpu.pcie.path
-        assert not isinstance(path, Missing)
+        path = present(gpu.pcie.path)
         return tuple(replace(hop, **change.get(place, {})) for place, hop in enumerate(path))
 
     return made
 
 
 def on_pairs(node: Node, change: Callable[[GpuPair], GpuPair]) -> Node:
-    assert not isinstance(node.pairs, Missing)
-    return replace(node, pairs=tuple(change(pair) for pair in node.pairs))
+    return replace(node, pairs=tuple(change(pair) for pair in present(node.pairs)))
 
 
 def lost(node: Node, gpu: int) -> Node:
@@ -81,13 +80,11 @@ def only(result: CheckResult) -> Finding:
 
 
 def found(finding: Finding) -> str:
-    assert finding.found is not None
-    return finding.found.text
+    return present(finding.found).text
 
 
 def expected(finding: Finding) -> str:
-    assert finding.expected is not None
-    return finding.expected.text
+    return present(finding.expected).text
 
 
 def says(finding: Finding, *words: str) -> bool:

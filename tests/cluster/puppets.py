@@ -15,8 +15,8 @@ from gpudoctor.checks.core.finding import Finding, Status
 from gpudoctor.checks.core.registry import Level, all_checks
 from gpudoctor.cluster.check.cluster_run import ClusterSession
 from gpudoctor.cluster.check.hub import Hub
-from gpudoctor.cluster.check.inter_node_findings import SLOW_SHARE
 from gpudoctor.cluster.check.judge import judge_cluster
+from gpudoctor.cluster.check.member import HubGoneError, Member
 from gpudoctor.cluster.check.messages import (
     Answer,
     Answered,
@@ -39,6 +39,7 @@ from gpudoctor.cluster.check.messages import (
     hello_of,
 )
 from gpudoctor.cluster.check.model import ClusterReport, ClusterRun, ClusterRunPlan
+from gpudoctor.errors import UserError
 from gpudoctor.facts.captures.source import load_source
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing
@@ -68,11 +69,16 @@ class Puppet(threading.Thread):
         self.clock_ahead_s: float | None = 0.0
         self.ready: Ready | MemberFailure = Ready(1, 29500)
         self.right = True
+        self.instead: dict[type[Order], Answer | None] = {}  # of its own answer to such an order
         self.rate: Callable[[JoinGroup], float | str | None] = lambda meet: 10.0
         self.meetings: list[JoinGroup] = []
         self.token = TOKEN
         self.port = 0
         self.ended = threading.Event()
+
+    def reached(self, **changes: object) -> None:
+        """Change what the node tells of its network."""
+        self.reach = msgspec.structs.replace(self.reach, **changes)
 
     def run(self) -> None:
         try:
@@ -82,14 +88,19 @@ class Puppet(threading.Thread):
         finally:
             self.ended.set()
 
+    def join_hub(self, connection: socket.socket) -> Line:
+        """Prove that it is of the job."""
+        line = Line(connection)
+        challenge = msgspec.json.decode(line.one(30.0), type=Challenge)
+        hello = hello_of(self.token, challenge, self.hostname, self.index)
+        line.send(hello)
+        line.sign("member", self.token, challenge.nonce, hello.nonce)
+        msgspec.json.decode(line.one(30.0), type=Welcome)
+        return line
+
     def _serve(self) -> None:
         with socket.create_connection(("127.0.0.1", self.port), 30) as connection:
-            line = Line(connection)
-            challenge = msgspec.json.decode(line.one(30.0), type=Challenge)
-            hello = hello_of(self.token, challenge, self.hostname, self.index)
-            line.send(hello)
-            line.sign("member", self.token, challenge.nonce, hello.nonce)
-            msgspec.json.decode(line.one(30.0), type=Welcome)
+            line = self.join_hub(connection)
             while True:
                 asked = msgspec.json.decode(line.one(30.0), type=Asked)
                 if isinstance(asked.order, End):
@@ -100,6 +111,8 @@ class Puppet(threading.Thread):
 
     def answer(self, order: Order) -> Answer | None:
         """Its answer; None: never answer. To die it raises ConnectionAbortedError."""
+        if type(order) in self.instead:
+            return self.instead[type(order)]
         if isinstance(order, Ping):
             if self.clock_ahead_s is None:
                 return MemberFailure("no clock")
@@ -117,6 +130,21 @@ class Puppet(threading.Thread):
             return MemberFailure(rate, port=29501)
         seconds = SIZE_BYTES * 2 * (order.size - 1) / order.size / rate / 1e9
         return Times(((seconds, seconds),), SIZE_BYTES, (self.right,))
+
+
+class RealMember(threading.Thread):
+    """The node's own process, not a made-up one; `said` is why it ended early."""
+
+    def __init__(self, hostname: str, port: int) -> None:
+        super().__init__(daemon=True)
+        self.said = ""
+        self._member, self._port = Member([], hostname=hostname), port
+
+    def run(self) -> None:
+        try:
+            self._member.serve([("127.0.0.1", self._port)], TOKEN, None, 30.0)
+        except (HubGoneError, UserError) as error:
+            self.said = str(error)
 
 
 def report_of(
@@ -139,7 +167,7 @@ def report_of(
         puppet.report = puppet.report or report
         puppet.start()
     expected = len(puppets) if count is None else count
-    plan = ClusterRunPlan(level, backend, expected, names, 30.0, limit_s, 30.0, 30.0, SLOW_SHARE, floor_gb_s, slack_s)
+    plan = ClusterRunPlan(level, backend, expected, names, 30.0, limit_s, 30.0, 30.0, floor_gb_s, slack_s)
     session = ClusterSession(hub, plan, lambda text: None, lambda name, hostname, text: None)
     # a missing member is waited for as long as the others need
     session.run(lambda: len(hub.members) >= len(puppets))
@@ -147,7 +175,7 @@ def report_of(
     for puppet in puppets:
         puppet.ended.wait(30)
     run = ClusterRun("id", "2026-01-01T00:00:00+00:00", 1.0, level, "test", expected)
-    return judge_cluster(session, run, floor_gb_s=floor_gb_s)
+    return judge_cluster(session, run)
 
 
 @cache
@@ -177,6 +205,12 @@ def findings(report: ClusterReport, check: str, *statuses: Status) -> dict[str |
     """The findings with one id, by subject."""
     judged = next(c for c in report.checks if c.id == check)
     return {f.subject.name: f for f in judged.findings if f.status in (statuses or tuple(Status))}
+
+
+def text_of(report: ClusterReport, check: str, name: str | None, *statuses: Status) -> str:
+    """What the finding on this subject says: what was found, or the reason why nothing was."""
+    finding = findings(report, check, *statuses)[name]
+    return finding.found.text if finding.found is not None else finding.reason or ""
 
 
 def bad(report: ClusterReport) -> set[tuple[str, str | None, str]]:

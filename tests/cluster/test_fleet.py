@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ def test_what_a_fault_explains_is_not_counted_beside_it(gpudoctor: Gpudoctor, tm
     assert [(kind["check"], kind["status"]) for kind in found["faults"]] == [("driver.responsive", "fail")]
 
 
-@pytest.mark.parametrize("columns", ["80", "120"])
+@pytest.mark.parametrize("columns", ["40", "80", "120"])
 def test_the_text_names_nodes_faults_outliers_drift_and_what_was_not_read(
     gpudoctor: Gpudoctor, monkeypatch: pytest.MonkeyPatch, columns: str
 ) -> None:
@@ -59,6 +59,7 @@ def test_the_text_names_nodes_faults_outliers_drift_and_what_was_not_read(
     text = [line for line in outcome.out.splitlines() if not line.startswith("  gpudoctor ")]
     assert max(map(len, text)) <= int(columns)
     assert "  gpudoctor explain pcie.link-width" in outcome.out.splitlines()
+    assert ("      gpu-04: all_reduce 1 GiB float32," in text) == (columns == "40"), "what it is stands below the check"
     assert outcome.out.startswith("SIMULATED: all nodes are made up")
     for words in (
         "FAIL 3 gpu-[04,11-12]",
@@ -70,7 +71,7 @@ def test_the_text_names_nodes_faults_outliers_drift_and_what_was_not_read(
         "3 nodes not fit to train on",
         "--exclude-expr",
     ):
-        assert words in " ".join(outcome.out.split())
+        assert words.replace(" ", "") in "".join(outcome.out.split())  # text is wrapped, in a long path anywhere
 
 
 def test_healthy_nodes_pass_and_exit_with_0(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
@@ -176,7 +177,7 @@ def test_trends_say_what_got_worse_since_the_older_set(gpudoctor: Gpudoctor, tmp
         by_what.setdefault(trend["what"], []).append(trend)
     [figure] = by_what["figure"]
     assert figure["node"] == "node4"
-    assert "-40%, the fleet -10%; and 7 other figures" in figure["text"]
+    assert re.search(r"host to GPU \d -40%, the fleet -10%; and 7 other figures$", figure["text"])
     assert all(trend["worse"] and "-10%" in trend["text"] for trend in by_what["fleet"])
     assert len(by_what["fleet"]) == 8
     assert {trend["text"] for trend in by_what["node"]} == {"1 without a report now: node7", "1 new: node77"}
@@ -228,11 +229,3 @@ def test_the_page_loads_nothing_and_holds_the_faults(gpudoctor: Gpudoctor, tmp_p
         'class="outlier"',
     ):
         assert words in page
-
-
-def test_json_is_one_document_with_the_reason_where_nothing_can_be_read(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
-    outcome = gpudoctor("cluster", "report", "--json", str(tmp_path))
-    assert outcome.code == 2
-    assert outcome.json["exit_code"] == 2
-    assert "no report there" in outcome.json["error"]
-    assert json.loads(outcome.out)["schema"] == "gpudoctor.fleet/1"

@@ -29,9 +29,17 @@ def refused(found: Any, how: str) -> dict[str, str]:
 
 
 @pytest.fixture
+def processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few files are enough to be read by three processes."""
+    monkeypatch.setattr("gpudoctor.cluster.fleet.reading.FEWEST_FILES", 2)
+    monkeypatch.setattr("gpudoctor.cluster.fleet.reading.CHUNK", 7)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2})
+
+
+@pytest.fixture
 def stdin(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], None]:
     def give(data: bytes) -> None:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(data))))
 
     return give
 
@@ -75,12 +83,6 @@ def test_each_broken_or_foreign_file_is_named_with_the_reason(gpudoctor: Gpudoct
     assert (outcome.code, outcome.json["counts"]["unread"]) == (3, 8)
 
 
-def test_foreign_files_alone_do_not_make_a_fleet_unknown(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
-    fleet(tmp_path, 2, figures=False)
-    (tmp_path / "inventory.json").write_text('{"rack": 3}')
-    assert gpudoctor("cluster", "report", str(tmp_path)).code == 0
-
-
 @pytest.mark.parametrize(
     "data",
     [
@@ -107,10 +109,11 @@ def test_lists_and_lines_between_reports_are_foreign_and_do_not_make_a_fleet_unk
     gpudoctor: Gpudoctor, tmp_path: Path
 ) -> None:
     fleet(tmp_path, 2, figures=False)
+    (tmp_path / "inventory.json").write_text('{"rack": 3}')
     (tmp_path / "racks.json").write_text(json.dumps([{"rack": 3}, [4]], indent=2))
     (tmp_path / "pods.jsonl").write_text(f"starting\n{json.dumps(report('node3'))}\n")
     outcome = gpudoctor("cluster", "report", "--json", str(tmp_path))
-    assert list(refused(outcome.json, "foreign")) == ["pods.jsonl", "racks.json"]
+    assert list(refused(outcome.json, "foreign")) == ["inventory.json", "pods.jsonl", "racks.json"]
     assert (outcome.code, outcome.json["counts"]["nodes"]) == (0, 3)
 
 
@@ -258,14 +261,6 @@ def test_names_that_are_not_utf_8_can_be_said(gpudoctor: Gpudoctor, tmp_path: Pa
         assert "b\\xff.json" in told or "b\\udcff.json" in told.replace("\\\\", "\\")
 
 
-def test_a_damaged_report_of_a_run_is_unread(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
-    write(tmp_path / "a.json", report("node1"))
-    (tmp_path / "run.json").write_text('{"schema": "gpudoctor.run/1", "verdict": 3}')
-    outcome = gpudoctor("cluster", "report", str(tmp_path))
-    told = "".join(outcome.out.split())  # text is wrapped, in a long path anywhere
-    assert (outcome.code, "run.json" in told, "damaged:Expected" in told) == (3, True, True)
-
-
 def test_files_within_files_are_read_packed_by_line_and_spread_over_lines(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
     lines = "".join(json.dumps(report(f"line{number}")) + "\n" for number in range(3))
     (tmp_path / "all.jsonl").write_text(lines + lines[:400])
@@ -279,7 +274,7 @@ def test_files_within_files_are_read_packed_by_line_and_spread_over_lines(gpudoc
 
 
 def test_many_files_are_read_by_several_processes_with_the_same_result(
-    gpudoctor: Gpudoctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gpudoctor: Gpudoctor, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     def change(number: int, made: Report) -> None:
         made["checks"] = made["checks"][:2]
@@ -289,9 +284,7 @@ def test_many_files_are_read_by_several_processes_with_the_same_result(
     fleet(tmp_path, 120, change)
     (tmp_path / "half.json").write_text('{"schema": "gpudoctor.report/1", ')
     alone = gpudoctor("cluster", "report", "--json", str(tmp_path))
-    monkeypatch.setattr("gpudoctor.cluster.fleet.reading.FEWEST_FILES", 2)
-    monkeypatch.setattr("gpudoctor.cluster.fleet.reading.CHUNK", 7)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2})
+    request.getfixturevalue("processes")
     together = gpudoctor("cluster", "report", "--json", str(tmp_path))
     assert together.out == alone.out
     assert together.json["counts"]["nodes"] == 120
@@ -299,6 +292,7 @@ def test_many_files_are_read_by_several_processes_with_the_same_result(
     assert own_children() == []
 
 
+@pytest.mark.usefixtures("processes")
 def test_what_a_process_that_dies_has_not_read_is_read_all_the_same(
     gpudoctor: Gpudoctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -311,9 +305,6 @@ def test_what_a_process_that_dies_has_not_read_is_read_all_the_same(
         return of_files(self, files)
 
     monkeypatch.setattr(ReportReader, "_of_files", dies_on_node7)
-    monkeypatch.setattr("gpudoctor.cluster.fleet.reading.FEWEST_FILES", 2)
-    monkeypatch.setattr("gpudoctor.cluster.fleet.reading.CHUNK", 3)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
     found = gpudoctor("cluster", "report", "--json", str(tmp_path)).json
     assert (found["counts"]["nodes"], found["reading"]["duplicates"]) == (30, [])
 
@@ -330,10 +321,8 @@ def test_stdin_is_read_line_by_line_and_a_bad_node_is_said_at_once(
     assert "node1" not in outcome.err
 
 
-def test_a_packed_stream_on_stdin_is_read(gpudoctor: Gpudoctor, monkeypatch: pytest.MonkeyPatch) -> None:
-    packed = b"".join(gzip.compress(json.dumps(report(name)).encode() + b"\n") for name in ("node1", "node2"))
-    stream = io.TextIOWrapper(io.BufferedReader(io.BytesIO(packed)))
-    monkeypatch.setattr(sys, "stdin", stream)
+def test_a_packed_stream_on_stdin_is_read(gpudoctor: Gpudoctor, stdin: Callable[[bytes], None]) -> None:
+    stdin(b"".join(gzip.compress(json.dumps(report(name)).encode() + b"\n") for name in ("node1", "node2")))
     found = gpudoctor("cluster", "report", "--json", "-").json
     assert [row["name"] for row in found["nodes"]] == ["node1", "node2"]
 
@@ -380,9 +369,17 @@ def test_only_passes_before_a_signal_are_no_pass_of_the_fleet(
         (["-", "-"], "stdin can be read once only"),
         (["-", "--against", "-"], "stdin can be read once only"),
         (["/dev/null"], "no report could be read of 1: /dev/null: not a regular file"),
+        (["link.json"], "cannot be read: File name too long"),
+        (["others"], "others: no report there, 1 other files and documents"),
     ],
 )
-def test_nothing_to_read_is_one_line_and_exit_2(gpudoctor: Gpudoctor, arguments: list[str], words: str) -> None:
+def test_nothing_to_read_is_one_line_and_exit_2(
+    gpudoctor: Gpudoctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("link.json").symlink_to("x" * 300)
+    Path("others").mkdir()
+    Path("others/README.md").touch()
     outcome = gpudoctor("cluster", "report", *arguments)
     assert (outcome.code, outcome.out) == (2, "")
     assert outcome.err.count("\n") == 1
@@ -402,6 +399,7 @@ def test_a_missing_report_among_others_is_unknown_and_the_others_are_judged(
     assert (listed.code, listed.err.count("1 node has no name that a list may hold")) == (3, 1)
     # nothing but absent sources is a mistake in the command: no list of hosts comes of it
     assert gpudoctor("cluster", "report", str(missing), "--expect", "n1", "--exclude-expr").code == 2
+    assert "node9.json" in gpudoctor("cluster", "report", "--json", str(missing)).json["error"]
 
 
 def test_folders_nested_deeper_than_python_recurses_are_read(
@@ -419,11 +417,3 @@ def test_folders_nested_deeper_than_python_recurses_are_read(
         os.chdir(tmp_path)
         subprocess.run(["rm", "-r", "d"], check=True)  # too deep for pytest to remove
     assert outcome.json["counts"]["nodes"] == 1
-
-
-def test_a_link_that_leads_to_no_valid_path_cannot_be_read(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
-    link = tmp_path / "link.json"
-    link.symlink_to("x" * 300)
-    outcome = gpudoctor("cluster", "report", str(link))
-    assert outcome.code == 2
-    assert "cannot be read: File name too long" in outcome.err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,23 @@ def nodes(found: Any) -> set[tuple[str, str]]:
     return {(outlier["node"], outlier["status"]) for outlier in found["outliers"]}
 
 
-def test_a_node_that_is_slower_in_several_figures_fails(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
-    def change(number: int, made: Report) -> None:
-        if number == 5:
-            scale(made, "collectives", "busbw_gb_s", 0.8)
+def only(node: int, spoil: Callable[[Report], None]) -> Callable[[int, Report], None]:
+    """The change of a fleet in which one node's report is spoilt."""
+    return lambda number, made: spoil(made) if number == node else None
 
-    found = found_in(gpudoctor, fleet(tmp_path, 12, change))
+
+def slower(factor: float) -> Callable[[Report], None]:
+    return lambda made: scale(made, "collectives", "busbw_gb_s", factor)
+
+
+def longer_step(factor: float) -> Callable[[Report], None]:
+    return lambda made: made["measurements"]["training"].update(
+        steady_step_ms=made["measurements"]["training"]["steady_step_ms"] * factor
+    )
+
+
+def test_a_node_that_is_slower_in_several_figures_fails(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
+    found = found_in(gpudoctor, fleet(tmp_path, 12, only(5, slower(0.8))))
     assert nodes(found) == {("node5", "fail")}
     [row] = [row for row in found["nodes"] if row["verdict"] != "pass"]
     assert row["name"] == "node5"
@@ -36,12 +48,11 @@ def test_a_node_that_is_slower_in_several_figures_fails(gpudoctor: Gpudoctor, tm
 
 
 def test_a_single_slow_gpu_is_named(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
-    def change(number: int, made: Report) -> None:
-        if number == 8:
-            for gemm in made["measurements"]["compute"][6]["gemms"]:
-                gemm["tflops"] *= 0.7
+    def slow_gpu(made: Report) -> None:
+        for gemm in made["measurements"]["compute"][6]["gemms"]:
+            gemm["tflops"] *= 0.7
 
-    found = found_in(gpudoctor, fleet(tmp_path, 12, change))
+    found = found_in(gpudoctor, fleet(tmp_path, 12, only(8, slow_gpu)))
     assert {(outlier["node"], tuple(outlier["gpus"])) for outlier in found["outliers"]} == {("node8", (6,))}
 
 
@@ -51,11 +62,7 @@ def test_one_bad_figure_alone_warns_and_fails_when_an_older_report_says_the_same
     def slow(made: Report) -> None:
         made["measurements"]["collectives"][2]["busbw_gb_s"] *= 0.75
 
-    def change(number: int, made: Report) -> None:
-        if number == 3:
-            slow(made)
-
-    found = found_in(gpudoctor, fleet(tmp_path, 12, change))
+    found = found_in(gpudoctor, fleet(tmp_path, 12, only(3, slow)))
     assert nodes(found) == {("node3", "warn")}
     assert found["exit_code"] == 0
     older = report("node3", at="2025-10-01T00:00:00+00:00", figures=True)
@@ -65,41 +72,28 @@ def test_one_bad_figure_alone_warns_and_fails_when_an_older_report_says_the_same
 
 
 def test_what_is_better_than_the_fleet_is_nobodys_fault(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
-    def change(number: int, made: Report) -> None:
-        if number == 2:
-            scale(made, "collectives", "busbw_gb_s", 1.4)
-            made["measurements"]["training"]["steady_step_ms"] *= 0.6
+    def better(made: Report) -> None:
+        slower(1.4)(made)
+        longer_step(0.6)(made)
 
-    found = found_in(gpudoctor, fleet(tmp_path, 12, change))
+    found = found_in(gpudoctor, fleet(tmp_path, 12, only(2, better)))
     assert (found["outliers"], found["verdict"]) == ([], "pass")
 
 
 def test_a_longer_time_is_worse(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
-    def change(number: int, made: Report) -> None:
-        if number == 2:
-            made["measurements"]["training"]["steady_step_ms"] *= 1.3
-
-    [outlier] = found_in(gpudoctor, fleet(tmp_path, 12, change))["outliers"]
+    [outlier] = found_in(gpudoctor, fleet(tmp_path, 12, only(2, longer_step(1.3))))["outliers"]
     assert (outlier["node"], outlier["unit"]) == ("node2", "ms")
     assert 0.75 < outlier["similarity"] < 0.79
 
 
 def test_a_small_fleet_is_not_compared_and_that_is_said(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
-    def change(number: int, made: Report) -> None:
-        if number == 1:
-            scale(made, "collectives", "busbw_gb_s", 0.5)
-
-    folder = fleet(tmp_path, MIN_NODES - 1, change)
+    folder = fleet(tmp_path, MIN_NODES - 1, only(1, slower(0.5)))
     assert found_in(gpudoctor, folder)["outliers"] == []
     assert "figures are not compared: 9 of at least 10 nodes" in gpudoctor("cluster", "report", str(folder)).out
 
 
 def test_two_kinds_of_nodes_are_said_and_nobody_is_named(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
-    def change(number: int, made: Report) -> None:
-        if number <= 6:
-            scale(made, "collectives", "busbw_gb_s", 0.76)
-
-    found = found_in(gpudoctor, fleet(tmp_path, 18, change))
+    found = found_in(gpudoctor, fleet(tmp_path, 18, lambda number, made: slower(0.76 if number <= 6 else 1.0)(made)))
     assert (found["outliers"], found["verdict"]) == ([], "pass")
     assert any(
         "6 of 18 nodes are far worse" in note and "two kinds" in note and "node[1-6]" in note for note in found["notes"]
@@ -114,12 +108,11 @@ def test_cpu_ranks_and_injected_faults_are_never_compared(gpudoctor: Gpudoctor, 
     found = found_in(gpudoctor, fleet(tmp_path / "gloo", 12, gloo))
     assert found["figures"] == []
 
-    def injected(number: int, made: Report) -> None:
-        if number == 4:
-            made["run"]["injected"] = ["slow-rank"]
-            scale(made, "collectives", "busbw_gb_s", 0.5)
+    def injected(made: Report) -> None:
+        made["run"]["injected"] = ["slow-rank"]
+        slower(0.5)(made)
 
-    found = found_in(gpudoctor, fleet(tmp_path / "injected", 12, injected))
+    found = found_in(gpudoctor, fleet(tmp_path / "injected", 12, only(4, injected)))
     assert found["outliers"] == []
     assert any("INJECTED" in note and "node4" in note for note in found["notes"])
 

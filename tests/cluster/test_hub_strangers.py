@@ -9,41 +9,39 @@ import socket
 import struct
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
+from typing import cast
 
 import pytest
 
+from gpudoctor.cluster.check import hub as hub_module
 from gpudoctor.cluster.check.hub import Hub
-from gpudoctor.cluster.check.member import Member
-from gpudoctor.cluster.check.messages import UNPROVED_LINE_BYTES, Challenge, Line, LineError, Welcome, decoded, hello_of
-from gpudoctor.errors import UserError
+from gpudoctor.cluster.check.messages import UNPROVED_LINE_BYTES, Challenge, LineError, decoded
 from tests.cluster.puppets import TOKEN, Puppet, bad, job, report_of
 
 
-def hello(line: Line, hostname: str) -> None:
-    challenge = decoded(line.one(30.0), Challenge)
-    said = hello_of(TOKEN, challenge, hostname, None)
-    line.send(said)
-    line.sign("member", TOKEN, challenge.nonce, said.nonce)
-
-
-def gathered(*comers: Callable[[socket.socket], None]) -> list[str]:
-    """Connect these strangers one after the other, then a member of the job."""
-    hub = Hub(TOKEN, silence_s=10.0)
+def gathered(*comers: Callable[[socket.socket], None], hub: Hub | None = None) -> list[str]:
+    """Connect these strangers one after the other, then a member of the job; who was let in."""
+    hub = hub or Hub(TOKEN, silence_s=10.0)
     own = Puppet("ours")
     own.port = hub.port
+    with ExitStack() as crowd:
 
-    def come() -> None:
-        for comer in comers:
-            with socket.create_connection(("127.0.0.1", hub.port), 30) as connection:
-                comer(connection)
-        own.start()
+        def come() -> None:
+            for comer in comers:
+                comer(crowd.enter_context(socket.create_connection(("127.0.0.1", own.port), 30)))
+            own.start()
 
-    threading.Thread(target=come, daemon=True).start()
-    hub.gather(None, 30.0, lambda: any(member.hostname == "ours" for member in hub.members))
-    names = [member.hostname for member in hub.members]
-    hub.close()
-    assert own.ended.wait(30)
+        threading.Thread(target=come, daemon=True).start()
+        hub.gather(None, 30.0, lambda: any(member.hostname == "ours" for member in hub.members))
+        names = [member.hostname for member in hub.members]
+        hub.close()
+        assert own.ended.wait(30)
     return names
+
+
+def silent(connection: socket.socket) -> None:
+    """Says nothing, and does not wait for an end."""
 
 
 def says(words: bytes) -> Callable[[socket.socket], None]:
@@ -77,6 +75,32 @@ def test_a_stranger_is_sent_away_whatever_it_says_and_the_members_are_let_in(wor
     assert gathered(says(words)) == ["ours"]
 
 
+def test_who_connects_and_says_nothing_is_hung_up_on() -> None:
+    assert gathered(says(b""), hub=Hub(TOKEN, proof_s=0.1)) == ["ours"]
+
+
+def test_a_crowd_that_proves_nothing_does_not_keep_a_member_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_module, "_UNPROVED_MAX", 4)
+    assert gathered(*[silent] * 20) == ["ours"]
+
+
+def test_a_crowd_that_holds_all_that_may_be_open_does_not_keep_a_member_out() -> None:
+    """`ulimit -n 1024`, hard: the strangers' connections are all that this process may have."""
+
+    class Full:
+        def __init__(self, listener: socket.socket) -> None:
+            self.fileno, self.close, self._listener = listener.fileno, listener.close, listener
+
+        def accept(self) -> object:
+            if len(hub._unproved) >= 4:
+                raise OSError(errno.EMFILE, "Too many open files")
+            return self._listener.accept()
+
+    hub = Hub(TOKEN, proof_s=600.0)
+    hub._listener = cast(socket.socket, Full(hub._listener))
+    assert gathered(*[silent] * 8, hub=hub) == ["ours"]
+
+
 def test_without_free_file_descriptors_the_hub_waits_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[int] = []
 
@@ -96,9 +120,7 @@ def test_a_member_that_dies_before_all_are_there_is_unknown_and_the_others_are_c
     class Dead(Puppet):
         def _serve(self) -> None:
             connection = socket.create_connection(("127.0.0.1", self.port), 30)
-            line = Line(connection)
-            hello(line, self.hostname)
-            decoded(line.one(30.0), Welcome)
+            self.join_hub(connection)
             # as a host that is reset: no goodbye, and the kernel knows nothing of the connection any more
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             connection.close()
@@ -117,16 +139,3 @@ def test_names_with_digits_of_other_scripts_can_be_put_in_order() -> None:
 def test_what_is_no_message_is_told_from_one_in_one_way(words: bytes) -> None:
     with pytest.raises(LineError):
         decoded(words, Challenge)
-
-
-def test_a_member_that_meets_another_service_says_that_nobody_is_there() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def greet() -> None:
-            connection, _ = listener.accept()
-            with connection:
-                connection.sendall(b'{"nonce": "\xff"}\n')
-
-        threading.Thread(target=greet, daemon=True).start()
-        with pytest.raises(UserError, match="nobody to meet at"):
-            Member([]).serve([("127.0.0.1", listener.getsockname()[1])], TOKEN, 0, 0.0)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,42 +24,44 @@ def coordinator(*words: str) -> Coordinator:
     return Coordinator(request_of(args), "test", output)
 
 
-def test_a_nodes_report_that_cannot_be_kept_costs_neither_the_verdict_nor_the_others_and_is_no_0(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def led(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, Any, str]]:
+    """led(folder, *names): a check of nodes of these names that keeps their reports there: code, report, stderr."""
     monkeypatch.setattr("gpudoctor.cluster.check.coordinator.hold_signals", list)  # pytest's own handlers stay
+
+    def lead(folder: Path, *names: str) -> tuple[int, Any, str]:
+        leads = coordinator("--json", "--backend", "gloo", "--reports", str(folder))
+        hub, nodes = Hub(TOKEN), job(*names)
+        for node in nodes:
+            node.port, node.report = hub.port, simulated_json()
+            node.start()
+        code = leads.run(hub, len(names), (), lambda: False, lambda: None)
+        assert all(node.ended.wait(30) for node in nodes)
+        out, err = capsys.readouterr()
+        return code, json.loads(out), err
+
+    return lead
+
+
+def test_a_nodes_report_that_cannot_be_kept_costs_neither_the_verdict_nor_the_others_and_is_no_0(
+    tmp_path: Path, led: Callable[..., tuple[int, Any, str]]
+) -> None:
     (tmp_path / "a.json").mkdir()
-    leads = coordinator("--json", "--backend", "gloo", "--reports", str(tmp_path))
-    hub, nodes = Hub(TOKEN), job("a", "b")
-    for node in nodes:
-        node.port, node.report = hub.port, simulated_json()
-        node.start()
 
-    code = leads.run(hub, 2, (), lambda: False, lambda: None)
+    code, found, err = led(tmp_path, "a", "b")
 
-    out, err = capsys.readouterr()
-    found = json.loads(out)
     assert [node["verdict"] for node in found["nodes"]] == ["pass", "pass"]
     assert (code, found["exit_code"]) == (2, 2)
     assert "the report of a is not kept" in err
     assert json.loads((tmp_path / "b.json").read_text())["schema"] == "gpudoctor.report/1"
-    assert all(node.ended.wait(30) for node in nodes)
 
 
 def test_nodes_whose_names_look_alike_as_file_names_each_keep_their_report(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, led: Callable[..., tuple[int, Any, str]]
 ) -> None:
     """A node that calls itself a/b must not put its report in the place of a_b's."""
-    monkeypatch.setattr("gpudoctor.cluster.check.coordinator.hold_signals", list)  # pytest's own handlers stay
-    leads = coordinator("--json", "--backend", "gloo", "--reports", str(tmp_path / "new" / "reports"))
-    hub, nodes = Hub(TOKEN), job("a_b", "a/b")
-    for node in nodes:
-        node.port, node.report = hub.port, simulated_json()
-        node.start()
+    led(tmp_path / "new" / "reports", "a_b", "a/b")
 
-    leads.run(hub, 2, (), lambda: False, lambda: None)
-
-    capsys.readouterr()
     assert len(list((tmp_path / "new" / "reports").glob("*.json"))) == 2
     assert (tmp_path / "new" / "reports" / "a_b.json").is_file()
     assert {oct(path.stat().st_mode)[-3:] for path in (tmp_path / "new").rglob("*") if path.is_dir()} == {"700"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from types import SimpleNamespace
+from typing import Literal
 
 import msgspec
 import pytest
@@ -14,21 +15,20 @@ from gpudoctor.cluster.check import cluster_run
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import RdmaPort
 from gpudoctor.facts.system.network import LocalInterface
-from tests.cluster.puppets import Puppet, bad, findings, four, job, report_of
+from tests.cluster.puppets import Puppet, bad, findings, four, job, report_of, text_of
+
+_SMALL_PACKETS = (LocalInterface("eth0", True, 1500, ("127.0.0.1",)),)
 
 
 def test_two_machines_of_one_name_and_one_machine_given_twice_are_told() -> None:
     twins = [Puppet("same"), Puppet("same"), Puppet("other")]
     report = report_of(twins)
     assert [node.name for node in report.nodes] == ["other", "same", "same#2"]
-    told = findings(report, "cluster.nodes", Status.WARN)["same"]
-    assert told.found is not None
-    assert told.found.text == "2 machines have this hostname"
+    assert text_of(report, "cluster.nodes", "same", Status.WARN) == "2 machines have this hostname"
     twice = [Puppet("one"), Puppet("one"), Puppet("other")]
     twice[1].reach = twice[0].reach
-    told = findings(report_of(twice), "cluster.nodes", Status.WARN)["one"]
-    assert told.found is not None
-    assert told.found.text == "2 of the nodes are one machine: one, one#2"
+    told = text_of(report_of(twice), "cluster.nodes", "one", Status.WARN)
+    assert told == "2 of the nodes are one machine: one, one#2"
     mixed = [Puppet("same") for _ in range(3)]
     mixed[1].reach = mixed[0].reach
     found = [finding.found for check in report_of(mixed).checks for finding in check.findings]
@@ -39,27 +39,23 @@ def test_clock_mtu_and_rate_that_differ_from_the_majority_warn_of_that_node() ->
     nodes = four()
     port = RdmaPort("mlx5_0", 1, state="ACTIVE", rate_gbit_s=400.0)
     for node in nodes:
-        node.reach = msgspec.structs.replace(node.reach, rdma_ports=(port,))
+        node.reached(rdma_ports=(port,))
     nodes[0].clock_ahead_s = 40.0
-    small = (LocalInterface("eth0", True, 1500, ("127.0.0.1",)),)
-    nodes[1].reach = msgspec.structs.replace(nodes[1].reach, interfaces=small)
-    slower = msgspec.structs.replace(port, rate_gbit_s=100.0)
-    nodes[2].reach = msgspec.structs.replace(nodes[2].reach, rdma_ports=(slower,))
+    nodes[1].reached(interfaces=_SMALL_PACKETS)
+    nodes[2].reached(rdma_ports=(msgspec.structs.replace(port, rate_gbit_s=100.0),))
     report = report_of(nodes)
     assert {(name, status) for _, name, status in bad(report)} == {("a", "warn"), ("b", "warn"), ("c", "warn")}
-    told = {name: f.found.text for name, f in findings(report, "cluster.network").items() if f.found}
-    assert told["a"].startswith("its clock is 40.0 s ahead of the other nodes'")
-    assert told["b"] == "MTU: 1500 bytes"
-    assert told["c"] == "RDMA: 1 active ports at 100 Gbit/s"
+    assert text_of(report, "cluster.network", "a").startswith("its clock is 40.0 s ahead of the other nodes'")
+    assert text_of(report, "cluster.network", "b") == "MTU: 1500 bytes"
+    assert text_of(report, "cluster.network", "c") == "RDMA: 1 active ports at 100 Gbit/s"
     assert report.nodes[0].clock_offset_s == pytest.approx(40.0, abs=1.0)
 
 
 def test_interfaces_that_nccl_and_gloo_are_told_to_use_must_be_there_on_every_node() -> None:
     nodes = job("a", "b", "c")
     for node in nodes:
-        node.reach = msgspec.structs.replace(node.reach, settings={"NCCL_SOCKET_IFNAME": "eth,ib"})
-    other = (LocalInterface("ens1", True, 9000, ("127.0.0.1",)),)
-    nodes[2].reach = msgspec.structs.replace(nodes[2].reach, interfaces=other)
+        node.reached(settings={"NCCL_SOCKET_IFNAME": "eth,ib"})
+    nodes[2].reached(interfaces=(LocalInterface("ens1", True, 9000, ("127.0.0.1",)),))
     report = report_of(nodes)
     assert bad(report) == {("cluster.network", "c", "fail")}
     told = findings(report, "cluster.network")["c"]
@@ -67,34 +63,31 @@ def test_interfaces_that_nccl_and_gloo_are_told_to_use_must_be_there_on_every_no
     assert "one of ens1" in told.expected.text
 
 
-def test_a_hostname_that_leads_nowhere_fails_a_job_on_cpu_ranks_and_warns_one_on_gpus() -> None:
-    for backend, status in (("gloo", "fail"), ("auto", "warn")):
-        nodes = job("a", "b")
-        nodes[0].reach = msgspec.structs.replace(nodes[0].reach, resolved=("127.0.1.1",))
-        report = report_of(nodes, backend="gloo" if backend == "gloo" else "auto")
-        assert bad(report) == {("cluster.network", "a", status)}
+@pytest.mark.parametrize(("backend", "status"), [("gloo", "fail"), ("auto", "warn")])
+def test_a_hostname_that_leads_nowhere_fails_a_job_on_cpu_ranks_and_warns_one_on_gpus(
+    backend: Literal["gloo", "auto"], status: str
+) -> None:
+    nodes = job("a", "b")
+    nodes[0].reached(resolved=("127.0.1.1",))
+    assert bad(report_of(nodes, backend=backend)) == {("cluster.network", "a", status)}
 
 
-def test_a_resolver_that_gave_no_answer_is_unknown_and_no_fault_of_the_name() -> None:
-    for backend in ("gloo", "auto"):
-        nodes = job("a", "b")
-        late = Missing("resolving a took longer than 5 s", "failed")
-        nodes[0].reach = msgspec.structs.replace(nodes[0].reach, resolved=late)
-        report = report_of(nodes, backend="gloo" if backend == "gloo" else "auto")
-        assert bad(report) == {("cluster.network", "a", "unknown")}
-        found = findings(report, "cluster.network")
-        assert found["a"].reason == "what its hostname resolves to: resolving a took longer than 5 s"
+@pytest.mark.parametrize("backend", ["gloo", "auto"])
+def test_a_resolver_that_gave_no_answer_is_unknown_and_no_fault_of_the_name(backend: Literal["gloo", "auto"]) -> None:
+    nodes = job("a", "b")
+    nodes[0].reached(resolved=Missing("resolving a took longer than 5 s", "failed"))
+    report = report_of(nodes, backend=backend)
+    assert bad(report) == {("cluster.network", "a", "unknown")}
+    told = text_of(report, "cluster.network", "a")
+    assert told == "what its hostname resolves to: resolving a took longer than 5 s"
 
 
 def test_where_no_mtu_has_a_majority_all_are_told_and_nobody_is_named() -> None:
     nodes = job("a", "b")
-    small = (LocalInterface("eth0", True, 1500, ("127.0.0.1",)),)
-    nodes[1].reach = msgspec.structs.replace(nodes[1].reach, interfaces=small)
+    nodes[1].reached(interfaces=_SMALL_PACKETS)
     report = report_of(nodes)
     assert bad(report) == {("cluster.network", None, "warn")}
-    told = findings(report, "cluster.network")[None].found
-    assert told is not None
-    assert told.text == "MTU differs: 9000 bytes on a; 1500 bytes on b"
+    assert text_of(report, "cluster.network", None) == "MTU differs: 9000 bytes on a; 1500 bytes on b"
 
 
 def test_a_clock_of_the_hub_that_is_set_back_meanwhile_makes_no_node_run_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,18 +102,16 @@ def test_of_two_clocks_that_differ_neither_is_blamed() -> None:
     nodes[0].clock_ahead_s = -5.0
     report = report_of(nodes)
     assert bad(report) == {("cluster.network", None, "warn")}
-    told = findings(report, "cluster.network")[None].found
-    assert told is not None
-    assert told.text == "the clocks of the two nodes are 5.0 s apart"
+    assert text_of(report, "cluster.network", None) == "the clocks of the two nodes are 5.0 s apart"
 
 
 def test_interfaces_and_rdma_ports_that_could_not_be_read_are_unknown_and_do_not_agree() -> None:
     nodes = job("a", "b", "c")
     broken = Missing("cannot allocate memory", "failed")
     port = RdmaPort("mlx5_0", 1, state=Missing("state reads 'x'", "failed"))
-    nodes[0].reach = msgspec.structs.replace(nodes[0].reach, interfaces=broken)
-    nodes[1].reach = msgspec.structs.replace(nodes[1].reach, rdma_ports=broken)
-    nodes[2].reach = msgspec.structs.replace(nodes[2].reach, rdma_ports=(port,))
+    nodes[0].reached(interfaces=broken)
+    nodes[1].reached(rdma_ports=broken)
+    nodes[2].reached(rdma_ports=(port,))
     report = report_of(nodes)
     assert report.verdict == "unknown"
     assert bad(report) == {("cluster.network", name, "unknown") for name in "abc"}
@@ -142,9 +133,7 @@ def test_each_clock_that_was_not_read_is_unknown_and_those_read_are_compared() -
     nodes[0].clock_ahead_s, nodes[1].clock_ahead_s = None, -5.0
     report = report_of(nodes)
     assert bad(report) == {("cluster.network", "a", "unknown"), ("cluster.network", None, "warn")}
-    apart = findings(report, "cluster.network")[None].found
-    assert apart is not None
-    assert apart.text == "the clocks of b and c are 5.0 s apart"
+    assert text_of(report, "cluster.network", None) == "the clocks of b and c are 5.0 s apart"
     nodes = job("a", "b")
     nodes[0].clock_ahead_s = nodes[1].clock_ahead_s = None
     assert bad(report_of(nodes)) == {("cluster.network", "a", "unknown"), ("cluster.network", "b", "unknown")}
@@ -152,10 +141,8 @@ def test_each_clock_that_was_not_read_is_unknown_and_those_read_are_compared() -
 
 def test_a_node_behind_address_translation_has_no_mtu_to_compare() -> None:
     nodes = job("a", "b")
-    elsewhere = (LocalInterface("eth0", True, 1500, ("10.0.0.1",)),)
-    nodes[1].reach = msgspec.structs.replace(nodes[1].reach, interfaces=elsewhere)
+    nodes[1].reached(interfaces=(LocalInterface("eth0", True, 1500, ("10.0.0.1",)),))
     report = report_of(nodes)
     assert not bad(report)
-    [skipped] = findings(report, "cluster.network", Status.SKIP).items()
-    assert skipped[0] == "b"
-    assert (skipped[1].reason or "").startswith("MTU: no interface has the address 127.0.0.1")
+    assert list(findings(report, "cluster.network", Status.SKIP)) == ["b"]
+    assert text_of(report, "cluster.network", "b").startswith("MTU: no interface has the address 127.0.0.1")

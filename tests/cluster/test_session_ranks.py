@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpudoctor.cluster.check.messages import Answer, JoinGroup, MemberFailure, Open, Order
-from tests.cluster.puppets import Puppet, bad, findings, job, report_of
+from gpudoctor.cluster.check.messages import Answer, JoinGroup, MemberFailure, Order
+from tests.cluster.puppets import Puppet, bad, job, report_of, text_of
 
 
 class Broken(Puppet):
@@ -21,17 +21,12 @@ class Broken(Puppet):
 
 
 def test_a_node_whose_ranks_break_between_pairs_is_unknown_and_no_link_of_its_partner_fails() -> None:
-    class Partner(Puppet):
-        def answer(self, order: Order) -> Answer | None:
-            if isinstance(order, JoinGroup) and len(self.meetings) == 1:
-                self.meetings.append(order)
-                return MemberFailure("did not come back from all_reduce within 20 s", port=29501)
-            return super().answer(order)
-
-    # in the first round the first is paired with the last
-    report = report_of([Partner("a", 0), *job("", "b", "c")[1:], Broken("d", 3)])
+    nodes = [*job("a", "b", "c"), Broken("d", 3)]
+    # in the first round, which follows the meeting of all, the first is paired with the last
+    nodes[0].rate = lambda meet: 10.0 if len(nodes[0].meetings) != 2 else "did not come back from all_reduce"
+    report = report_of(nodes)
     assert bad(report) == {("cluster.pairs", "d", "unknown")}
-    assert "ended by SIGKILL" in (findings(report, "cluster.pairs")["d"].reason or "")
+    assert "ended by SIGKILL" in text_of(report, "cluster.pairs", "d")
     assert report.exit_code == 3
 
 
@@ -48,12 +43,10 @@ def test_pairs_that_such_a_node_has_left_open_are_not_put_down_to_the_time() -> 
 def test_pairs_that_the_time_left_out_are_not_put_down_to_a_node_that_took_no_part(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Closed(Puppet):
-        def answer(self, order: Order) -> Answer | None:
-            return MemberFailure("no port is free") if isinstance(order, Open) else super().answer(order)
-
     monkeypatch.setattr("gpudoctor.cluster.check.cluster_run._ROUNDS_BOX_S", -1.0)
-    report = report_of([*job("a", "b", "c", "d"), Closed("e", 4)])
+    nodes = job("a", "b", "c", "d", "e")
+    nodes[4].ready = MemberFailure("no port is free")
+    report = report_of(nodes)
     said = [finding.reason or "" for check in report.checks for finding in check.findings]
     assert any("the time for it was up" in reason for reason in said)
     assert not any("pairs with e" in reason for reason in said)

@@ -10,18 +10,8 @@ from gpudoctor.cluster.check.text import render_cluster_text
 from tests.cli.conftest import Gpudoctor
 from tests.cluster.fleet_reports import fleet, report, write
 from tests.cluster.puppets import Puppet, report_of
-from tests.conftest import ROOT
 
 LONG = "ip-10-0-0-17.rack-3.gpu.us-west-2.compute.cluster.example"
-
-
-def test_in_40_columns_what_a_fault_is_stands_in_words_below_its_check(
-    gpudoctor: Gpudoctor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
-    lines = gpudoctor("cluster", "report", str(ROOT / "docs" / "examples" / "fleet")).out.splitlines()
-    assert max(len(line) for line in lines if not line.startswith("  gpudoctor ")) <= 40
-    assert "      gpu-04: all_reduce 1 GiB float32," in lines
 
 
 def test_a_long_name_stands_whole_with_its_fault_below(

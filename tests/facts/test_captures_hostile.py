@@ -91,7 +91,7 @@ def test_names_that_are_no_text_reach_neither_facts_nor_errors_raw(tmp_path: Pat
 def test_the_kernels_own_folders_are_no_dumps() -> None:
     assert "no directory of dumps" in said("/proc")
     assert "no directory of dumps" in said("/sys/class")
-    assert "the file is empty (is it one of /proc" in said("/proc/version")
+    assert "the file is empty; if it is one of /proc" in said("/proc/version")
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from gpudoctor.testing.fake_nvml import FakeNvml, Script, ScriptedFault, from_fi
 from tests.checks.one_check import judge, words
 from tests.facts.live_nodes import CALL_DEADLINE_S, as_read, collect
 from tests.facts.nvml_nodes import make_node, with_gpu
+from tests.narrowed import missing, present
 
 PATIENT_S = 60.0
 pytestmark = pytest.mark.usefixtures("no_process_stays")
@@ -64,8 +65,7 @@ def test_the_facts_of_eight_gpus_come_through_the_collector(root: Path) -> None:
     assert isinstance(node.driver.calls, int)
     assert node.source.kind == "live"
     assert node.source.name == os.uname().nodename
-    assert isinstance(node.source.collected_at, str)
-    assert node.source.collected_at.endswith("Z")
+    assert present(node.source.collected_at).endswith("Z")
     assert node.host.hostname != node.host.container  # the host's readers ran
     assert lines
 
@@ -84,9 +84,8 @@ def test_a_call_that_hangs_on_one_gpu_costs_neither_the_others_nor_its_own_earli
     reason = f"nvmlDeviceGetTemperature on GPU 3 did not return in {unanswered.waited_s:.1f} s"
     for leaf in (hurt.thermal.gpu_c, hurt.power.draw_w, hurt.nvlinks, hurt.processes):
         assert leaf == Missing(reason, "failed")
-    assert not isinstance(node.pairs, Missing)
-    assert len(node.pairs) == 28
-    for pair in node.pairs:
+    assert len(present(node.pairs)) == 28
+    for pair in present(node.pairs):
         expected = Missing(reason, "failed") if 3 in (pair.a, pair.b) else 18
         assert pair.nvlinks == expected
 
@@ -95,8 +94,7 @@ def test_a_gpu_that_hangs_at_once_is_still_named_by_its_bus_id(root: Path) -> No
     hang = ScriptedFault("nvmlDeviceGetCudaComputeCapability", gpu=1, hang=True)
     node = collect(root, make_node(2), hang, call_deadline_s=CALL_DEADLINE_S)
     assert (node.gpus[1].index, node.gpus[1].bus_id) == (1, "0000:19:00.0")
-    assert isinstance(node.gpus[1].uuid, Missing)
-    assert node.gpus[1].uuid.kind == "failed"
+    assert missing(node.gpus[1].uuid).kind == "failed"
 
 
 @pytest.mark.wide
@@ -109,8 +107,7 @@ def test_two_gpus_that_hang_are_both_named(root: Path) -> None:
     told = {(call.gpu, call.call) for call in node.driver.unanswered}
     assert told == {(0, "nvmlDeviceGetName"), (2, "nvmlDeviceGetMigMode")}
     assert node.gpus[0].uuid != node.gpus[2].uuid
-    assert isinstance(node.gpus[2].settings.mig_enabled, Missing)
-    assert "nvmlDeviceGetMigMode on GPU 2" in node.gpus[2].settings.mig_enabled.reason
+    assert "nvmlDeviceGetMigMode on GPU 2" in missing(node.gpus[2].settings.mig_enabled).reason
 
 
 @pytest.mark.wide
@@ -209,12 +206,11 @@ def test_gpus_that_wake_one_after_the_other_are_waited_for_and_the_time_is_told(
     node = collect(root, told, maker="tests.facts.test_collect:cold", call_deadline_s=WAKE_S / 2)
     assert [as_read(gpu) for gpu in node.gpus] == list(told.gpus)
     assert (node.driver.unanswered, node.driver.unread_handles) == ((), ())
-    assert isinstance(node.driver.start_s, float)
-    assert node.driver.start_s >= 4 * WAKE_S
+    assert present(node.driver.start_s) >= 4 * WAKE_S
     assert "Handle" not in str(node.driver.slowest_call)
     responsive = judge("driver.responsive", node)
     assert responsive.status.value == "pass"
-    assert f"persistence mode is off: the driver took {node.driver.start_s:.3g} s to wake" in words(responsive)
+    assert f"persistence mode is off: the driver took {present(node.driver.start_s):.3g} s to wake" in words(responsive)
 
 
 @pytest.mark.wide
@@ -307,8 +303,7 @@ def test_a_driver_that_starts_slowly_is_waited_for(root: Path) -> None:
     node = collect(root, told, slow, call_deadline_s=CALL_DEADLINE_S)
     assert as_read(node.gpus[0]) == told.gpus[0]
     assert node.driver.unanswered == ()
-    assert isinstance(node.driver.init_s, float)
-    assert node.driver.init_s >= 2 * CALL_DEADLINE_S
+    assert present(node.driver.init_s) >= 2 * CALL_DEADLINE_S
 
 
 @pytest.mark.usefixtures("deadline_from_first_call")
@@ -317,9 +312,7 @@ def test_an_init_that_hangs_ends_at_the_deadline_and_nothing_looks_fine(root: Pa
     node = collect(root, make_node(2), hang, deadline_s=0.5, call_deadline_s=0.1)
     (unanswered,) = node.driver.unanswered
     assert (unanswered.call, unanswered.gpu) == ("nvmlInit", None)
-    assert isinstance(node.driver.init_code, Missing)
-    assert node.driver.init_code.kind == "failed"
-    assert "nvmlInit" in node.driver.init_code.reason
+    assert missing(node.driver.init_code, "failed", "nvmlInit")
     assert node.gpus == ()
     assert isinstance(node.pairs, Missing)
     assert node.driver.module_loaded is True
@@ -329,18 +322,14 @@ def test_an_init_that_hangs_ends_at_the_deadline_and_nothing_looks_fine(root: Pa
 def test_a_deadline_too_short_to_tell_a_hang_blames_no_call_but_names_the_one_it_was_in(root: Path) -> None:
     node = collect(root, make_node(2), ScriptedFault("nvmlInit", hang=True), deadline_s=0.5)
     assert node.driver.unanswered == ()
-    assert isinstance(node.driver.init_code, Missing)
-    assert node.driver.init_code.kind == "failed"
-    assert "nvmlInit" in node.driver.init_code.reason
+    assert missing(node.driver.init_code, "failed", "nvmlInit")
 
 
 def test_no_time_at_all_leaves_failures_and_no_process(root: Path) -> None:
     node = collect(root, make_node(2), deadline_s=0.0)
     assert node.driver.unanswered == (), "no call is to blame"
-    assert isinstance(node.driver.init_code, Missing)
-    assert node.driver.init_code.kind == "failed"
-    assert isinstance(node.driver.calls, Missing)
-    assert node.driver.calls.kind == "failed"
+    assert missing(node.driver.init_code).kind == "failed"
+    assert missing(node.driver.calls).kind == "failed"
     assert node.gpus == ()
 
 
@@ -353,9 +342,7 @@ def test_a_crash_names_the_call_and_the_gpu_that_it_came_from(root: Path) -> Non
     assert (unanswered.call, unanswered.gpu) == ("nvmlDeviceGetComputeRunningProcesses_v3", 2)
     assert unanswered.reason == "the collector died by SIGSEGV in nvmlDeviceGetComputeRunningProcesses_v3"
     crashed = next(gpu for gpu in node.gpus if gpu.index == 2)
-    processes = crashed.processes
-    assert isinstance(processes, Missing)
-    assert "SIGSEGV" in processes.reason
+    assert "SIGSEGV" in missing(crashed.processes).reason
     assert crashed.power == make_node(4).gpus[2].power
 
 
@@ -375,10 +362,7 @@ def test_a_collector_that_does_not_start_says_why(root: Path) -> None:
     node = collect_live(root, nvml_module="tests.no_such_module:x:y")
     assert node.driver.unanswered == (), "the driver is not to blame"
     for leaf in (node.driver.init_code, node.driver.calls):
-        assert isinstance(leaf, Missing)
-        assert leaf.kind == "failed"
-        assert "ended with status 1" in leaf.reason
-        assert "No module named 'tests.no_such_module'" in leaf.reason
+        assert missing(leaf, "failed", "ended with status 1", "No module named 'tests.no_such_module'")
 
 
 def broken(path: str) -> FakeNvml:
@@ -392,10 +376,7 @@ def test_a_reader_that_breaks_leaves_failures_and_never_defaults(root: Path) -> 
     told = make_node(2)
     node = collect(root, told, maker="tests.facts.test_collect:broken")
     assert as_read(node.gpus[0]) == told.gpus[0]
-    enabled = node.gpus[1].settings.mig_enabled
-    assert isinstance(enabled, Missing)
-    assert enabled.kind == "failed"
-    assert "TypeError" in enabled.reason
+    assert missing(node.gpus[1].settings.mig_enabled, "failed", "TypeError")
 
 
 class Pausing:

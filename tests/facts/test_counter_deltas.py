@@ -12,6 +12,7 @@ from gpudoctor.facts.model.gpu import CallError, Ecc, Gpu, PcieLink
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import KernelEvent, KernelLog, Node
 from gpudoctor.facts.model.telemetry import GpuCounters
+from tests.narrowed import missing
 
 
 def gpu(replays: Any = 5, corrected: Any = 7, uncorrected: Any = 0, **facts: Any) -> Gpu:
@@ -98,9 +99,7 @@ def test_a_log_that_was_read_only_once_says_why_not_twice(which: str) -> None:
 
 
 def test_another_source_after_the_load_is_no_comparison() -> None:
-    found = new_events(log("a"), log("[1.0] a", source="journalctl -k -b"))
-    assert isinstance(found, Missing)
-    assert found.kind == "failed"
+    assert missing(new_events(log("a"), log("[1.0] a", source="journalctl -k -b"))).kind == "failed"
 
 
 def timed(text: str, at_s: float) -> KernelEvent:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.nvml.read_node import is_denied, is_excluded, read_hidden_gpus
 from tests.facts.nvml_nodes import make_node, make_root, read
+from tests.narrowed import missing, present
 
 BUS_IDS = ("0000:1b:00.0", "0000:2b:00.0", "0000:3b:00.0", "0000:4b:00.0")
 
@@ -45,14 +45,12 @@ def denied_minors(monkeypatch: pytest.MonkeyPatch) -> set[int]:
 
 
 def denied_gpus(root: Path, shown: Container[str] = ()) -> tuple[str, ...]:
-    hidden = read_hidden_gpus(root, shown)
-    assert not isinstance(hidden, Missing)
+    hidden = present(read_hidden_gpus(root, shown))
     return tuple(bus_id for bus_id, information in hidden.items() if is_denied(root, information))
 
 
 def excluded_gpus(root: Path, shown: Container[str]) -> tuple[str, ...]:
-    hidden = read_hidden_gpus(root, shown)
-    assert not isinstance(hidden, Missing)
+    hidden = present(read_hidden_gpus(root, shown))
     return tuple(bus_id for bus_id, information in hidden.items() if is_excluded(information))
 
 
@@ -89,9 +87,7 @@ def test_a_gpu_that_an_option_keeps_from_use_is_excluded(tmp_path: Path) -> None
 
 
 def test_without_the_kernel_modules_folder_nothing_is_known(tmp_path: Path) -> None:
-    hidden = read_hidden_gpus(tmp_path, shown=())
-    assert isinstance(hidden, Missing)
-    assert hidden.kind == "absent"
+    assert missing(read_hidden_gpus(tmp_path, shown=())).kind == "absent"
 
 
 def test_device_files_that_may_be_opened_deny_nothing(tmp_path: Path) -> None:

@@ -12,12 +12,12 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Environment, Node, from_json, to_json
 from gpudoctor.facts.system.environment import parse_env_text, read_environment
 from gpudoctor.facts.system.path_status import PathQuestion
+from tests.narrowed import present
 from tests.sysfs_tree import write
 
 
 def names(environment: Environment) -> set[str]:
-    assert not isinstance(environment.variables, Missing)
-    return {variable.name for variable in environment.variables}
+    return {variable.name for variable in present(environment.variables)}
 
 
 def test_the_variables_that_steer_training_are_kept_and_no_others() -> None:
@@ -78,8 +78,7 @@ def test_a_variable_that_names_a_file_says_whether_it_is_there(tmp_path: Path) -
         },
         tmp_path,
     )
-    assert isinstance(environment.variables, tuple)
-    assert {variable.name: variable.path_exists for variable in environment.variables} == {
+    assert {variable.name: variable.path_exists for variable in present(environment.variables)} == {
         "NCCL_TOPO_FILE": True,
         "NCCL_GRAPH_FILE": False,
         "NCCL_CONF_FILE": False,
@@ -98,8 +97,7 @@ def test_a_file_on_a_mount_that_does_not_answer_is_not_said_to_be_missing(monkey
         raise AssertionError(f"{path} was looked up by this process, which a dead mount would block")
 
     monkeypatch.setattr("os.path.exists", refuse)
-    variable = read_environment({"NCCL_TOPO_FILE": "/dead/topo.xml"}).variable("NCCL_TOPO_FILE")
-    assert variable is not None
+    variable = present(read_environment({"NCCL_TOPO_FILE": "/dead/topo.xml"}).variable("NCCL_TOPO_FILE"))
     assert variable.path_exists is None
 
 
@@ -137,9 +135,7 @@ def test_captured_exports_and_proc_environ_are_understood_too() -> None:
 
 
 def test_a_capture_does_not_look_for_files_on_this_machine() -> None:
-    variable = parse_env_text("NCCL_TOPO_FILE=/etc/passwd").variable("NCCL_TOPO_FILE")
-    assert variable is not None
-    assert variable.path_exists is None
+    assert present(parse_env_text("NCCL_TOPO_FILE=/etc/passwd").variable("NCCL_TOPO_FILE")).path_exists is None
 
 
 @given(st.lists(st.one_of(st.text(max_size=60), st.sampled_from(["RANK=", "\n", "\0", "export ", "\udcff"]))))

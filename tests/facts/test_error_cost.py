@@ -25,6 +25,7 @@ from gpudoctor.report.model import Report
 from gpudoctor.testing.fake_nvml import FakeNvml, ScriptedFault
 from tests.checks.test_missing_leaves import ESSENTIAL
 from tests.facts.nvml_nodes import Heard, make_root
+from tests.narrowed import present
 
 # those that may condemn a GPU, or are its loss; of the others each costs one value
 CODES = (15, 16, 999, 3, 4, 13, 18, 21, 25, 27)
@@ -74,8 +75,7 @@ def whole() -> Node:
 def bridged() -> Node:
     """Two of the four GPUs, joined by their bridge: enough to read, and half as dear."""
     node = whole()
-    assert isinstance(node.pairs, tuple)
-    pairs = tuple(pair for pair in node.pairs if (pair.a, pair.b) == (0, 1))
+    pairs = tuple(pair for pair in present(node.pairs) if (pair.a, pair.b) == (0, 1))
     return replace(node, gpus=node.gpus[:2], pairs=pairs, driver=replace(node.driver, device_count=2))
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.services import UNIT, read_fabric_manager
+from tests.narrowed import missing, present
 from tests.sysfs_tree import write
 
 SLICE = "/sys/fs/cgroup/system.slice"
@@ -36,8 +37,7 @@ def test_without_processes_it_does_not_run_and_without_a_unit_it_is_not_there(tm
 def test_in_a_container_nothing_tells_of_the_hosts_services(tmp_path: Path) -> None:
     write(tmp_path, {"/sys/fs/cgroup/cgroup.procs": "1", UNIT_FILE: "[Unit]"})
     facts = read_fabric_manager(tmp_path)
-    assert isinstance(facts.service, Missing)
-    assert facts.service.kind == "absent"
+    assert missing(facts.service).kind == "absent"
     assert isinstance(facts.version, Missing)
 
 
@@ -63,6 +63,5 @@ def test_the_log_tells_the_version_that_runs_and_the_errors_since_it_started(tmp
     write(tmp_path, {"/var/log/fabricmanager.log": LOG})
     facts = read_fabric_manager(tmp_path)
     assert facts.version == "570.172.08"
-    assert isinstance(facts.errors, tuple)
-    [error] = facts.errors
+    [error] = present(facts.errors)
     assert "fatal error 12028" in error

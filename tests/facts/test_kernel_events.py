@@ -24,6 +24,7 @@ from tests.facts.kernel_words import (
     names,
     parse_kernel_lines,
 )
+from tests.narrowed import present
 
 
 def only(text: str) -> KernelEvent:
@@ -81,9 +82,7 @@ def test_an_xid_keeps_what_it_says_led_to_it() -> None:
 def test_a_gpu_that_does_not_start_is_an_event(line: str, name: str | None, kind: str, bus_id: str | None) -> None:
     event = only(f"[   77.000001] {line}")
     assert (event.kind, event.bus_id) == (kind, bus_id)
-    row = driver_message(line)
-    assert row is not None
-    assert name in (None, row.name)
+    assert name in (None, present(driver_message(line)).name)
 
 
 @pytest.mark.parametrize("line", [each[0] for each in DRIVER_LINES])
@@ -136,8 +135,7 @@ def test_both_versions_of_a_mismatch_are_kept(lines: tuple[str, ...], later: str
     ],
 )
 def test_the_first_line_of_a_mismatch_is_one(line: str, library: str | None, module: str | None) -> None:
-    mismatch = log_of(f"NVRM: API mismatch: {line}").api_mismatch
-    assert mismatch is not None
+    mismatch = present(log_of(f"NVRM: API mismatch: {line}").api_mismatch)
     assert (known(mismatch.library), known(mismatch.module)) == (library, module)
 
 

@@ -17,6 +17,7 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import KernelEvent, KernelLog
 from gpudoctor.process.command import Completed
 from tests.facts.kernel_words import parse_kernel_lines
+from tests.narrowed import missing
 from tests.sysfs_tree import write
 
 LOST = "NVRM: Xid (PCI:0000:05:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
@@ -267,8 +268,9 @@ def test_a_short_log_is_whole() -> None:
 
 def test_text_without_a_log_in_it_is_missing_never_a_quiet_log() -> None:
     assert read_kernel_text(" \n", "dmesg.txt").events == Missing("dmesg.txt is empty", "absent")
-    refused = read_kernel_text("dmesg: read kernel buffer failed: Operation not permitted\n", "dmesg.txt").events
-    assert isinstance(refused, Missing)
+    refused = missing(
+        read_kernel_text("dmesg: read kernel buffer failed: Operation not permitted\n", "dmesg.txt").events
+    )
     assert refused.kind == "denied"
 
 

@@ -11,6 +11,7 @@ import pytest
 
 import gpudoctor
 from gpudoctor.lazy import LazyPattern, lazy_pattern
+from tests.narrowed import present
 
 # these need libraries of other environments, or run when imported
 _NOT_IMPORTED = (
@@ -50,9 +51,7 @@ def test_a_pattern_is_compiled_when_it_is_first_used_and_only_once(monkeypatch: 
     monkeypatch.setattr(re, "compile", noted)
     pattern = lazy_pattern(r"(?P<width>x\d+)", re.IGNORECASE)
     assert compiled == []
-    found = pattern.search("lane X16")
-    assert found is not None
-    assert found["width"] == "X16"
+    assert present(pattern.search("lane X16"))["width"] == "X16"
     assert pattern.sub("?", "x1 x2") == "? ?"
     assert compiled == [r"(?P<width>x\d+)"]
 

@@ -20,6 +20,7 @@ from gpudoctor.report.judge import judge
 from gpudoctor.report.model import Report
 from gpudoctor.testing.fake_nvml import ScriptedFault
 from tests.facts.nvml_nodes import make_root, read
+from tests.narrowed import missing, present
 
 STRUCK = 3
 ALL_BITS = (1 << 32) - 1
@@ -122,10 +123,7 @@ def test_an_impossible_value_is_unknown_with_the_raw_reading(
     # if a field lies, an older getter may return the truth: it must be silent for the lie to be the only answer
     silent = ScriptedFault("nvmlDeviceGet*PowerLimit", STRUCK, value=2**32) if lie.field == 190 else None
     node = told(root, lie, *([silent] if silent else []))
-    value = attrgetter(leaf)(struck(node))
-    assert isinstance(value, Missing)
-    assert value.kind == "failed"
-    assert raw in value.reason
+    assert missing(attrgetter(leaf)(struck(node)), "failed", raw)
     report, honest = judge(node), judge(told(root))
     assert not report.faults
     if leaf in JUDGED_WITHOUT:
@@ -176,8 +174,7 @@ def test_a_count_of_eight_with_seven_handles_is_a_gpu_too_few(root: Path, code: 
 @pytest.mark.parametrize("count", [ALL_BITS, 1 << 31, -1])
 def test_an_impossible_count_of_gpus_starts_no_threads_and_is_no_pass(root: Path, count: int) -> None:
     driver, heard, _ = read(root, load_node("hgx-h100-8", {}), ScriptedFault("nvmlDeviceGetCount", value=count))
-    assert isinstance(driver.device_count, Missing)
-    assert str(count) in driver.device_count.reason
+    assert str(count) in missing(driver.device_count).reason
     assert heard.gpus == {}
     report = judge(replace(load_node("hgx-h100-8", {}), driver=driver, gpus=()))
     assert report.verdict in ("fail", "unknown")
@@ -186,18 +183,14 @@ def test_an_impossible_count_of_gpus_starts_no_threads_and_is_no_pass(root: Path
 
 def test_seventeen_of_eighteen_links_fail_and_name_the_gpu(root: Path) -> None:
     node = told(root, ScriptedFault("nvmlDeviceGetFieldValues", STRUCK, 91, value=17))
-    links = struck(node).nvlinks
-    assert not isinstance(links, Missing)
-    assert len(links) == 17
+    assert len(present(struck(node).nvlinks)) == 17
     assert statuses(judge(node), "nvlink.links") & {Status.FAIL, Status.UNKNOWN}
 
 
 @pytest.mark.parametrize("count", [ALL_BITS, 37, 255])
 def test_an_impossible_count_of_links_is_unknown(root: Path, count: int) -> None:
     node = told(root, ScriptedFault("nvmlDeviceGetFieldValues", STRUCK, 91, value=count))
-    links = struck(node).nvlinks
-    assert isinstance(links, Missing)
-    assert (links.kind, str(count) in links.reason) == ("failed", True)
+    assert missing(struck(node).nvlinks, "failed", str(count))
     assert statuses(judge(node), "nvlink.links") == {Status.UNKNOWN}
 
 
@@ -206,8 +199,7 @@ def test_one_link_that_does_not_answer_is_unknown_and_the_others_are_not(root: P
         ScriptedFault("nvmlDeviceGetFieldValues", STRUCK, 165, code=999),
         ScriptedFault("nvmlDeviceGetNvLinkState", STRUCK, from_call=18, code=2),
     )
-    links = struck(told(root, *faults)).nvlinks
-    assert not isinstance(links, Missing)
+    links = present(struck(told(root, *faults)).nvlinks)
     assert [isinstance(link.state, Missing) for link in links] == [False] * 17 + [True]
 
 
@@ -229,7 +221,4 @@ def test_a_lie_in_a_file_is_a_failed_reading_too(leaf: str, value: float) -> Non
     from gpudoctor.facts.simulated.load import put
 
     gpu = put(load_node("hgx-h100-8", {}).gpus[0], leaf, value)
-    read_again = attrgetter(leaf)(plausible(gpu))
-    assert isinstance(read_again, Missing)
-    assert read_again.kind == "failed"
-    assert f"{value}" in read_again.reason
+    assert missing(attrgetter(leaf)(plausible(gpu)), "failed", f"{value}")

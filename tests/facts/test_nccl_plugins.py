@@ -7,6 +7,7 @@ from pathlib import Path
 
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.environment import read_nccl_net_plugins
+from tests.narrowed import missing, present
 from tests.needs import needs
 from tests.sysfs_tree import write
 
@@ -21,8 +22,7 @@ def cache(root: Path, *paths: str) -> None:
 
 
 def paths(root: Path, **environment: str) -> list[str]:
-    found = read_nccl_net_plugins(root, environment)
-    assert not isinstance(found, Missing)
+    found = present(read_nccl_net_plugins(root, environment))
     return [plugin.path for plugin in found]
 
 
@@ -48,8 +48,7 @@ def test_the_plugin_for_libfabric_is_told_by_its_strings(tmp_path: Path) -> None
     (tmp_path / OFI[1:]).write_bytes(b"\x7fELF\0NET/OFI Initializing aws-ofi-nccl 1.17.1\0")
     os.mkfifo(tmp_path / pipe[1:])
     (tmp_path / gone[1:]).symlink_to("/nowhere")
-    found = read_nccl_net_plugins(tmp_path, {"LD_LIBRARY_PATH": "/opt/amazon/ofi-nccl/lib"})
-    assert not isinstance(found, Missing)
+    found = present(read_nccl_net_plugins(tmp_path, {"LD_LIBRARY_PATH": "/opt/amazon/ofi-nccl/lib"}))
     told = {plugin.path: plugin.libfabric for plugin in found}
     assert (told[OFI], told[other], told[pipe]) == (True, False, False)
     assert isinstance(told[gone], Missing)
@@ -75,9 +74,7 @@ def test_a_cache_that_cannot_be_read_is_not_taken_for_one_without_plugins(tmp_pa
 
 
 def _is_missing(root: Path, kind: str) -> None:
-    found = read_nccl_net_plugins(root, {})
-    assert isinstance(found, Missing)
-    assert found.kind == kind
+    assert missing(read_nccl_net_plugins(root, {})).kind == kind
 
 
 def test_this_machines_own_cache_is_read() -> None:

@@ -9,6 +9,7 @@ import pytest
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Interface, RdmaPort
 from gpudoctor.facts.system.network import read_network
+from tests.narrowed import missing, present
 from tests.sysfs_tree import link, rdma_port, write
 
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  560.35.03  Release Build  (builder@host)"
@@ -16,8 +17,7 @@ CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19
 
 
 def port_of(root: Path) -> RdmaPort:
-    ports = read_network(root).rdma_ports
-    assert not isinstance(ports, Missing)
+    ports = present(read_network(root).rdma_ports)
     (port,) = ports
     return port
 
@@ -72,8 +72,7 @@ def test_ports_are_ordered_and_words_that_make_no_sense_are_failed(tmp_path: Pat
     rdma_port(tmp_path, "mlx5_0")
     write(tmp_path, {"/sys/class/infiniband/mlx5_0/ports/README": "not a port"})
     (tmp_path / "sys/class/infiniband/mlx5_9").mkdir()
-    ports = read_network(tmp_path).rdma_ports
-    assert not isinstance(ports, Missing)
+    ports = present(read_network(tmp_path).rdma_ports)
     assert [port.device for port in ports] == ["mlx5_0", "mlx5_1"]
     assert ports[1].state == Missing("state reads 'what'", "failed")
     assert ports[1].rate_gbit_s == Missing("rate reads 'fast'", "failed")
@@ -84,8 +83,7 @@ def test_a_software_device_has_no_place_on_the_bus(tmp_path: Path) -> None:
     port = port_of(tmp_path)
     assert port.bus_id == Missing("not a PCI device", "absent")
     assert isinstance(port.numa_node, Missing)
-    assert isinstance(port.rate_gbit_s, Missing)
-    assert port.rate_gbit_s.kind == "absent"
+    assert missing(port.rate_gbit_s).kind == "absent"
 
 
 def test_an_elastic_fabric_adapter_has_no_counters_of_a_link(tmp_path: Path) -> None:
@@ -102,8 +100,7 @@ def test_an_elastic_fabric_adapter_has_no_counters_of_a_link(tmp_path: Path) -> 
     efa = port_of(tmp_path)
     assert (efa.device, efa.driver, efa.is_efa) == ("rdmap16s27", "efa", True)
     assert (efa.state, efa.link_layer, efa.rate_gbit_s) == ("ACTIVE", "Unknown", 100)
-    assert isinstance(efa.link_downed, Missing)
-    assert efa.link_downed.kind == "absent"
+    assert missing(efa.link_downed).kind == "absent"
 
 
 @pytest.mark.parametrize(
@@ -149,11 +146,8 @@ def test_interfaces_with_state_mtu_and_speed(tmp_path: Path) -> None:
 )
 def test_an_unknown_speed_is_no_failure(tmp_path: Path, speed: str, physical: bool, carrier: str, kind: str) -> None:
     interface(tmp_path, "eth0", physical=physical, speed=speed, carrier=carrier)
-    interfaces = read_network(tmp_path).interfaces
-    assert not isinstance(interfaces, Missing)
-    found = interfaces[0].speed_gbit_s
-    assert isinstance(found, Missing)
-    assert found.kind == kind
+    interfaces = present(read_network(tmp_path).interfaces)
+    assert missing(interfaces[0].speed_gbit_s).kind == kind
 
 
 @pytest.mark.parametrize(
@@ -205,18 +199,13 @@ def test_dmabuf_needs_kernel_5_12_and_the_open_module_of_515(
 
 def test_dmabuf_is_missing_without_a_driver_or_with_words_for_versions(tmp_path: Path) -> None:
     write(tmp_path, {"/proc/sys/kernel/osrelease": "6.8.0"})
-    without = read_network(tmp_path).dmabuf_supported
-    assert isinstance(without, Missing)
-    assert without.kind == "absent"
+    assert missing(read_network(tmp_path).dmabuf_supported).kind == "absent"
     write(tmp_path, {"/proc/driver/nvidia/version": "NVRM version: unknown"})
-    garbled = read_network(tmp_path).dmabuf_supported
-    assert isinstance(garbled, Missing)
-    assert garbled.kind == "failed"
+    assert missing(read_network(tmp_path).dmabuf_supported).kind == "failed"
 
 
 def test_this_machine_is_read_without_a_failure() -> None:
     network = read_network(Path("/"))
-    assert not isinstance(network.interfaces, Missing)
-    assert "lo" in {item.name for item in network.interfaces}
-    for item in network.interfaces:
+    assert "lo" in {item.name for item in present(network.interfaces)}
+    for item in present(network.interfaces):
         assert getattr(item.speed_gbit_s, "kind", "") != "failed"

@@ -20,6 +20,7 @@ from gpudoctor.facts.nvml.read_node import read_nvml
 from gpudoctor.facts.simulated.load import load_node
 from gpudoctor.testing.fake_nvml import FakeNvml, ScriptedFault
 from tests.facts.nvml_nodes import ABSENT_IN_470, ASKED_NOT, LAST_FIELD_IN_470, Heard, make_node, read
+from tests.narrowed import missing, present
 
 CARRIED = (
     "a100-mig-8",
@@ -78,8 +79,7 @@ def test_every_leaf_comes_back_as_the_driver_told_it(root: Path) -> None:
 @pytest.mark.parametrize("name", CARRIED)
 def test_a_node_of_each_kind_comes_back_through_the_driver(name: str, root: Path) -> None:
     node = load_node(name)
-    version = node.driver.library_version
-    assert isinstance(version, str)
+    version = present(node.driver.library_version)
     _, heard, _ = read(root, node)
     assert len(heard.gpus) == len(node.gpus)
     for gpu in node.gpus:
@@ -146,8 +146,7 @@ def test_a_470_driver_tells_what_it_has_and_the_rest_is_unsupported(root: Path) 
     assert gpu.clocks.event_reasons == told.clocks.event_reasons
     assert (gpu.ecc.sram_uncorrected_volatile, gpu.ecc.sram_threshold_exceeded) == (5, UNSUPPORTED)
     assert gpu.processes == ()
-    links = gpu.nvlinks
-    assert not isinstance(links, Missing)
+    links = present(gpu.nvlinks)
     assert {(link.state, link.version, link.remote_kind) for link in links} == {("active", "4.0", "switch")}
     assert gpu.errors == ()
 
@@ -190,11 +189,7 @@ def test_an_impossible_answer_is_a_failure_that_quotes_it(call: str, value: int,
     node = make_node(2)
     _, heard, _ = read(root, node, ScriptedFault(call, gpu=1, value=value))
     part, name = leaf.split(".")
-    got = getattr(getattr(heard.gpus[1], part), name)
-    assert isinstance(got, Missing)
-    assert got.kind == "failed"
-    assert str(value) in got.reason
-    assert call in got.reason
+    assert missing(getattr(getattr(heard.gpus[1], part), name), "failed", str(value), call)
     assert heard.gpus[0] == node.gpus[0]
 
 
@@ -215,10 +210,7 @@ def test_an_impossible_field_value_is_a_failure(field: int, value: int, leaf: st
     faults = [ScriptedFault("nvmlDeviceGetFieldValues", field=field, value=value)]
     faults += [replace(getter, call=call) for call in calls]
     _, heard, _ = read(root, make_node(1), *faults)
-    got = getattr(getattr(heard.gpus[0], part), name)
-    assert isinstance(got, Missing)
-    assert got.kind == "failed"
-    assert str(value) in got.reason
+    assert missing(getattr(getattr(heard.gpus[0], part), name), "failed", str(value))
 
 
 @pytest.mark.parametrize(("code", "words"), [(15, "GPU is lost"), (16, "GPU requires reset"), (999, "unknown error")])
@@ -237,8 +229,7 @@ def test_a_gpu_that_is_lost_midway_keeps_what_was_read_before(root: Path) -> Non
     _, heard, _ = read(root, node, ScriptedFault("nvmlDeviceGet[!HPUNBA]*", gpu=0, code=15))
     lost = heard.gpus[0]
     assert lost.name == "NVIDIA H100 80GB HBM3"
-    assert isinstance(lost.memory_total_mib, Missing)
-    assert lost.memory_total_mib.kind == "failed"
+    assert missing(lost.memory_total_mib).kind == "failed"
     assert {error.code for error in lost.errors} == {15}
     assert len({error.call for error in lost.errors}) == len(lost.errors)
     assert heard.gpus[1] == node.gpus[1]
@@ -247,9 +238,7 @@ def test_a_gpu_that_is_lost_midway_keeps_what_was_read_before(root: Path) -> Non
 def test_denied_is_neither_a_failure_nor_unsupported(root: Path) -> None:
     _, heard, _ = read(root, make_node(1), ScriptedFault("nvmlDeviceGetUtilizationRates", code=4))
     rates = heard.gpus[0].utilization
-    assert isinstance(rates.gpu_pct, Missing)
-    assert rates.gpu_pct.kind == "denied"
-    assert "insufficient permissions" in rates.gpu_pct.reason
+    assert missing(rates.gpu_pct, "denied", "insufficient permissions")
     assert heard.gpus[0].errors == ()
 
 
@@ -259,9 +248,7 @@ def test_a_field_that_answers_lost_taints_the_gpu_but_unknown_costs_only_itself(
     _, heard, _ = read(root, make_node(2), lost, odd)
     assert [error.code for error in heard.gpus[0].errors] == [15]
     assert heard.gpus[1].errors == ()
-    memory_c = heard.gpus[1].thermal.memory_c
-    assert isinstance(memory_c, Missing)
-    assert memory_c.kind == "failed"
+    assert missing(heard.gpus[1].thermal.memory_c).kind == "failed"
 
 
 def test_when_field_values_fail_as_a_whole_the_getters_still_speak(root: Path) -> None:
@@ -271,9 +258,7 @@ def test_when_field_values_fail_as_a_whole_the_getters_still_speak(root: Path) -
     assert gpu.power == node.gpus[0].power
     assert gpu.ecc.uncorrected_volatile == 2
     assert gpu.pcie.replays == 3
-    count = gpu.nvlinks
-    assert isinstance(count, Missing)
-    assert (count.kind, "timeout (10)" in count.reason) == ("failed", True)
+    assert missing(gpu.nvlinks, "failed", "timeout (10)")
 
 
 def test_text_that_is_not_text_is_a_failure_of_that_leaf_alone(root: Path) -> None:
@@ -288,8 +273,7 @@ def test_text_that_is_not_text_is_a_failure_of_that_leaf_alone(root: Path) -> No
 
     heard = Heard()
     read_nvml(heard, Garbled(), root)
-    serial = heard.gpus[0].serial
-    assert isinstance(serial, Missing)
+    serial = missing(heard.gpus[0].serial)
     assert serial.kind == "failed"
     assert replace(heard.gpus[0], serial=node.gpus[0].serial) == node.gpus[0]
 
@@ -344,9 +328,7 @@ def test_a_function_that_the_driver_lacks_is_asked_for_once(root: Path) -> None:
 
 def test_mig_instances_that_cannot_be_counted_are_a_failure(root: Path) -> None:
     _, heard, _ = read(root, load_node("a100-mig-8"), ScriptedFault("nvmlDeviceGetMaxMigDeviceCount", gpu=0, code=10))
-    instances = heard.gpus[0].settings.mig_instances
-    assert isinstance(instances, Missing)
-    assert instances.kind == "failed"
+    assert missing(heard.gpus[0].settings.mig_instances).kind == "failed"
 
 
 @pytest.mark.parametrize("version", ["470.57.02", "535.43.02", "535.86.10", "535.98", "570.172.08"])
@@ -356,8 +338,7 @@ def test_processes_are_read_from_every_size_of_the_drivers_struct(root: Path, ve
     running = tuple(GpuProcess(pid, kind="C", memory_mib=5) for pid in pids)
     node = replace(node, gpus=tuple(replace(gpu, processes=running) for gpu in node.gpus))
     absent = ABSENT_IN_470 if version.startswith("470") else ()
-    found = read(root, node, absent=absent)[1].gpus[0].processes
-    assert not isinstance(found, Missing)
+    found = present(read(root, node, absent=absent)[1].gpus[0].processes)
     assert tuple((process.pid, process.memory_mib) for process in found) == tuple((pid, 5) for pid in pids)
 
 
@@ -367,9 +348,7 @@ def test_the_inforom_is_not_read_beside_a_job(root: Path) -> None:
     node = replace(node, gpus=(node.gpus[0], replace(node.gpus[1], processes=job)))
     _, heard, nvml = read(root, node)
     assert (nvml.calls["nvmlDeviceValidateInforom", 0], nvml.calls["nvmlDeviceValidateInforom", 1]) == (1, 0)
-    beside = heard.gpus[1].inforom_corrupted
-    assert isinstance(beside, Missing)
-    assert "while a process uses the GPU" in beside.reason
+    assert "while a process uses the GPU" in missing(heard.gpus[1].inforom_corrupted).reason
 
 
 def test_a_directory_of_users_that_does_not_answer_costs_only_the_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,12 +10,13 @@ import pynvml
 import pytest
 
 from gpudoctor.facts.model.gpu import Gpu
-from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
+from gpudoctor.facts.model.missing import UNSUPPORTED
 from gpudoctor.facts.nvml import links as nvml_fabric
 from gpudoctor.facts.nvml.read_node import read_nvml
 from gpudoctor.facts.simulated.load import load_node
 from gpudoctor.testing.fake_nvml import FakeNvml, ScriptedFault
 from tests.facts.nvml_nodes import Heard, make_gpu, make_node, read
+from tests.narrowed import missing
 
 # what nvidia-ml-py 12.535 lacks of what is used here
 NOT_IN_12_535 = {
@@ -71,9 +72,7 @@ def test_the_fabric_structs_are_those_of_the_newest_binding() -> None:
 
 def test_a_module_id_that_the_driver_refuses_is_no_number(root: Path) -> None:
     _, heard, _ = read(root, make_node(1), ScriptedFault("nvmlDeviceGetModuleId", value=2))
-    module = heard.gpus[0].module_id
-    assert isinstance(module, Missing)
-    assert module.kind == "failed"
+    assert missing(heard.gpus[0].module_id).kind == "failed"
     _, heard, _ = read(root, make_node(1), ScriptedFault("nvmlDeviceGetModuleId", value=15))
     assert [error.code for error in heard.gpus[0].errors] == [15]
 
@@ -89,9 +88,7 @@ def test_mig_instances_that_may_not_be_opened_are_not_an_empty_list(code: int, k
     _, heard, _ = read(
         root, load_node("a100-mig-8"), ScriptedFault("nvmlDeviceGetMigDeviceHandleByIndex", gpu=0, code=code)
     )
-    instances = heard.gpus[0].settings.mig_instances
-    assert isinstance(instances, Missing)
-    assert instances.kind == kind
+    assert missing(heard.gpus[0].settings.mig_instances).kind == kind
 
 
 def test_links_that_cannot_be_counted_for_an_error_are_not_absent(root: Path) -> None:
@@ -100,9 +97,7 @@ def test_links_that_cannot_be_counted_for_an_error_are_not_absent(root: Path) ->
         ScriptedFault("nvmlDeviceGetNvLinkState", code=10),
     )
     _, heard, _ = read(root, make_node(1), *faults)
-    links = heard.gpus[0].nvlinks
-    assert isinstance(links, Missing)
-    assert links.kind == "failed"
+    assert missing(heard.gpus[0].nvlinks).kind == "failed"
 
 
 def test_every_recovery_action_of_the_header_has_a_word(root: Path) -> None:
@@ -130,5 +125,4 @@ def test_a_count_that_is_told_as_a_fraction_is_a_whole_number_or_a_failure(root:
     read_nvml(heard, Doubles(make_node(1)), root)
     pcie = heard.gpus[0].pcie
     assert (pcie.replays, type(pcie.replays)) == (7, int)
-    assert isinstance(pcie.replay_rollovers, Missing)
-    assert pcie.replay_rollovers.kind == "failed"
+    assert missing(pcie.replay_rollovers).kind == "failed"

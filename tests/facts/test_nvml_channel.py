@@ -13,6 +13,7 @@ from gpudoctor.facts.nvml.collector_child import CollectorOrder, serve
 from gpudoctor.process.pipes import anonymous_file
 from gpudoctor.testing.fake_nvml import Script, ScriptedFault, write_script
 from tests.facts.nvml_nodes import make_node, make_root
+from tests.narrowed import present
 
 
 def test_a_breadcrumb_tells_the_call_the_gpu_and_the_thread_until_the_call_returns() -> None:
@@ -81,5 +82,4 @@ def test_the_collector_says_every_fact_and_then_the_end(tmp_path: Path) -> None:
     last = said[-1]
     assert [message.end for message in said].count(True) == 1
     assert last.end
-    assert last.driver is not None
-    assert (last.driver.init_code, last.driver.device_count) == (0, 2)
+    assert (present(last.driver).init_code, present(last.driver).device_count) == (0, 2)

@@ -18,6 +18,7 @@ from gpudoctor.facts.nvml.read_node import read_nvml
 from gpudoctor.testing.fake_nvml import FakeNvml, ScriptedFault
 from tests.checks.one_check import judge, words
 from tests.facts.nvml_nodes import Heard, make_node, make_root, read, with_gpu
+from tests.narrowed import missing, present
 
 
 def init_error(root: Path, code: int) -> Driver:
@@ -170,8 +171,7 @@ def test_a_version_mismatch_tells_both_versions(tmp_path: Path) -> None:
 def test_a_library_that_cannot_be_loaded_tells_the_loaders_words(tmp_path: Path) -> None:
     driver = init_error(make_root(tmp_path), 12)
     assert driver.init_code == 12
-    assert isinstance(driver.init_error, str)
-    assert driver.init_error.startswith("NVML shared library not found: libnvidia-ml.so.1")
+    assert present(driver.init_error).startswith("NVML shared library not found: libnvidia-ml.so.1")
 
 
 def test_a_count_that_fails_leaves_no_gpus_and_says_why(tmp_path: Path) -> None:
@@ -184,8 +184,7 @@ def test_the_slowest_call_is_named_with_its_gpu(tmp_path: Path) -> None:
     slow = ScriptedFault("nvmlDeviceGetName", gpu=1, delay_s=0.9)  # longer than a busy machine stalls any other
     driver, _, _ = read(make_root(tmp_path), make_node(2), slow)
     assert driver.slowest_call == "nvmlDeviceGetName on GPU 1"
-    assert isinstance(driver.slowest_call_s, float)
-    assert driver.slowest_call_s >= 0.05
+    assert present(driver.slowest_call_s) >= 0.05
 
 
 @pytest.mark.parametrize(("without_cpu_s", "slowest_s"), [(0.0, 6.0), (5.5, 0.5), (9.0, 0.3)])
@@ -210,8 +209,7 @@ def test_a_call_that_starts_a_gpu_is_not_the_slowest_call_nor_is_one_that_waits_
     slow = ScriptedFault("nvmlDeviceGetHandleByIndex", gpu=1, delay_s=1.0)
     driver, _, _ = read(make_root(tmp_path), make_node(2), slow, ScriptedFault("nvmlDeviceGetName", gpu=0, delay_s=0.5))
     assert "Handle" not in str(driver.slowest_call)
-    assert isinstance(driver.start_s, float)
-    assert driver.start_s >= 1.0
+    assert present(driver.start_s) >= 1.0
 
 
 def test_confidential_computing_is_the_same_for_every_gpu(tmp_path: Path) -> None:
@@ -234,9 +232,7 @@ def add_process(root: Path, pid: int, name: str, parent: int = 1, command: str =
 def processes(root: Path, *given: GpuProcess, own_pid: int = 0) -> tuple[GpuProcess, ...]:
     heard = Heard()
     read_nvml(heard, FakeNvml(with_gpu(make_node(1), 0, processes=given)), root, own_pid)
-    found = heard.gpus[0].processes
-    assert not isinstance(found, Missing)
-    return found
+    return present(heard.gpus[0].processes)
 
 
 def test_processes_have_names_users_kinds_and_memory(tmp_path: Path) -> None:
@@ -256,8 +252,7 @@ def test_processes_have_names_users_kinds_and_memory(tmp_path: Path) -> None:
 def test_a_process_of_another_namespace_has_no_name_but_is_there(tmp_path: Path) -> None:
     (found,) = processes(make_root(tmp_path), GpuProcess(4711, memory_mib=100))
     assert found.pid == 4711
-    assert isinstance(found.name, Missing)
-    assert "4711" in found.name.reason
+    assert "4711" in missing(found.name).reason
     assert isinstance(found.user, Missing)
     assert found.memory_mib == 100
 

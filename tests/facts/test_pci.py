@@ -13,6 +13,7 @@ from gpudoctor.facts.model.gpu import PcieHop
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import PciDevice
 from gpudoctor.facts.system.pci import read_path, read_pci
+from tests.narrowed import missing, present
 from tests.sysfs_tree import config_space, iommu_group, link, pci_device
 
 ROOT_PORT = "pci0000:15/0000:15:01.0"
@@ -32,9 +33,7 @@ def switch_tree(root: Path, **gpu: Any) -> Path:
 
 
 def path_of(root: Path, bus_id: str = "0000:18:00.0") -> tuple[PcieHop, ...]:
-    path = read_path(root, bus_id)
-    assert not isinstance(path, Missing)
-    return path
+    return present(read_path(root, bus_id))
 
 
 def test_the_path_runs_from_the_gpu_to_the_root_port_and_shows_the_slow_uplink(tmp_path: Path) -> None:
@@ -74,9 +73,7 @@ def test_only_request_and_completion_redirect_count(tmp_path: Path, control: int
 def test_acs_that_cannot_be_read_is_missing_with_its_kind(tmp_path: Path, config: bytes, kind: str) -> None:
     pci_device(tmp_path, ROOT_PORT, **BRIDGE, config=config)
     pci_device(tmp_path, f"{ROOT_PORT}/0000:18:00.0")
-    acs = path_of(tmp_path)[1].acs_redirect
-    assert isinstance(acs, Missing)
-    assert acs.kind == kind
+    assert missing(path_of(tmp_path)[1].acs_redirect).kind == kind
 
 
 def test_a_bridge_without_config_file_or_with_a_broken_one_costs_only_acs(
@@ -100,10 +97,8 @@ def test_bridges_hidden_by_the_hypervisor_leave_the_gpu_alone_and_its_link_unsup
     (gpu,) = path_of(tmp_path, "0000:00:1e.0")
     assert gpu.bus_id == "0000:00:1e.0"
     for leaf in (gpu.speed_gt_s, gpu.max_speed_gt_s, gpu.width, gpu.max_width):
-        assert isinstance(leaf, Missing)
-        assert leaf.kind == "unsupported"
-    assert isinstance(gpu.max_width, Missing)
-    assert "255" in gpu.max_width.reason
+        assert missing(leaf).kind == "unsupported"
+    assert "255" in missing(gpu.max_width).reason
 
 
 def test_a_gpu_that_left_the_bus_has_a_failed_link_and_keeps_its_path(tmp_path: Path) -> None:
@@ -116,9 +111,7 @@ def test_a_gpu_that_left_the_bus_has_a_failed_link_and_keeps_its_path(tmp_path: 
 def test_a_bridge_without_link_files_is_absent_not_failed(tmp_path: Path) -> None:
     pci_device(tmp_path, ROOT_PORT, **BRIDGE, link_now=None, link_max=None)
     pci_device(tmp_path, f"{ROOT_PORT}/0000:18:00.0")
-    width = path_of(tmp_path)[1].width
-    assert isinstance(width, Missing)
-    assert width.kind == "absent"
+    assert missing(path_of(tmp_path)[1].width).kind == "absent"
 
 
 def test_old_kernels_write_the_speed_without_fraction(tmp_path: Path) -> None:
@@ -146,15 +139,12 @@ def test_aer_counts_are_the_kernels_total_or_else_the_sum(tmp_path: Path) -> Non
 def test_an_empty_aer_file_is_failed_and_none_at_all_is_absent(tmp_path: Path) -> None:
     gpu = path_of(switch_tree(tmp_path, files={"aer_dev_correctable": ""}))[0]
     assert gpu.aer_correctable == Missing("aer_dev_correctable is empty", "failed")
-    assert isinstance(gpu.aer_fatal, Missing)
-    assert gpu.aer_fatal.kind == "absent"
+    assert missing(gpu.aer_fatal).kind == "absent"
 
 
 @pytest.mark.parametrize(("bus_id", "kind"), [("0000:99:00.0", "absent"), ("../../etc", "failed"), ("", "failed")])
 def test_a_device_that_sysfs_does_not_have_is_missing(tmp_path: Path, bus_id: str, kind: str) -> None:
-    path = read_path(switch_tree(tmp_path), bus_id)
-    assert isinstance(path, Missing)
-    assert path.kind == kind
+    assert missing(read_path(switch_tree(tmp_path), bus_id)).kind == kind
 
 
 def test_only_nvidias_gpus_and_switches_are_listed_by_bus_id(tmp_path: Path) -> None:
@@ -176,8 +166,7 @@ def test_only_nvidias_gpus_and_switches_are_listed_by_bus_id(tmp_path: Path) -> 
 def test_without_a_pci_bus_nothing_is_said_of_devices_or_iommu(tmp_path: Path) -> None:
     bus = read_pci(tmp_path)
     assert isinstance(bus.nvidia_devices, Missing)
-    assert isinstance(bus.iommu, Missing)
-    assert bus.iommu.kind == "absent"
+    assert missing(bus.iommu).kind == "absent"
 
 
 def test_a_bus_without_nvidia_devices_is_empty_not_missing(tmp_path: Path) -> None:
@@ -229,9 +218,7 @@ def test_an_iommu_whose_type_cannot_be_told_is_missing_never_passthrough(tmp_pat
     iommu_group(tmp_path, 7, "unknown", ["0000:01:00.0"])
     assert read_pci(tmp_path).iommu == Missing("IOMMU group 7 has the type 'unknown'", "failed")
     (tmp_path / "sys/kernel/iommu_groups/7/type").unlink()  # kernels before 5.3
-    iommu = read_pci(tmp_path).iommu
-    assert isinstance(iommu, Missing)
-    assert iommu.kind == "absent"
+    assert missing(read_pci(tmp_path).iommu).kind == "absent"
 
 
 def test_groups_that_may_not_be_listed_are_missing(tmp_path: Path) -> None:
@@ -239,6 +226,4 @@ def test_groups_that_may_not_be_listed_are_missing(tmp_path: Path) -> None:
     folder = tmp_path / "sys/kernel/iommu_groups"
     folder.parent.mkdir()
     folder.symlink_to(folder.name)  # ELOOP: neither absent nor readable
-    iommu = read_pci(tmp_path).iommu
-    assert isinstance(iommu, Missing)
-    assert iommu.kind == "failed"
+    assert missing(read_pci(tmp_path).iommu).kind == "failed"

@@ -16,6 +16,7 @@ from gpudoctor.facts.model.gpu import Gpu, PcieLink
 from gpudoctor.facts.model.missing import NOT_READ, Missing
 from gpudoctor.facts.model.node import Driver, Node, Source, from_json, to_json
 from gpudoctor.facts.simulated.load import apply_faults, fault_names, faults, load_node, node_names, node_titles
+from tests.narrowed import present
 
 PROMISED = (
     "hgx-h100-8",
@@ -98,11 +99,10 @@ def test_names_of_gpus_are_distinct_and_in_bus_order(name: str) -> None:
 @pytest.mark.parametrize("name", node_names())
 def test_every_gpu_that_the_driver_shows_is_on_the_pci_bus(name: str) -> None:
     node = load_node(name)
-    assert isinstance(node.pci.nvidia_devices, tuple)
     if name == "wsl2-1":  # whose GPU is behind a Microsoft device
-        assert node.pci.nvidia_devices == ()
+        assert present(node.pci.nvidia_devices) == ()
         return
-    assert {g.bus_id for g in node.gpus} <= {device.bus_id for device in node.pci.nvidia_devices}
+    assert {g.bus_id for g in node.gpus} <= {device.bus_id for device in present(node.pci.nvidia_devices)}
 
 
 @pytest.mark.wide
@@ -125,8 +125,7 @@ def test_every_node_has_a_title_of_one_line() -> None:
 def test_the_cube_mesh_gives_each_v100_six_links_and_no_direct_way_across() -> None:
     node = load_node("dgx1-v100-8")
     assert {len(g.nvlinks) for g in node.gpus if isinstance(g.nvlinks, tuple)} == {6}
-    assert isinstance(node.pairs, tuple)
-    bonds = {(pair.a, pair.b): (pair.nvlinks, pair.path, pair.p2p_read) for pair in node.pairs}
+    bonds = {(pair.a, pair.b): (pair.nvlinks, pair.path, pair.p2p_read) for pair in present(node.pairs)}
     assert bonds[0, 1] == (1, "PIX", "OK")
     assert bonds[0, 4] == (2, "SYS", "OK")
     assert bonds[0, 7] == (0, "SYS", "TNS")
@@ -167,8 +166,7 @@ def test_a_stall_that_is_not_in_seconds_is_refused_with_an_example(seconds: str)
 
 def test_a_container_sees_two_gpus_where_the_bus_has_eight() -> None:
     node = load_node("container-2-of-8")
-    assert isinstance(node.pci.nvidia_devices, tuple)
-    assert (len(node.gpus), sum(d.pci_class == "0x030200" for d in node.pci.nvidia_devices)) == (2, 8)
+    assert (len(node.gpus), sum(d.pci_class == "0x030200" for d in present(node.pci.nvidia_devices))) == (2, 8)
     given = node.environment.get("NVIDIA_VISIBLE_DEVICES")
     assert given == ",".join(str(g.uuid) for g in node.gpus)
 
@@ -182,8 +180,7 @@ def test_settings_of_the_caller_can_be_tried_on_a_node() -> None:
         "HOME": "/root",
     }
     node = load_node("hgx-h100-8", environ)
-    assert isinstance(node.environment.variables, tuple)
-    assert {v.name: v.value for v in node.environment.variables} == {
+    assert {v.name: v.value for v in present(node.environment.variables)} == {
         "CUDA_VISIBLE_DEVICES": "0,9",
         "NCCL_P2P_DISABLE": "1",
         "SLURM_JOB_ID": "7",
@@ -238,22 +235,18 @@ def test_without_a_target_the_last_gpu_is_struck() -> None:
 
 def test_a_target_is_an_nvml_index_and_its_slot_shows_the_same() -> None:
     broken = apply_faults(load_node("hgx-h100-8"), ["pcie-width-x8@5"])
-    path = gpu(broken, 5).pcie.path
-    assert isinstance(path, tuple)
+    path = present(gpu(broken, 5).pcie.path)
     assert [hop.width for hop in path] == [8, 8, 16, 16]
     assert gpu(broken, 4).pcie.width == 16
-    assert isinstance(broken.kernel_log.events, tuple)
-    assert [event.bus_id for event in broken.kernel_log.events] == ["0000:ab:00.0"]
+    assert [event.bus_id for event in present(broken.kernel_log.events)] == ["0000:ab:00.0"]
 
 
 def test_a_link_that_is_down_thins_every_bond_of_its_gpu() -> None:
     broken = apply_faults(load_node("hgx-h100-8"), ["nvlink-link-down@3:7"])
-    links = gpu(broken, 3).nvlinks
-    assert isinstance(links, tuple)
+    links = present(gpu(broken, 3).nvlinks)
     assert [link.link for link in links if link.state == "inactive"] == [7]
-    assert isinstance(broken.pairs, tuple)
-    assert {pair.nvlinks for pair in broken.pairs if 3 in (pair.a, pair.b)} == {17}
-    assert {pair.nvlinks for pair in broken.pairs if 3 not in (pair.a, pair.b)} == {18}
+    assert {pair.nvlinks for pair in present(broken.pairs) if 3 in (pair.a, pair.b)} == {17}
+    assert {pair.nvlinks for pair in present(broken.pairs) if 3 not in (pair.a, pair.b)} == {18}
 
 
 def test_a_link_between_two_gpus_is_down_at_both_ends() -> None:
@@ -262,15 +255,13 @@ def test_a_link_between_two_gpus_is_down_at_both_ends() -> None:
         g.index for g in broken.gpus if isinstance(g.nvlinks, tuple) and any(x.state == "inactive" for x in g.nvlinks)
     }
     assert down == {0, 1}
-    assert isinstance(broken.pairs, tuple)
-    pair = next(pair for pair in broken.pairs if (pair.a, pair.b) == (0, 1))
+    pair = next(pair for pair in present(broken.pairs) if (pair.a, pair.b) == (0, 1))
     assert (pair.nvlinks, pair.p2p_read) == (0, "TNS")
 
 
 def test_a_pair_fault_strikes_the_two_gpus_named_in_either_order() -> None:
     broken = apply_faults(load_node("hgx-h100-8"), ["p2p-off@3-2"])
-    assert isinstance(broken.pairs, tuple)
-    assert [(pair.a, pair.b) for pair in broken.pairs if pair.p2p_read != "OK"] == [(2, 3)]
+    assert [(pair.a, pair.b) for pair in present(broken.pairs) if pair.p2p_read != "OK"] == [(2, 3)]
 
 
 def test_a_gpu_that_did_not_start_leaves_a_gap_on_the_bus_and_closed_up_indices() -> None:
@@ -280,9 +271,8 @@ def test_a_gpu_that_did_not_start_leaves_a_gap_on_the_bus_and_closed_up_indices(
     assert "0000:3b:00.0" not in {g.bus_id for g in broken.gpus}
     assert broken.driver.device_count == 7
     assert broken.pci == node.pci
-    assert isinstance(broken.pairs, tuple)
-    assert len(broken.pairs) == 21
-    assert max(pair.b for pair in broken.pairs) == 6
+    assert len(present(broken.pairs)) == 21
+    assert max(pair.b for pair in present(broken.pairs)) == 6
 
 
 def test_a_switch_uplink_is_slow_for_every_gpu_behind_it_and_no_other() -> None:
@@ -295,8 +285,7 @@ def test_several_faults_add_up_and_are_named_in_order() -> None:
     broken = apply_faults(load_node("hgx-h100-8"), ["persistence-off@1", "xid-79@2"])
     assert broken.source.faults == ("persistence-off@1", "xid-79@2")
     assert gpu(broken, 1).settings.persistence is False
-    assert isinstance(broken.kernel_log.events, tuple)
-    assert [event.code for event in broken.kernel_log.events] == [79]
+    assert [event.code for event in present(broken.kernel_log.events)] == [79]
 
 
 def test_a_patched_capture_is_never_sold_as_real() -> None:

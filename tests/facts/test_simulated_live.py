@@ -14,6 +14,7 @@ from gpudoctor.facts.simulated.live import ticks_of
 from gpudoctor.facts.simulated.load import apply_faults, load_node, node_names
 from gpudoctor.facts.stream.messages import WATCHED, GpuTick, Tick
 from tests.conftest import ROOT
+from tests.narrowed import present
 
 AT_S = 1_800_000_000.0
 WARM = 80  # ticks after which the job has settled, before its first checkpoint
@@ -55,8 +56,7 @@ def test_every_node_is_told_within_what_can_be(name: str) -> None:
             if "memory_used_mib" in each.readings and not isinstance(gpu.memory_total_mib, Missing):
                 assert each.readings["memory_used_mib"] <= gpu.memory_total_mib
             if "temperature_c" in each.readings and not isinstance(gpu.thermal.margin_c, Missing):
-                assert isinstance(gpu.thermal.gpu_c, int)
-                assert each.readings["temperature_c"] < gpu.thermal.gpu_c + gpu.thermal.margin_c
+                assert each.readings["temperature_c"] < present(gpu.thermal.gpu_c) + gpu.thermal.margin_c
             if "sm_mhz" in each.readings and not isinstance(gpu.clocks.sm_max_mhz, Missing):
                 assert each.readings["sm_mhz"] <= gpu.clocks.sm_max_mhz
             if not isinstance(gpu.nvlinks, Missing) and "nvlink_rx_gb_s" in each.readings:
@@ -80,11 +80,10 @@ def test_a_simulated_node_plays_a_training_job() -> None:
         assert 0 < cooled < 15, "temperature follows slowly"
         assert reading(node, WARM, gpu, "nvlink_rx_gb_s") > 90
     tick = tick_at(node, 0)
-    assert tick.processes is not None
-    assert [(each.gpu, each.rank, each.job, each.user) for each in tick.processes] == [
+    assert [(each.gpu, each.rank, each.job, each.user) for each in present(tick.processes)] == [
         (gpu, gpu, "torchrun", "simulated") for gpu in range(8)
     ]
-    assert all("simulated" in (each.command or "") for each in tick.processes)
+    assert all("simulated" in (each.command or "") for each in present(tick.processes))
     assert all(of_gpu(tick, gpu).events == () for gpu in range(8)), "at work, so not idle"
 
 
@@ -149,8 +148,7 @@ def test_a_lost_gpu_is_not_told_and_the_job_stalls() -> None:
     node = node_of("hgx-h100-8", "gpu-lost@3")
     tick = tick_at(node, WARM)
     assert [each.gpu for each in tick.gpus] == [0, 1, 2, 4, 5, 6, 7]
-    assert tick.processes is not None
-    assert 3 not in {each.gpu for each in tick.processes}
+    assert 3 not in {each.gpu for each in present(tick.processes)}
     assert of_gpu(tick, 0).readings["utilization_pct"] == 100
     assert of_gpu(tick, 0).readings["power_w"] < 350, "it waits in a collective for ever"
     assert of_gpu(tick, 0).readings["nvlink_rx_gb_s"] == 0
@@ -160,10 +158,8 @@ def test_a_driver_call_that_hangs_is_a_silence() -> None:
     node = node_of("hgx-h100-8", "driver-hang@3")
     first, later = tick_at(node, 0), tick_at(node, 30)
     assert (first.gpus, first.processes) == ((), None)
-    assert first.silence is not None
-    assert later.silence is not None
-    assert later.silence.since_s == first.silence.since_s == AT_S - 10
-    assert later.silence.why == "nvmlDeviceGetFieldValues on GPU 3 has not returned for 40 s"
+    assert present(later.silence).since_s == present(first.silence).since_s == AT_S - 10
+    assert present(later.silence).why == "nvmlDeviceGetFieldValues on GPU 3 has not returned for 40 s"
     assert later.host is not None
 
 
@@ -192,8 +188,7 @@ def test_links_that_are_down_are_counted() -> None:
 def test_somebody_elses_program_is_listed_beside_the_job() -> None:
     node = node_of("hgx-h100-8", "foreign-process@1")
     tick = tick_at(node, 0)
-    assert tick.processes is not None
-    strangers = [each for each in tick.processes if each.user != "simulated"]
+    strangers = [each for each in present(tick.processes) if each.user != "simulated"]
     assert [(each.gpu, each.name, each.user) for each in strangers] == [(1, "/opt/miner/bin/xmr", "nobody")]
 
 
@@ -202,8 +197,7 @@ def test_gpus_that_no_program_may_use_as_a_whole_stay_idle() -> None:
         tick = tick_at(node, 0)
         assert tick.processes in ((), None)
     shown = tick_at(load_node("display-plus-a100"), 0)
-    assert shown.processes is not None
-    ranks_on = {each.gpu for each in shown.processes if each.user == "simulated"}
+    ranks_on = {each.gpu for each in present(shown.processes) if each.user == "simulated"}
     assert ranks_on == {1, 2}, "the small one is for the monitor"
 
 

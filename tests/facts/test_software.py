@@ -11,6 +11,7 @@ import pytest
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.environment import read_software
 from tests.conftest import ROOT
+from tests.narrowed import missing
 from tests.subprocesses import completed
 
 CUDA_VERSION = (
@@ -60,8 +61,7 @@ def test_a_cpu_build_has_neither_cuda_nor_nccl(tmp_path: Path) -> None:
     install_torch(tmp_path, "__version__ = '2.13.0+cpu'\ncuda: Optional[str] = None\n")
     software = read_software([str(tmp_path)])
     assert (software.torch, software.torch_cuda) == ("2.13.0+cpu", None)
-    assert isinstance(software.nccl, Missing)
-    assert software.nccl.kind == "absent"
+    assert missing(software.nccl).kind == "absent"
 
 
 def test_the_library_file_tells_the_version_where_there_is_no_package(tmp_path: Path) -> None:
@@ -97,19 +97,14 @@ def test_an_nccl_without_a_version_in_sight_is_missing_with_the_reason(tmp_path:
     install_torch(tmp_path)
     linked_in = read_software([str(tmp_path)]).nccl
     add_nccl(tmp_path / "nvidia/nccl/lib")
-    unnamed = read_software([str(tmp_path)]).nccl
-    assert isinstance(linked_in, Missing)
-    assert isinstance(unnamed, Missing)
-    assert linked_in.reason != unnamed.reason
+    assert missing(linked_in).reason != missing(read_software([str(tmp_path)]).nccl).reason
 
 
 def test_a_broken_installation_is_a_failure_not_an_absence(tmp_path: Path) -> None:
     torch = install_torch(tmp_path)
     (torch / "version.py").unlink()
     software = read_software([str(tmp_path)])
-    assert isinstance(software.torch, Missing)
-    assert isinstance(software.torch_cuda, Missing)
-    assert (software.torch.kind, software.torch_cuda.kind) == ("failed", "failed")
+    assert (missing(software.torch).kind, missing(software.torch_cuda).kind) == ("failed", "failed")
 
 
 def test_this_interpreters_torch_is_found_without_being_imported() -> None:

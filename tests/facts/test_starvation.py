@@ -13,6 +13,7 @@ from gpudoctor.facts.nvml.spawn import STALL_S, CpuStarvation
 from gpudoctor.report.judge import judge
 from gpudoctor.testing.fake_nvml import Script, ScriptedFault, write_script
 from tests.facts.nvml_nodes import make_node, make_root
+from tests.narrowed import missing
 
 pytestmark = pytest.mark.usefixtures("no_process_stays")
 
@@ -86,8 +87,7 @@ def test_a_call_that_waits_for_a_cpu_does_not_convict_the_driver(
     monkeypatch.setattr(CpuStarvation, "_waited_s", lambda self: 1e9)
     node = read(tmp_path, 0.6, ScriptedFault("nvmlDeviceGetTemperature", gpu=1, hang=True))
     assert node.driver.unanswered == ()
-    assert isinstance(node.driver.calls, Missing)
-    assert node.driver.calls.reason.startswith("the collector did not finish in 0.6 s")
+    assert missing(node.driver.calls).reason.startswith("the collector did not finish in 0.6 s")
     report = judge(node)
     assert [fault.check for fault in report.faults if fault.check.startswith("driver.")] == []
     assert next(check for check in report.checks if check.id == "driver.responsive").status.value == "unknown"

@@ -13,6 +13,7 @@ from gpudoctor.facts.model.node import Storage, StorageMount
 from gpudoctor.facts.system.mounts import Mount, mount_of, read_mounts
 from gpudoctor.facts.system.path_status import PathQuestion, PathStatus
 from gpudoctor.facts.system.storage import StorageReader
+from tests.narrowed import missing, present
 from tests.sysfs_tree import link, pci_device, write
 
 MOUNTINFO = """27 1 254:0 / / rw,relatime - ext4 /dev/nvme0n1p1 rw,errors=remount-ro
@@ -55,8 +56,7 @@ def read(root: Path, *data: str, **environ: str) -> Storage:
 
 
 def mounts(storage: Storage) -> dict[str, StorageMount]:
-    assert not isinstance(storage.mounts, Missing)
-    return {mount.point: mount for mount in storage.mounts}
+    return {mount.point: mount for mount in present(storage.mounts)}
 
 
 def test_each_path_is_found_on_its_mount_with_its_class_and_room(root: Path) -> None:
@@ -72,9 +72,7 @@ def test_each_path_is_found_on_its_mount_with_its_class_and_room(root: Path) -> 
     assert (sets.source, sets.read_only, sets.system_read_only, sets.error) == ("filer:/sets", True, False, None)
     assert sets.options == ("ro", "relatime", "rw", "vers=4.2", "nconnect=8")
     assert found["/layers"].options == ("rw",)
-    assert isinstance(sets.total_bytes, int)
-    assert isinstance(sets.free_bytes, int)
-    assert 0 < sets.free_bytes <= sets.total_bytes
+    assert 0 < present(sets.free_bytes) <= present(sets.total_bytes)
     assert [(path.path, path.roles, path.is_mount) for path in sets.paths] == [
         ("/data sets/imagenet", ("--data",), False)
     ]
@@ -92,8 +90,7 @@ def test_the_disks_behind_a_mount_are_told_down_to_the_link(root: Path) -> None:
     assert (disk.name, disk.rotational, disk.scheduler, disk.controller_state) == ("nvme0n1", False, "none", "live")
     assert (disk.bus_id, disk.width, disk.max_width, disk.slot_max_width) == ("0000:41:00.0", 1, 4, 8)
     assert (disk.speed_gt_s, disk.max_speed_gt_s, disk.slot_max_speed_gt_s) == (2.5, 16.0, 32.0)
-    raid = found["/raid"].devices
-    assert not isinstance(raid, Missing)
+    raid = present(found["/raid"].devices)
     assert [(each.name, each.rotational) for each in raid] == [("sda", True), ("sdb", True)]
 
 
@@ -143,9 +140,7 @@ def test_without_a_mount_table_the_reason_stands_and_no_process_is_started(
 
     monkeypatch.setattr("gpudoctor.process.spawn.Child", refuse)
     monkeypatch.setattr("gpudoctor.facts.system.path_status.may_hang", lambda *_: False)  # whatever is mounted here
-    held = read(tmp_path, "/data").mounts
-    assert isinstance(held, Missing)
-    assert held.kind == "absent"
+    assert missing(read(tmp_path, "/data").mounts).kind == "absent"
 
 
 @pytest.mark.parametrize(
@@ -184,14 +179,11 @@ def test_the_last_mount_on_the_way_to_a_path_wins(root: Path) -> None:
 50 99 0:63 / /given/by/a/container rw - xfs given rw
 60 27 0:64 / /odd\x0cname rw - tmpfs odd rw"""
     write(root, {"/proc/self/mountinfo": MOUNTINFO + hidden})
-    table = read_mounts(root)
-    assert not isinstance(table, Missing)
+    table = present(read_mounts(root))
     for path, source in (("/a/sub/x", "over-the-first"), ("/given/by/a/container/x", "given"),
                          ("/given", "/dev/nvme0n1p1"), ("/deep/inner", "/dev/md1"),
                          ("/odd\x0cname", "odd")):  # fmt: skip
-        found = mount_of(path, table)
-        assert found is not None
-        assert found.source == source, path
+        assert present(mount_of(path, table)).source == source, path
     over = Mount("/raid", "tmpfs", "tmpfs", ("rw",), (), "0:99")
     assert (mount_of("/raidx", table) or over).point == "/"
     assert mount_of("/raid/x", (*table, over)) is over

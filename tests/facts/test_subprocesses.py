@@ -15,6 +15,7 @@ import pytest
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.sysfs import run_command
 from gpudoctor.process.command import Completed
+from tests.narrowed import missing
 
 
 def python(code: str, deadline_s: float = 60.0, max_bytes: int = 1 << 20) -> Completed | Missing:
@@ -38,9 +39,7 @@ def test_a_file_that_may_not_be_run_is_denied_and_one_that_is_no_program_a_failu
     file = tmp_path / "tool"
     file.write_bytes(content)
     file.chmod(mode)
-    answer = run_command([str(file)], 5.0)
-    assert isinstance(answer, Missing)
-    assert answer.kind == kind
+    assert missing(run_command([str(file)], 5.0)).kind == kind
 
 
 def test_words_do_not_depend_on_the_users_language(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,8 +67,7 @@ def test_a_command_that_does_not_end_is_a_failure_and_is_ended(tmp_path: Path) -
         "print('half an answer', flush=True)\n"
         "threading.Event().wait()\n"
     )
-    answer = python(code, deadline_s=3.0)
-    assert isinstance(answer, Missing)
+    answer = missing(python(code, deadline_s=3.0))
     assert answer.kind == "failed"
     assert answer.reason.endswith("did not end in 3 s")
     pids = [int(line) for line in note.read_text().split()]
@@ -81,9 +79,7 @@ def test_a_command_that_does_not_end_is_a_failure_and_is_ended(tmp_path: Path) -
 
 
 def test_a_command_that_closed_its_output_but_does_not_end_is_late_too() -> None:
-    answer = python("import os, threading; os.close(1); threading.Event().wait()", deadline_s=2.0)
-    assert isinstance(answer, Missing)
-    assert answer.kind == "failed"
+    assert missing(python("import os, threading; os.close(1); threading.Event().wait()", deadline_s=2.0), "failed")
 
 
 def test_output_is_cut_at_the_limit_and_says_so() -> None:

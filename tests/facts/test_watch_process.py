@@ -22,6 +22,7 @@ from gpudoctor.testing.fake_nvml import FakeNvml, Script, ScriptedFault, from_fi
 from tests.facts.nvml_nodes import make_node
 from tests.facts.test_watch_driver import named
 from tests.imported_torch import own_children
+from tests.narrowed import present
 
 pytestmark = pytest.mark.usefixtures("no_process_stays")
 PATIENT_S = 60.0  # how long a test waits for another process on a busy machine
@@ -70,8 +71,7 @@ def until_answered(watch: DriverWatch) -> tuple[ReaderAnswer, list[Silence]]:
         if answer is not None:
             assert silence is None
             return answer, silences
-        assert silence is not None
-        silences.append(silence)
+        silences.append(present(silence))
     raise AssertionError("it never answered")
 
 
@@ -80,8 +80,7 @@ def test_each_reading_is_one_answer_of_every_gpu(start: Start) -> None:
     for _ in range(3):
         answer, silence = watch.read()
         assert silence is None
-        assert answer is not None
-        assert [tick.gpu for tick in answer.gpus] == [0, 1, 2]
+        assert [tick.gpu for tick in present(answer).gpus] == [0, 1, 2]
 
 
 def test_a_call_that_does_not_return_is_named_and_its_process_ended(start: Start) -> None:
@@ -101,8 +100,7 @@ def test_a_call_that_does_not_return_is_named_and_its_process_ended(start: Start
 def test_a_start_that_takes_long_is_told_but_not_given_up(start: Start) -> None:
     watch = start(ScriptedFault("nvmlInit", hang=True), call_deadline_s=0.4, start_deadline_s=PATIENT_S)
     until_silent(watch, "nvmlInit has not returned for ")
-    first = watch.pid
-    assert first is not None
+    first = present(watch.pid)
     until_silent(watch)
     assert watch.pid == first
 

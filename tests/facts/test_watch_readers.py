@@ -17,6 +17,7 @@ from gpudoctor.facts.model.node import Host, NumaNode
 from gpudoctor.facts.stream.host_readers import HostReader, ProcessJob, ProcessReader, job_of
 from gpudoctor.facts.stream.messages import OnGpu
 from gpudoctor.facts.system.host import read_host
+from tests.narrowed import present
 
 # jobs
 
@@ -73,12 +74,10 @@ def rank() -> Iterator[subprocess.Popen[bytes]]:
         stdout=subprocess.PIPE,
         env={**os.environ, "RANK": "3", "TORCHELASTIC_RUN_ID": "none", "SLURM_JOB_ID": "4711"},
     )
-    assert child.stdout is not None
-    assert child.stdin is not None
-    child.stdout.read(1)
+    present(child.stdout).read(1)
     yield child
-    child.stdin.close()
-    child.stdout.close()
+    present(child.stdin).close()
+    present(child.stdout).close()
     child.wait()
 
 
@@ -93,12 +92,10 @@ def test_a_process_on_a_gpu_is_joined_with_what_the_system_tells_of_it(rank: sub
     assert (other.gpu, other.kind, other.memory_mib) == (3, "C+G", None)
     assert (one.job, one.rank) == ("torchrun, Slurm 4711", 3)
     assert one.user == getpass.getuser()
-    assert one.name is not None
-    assert one.name.startswith("python")
+    assert present(one.name).startswith("python")
     assert one.cpu_pct is not None
-    assert one.command is not None
-    assert one.command.isprintable()
-    assert len(one.command) == 200
+    assert present(one.command).isprintable()
+    assert len(present(one.command)) == 200
 
 
 def test_a_process_that_is_not_seen_here_is_a_pid_and_no_more(rank: subprocess.Popen[bytes]) -> None:
@@ -108,8 +105,7 @@ def test_a_process_that_is_not_seen_here_is_a_pid_and_no_more(rank: subprocess.P
     assert (one.pid, one.memory_mib) == (gone, 7)
     assert (one.name, one.user, one.cpu_pct, one.command, one.job, one.rank) == (None,) * 6
     [before] = reader.read([OnGpu(0, rank.pid, "C")])
-    assert rank.stdin is not None
-    rank.stdin.close()
+    present(rank.stdin).close()
     rank.wait()
     [after] = reader.read([OnGpu(0, rank.pid, "C")])
     assert before.name is not None
@@ -137,11 +133,8 @@ def test_the_host_is_told_as_its_facts_have_it() -> None:
     facts = read_host(Path("/"))
     tick = HostReader(facts).read()
     assert tick.cpus == facts.cpus_total
-    assert tick.cpu_pct is not None
-    assert 0 <= tick.cpu_pct <= 100
-    assert tick.ram_total_mib is not None
-    assert tick.ram_used_mib is not None
-    assert 0 < tick.ram_used_mib <= tick.ram_total_mib
+    assert 0 <= present(tick.cpu_pct) <= 100
+    assert 0 < present(tick.ram_used_mib) <= present(tick.ram_total_mib)
     assert tick.load_1min is not None
 
 
@@ -167,13 +160,10 @@ def test_the_gpus_own_memory_is_no_ram(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "meminfo").write_text("Node 1 MemFree: 1048576 kB\n")
     nodes = (NumaNode(0, 1000), NumaNode(1, 4096, is_gpu_memory=True))
-    assert plain.ram_total_mib is not None
-    tick = HostReader(Host(ram_mib=int(plain.ram_total_mib) - 4096, numa_nodes=nodes), tmp_path).read()
-    assert tick.ram_total_mib == plain.ram_total_mib - 4096
-    assert tick.ram_used_mib is not None
-    assert plain.ram_used_mib is not None
+    tick = HostReader(Host(ram_mib=int(present(plain.ram_total_mib)) - 4096, numa_nodes=nodes), tmp_path).read()
+    assert tick.ram_total_mib == present(plain.ram_total_mib) - 4096
     # 4096 MiB less in all, 1024 of them free: 3072 of what was used were the GPU's
-    assert tick.ram_used_mib == pytest.approx(plain.ram_used_mib - 3072, abs=512)
+    assert present(tick.ram_used_mib) == pytest.approx(present(plain.ram_used_mib) - 3072, abs=512)
 
 
 def test_what_the_facts_do_not_hold_of_the_host_is_none() -> None:

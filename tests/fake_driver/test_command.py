@@ -162,7 +162,7 @@ def test_a_command_that_is_killed_leaves_no_folder_and_no_process(environ: dict[
         children = psutil.Process(process.pid).children(recursive=True)
         assert private.is_dir()
         process.kill()
-        assert len(children) == 2  # the program, and who removes the folder
+        assert len(children) == 3  # the program, who removes the folder, and the witness of its signals
         assert psutil.wait_procs(children, timeout=30)[1] == []
     assert not private.exists()
 

@@ -31,6 +31,7 @@ from tests.fuzz import seeds
 from tests.fuzz.mutate import LINES, Step, mutated
 from tests.fuzz.profile import LONG, fuzzed
 from tests.fuzz.test_parsers import judged
+from tests.narrowed import present
 
 
 def _not_repaired(dump: bytes) -> bytes:
@@ -79,9 +80,7 @@ WHOLE = {name: judged(data) for name, data in BROKEN.items()}
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_each_whole_input_fails(name: str) -> None:
-    whole = WHOLE[name]
-    assert whole is not None
-    assert list(failed(whole))
+    assert list(failed(present(WHOLE[name])))
 
 
 @fuzzed("cuts", few=150)
@@ -92,8 +91,7 @@ def test_a_capture_that_is_cut_off_never_passes_what_the_whole_fails(name: str, 
     if by_line:
         end = data.rfind(b"\n", 0, end) + 1
     part = judged(data[:end])
-    whole = WHOLE[name]
-    assert whole is not None
+    whole = present(WHOLE[name])
     if part is not None:
         assert false_passes(whole, part) == []
 
@@ -109,8 +107,7 @@ def test_a_dump_that_lost_lines_in_its_middle_is_no_pass(name: str, a: int, b: i
     lines = BROKEN[name].splitlines(keepends=True)
     first, last = sorted((a * len(lines) >> 20, b * len(lines) >> 20))
     part = judged(b"".join(lines[:first] + lines[last:]))
-    whole = WHOLE[name]
-    assert whole is not None
+    whole = present(WHOLE[name])
     if part is not None and part.verdict in ("pass", "warn"):
         assert false_passes(whole, part) == []
 
@@ -152,8 +149,7 @@ def test_a_capture_whose_lines_changed_places_is_no_pass(name: str, what: list[S
     if report is None or report.exit_code != 0:
         return
     # without its bad lines a text may be one of values that are never judged
-    whole = WHOLE[name]
-    assert whole is not None
+    whole = present(WHOLE[name])
     assert any(step == "lines lost" for step, *_ in what)
     assert false_passes(whole, report) == []
 

@@ -31,6 +31,7 @@ from tests.facts.kernel_words import WITH_USERS_WORDS, kmsg, message, names
 from tests.fuzz import seeds
 from tests.fuzz.mutate import Step, mutated, steps
 from tests.fuzz.profile import fuzzed
+from tests.narrowed import present
 
 LINKED = seeds.broken_node()
 
@@ -67,9 +68,7 @@ def test_the_seeds_are_read_whole() -> None:
     for seed in (*XML, *SMI_TEXT, *TOPOLOGY, *P2P, *NVLINK, *LSPCI, *PASTES, *LOGS, *BUG_REPORTS, seeds.report_json()):
         assert judged(seed) is not None, seed[:200]
     for seed in (to_json(LINKED), seeds.as_yaml(LINKED), seeds.stream(), seeds.bundle()):
-        report = judged(seed)
-        assert report is not None
-        assert report.verdict == "fail"
+        assert present(judged(seed)).verdict == "fail"
 
 
 XML = (seeds.dump("smi-q-mig.xml"), *seeds.captured("a10g.xml", "gtx-1070-ti.xml", "qx-l40s.xml"))

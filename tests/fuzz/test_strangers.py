@@ -34,6 +34,7 @@ from tests.fuzz import seeds
 from tests.fuzz.mutate import Step, mutated, steps
 from tests.fuzz.profile import fuzzed
 from tests.fuzz.test_parsers import one_line
+from tests.narrowed import present
 
 LOGS = tuple(log_of(name).read_bytes() for name in EXAMPLE_JOBS)
 STACKS = (
@@ -155,8 +156,7 @@ def port() -> Iterator[int]:
         ends.append(lambda: loop.call_soon_threadsafe(over.set))
         runner = answers.runner()
         await runner.setup()
-        assert runner.server is not None
-        async with await loop.create_server(runner.server, "127.0.0.1", 0) as server:
+        async with await loop.create_server(present(runner.server), "127.0.0.1", 0) as server:
             ports.append(server.sockets[0].getsockname()[1])
             ready.set()
             await over.wait()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.cli.conftest import gpudoctor as gpudoctor  # the command line, as a fixture
 from tests.needs import module
 
 

@@ -6,6 +6,7 @@ import functools
 import re
 import shlex
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,6 +65,9 @@ def _templates(value: Any) -> Iterator[dict[str, Any]]:
     elif isinstance(value, list):
         for inner in value:
             yield from _templates(inner)
+
+
+of_file = attrgetter("file")  # the name of a test's case
 
 
 def manifests() -> list[Manifest]:

@@ -12,15 +12,11 @@ import yaml
 
 from gpudoctor.cli.parsing import parsed
 from gpudoctor.cluster.check.placement import job_placement
-from tests.kubernetes.manifests import Manifest, commands_in, manifests, script_of, the
+from tests.kubernetes.manifests import Manifest, commands_in, manifests, of_file, script_of, the
 
 SCHEMAS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("custom_resources.yaml").read_text())["schemas"]
 CUSTOM = [manifest for manifest in manifests() if not manifest.is_core]
 NODES = 4
-
-
-def _named(manifest: Manifest) -> str:
-    return manifest.file
 
 
 def _check(data: dict[str, Any]) -> None:
@@ -31,12 +27,12 @@ def test_there_is_a_schema_for_each_kind_and_no_other() -> None:
     assert {f"{each.data['apiVersion']} {each.data['kind']}" for each in CUSTOM} == set(SCHEMAS)
 
 
-@pytest.mark.parametrize("manifest", CUSTOM, ids=_named)
+@pytest.mark.parametrize("manifest", CUSTOM, ids=of_file)
 def test_its_fields_are_those_of_its_type(manifest: Manifest) -> None:
     _check(manifest.data)
 
 
-@pytest.mark.parametrize("manifest", CUSTOM, ids=_named)
+@pytest.mark.parametrize("manifest", CUSTOM, ids=of_file)
 def test_a_field_that_its_type_has_not_is_found(manifest: Manifest) -> None:
     data = copy.deepcopy(manifest.data)
     data["spec"]["replicaz"] = 4
@@ -45,7 +41,7 @@ def test_a_field_that_its_type_has_not_is_found(manifest: Manifest) -> None:
         _check(data)
 
 
-@pytest.mark.parametrize("manifest", [each for each in CUSTOM if each.pods], ids=_named)
+@pytest.mark.parametrize("manifest", [each for each in CUSTOM if each.pods], ids=of_file)
 @pytest.mark.parametrize("version", ["1.25", "1.37"])
 def test_its_pods_are_valid(schemas: Any, manifest: Manifest, version: str) -> None:
     for template in manifest.pods:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,17 +14,13 @@ import yaml
 from gpudoctor.api.config import load_config
 from gpudoctor.checks.core.registry import registry
 from gpudoctor.cli.parsing import parsed
+from tests.cli.conftest import Gpudoctor
 from tests.conftest import ROOT
-from tests.kubernetes.manifests import FOLDER, Manifest, commands, commands_in, manifests, script_of, the
-from tests.subprocesses import completed
+from tests.kubernetes.manifests import FOLDER, Manifest, commands, commands_in, manifests, of_file, script_of, the
 
 VERSIONS = [f"1.{minor}" for minor in range(25, 38)]
 PODS = [manifest for manifest in manifests() if manifest.pods]
 READMES = [ROOT / "contrib" / folder / "README.md" for folder in ("kubernetes", "slurm")]
-
-
-def _named(manifest: Manifest) -> str:
-    return manifest.file
 
 
 @pytest.mark.wide(every=4)
@@ -47,7 +40,7 @@ def test_the_validation_finds_a_key_that_does_not_exist(schemas: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "manifest", [m for m in PODS if m.data["kind"] == "DaemonSet" or m.data["apiVersion"] == "batch/v1"], ids=_named
+    "manifest", [m for m in PODS if m.data["kind"] == "DaemonSet" or m.data["apiVersion"] == "batch/v1"], ids=of_file
 )
 def test_the_selectors_match_the_labels_of_the_template(manifest: Manifest) -> None:
     (template,) = manifest.pods
@@ -61,14 +54,14 @@ def test_the_selectors_match_the_labels_of_the_template(manifest: Manifest) -> N
     assert all(selector["matchLabels"].items() <= labels for selector in selectors)
 
 
-@pytest.mark.parametrize("manifest", [m for m in PODS if m.is_core], ids=_named)
+@pytest.mark.parametrize("manifest", [m for m in PODS if m.is_core], ids=of_file)
 def test_a_job_does_not_restart_and_a_daemon_does(manifest: Manifest) -> None:
     policy = manifest.pod.get("restartPolicy", "Always")
 
     assert policy == ("Always" if manifest.data["kind"] == "DaemonSet" else "Never")
 
 
-@pytest.mark.parametrize("manifest", PODS, ids=_named)
+@pytest.mark.parametrize("manifest", PODS, ids=of_file)
 def test_every_volume_is_mounted_and_every_port_has_its_name(manifest: Manifest) -> None:
     for template in manifest.pods:
         pod = template["spec"]
@@ -81,7 +74,7 @@ def test_every_volume_is_mounted_and_every_port_has_its_name(manifest: Manifest)
             assert probe is None or probe["tcpSocket"]["port"] in ports
 
 
-@pytest.mark.parametrize("manifest", PODS, ids=_named)
+@pytest.mark.parametrize("manifest", PODS, ids=of_file)
 def test_no_container_has_more_rights_than_it_needs(manifest: Manifest) -> None:
     ours = [container for container in manifest.containers if "train:1" not in container["image"]]
 
@@ -180,12 +173,12 @@ def test_every_check_that_a_readme_names_exists(readme: Path) -> None:
     assert set(named) <= ids
 
 
-def test_what_the_readme_says_is_skipped_for_lack_of_rights_is_skipped() -> None:
-    seen = _gpudoctor("check", "--level", "quick", "--json", "--node", "container-2-of-8")
+def test_what_the_readme_says_is_skipped_for_lack_of_rights_is_skipped(gpudoctor: Gpudoctor) -> None:
+    seen = gpudoctor("check", "--level", "quick", "--json", "--node", "container-2-of-8")
 
     skipped = {
         check["id"]
-        for check in json.loads(seen.stdout)["checks"]
+        for check in seen.json["checks"]
         if check["level"] == "quick" and any(finding["status"] == "skip" for finding in check["findings"])
     }
     table = (FOLDER / "README.md").read_text().partition("## Rights")[2]
@@ -224,9 +217,3 @@ def test_every_object_of_a_file_is_yaml_without_duplicate_keys() -> None:
     Strict.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
     for path in FOLDER.rglob("*.yaml"):
         assert list(yaml.load_all(path.read_text(), Loader=Strict))
-
-
-def _gpudoctor(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "gpudoctor", *arguments]
-    return completed(command, env=environ)

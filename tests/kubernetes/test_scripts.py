@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.conftest import Gpudoctor
 from tests.conftest import ROOT
 from tests.kubernetes.manifests import FOLDER, commands_in, script_of, the
 from tests.needs import needs
@@ -64,7 +65,9 @@ def test_the_jobs_log_is_the_report_also_of_a_bad_node(tmp_path: Path) -> None:
 
 
 @pytest.mark.wide
-def test_the_logs_of_the_jobs_pods_in_one_file_are_a_report_on_all_nodes(tmp_path: Path) -> None:
+def test_the_logs_of_the_jobs_pods_in_one_file_are_a_report_on_all_nodes(
+    tmp_path: Path, gpudoctor: Gpudoctor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`kubectl logs -l ...` of the README, and what it does with it."""
     logs: list[str] = []
     for faults in ("", "--fault xid-79@3"):
@@ -75,12 +78,11 @@ def test_the_logs_of_the_jobs_pods_in_one_file_are_a_report_on_all_nodes(tmp_pat
     (tmp_path / "reports.jsonl").write_text("".join(logs))
     (command,) = [c for c in commands_in((FOLDER / "README.md").read_text()) if c[:2] == ["cluster", "report"]]
 
-    done = completed(
-        [sys.executable, "-m", "gpudoctor", *command], env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path
-    )
+    monkeypatch.chdir(tmp_path)
+    done = gpudoctor(*command)
 
-    assert (done.returncode, done.stderr) == (1, "")
-    assert "gpu.xid" in done.stdout
+    assert (done.code, done.err) == (1, "")
+    assert "gpu.xid" in done.out
 
 
 def test_a_pod_of_the_job_without_a_report_fails_and_says_why(tmp_path: Path) -> None:

@@ -120,17 +120,8 @@ def test_the_single_file_runs_in_the_python_that_starts_it_and_finds_its_torch(s
     python, package = told.splitlines()
     assert python == sys.executable
     assert package.startswith(str(single_file.home))
-    argv = [
-        sys.executable,
-        single_file.file,
-        "check",
-        "collective.correct",
-        "--backend",
-        "gloo",
-        "--ranks",
-        "2",
-        "--json",
-    ]
+    check = ("check", "collective.correct", "--backend", "gloo", "--ranks", "2", "--json")
+    argv = [sys.executable, single_file.file, *check]
     ended = completed(argv, env=env, cwd=single_file.elsewhere)
     measured = json.loads(ended.stdout)["measurements"]["collectives"]
     assert (ended.returncode, bool(measured)) == (0, True), ended.stdout + ended.stderr

@@ -12,6 +12,7 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import to_json
 from gpudoctor.facts.simulated.load import load_node
 from tests.cli.conftest import Gpudoctor
+from tests.plan.conftest import refused
 
 HGX = "--node hgx-h100-8"
 
@@ -52,11 +53,7 @@ HGX = "--node hgx-h100-8"
     ],
 )  # fmt: skip
 def test_it_is_one_line_with_the_way_out(argv: str, words: str, gpudoctor: Gpudoctor) -> None:
-    outcome = gpudoctor("plan", *argv.split())
-    assert outcome.code == 2
-    assert outcome.out == ""
-    assert words in outcome.err
-    assert outcome.err.count("\n") == 1
+    assert words in refused(gpudoctor, *argv.split())
 
 
 def test_an_empty_size_is_no_file_of_this_folder(
@@ -64,9 +61,7 @@ def test_an_empty_size_is_no_file_of_this_folder(
 ) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     monkeypatch.chdir(tmp_path)
-    outcome = gpudoctor("plan", "", "--node", "hgx-h100-8")
-    assert outcome.code == 2
-    assert "MODEL_SIZE is empty" in outcome.err
+    assert "MODEL_SIZE is empty" in refused(gpudoctor, "", "--node", "hgx-h100-8")
 
 
 @pytest.mark.parametrize(
@@ -140,28 +135,25 @@ def test_a_report_that_is_none_is_one_line(
     path = tmp_path / "last.json"
     if content is not None:
         path.write_text(content)
-    outcome = gpudoctor("plan", "8b", "--node", "hgx-h100-8", "--report", str(path))
-    assert (outcome.code, outcome.out) == (2, "")
-    assert words in outcome.err
-    assert str(path) in outcome.err
-    assert outcome.err.count("\n") == 1
+    error = refused(gpudoctor, "8b", "--node", "hgx-h100-8", "--report", str(path))
+    assert words in error
+    assert str(path) in error
 
 
 def test_a_report_of_another_machine_or_of_a_check_that_failed_is_refused(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
     path = tmp_path / "last.json"
     gpudoctor("check", "--node", "rtx4090-4", "--level", "quick", "--json", "-o", str(path))
-    assert "it is of another machine" in gpudoctor("plan", "8b", "--node", "hgx-h100-8", "--report", str(path)).err
+    assert "it is of another machine" in refused(gpudoctor, "8b", "--node", "hgx-h100-8", "--report", str(path))
     gpudoctor("check", "--node", "hgx-h100-8", "--gpu", "77", "--json", "-o", str(path))
-    assert "could not do its work" in gpudoctor("plan", "8b", "--node", "hgx-h100-8", "--report", str(path)).err
+    assert "could not do its work" in refused(gpudoctor, "8b", "--node", "hgx-h100-8", "--report", str(path))
 
 
 def test_a_report_that_was_made_to_go_wrong_is_no_ground_for_a_plan(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
     path = tmp_path / "last.json"
     report = gpudoctor("check", "--node", "hgx-h100-8", "--level", "quick", "--json").json
     path.write_text(json.dumps(report | {"run": report["run"] | {"injected": ["slow-rank=1:3"]}}))
-    outcome = gpudoctor("plan", "8b", "--node", "hgx-h100-8", "--report", str(path))
-    assert (outcome.code, outcome.out) == (2, "")
-    assert outcome.err.endswith("it was made to go wrong (--inject slow-rank=1:3): make one without\n")
+    error = refused(gpudoctor, "8b", "--node", "hgx-h100-8", "--report", str(path))
+    assert error.endswith("it was made to go wrong (--inject slow-rank=1:3): make one without\n")
 
 
 @pytest.mark.parametrize(
@@ -177,15 +169,12 @@ def test_a_model_with_more_than_its_type_says_is_not_planned_as_a_plain_one(
     path.write_text(json.dumps(plain))
     assert gpudoctor("plan", str(path), "--node", "hgx-h100-8").code == 0
     path.write_text(json.dumps(plain | more))
-    outcome = gpudoctor("plan", str(path), "--node", "hgx-h100-8")
-    assert (outcome.code, outcome.out) == (2, "")
-    assert f"with the key {next(iter(more))!r} this is no plain llama model" in outcome.err
-    assert outcome.err.count("\n") == 1
+    error = refused(gpudoctor, str(path), "--node", "hgx-h100-8")
+    assert f"with the key {next(iter(more))!r} this is no plain llama model" in error
 
 
 def test_a_model_of_an_unknown_architecture_is_one_line(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"model_type": "mamba"}))
-    outcome = gpudoctor("plan", str(path), "--node", "hgx-h100-8")
-    assert outcome.code == 2
-    assert "'mamba' is not known; known are gemma, gemma2, gemma3_text, gpt2" in outcome.err
+    error = refused(gpudoctor, str(path), "--node", "hgx-h100-8")
+    assert "'mamba' is not known; known are gemma, gemma2, gemma3_text, gpt2" in error

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from tests.cli.conftest import Gpudoctor
+from tests.plan.conftest import refused
 
 
 @pytest.mark.parametrize(
@@ -22,10 +23,9 @@ from tests.cli.conftest import Gpudoctor
     ],
 )
 def test_the_nearest_split_fits_the_gpus_too(argv: str, gpudoctor: Gpudoctor) -> None:
-    refused = gpudoctor("plan", *argv.split())
-    assert refused.code == 2
-    found = re.search(r"the nearest that works: (?:--tensor (\d+))? ?(?:--pipeline (\d+))?$", refused.err)
-    assert found is not None, refused.err
+    error = refused(gpudoctor, *argv.split())
+    found = re.search(r"the nearest that works: (?:--tensor (\d+))? ?(?:--pipeline (\d+))?$", error)
+    assert found is not None, error
     bare = re.sub(r" --(tensor|pipeline) \d+", "", argv).split()
     followed = gpudoctor("plan", *bare, "--tensor", found[1] or "1", "--pipeline", found[2] or "1", "--json")
     assert followed.code == 0, followed.err
@@ -48,10 +48,7 @@ def test_the_nearest_split_does_not_leave_nvlink_where_nobody_asked_for_it(gpudo
     ],
 )
 def test_where_no_split_works_the_line_says_what_does(argv: str, words: str, gpudoctor: Gpudoctor) -> None:
-    outcome = gpudoctor("plan", *argv.split())
-    assert outcome.code == 2
-    assert words in outcome.err
-    assert outcome.err.count("\n") == 1
+    assert words in refused(gpudoctor, *argv.split())
 
 
 def test_memory_is_looked_at_before_the_batch(gpudoctor: Gpudoctor) -> None:
@@ -69,10 +66,9 @@ def test_tensor_parallel_ranks_divide_the_mlp_and_the_sequence_too(gpudoctor: Gp
 
 def test_a_shorter_sequence_with_states_in_ram_is_better_than_a_smaller_model(gpudoctor: Gpudoctor) -> None:
     argv = ["30b", "--node", "h100-pcie-2-unbridged", "--seq"]
-    refused = gpudoctor("plan", *argv, "16777216")
-    assert refused.code == 2
-    found = re.search(r"the nearest that works: --seq (\d+)$", refused.err)
-    assert found is not None, refused.err
+    error = refused(gpudoctor, *argv, "16777216")
+    found = re.search(r"the nearest that works: --seq (\d+)$", error)
+    assert found is not None, error
     assert gpudoctor("plan", *argv, found[1], "--json").json["recommended"]["fit"] == "fits"
 
 

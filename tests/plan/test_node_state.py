@@ -12,9 +12,9 @@ from gpudoctor.facts.model.measured_hardware import ComputeRank, Gemm, HostLink
 from gpudoctor.facts.model.measurements import BucketStep, Collective, Launch, Measurements, RankInfo, Training
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import to_json
-from gpudoctor.facts.simulated.load import load_node
+from gpudoctor.facts.simulated.load import load_node, put
 from tests.cli.conftest import Gpudoctor
-from tests.plan.conftest import planned
+from tests.plan.conftest import planned, refused
 
 
 def test_a_narrow_link_without_nvlink_costs_communication_time(gpudoctor: Gpudoctor) -> None:
@@ -36,10 +36,28 @@ def test_a_narrow_link_beside_nvlink_costs_copies_only(gpudoctor: Gpudoctor) -> 
     assert "leave it out (--gpu 0-4,6-7), or expect copies from RAM of 31.5 GB/s instead of 63" in trouble["means"]
 
 
+def test_what_the_configuration_says_for_this_host_alone_counts(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
+    (tmp_path / "node.json").write_bytes(to_json(put(load_node("rtx4090-4"), "host.hostname", "gpu2.lab")))
+    accepted = "suppress: [{check: pcie.link-width, gpu: 2, reason: ticket 12, until: 2099-01-01}]"
+    for hosts, named in (("gpu[1-4]", []), ("gpu[5-8]", ["pcie.link-width"])):
+        config = tmp_path / "config.yaml"
+        config.write_text(f'hosts: [{{hosts: "{hosts}", {accepted}}}]')
+        made = planned(gpudoctor, f"350m --node {tmp_path / 'node.json'} --fault pcie-width-x8@2 --config {config}")
+        assert [trouble["check"] for trouble in made["troubles"]] == named
+
+
 def test_the_advice_to_leave_a_gpu_out_can_be_followed(gpudoctor: Gpudoctor) -> None:
     rest = planned(gpudoctor, "350m --node rtx4090-4 --fault pcie-width-x8@2 --gpu 0-1,3")
     assert rest["machine"]["gpus"] == [0, 1, 3]
     assert rest["troubles"] == []
+
+
+def test_a_key_of_a_newer_configuration_is_left_out_with_a_note(tmp_path: Path, gpudoctor: Gpudoctor) -> None:
+    config = tmp_path / "newer.yaml"
+    config.write_text("moonlight: 3\n")
+    done = gpudoctor("plan", "7b", "--node", "hgx-h100-8", "--config", str(config), "--json")
+    assert done.code == 0
+    assert any("moonlight: unknown key" in warning for warning in done.json["warnings"])
 
 
 def test_a_lost_gpu_is_left_out_and_named(gpudoctor: Gpudoctor) -> None:
@@ -63,9 +81,8 @@ def test_a_fault_of_the_whole_node_is_to_be_mended_first(gpudoctor: Gpudoctor) -
 
 
 def test_gpus_without_mig_can_be_planned_for_beside_one_with_it(gpudoctor: Gpudoctor) -> None:
-    outcome = gpudoctor("plan", "8b", "--node", "hgx-h100-8", "--fault", "mig-mixed@2")
-    assert outcome.code == 2
-    assert "or leave GPU 2 out: --gpu 0-1,3-7" in outcome.err
+    error = refused(gpudoctor, "8b", "--node", "hgx-h100-8", "--fault", "mig-mixed@2")
+    assert "or leave GPU 2 out: --gpu 0-1,3-7" in error
     rest = planned(gpudoctor, "8b --node hgx-h100-8 --fault mig-mixed@2 --gpu 0-1,3-7")
     assert rest["machine"]["gpus_per_node"] == 7
 

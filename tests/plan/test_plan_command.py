@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import jsonschema
 import msgspec
@@ -17,6 +16,7 @@ from gpudoctor.facts.simulated.load import load_node
 from gpudoctor.plan.make_plan import FORMULAS
 from tests.cli.conftest import Gpudoctor
 from tests.golden_files import assert_golden
+from tests.plan.conftest import planned, refused
 from tests.subprocesses import completed
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -56,12 +56,6 @@ def test_the_text_fits_a_narrow_terminal(columns: int, gpudoctor: Gpudoctor, mon
         assert said in words
 
 
-def plan_json(gpudoctor: Gpudoctor, *argv: str) -> Any:
-    outcome = gpudoctor("plan", *argv, "--json")
-    assert outcome.code == 0, outcome.err
-    return outcome.json
-
-
 @pytest.mark.parametrize(
     ("argv", "name"),
     [
@@ -76,22 +70,22 @@ def plan_json(gpudoctor: Gpudoctor, *argv: str) -> Any:
     ],
 )
 def test_the_simplest_strategy_that_fits_is_taken(argv: str, name: str, gpudoctor: Gpudoctor) -> None:
-    plan = plan_json(gpudoctor, *argv.split())
+    plan = planned(gpudoctor, argv)
     assert plan["recommended"]["name"] == name
     assert plan["recommended"]["memory"]["total_gib"] <= plan["machine"]["memory_gib"]
 
 
 def test_several_nodes_hold_copies_where_one_holds_the_model(gpudoctor: Gpudoctor) -> None:
-    taken = plan_json(gpudoctor, "8b", "--node", "hgx-h100-8", "--nodes", "4")["recommended"]
+    taken = planned(gpudoctor, "8b --node hgx-h100-8 --nodes 4")["recommended"]
     assert (taken["data"], taken["shards"]) == (32, 8)
 
 
 def test_tensor_parallelism_stays_inside_nvlink(gpudoctor: Gpudoctor) -> None:
-    taken = plan_json(gpudoctor, "405b", "--node", "hgx-h100-8", "--nodes", "16")["recommended"]
+    taken = planned(gpudoctor, "405b --node hgx-h100-8 --nodes 16")["recommended"]
     assert (taken["tensor"], taken["pipeline"], taken["data"]) == (8, 16, 1)
-    ampere = plan_json(gpudoctor, "7b", "--node", "dgx-a100-8")
+    ampere = planned(gpudoctor, "7b --node dgx-a100-8")
     assert "NCCL_ALGO" not in {s["name"] for s in ampere["harmful"]}  # its switches do not add up
-    rtx = plan_json(gpudoctor, "7b", "--node", "rtx4090-4")
+    rtx = planned(gpudoctor, "7b --node rtx4090-4")
     [tensor] = [row for row in rtx["strategies"] if row["name"] == "tensor"]
     assert tensor["fit"] == "not here"
     assert "NVLink" in tensor["reason"]
@@ -112,7 +106,7 @@ def test_every_simulated_node_gives_a_plan_or_one_line(gpudoctor: Gpudoctor) -> 
 
 def test_a_simulated_node_is_called_so_in_text_and_json(gpudoctor: Gpudoctor) -> None:
     assert gpudoctor("plan", "7b", "--node", "hgx-h100-8").out.startswith("SIMULATED node hgx-h100-8: made up")
-    plan = plan_json(gpudoctor, "7b", "--node", "hgx-h100-8")
+    plan = planned(gpudoctor, "7b --node hgx-h100-8")
     assert plan["simulated"] is True
     assert plan["schema"] == "gpudoctor.plan/1"
 
@@ -139,14 +133,14 @@ def test_a_config_json_is_planned_for(gpudoctor: Gpudoctor, tmp_path: Path) -> N
 
 
 def test_the_global_batch_is_shared_out_and_accumulated(gpudoctor: Gpudoctor) -> None:
-    batch = plan_json(gpudoctor, "8b", "--node", "hgx-h100-8", "--global-batch", "512")["batch"]
+    batch = planned(gpudoctor, "8b --node hgx-h100-8 --global-batch 512")["batch"]
     assert batch["per_gpu"] * batch["accumulation"] * batch["data_ranks"] == 512
     assert batch["accumulation"] > 1
 
 
 def test_older_gpus_get_fp16_and_a_word_where_bf16_was_asked_for(gpudoctor: Gpudoctor) -> None:
-    assert plan_json(gpudoctor, "350m", "--node", "t4-cloud-4")["precision"] == "fp16"
-    warned = plan_json(gpudoctor, "350m", "--node", "t4-cloud-4", "--precision", "bf16")
+    assert planned(gpudoctor, "350m --node t4-cloud-4")["precision"] == "fp16"
+    warned = planned(gpudoctor, "350m --node t4-cloud-4 --precision bf16")
     assert "no bf16 arithmetic" in warned["warnings"][0]
 
 
@@ -180,7 +174,7 @@ def test_the_plan_goes_to_a_file_and_stdout_stays_empty(gpudoctor: Gpudoctor, tm
 
 
 def test_where_the_network_is_not_known_no_time_is_printed(gpudoctor: Gpudoctor) -> None:
-    plan = plan_json(gpudoctor, "1.5b", "--node", "t4-cloud-4", "--nodes", "2")
+    plan = planned(gpudoctor, "1.5b --node t4-cloud-4 --nodes 2")
     step = plan["communication"]
     assert step["communication_s"] is None
     assert step["efficiency_hidden"] is None
@@ -190,13 +184,13 @@ def test_where_the_network_is_not_known_no_time_is_printed(gpudoctor: Gpudoctor)
 
 
 def test_the_launch_command_names_nodes_and_gpus(gpudoctor: Gpudoctor) -> None:
-    one = plan_json(gpudoctor, "350m", "--node", "rtx4090-4")["launch"]
+    one = planned(gpudoctor, "350m --node rtx4090-4")["launch"]
     assert one["command"].endswith("torchrun --standalone --nproc-per-node 4 train.py")
     assert "CUDA_VISIBLE_DEVICES" not in one["command"]
-    some = plan_json(gpudoctor, "350m", "--node", "rtx4090-4", "--gpu", "0,1,3")["launch"]
+    some = planned(gpudoctor, "350m --node rtx4090-4 --gpu 0,1,3")["launch"]
     assert "CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=0,1,3 " in some["command"]
     assert "--nproc-per-node 3 " in some["command"]
-    many = plan_json(gpudoctor, "405b", "--node", "hgx-h100-8", "--nodes", "16")["launch"]
+    many = planned(gpudoctor, "405b --node hgx-h100-8 --nodes 16")["launch"]
     assert many["command"] == "sbatch plan.sbatch"
     for line in ("#SBATCH --nodes=16", "#SBATCH --gpus-per-node=8", "--nnodes 16 --nproc-per-node 8"):
         assert line in many["script"]
@@ -204,19 +198,19 @@ def test_the_launch_command_names_nodes_and_gpus(gpudoctor: Gpudoctor) -> None:
 
 
 def test_a_split_can_be_asked_for_and_slow_links_are_pointed_out(gpudoctor: Gpudoctor) -> None:
-    asked = plan_json(gpudoctor, "350m", "--node", "hgx-h100-8", "--tensor", "2", "--pipeline", "2")
+    asked = planned(gpudoctor, "350m --node hgx-h100-8 --tensor 2 --pipeline 2")
     taken = asked["recommended"]
     assert (taken["tensor"], taken["pipeline"], taken["data"]) == (2, 2, 2)
     assert asked["warnings"] == []
-    slow = plan_json(gpudoctor, "350m", "--node", "rtx4090-4", "--tensor", "2")
+    slow = planned(gpudoctor, "350m --node rtx4090-4 --tensor 2")
     assert slow["warnings"] == ["tensor parallelism over 2 GPUs, but no NVLink joins these GPUs: every layer waits for "
                                 "the slower link"]  # fmt: skip
-    bridged = plan_json(gpudoctor, "350m", "--node", "h100-nvl-4", "--tensor", "4")
+    bridged = planned(gpudoctor, "350m --node h100-nvl-4 --tensor 4")
     assert "NVLink joins 2 GPUs only" in bridged["warnings"][0]
 
 
 def test_a_tight_fit_says_how_tight_and_what_else_works(gpudoctor: Gpudoctor) -> None:
-    tight = plan_json(gpudoctor, "405b", "--node", "hgx-h100-8", "--nodes", "12")
+    tight = planned(gpudoctor, "405b --node hgx-h100-8 --nodes 12")
     assert tight["recommended"]["fit"] == "tight"
     over = tight["recommended"]["memory"]["total_gib"] - tight["machine"]["memory_gib"]
     assert f"it is {over:.1f} GiB more than there is" in tight["warnings"][0]
@@ -225,28 +219,26 @@ def test_a_tight_fit_says_how_tight_and_what_else_works(gpudoctor: Gpudoctor) ->
 
 
 def test_the_longest_sequence_that_fits_is_named_and_fits(gpudoctor: Gpudoctor) -> None:
-    outcome = gpudoctor("plan", "7b", "--node", "rtx4090-8", "--seq", "65536")
-    assert outcome.code == 2
-    assert "nearest that works: --seq 16384" in outcome.err
-    shorter = plan_json(gpudoctor, "7b", "--node", "rtx4090-8", "--seq", "16384")
+    assert "nearest that works: --seq 16384" in refused(gpudoctor, "7b", "--node", "rtx4090-8", "--seq", "65536")
+    shorter = planned(gpudoctor, "7b --node rtx4090-8 --seq 16384")
     assert shorter["recommended"]["fit"] == "fits"
 
 
 def test_a_sequence_longer_than_the_model_knows_is_pointed_out(gpudoctor: Gpudoctor) -> None:
-    plan = plan_json(gpudoctor, "7b", "--node", "hgx-h100-8", "--seq", "8192")
+    plan = planned(gpudoctor, "7b --node hgx-h100-8 --seq 8192")
     assert "made for sequences of up to 4096 tokens" in plan["warnings"][0]
 
 
 def test_a_sbatch_script_is_valid_shell(gpudoctor: Gpudoctor) -> None:
-    script = plan_json(gpudoctor, "405b", "--node", "hgx-h100-8", "--nodes", "16")["launch"]["script"]
+    script = planned(gpudoctor, "405b --node hgx-h100-8 --nodes 16")["launch"]["script"]
     assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
 
 
 def test_settings_fit_the_topology(gpudoctor: Gpudoctor) -> None:
-    switch = plan_json(gpudoctor, "405b", "--node", "hgx-h100-8", "--nodes", "16")
+    switch = planned(gpudoctor, "405b --node hgx-h100-8 --nodes 16")
     assert {"NCCL_P2P_DISABLE", "NCCL_IB_DISABLE", "NCCL_ALGO"} <= {s["name"] for s in switch["harmful"]}
     assert {s["name"]: s["value"] for s in switch["wanted"]}["NCCL_SOCKET_IFNAME"] == "ens1f0np0"
-    rtx = plan_json(gpudoctor, "7b", "--node", "rtx4090-4")
+    rtx = planned(gpudoctor, "7b --node rtx4090-4")
     harmful = {s["name"] for s in rtx["harmful"]}
     assert "NCCL_SHM_DISABLE" in harmful
     assert not {"NCCL_P2P_DISABLE", "NCCL_IB_DISABLE"} & harmful
@@ -259,3 +251,11 @@ def test_planning_loads_neither_torch_nor_textual() -> None:
     )
     done = completed([sys.executable, "-c", code], check=True)
     assert done.stderr == "[]\n"
+
+
+def test_what_does_not_fit_names_more_nodes_and_fewer_with_states_in_ram(gpudoctor: Gpudoctor) -> None:
+    done = gpudoctor("plan", "70b", "--node", "rtx4090-4")
+    assert done.code == 2
+    assert "--nodes 41; or --nodes 5, with states in host RAM (slow)" in done.err
+    assert gpudoctor("plan", "70b", "--node", "rtx4090-4", "--nodes", "4").code == 2
+    assert "> FSDP, states in host RAM" in gpudoctor("plan", "70b", "--node", "rtx4090-4", "--nodes", "5").out

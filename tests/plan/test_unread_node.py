@@ -9,6 +9,8 @@ import pytest
 from gpudoctor.plan.unread_node import node_of_profile
 from gpudoctor.profiles.load import gpu_models, profile_for
 from tests.cli.conftest import Gpudoctor
+from tests.narrowed import present
+from tests.plan.conftest import refused
 
 
 def test_a_kind_of_node_has_no_borrowed_network(gpudoctor: Gpudoctor) -> None:
@@ -22,9 +24,7 @@ def test_a_kind_of_node_has_no_borrowed_network(gpudoctor: Gpudoctor) -> None:
 
 def test_every_gpu_model_is_recognised_again_by_the_name_it_is_given() -> None:
     for key, model in gpu_models().items():
-        node = node_of_profile(f"3x{key}")
-        assert node is not None
-        assert profile_for(node).gpu == model, key
+        assert profile_for(present(node_of_profile(f"3x{key}"))).gpu == model, key
 
 
 def test_words_of_a_model_and_its_memory(gpudoctor: Gpudoctor) -> None:
@@ -46,9 +46,7 @@ def test_words_of_a_model_and_its_memory(gpudoctor: Gpudoctor) -> None:
     ],
 )
 def test_a_name_that_stands_for_nothing_gets_the_nearest(node: str, line: str, gpudoctor: Gpudoctor) -> None:
-    outcome = gpudoctor("plan", "7b", "--node", node)
-    assert (outcome.code, outcome.out) == (2, "")
-    assert line in outcome.err
+    assert line in refused(gpudoctor, "7b", "--node", node)
 
 
 def test_a_scarce_fit_names_the_roomier_strategy_and_tight_never_exceeds_the_gpu(gpudoctor: Gpudoctor) -> None:
@@ -63,11 +61,10 @@ def test_a_model_is_named_as_the_plan_names_it(gpudoctor: Gpudoctor) -> None:
 
 
 def test_states_in_ram_that_nobody_read_are_not_said_to_fail(gpudoctor: Gpudoctor) -> None:
-    refused = gpudoctor("plan", "7b", "--node", "4xrtx4090")
-    assert refused.code == 2
-    assert "in any way" not in refused.err
-    assert "not tried, because the node's RAM is not known" in refused.err
-    (ram,) = re.findall(r"--ram (\d+),", refused.err)
+    error = refused(gpudoctor, "7b", "--node", "4xrtx4090")
+    assert "in any way" not in error
+    assert "not tried, because the node's RAM is not known" in error
+    (ram,) = re.findall(r"--ram (\d+),", error)
     for given, taken in ((int(ram), "fsdp-offload"), (int(ram) - 1, None)):
         made = gpudoctor("plan", "7b", "--node", "4xrtx4090", "--ram", str(given), "--json").json
         assert (made["recommended"] or {}).get("name") == taken
@@ -97,12 +94,11 @@ def test_lora_has_the_figures_of_a_gpu_and_a_verdict(model: str, node: str, word
 
 @pytest.mark.parametrize("method", ["lora", "qlora"])
 def test_lora_gets_a_rule_of_thumb_and_no_hint_about_spelling(method: str, gpudoctor: Gpudoctor) -> None:
-    outcome = gpudoctor("plan", "70b", f"--{method}", "--node", "hgx-h100-8")
-    assert outcome.code == 2
-    assert "is not planned. Rule of thumb: the frozen weights take" in outcome.err
-    assert "did you mean" not in outcome.err
+    error = refused(gpudoctor, "70b", f"--{method}", "--node", "hgx-h100-8")
+    assert "is not planned. Rule of thumb: the frozen weights take" in error
+    assert "did you mean" not in error
     weights = {"lora": "131.4", "qlora": "32.9"}[method]
-    assert f"For Llama 3.1 70B: {weights} GiB of frozen weights and at most 10.5 GiB for adapters" in outcome.err
+    assert f"For Llama 3.1 70B: {weights} GiB of frozen weights and at most 10.5 GiB for adapters" in error
 
 
 def test_the_formulas_are_whole_sentences_without_internals(gpudoctor: Gpudoctor) -> None:

@@ -15,6 +15,7 @@ from gpudoctor.probes.runner.launch import OnMessage
 from gpudoctor.probes.runner.messages import UnusableTorch
 from tests.cli.conftest import Gpudoctor
 from tests.needs import needs
+from tests.plan.conftest import refused
 
 pytestmark = pytest.mark.usefixtures("forked_starters")
 
@@ -114,9 +115,7 @@ def test_ranks_that_bring_nothing_are_no_success(gpudoctor: Gpudoctor, monkeypat
 def test_without_torch_one_line_says_how_to_get_it(gpudoctor: Gpudoctor, monkeypatch: pytest.MonkeyPatch) -> None:
     install = Missing("PyTorch is not installed: pip install 'torch>=2.4' 'numpy>=1.26'")
     fake_ranks(monkeypatch, Measurements(not_run={"torch": install}))
-    outcome = gpudoctor("plan", "350m", *CPU)
-    assert (outcome.code, outcome.out) == (2, "")
-    assert outcome.err == f"gpudoctor: error: --try: {install.reason}\n"
+    assert refused(gpudoctor, "350m", *CPU) == f"gpudoctor: error: --try: {install.reason}\n"
 
 
 def test_a_torch_that_lacks_the_strategy_is_one_line(gpudoctor: Gpudoctor, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,9 +124,8 @@ def test_a_torch_that_lacks_the_strategy_is_one_line(gpudoctor: Gpudoctor, monke
         return Measurements()
 
     monkeypatch.setattr(verification, "run_probes", old_torch)
-    outcome = gpudoctor("plan", "8b", "--node", "hgx-h100-8", "--try", "--backend", "gloo")
-    assert (outcome.code, outcome.out) == (2, "")
-    assert outcome.err == "gpudoctor: error: --try: fully_shard is not in torch 2.4\n"
+    error = refused(gpudoctor, "8b", "--node", "hgx-h100-8", "--try", "--backend", "gloo")
+    assert error == "gpudoctor: error: --try: fully_shard is not in torch 2.4\n"
 
 
 @pytest.mark.parametrize(
@@ -151,10 +149,7 @@ def test_what_cannot_be_tried_is_one_line_with_the_nearest_that_can(
     argv: str, words: str, gpudoctor: Gpudoctor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verification, "run_probes", lambda *args, **options: sys.exit("no rank may be started"))
-    outcome = gpudoctor("plan", *argv.split())
-    assert (outcome.code, outcome.out) == (2, "")
-    assert words in outcome.err
-    assert outcome.err.count("\n") == 1
+    assert words in refused(gpudoctor, *argv.split())
 
 
 @pytest.mark.parametrize("argv", ["--ranks 0", "--ranks 65", "--ranks two"])

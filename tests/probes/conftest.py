@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import psutil
 import pytest
@@ -45,6 +45,30 @@ def measure(plan: ProbePlan, *, deadline_s: float = DEADLINE_S, probe_deadline_s
     assert not left, f"processes left behind: {left}"
     assert open_files() <= files_before, "pipes left open"
     return measurements
+
+
+def raising(error: BaseException) -> Callable[..., NoReturn]:
+    """A function that raises this, whatever it is given."""
+
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise error
+
+    return refuse
+
+
+Played = Callable[..., Any]
+
+
+@pytest.fixture
+def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
+    """played(gpus=1, world_size=gpus, number=0, ...): a rank on GPUs that the CPU plays."""
+    from tests.probes.fake_gpus import GpuRank, install
+
+    def play(gpus: int = 1, world_size: int | None = None, number: int = 0, **options: Any) -> GpuRank:
+        install(monkeypatch, gpus=gpus, **options)
+        return GpuRank(tmp_path, world_size or gpus, number)
+
+    return play
 
 
 def goes_on(process: subprocess.Popen[Any]) -> None:

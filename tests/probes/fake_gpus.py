@@ -75,6 +75,9 @@ class GpuRank(rank.Rank):
     def smallest(self, value: int) -> int:
         return value
 
+    def from_rank_zero(self, value: int) -> int:
+        return value
+
     def one(self, kind: type[Any]) -> Any:
         """The only message of that kind."""
         [found] = [message for message in self.sent if isinstance(message, kind)]

@@ -278,27 +278,17 @@ def test_a_probe_of_a_later_round_is_another_thing_that_runs_with_its_own_deadli
 
 def test_a_rank_that_is_heard_ahead_of_the_others_is_in_the_next_round(run: Run) -> None:
     run.round(0, 10.0)
-    for probe, samples in (
-        ("collective", collective()),
-        ("link", link(0)),
-        ("compute", compute(0)),
-        ("train", train()),
-    ):
-        run.outcome.take(0, Phase(probe, probe))  # type: ignore[arg-type]
+    for probe, samples in zip(PROBES, (collective(), link(0), compute(0), train()), strict=True):
+        run.outcome.take(0, Phase(probe, probe))
         run.outcome.take(0, samples)
-        run.outcome.take(0, Finished(probe))  # type: ignore[arg-type]
+        run.outcome.take(0, Finished(probe))
     run.outcome.take(0, Phase("collective", "all_reduce"))
     run.outcome.take(0, collective(us=1.0))
     assert run.outcome.running == [*(f"{probe}, round 2" for probe in PROBES), "collective, round 3"]
     assert run.burn.rounds == 1
-    for probe, samples in (
-        ("collective", collective()),
-        ("link", link(1)),
-        ("compute", compute(1)),
-        ("train", train()),
-    ):
+    for probe, samples in zip(PROBES, (collective(), link(1), compute(1), train()), strict=True):
         run.outcome.take(1, samples)
-        run.outcome.take(1, Finished(probe))  # type: ignore[arg-type]
+        run.outcome.take(1, Finished(probe))
     assert run.burn.rounds == 2
     assert [c.time_us for c in run.measured.collectives] == [1000.0]
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -27,6 +28,7 @@ from gpudoctor.probes.collective.operations import (  # noqa: E402
     SendRecv,
 )
 from gpudoctor.probes.runner.rank import Rank  # noqa: E402
+from tests.probes.conftest import raising  # noqa: E402
 
 WORLD = 4
 OPERATIONS: tuple[type[Operation], ...] = (AllReduce, AllGather, ReduceScatter, Broadcast, AllToAll, SendRecv)
@@ -95,6 +97,16 @@ class FakeRank:
         pass
 
 
+def carried_by(monkeypatch: pytest.MonkeyPatch, network: Any) -> None:
+    names = ("all_reduce", "broadcast", "all_to_all_single", "batch_isend_irecv")
+    calls = {name: getattr(network, name) for name in names}
+    fake = SimpleNamespace(**calls, P2POp=lambda *what: what, isend="isend", irecv="irecv")
+    monkeypatch.setattr(collective_ops, "dist", fake)
+    monkeypatch.setattr(collective_ops, "_dist", fake)
+    monkeypatch.setattr(collective_ops, "_all_gather", network.all_gather)
+    monkeypatch.setattr(collective_ops, "_reduce_scatter", network.reduce_scatter)
+
+
 def wrong_by_rank(
     monkeypatch: pytest.MonkeyPatch,
     kind: type[Operation],
@@ -103,19 +115,7 @@ def wrong_by_rank(
 ) -> list[int]:
     """How many wrong elements each rank finds."""
     network = Network(spoil, shift)
-    fake = SimpleNamespace(
-        all_reduce=network.all_reduce,
-        broadcast=network.broadcast,
-        all_to_all_single=network.all_to_all_single,
-        batch_isend_irecv=network.batch_isend_irecv,
-        P2POp=lambda *what: what,
-        isend="isend",
-        irecv="irecv",
-    )
-    monkeypatch.setattr(collective_ops, "dist", fake)
-    monkeypatch.setattr(collective_ops, "_dist", fake)
-    monkeypatch.setattr(collective_ops, "_all_gather", network.all_gather)
-    monkeypatch.setattr(collective_ops, "_reduce_scatter", network.reduce_scatter)
+    carried_by(monkeypatch, network)
     found = [-1] * WORLD
 
     def run(number: int) -> None:
@@ -183,22 +183,7 @@ def test_the_part_that_belongs_to_the_next_rank_is_wrong_nearly_everywhere(
 
 @pytest.mark.parametrize("kind", OPERATIONS)
 def test_a_call_that_moves_nothing_is_wrong(monkeypatch: pytest.MonkeyPatch, kind: type[Operation]) -> None:
-    def nothing(*_: Any, **__: Any) -> list[Any]:
-        return []
-
-    fake = SimpleNamespace(
-        all_reduce=nothing,
-        broadcast=nothing,
-        all_to_all_single=nothing,
-        batch_isend_irecv=nothing,
-        P2POp=nothing,
-        isend="isend",
-        irecv="irecv",
-    )
-    monkeypatch.setattr(collective_ops, "dist", fake)
-    monkeypatch.setattr(collective_ops, "_dist", fake)
-    monkeypatch.setattr(collective_ops, "_all_gather", nothing)
-    monkeypatch.setattr(collective_ops, "_reduce_scatter", nothing)
+    carried_by(monkeypatch, MagicMock(**{"batch_isend_irecv.return_value": []}))
     assert kind(cast(Rank, FakeRank(1)), 4 * 8 * 1003).wrong_elements() > 0
 
 
@@ -210,7 +195,7 @@ def test_a_broadcast_is_verified_from_other_senders_too_and_timed_from_rank_0(
 
     def broadcast(buffer: Any, src: int) -> None:
         seen.append(src)
-        buffer.copy_(collective_ops.share(src, buffer.numel(), buffer.device))
+        buffer.copy_(operation._share(src, buffer.numel()))
 
     monkeypatch.setattr(collective_ops, "dist", SimpleNamespace(broadcast=broadcast))
     operation = Broadcast(cast(Rank, FakeRank(1)), size)
@@ -236,32 +221,26 @@ def test_sizes_are_those_of_the_whole_buffer_and_divide_among_the_ranks(kind: ty
 
 
 def test_the_list_form_is_taken_where_the_backend_lacks_the_tensor_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*_: Any) -> None:
-        raise RuntimeError("no support for _allgather_base in Gloo process group")
-
     def all_gather(parts: list[Any], mine: Any) -> None:
         for number, part in enumerate(parts):
-            part.copy_(collective_ops.share(number, part.numel(), mine.device))
+            part.copy_(operation._share(number, part.numel()))
 
-    monkeypatch.setattr(collective_ops, "_all_gather", refused)
+    monkeypatch.setattr(
+        collective_ops, "_all_gather", raising(RuntimeError("no support for _allgather_base in Gloo process group"))
+    )
     monkeypatch.setattr(collective_ops, "dist", SimpleNamespace(all_gather=all_gather))
-    assert AllGather(cast(Rank, FakeRank(3)), 4012).wrong_elements() == 0
+    operation = AllGather(cast(Rank, FakeRank(3)), 4012)
+    assert operation.wrong_elements() == 0
 
 
 def test_an_operation_that_the_backend_lacks_in_every_form_is_told_apart_from_one_that_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def raising(text: str) -> Callable[..., None]:
-        def refuse(*_: Any) -> None:
-            raise RuntimeError(text)
-
-        return refuse
-
-    refused = raising("ProcessGroupGloo does not support reduce_scatter\nsecond line")
+    refused = raising(RuntimeError("ProcessGroupGloo does not support reduce_scatter\nsecond line"))
     monkeypatch.setattr(collective_ops, "_reduce_scatter", refused)
     monkeypatch.setattr(collective_ops, "_dist", SimpleNamespace(reduce_scatter=refused))
     with pytest.raises(NotOfferedError, match=r"^ProcessGroupGloo does not support reduce_scatter$"):
         ReduceScatter(cast(Rank, FakeRank(0)), 4012).enqueue()
-    monkeypatch.setattr(collective_ops, "_reduce_scatter", raising("Connection closed by peer"))
+    monkeypatch.setattr(collective_ops, "_reduce_scatter", raising(RuntimeError("Connection closed by peer")))
     with pytest.raises(RuntimeError, match="closed by peer"):
         ReduceScatter(cast(Rank, FakeRank(0)), 4012).enqueue()

@@ -12,7 +12,6 @@ from tests.needs import module
 
 torch = module("torch")
 
-from gpudoctor.errors import UserError  # noqa: E402
 from gpudoctor.facts.model.measured_hardware import ComputeRank  # noqa: E402
 from gpudoctor.facts.model.measurements import Measurements  # noqa: E402
 from gpudoctor.facts.model.missing import Missing  # noqa: E402
@@ -20,9 +19,8 @@ from gpudoctor.probes.compute import correctness  # noqa: E402
 from gpudoctor.probes.compute import probe as compute  # noqa: E402
 from gpudoctor.probes.runner import messages, torch_device  # noqa: E402
 from gpudoctor.probes.runner.launch import ProbePlan  # noqa: E402
-from gpudoctor.probes.runner.plan import parse_injection  # noqa: E402
-from tests.probes.conftest import measure  # noqa: E402
-from tests.probes.fake_gpus import GpuRank, install  # noqa: E402
+from tests.probes.conftest import Played, measure, raising  # noqa: E402
+from tests.probes.fake_gpus import GpuRank  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("forked_starters")
 
@@ -53,12 +51,6 @@ def test_equal_work_gave_equal_bits_but_for_the_rank_that_was_told_to_err(run: M
     assert (len(first), len(set(first)), len(second), len(set(second))) == (5, 1, 5, 1)
     assert first[0] != second[0]
     assert run.injected == ("wrong-bits=1",)
-
-
-def test_wrong_bits_takes_a_rank_and_nothing_more() -> None:
-    assert parse_injection("wrong-bits=1", 2).rank == 1
-    with pytest.raises(UserError, match="write it as wrong-bits=RANK"):
-        parse_injection("wrong-bits=1:3", 2)
 
 
 def cpu_rank(tmp_path: Path) -> GpuRank:
@@ -127,10 +119,9 @@ def test_after_the_time_box_no_further_pattern_begins(tmp_path: Path, monkeypatc
 
 
 def test_most_of_a_gpus_free_memory_is_covered_and_less_where_another_takes_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    played: Played, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    install(monkeypatch, free_bytes=256 * MIB)
-    one = GpuRank(tmp_path)
+    one = played(free_bytes=256 * MIB)
     found = correctness.check_memory(one)
     assert 0.8 * 256 * MIB <= found.covered_bytes <= 0.85 * 256 * MIB
     honest, given = torch.empty, iter(range(99))
@@ -142,18 +133,13 @@ def test_most_of_a_gpus_free_memory_is_covered_and_less_where_another_takes_it(
 
     monkeypatch.setattr(torch, "empty", scarce)
     assert correctness.check_memory(one).covered_bytes == 2 * 8 * MIB
-
-    def none(*_: Any, **__: Any) -> Any:
-        raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
-
-    monkeypatch.setattr(torch, "empty", none)
+    monkeypatch.setattr(torch, "empty", raising(torch.cuda.OutOfMemoryError("CUDA out of memory.")))
     with pytest.raises(torch.cuda.OutOfMemoryError):
         correctness.check_memory(one)
 
 
-def test_a_gpu_that_shares_the_hosts_memory_leaves_half_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch, free_bytes=256 * MIB, integrated=True)
-    assert correctness.check_memory(GpuRank(tmp_path)).covered_bytes == 128 * MIB
+def test_a_gpu_that_shares_the_hosts_memory_leaves_half_of_it(played: Played) -> None:
+    assert correctness.check_memory(played(free_bytes=256 * MIB, integrated=True)).covered_bytes == 128 * MIB
 
 
 @pytest.mark.parametrize(
@@ -166,18 +152,16 @@ def test_a_gpu_that_shares_the_hosts_memory_leaves_half_of_it(tmp_path: Path, mo
     ],
 )
 def test_what_a_gpu_multiplies_follows_from_its_compute_capability(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], names: list[str]
+    played: Played, capability: tuple[int, int], names: list[str]
 ) -> None:
-    install(monkeypatch, capability=capability)
-    kinds = compute._kinds(GpuRank(tmp_path))
+    kinds = compute._kinds(played(capability=capability))
     assert [kind.name for kind in kinds] == names
     assert kinds[0].seconds == max(kind.seconds for kind in kinds) == 2.0
 
 
-def test_matrices_shrink_until_they_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_matrices_shrink_until_they_fit(played: Played) -> None:
     for free, size in ((80 << 30, 8192), (2 << 30, 8192), (1 << 30, 4096), (0, 1024)):
-        install(monkeypatch, free_bytes=free)
-        one = GpuRank(tmp_path)
+        one = played(free_bytes=free)
         assert compute._gemm_size(one, compute._kinds(one)[0]) == size
 
 
@@ -193,20 +177,20 @@ class _Lap:
         return SimpleNamespace(worked_ms=float(_Lap.pieces - self._from))
 
 
-def test_rates_follow_from_the_time_of_one_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch, free_bytes=64 * MIB)
+def test_rates_follow_from_the_time_of_one_piece(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = played(free_bytes=64 * MIB)
     monkeypatch.setattr(compute, "_SMALLEST_BUFFER", MIB)
     monkeypatch.setattr(compute, "Stopwatch", _Lap)
     monkeypatch.setattr(torch.Tensor, "copy_", lambda target, _source: _count(target))
     monkeypatch.setattr(torch, "add", lambda *_, alpha, out: _count(out))
-    copy_gb_s, triad_gb_s = compute._memory_rates(GpuRank(tmp_path))
+    copy_gb_s, triad_gb_s = compute._memory_rates(one)
     buffer = 8 * MIB  # a fifth of what is free, as a power of two
     assert copy_gb_s == pytest.approx(2 * buffer / 1e-3 / 1e9)
     assert triad_gb_s == pytest.approx(3 * buffer / 1e-3 / 1e9)
     monkeypatch.setattr(torch, "mm", lambda *_, out: _count(out))
     monkeypatch.setattr(compute, "_gemm_size", lambda *_: 64)
     before = torch.get_float32_matmul_precision()
-    gemm = compute._gemm(GpuRank(tmp_path), compute._Kind("tf32", torch.float32, "high", 0.5))
+    gemm = compute._gemm(one, compute._Kind("tf32", torch.float32, "high", 0.5))
     assert gemm.tflops == pytest.approx(2 * 64**3 / 1e-3 / 1e12)
     assert gemm.tflops_mad == 0
     assert torch.get_float32_matmul_precision() == before
@@ -217,40 +201,31 @@ def _count(result: Any) -> Any:
     return result
 
 
-def test_a_gpu_that_is_nearly_full_has_no_rate_of_its_cache_for_one_of_its_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    install(monkeypatch, free_bytes=200 * MIB)
-    one = GpuRank(tmp_path)
+def test_a_gpu_that_is_nearly_full_has_no_rate_of_its_cache_for_one_of_its_memory(played: Played) -> None:
+    one = played(free_bytes=200 * MIB)
     why = Missing("200 MiB of memory are free: buffers that fit would stay in its cache", "failed")
     assert (compute._memory_rates(one), one.barriers) == ((why, why), 0)
 
 
-def test_no_room_for_three_buffers_costs_the_two_rates_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch)
+def test_no_room_for_three_buffers_costs_the_two_rates_only(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = played()
     monkeypatch.setattr(compute, "_SMALLEST_BUFFER", MIB)
-
-    def none(*_: Any, **__: Any) -> Any:
-        raise torch.cuda.OutOfMemoryError("CUDA out of memory.\nmore")
-
-    one = GpuRank(tmp_path)
-    monkeypatch.setattr(torch, "empty", none)
+    monkeypatch.setattr(torch, "empty", raising(torch.cuda.OutOfMemoryError("CUDA out of memory.\nmore")))
     rates = compute._memory_rates(one)
     why = Missing("no memory for three buffers of 8 MiB: CUDA out of memory.", "failed")
     assert (rates, one.barriers) == ((why, why), 2)
 
 
 def test_on_a_played_gpu_the_whole_probe_runs_and_gives_all_memory_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    played: Played, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    install(monkeypatch, free_bytes=32 * MIB)
+    one = played(free_bytes=32 * MIB)
     given_back: list[None] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given_back.append(None))
     monkeypatch.setattr(compute, "_SMALLEST_BUFFER", MIB)
     monkeypatch.setattr(compute, "_gemm_size", lambda *_: 16)
     monkeypatch.setattr(compute, "_laps_ms", lambda _rank, work, _seconds: [float(bool(work() is not None))])
     monkeypatch.setattr(correctness, "_task", lambda _rank: correctness._Task(4, 4, 4, torch.bfloat16))
-    one = GpuRank(tmp_path)
     compute.run_compute(one)
     found: ComputeRank = one.one(messages.ComputeSample).compute
     assert [gemm.dtype for gemm in found.gemms] == ["bf16", "fp16", "tf32"]
@@ -260,13 +235,9 @@ def test_on_a_played_gpu_the_whole_probe_runs_and_gives_all_memory_back(
 
 
 @pytest.mark.parametrize(("free", "width"), [(80 << 30, 4096), (1 << 30, 1024)])
-def test_the_step_that_is_compared_fits_the_smallest_gpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, width: int
-) -> None:
-    install(monkeypatch, free_bytes=free)
-    assert correctness._task(GpuRank(tmp_path)).width == width
-    install(monkeypatch, free_bytes=free, capability=(7, 0))
-    assert correctness._task(GpuRank(tmp_path)).dtype is torch.float16
+def test_the_step_that_is_compared_fits_the_smallest_gpu(played: Played, free: int, width: int) -> None:
+    assert correctness._task(played(free_bytes=free)).width == width
+    assert correctness._task(played(free_bytes=free, capability=(7, 0))).dtype is torch.float16
 
 
 def test_memory_that_runs_out_is_known_by_its_class_or_words() -> None:

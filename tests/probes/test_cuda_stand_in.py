@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import msgspec
 import pytest
@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from gpudoctor.facts.model.measured_strategies import Framework, FrameworkView, StrategyMemory
+from gpudoctor.facts.model.measured_strategies import FrameworkView, StrategyMemory
 from gpudoctor.facts.model.measurements import TorchView
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.collective import probe as collective
@@ -39,9 +39,11 @@ from gpudoctor.probes.strategies.run import _begin, _plain_arithmetic
 from gpudoctor.probes.train import probe as train_probe
 from gpudoctor.probes.train import steps as train_steps
 from gpudoctor.probes.train.sanity_model import Data, build_model, shape_for
+from tests.probes.conftest import raising
 from tests.probes.fake_gpus import GpuRank, install
 
 _dist: Any = dist  # not annotated everywhere
+SMALL = shape_for(cast(Any, SimpleNamespace(on_gpu=False)))  # as on a CPU
 
 
 class RealEvent:
@@ -98,8 +100,7 @@ def test_the_train_on_a_gpu_measures_by_events_and_tells_its_peak(
     tmp_path: Path, memory: Memory, group: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpu = GpuRank(tmp_path)
-    on_cpu: Any = SimpleNamespace(on_gpu=False, world_size=1)
-    monkeypatch.setattr(train_probe, "shape_for", lambda _: shape_for(on_cpu))
+    monkeypatch.setattr(train_probe, "shape_for", lambda _: SMALL)
     for name, count in (("_WARM_UP_GPU", 2), ("STEPS_PER_BLOCK", 3), ("_STEADY_STEPS", 2), ("_SOLO_STEPS", 2)):
         monkeypatch.setattr(train_probe, name, count)
     gpu.job = messages.RankJob(
@@ -258,7 +259,6 @@ def test_a_pipeline_on_gpus_is_paced_by_products_that_events_time(
     monkeypatch.setattr(pipeline, "_SIDE", 8)
     ones = torch.ones
     monkeypatch.setattr(torch, "ones", lambda *size, device: ones(*size))
-    monkeypatch.setattr(GpuRank, "from_rank_zero", lambda _, value: value, raising=False)
     pace = pipeline._Pace(GpuRank(tmp_path))
     assert pace._products >= 1
     pace.forget()
@@ -285,11 +285,9 @@ def test_a_slow_rank_computes_on_another_gpu_if_it_sees_that(
     monkeypatch.setattr(
         train_probe, "Data", lambda shape, batch, world_size, device: Data(shape, batch, world_size, gpu.device)
     )
-    on_cpu: Any = SimpleNamespace(on_gpu=False, world_size=3)
-    shape = shape_for(on_cpu)
-    model = build_model(shape, gpu.device)
+    model = build_model(SMALL, gpu.device)
     placed.clear()
-    swap = train_probe.swap_suspect(gpu, shape, model, 8, times_ms[2])
+    swap = train_probe.swap_suspect(gpu, SMALL, model, 8, times_ms[2])
     if suspect is None:
         assert (swap, placed) == (None, [])
         return
@@ -307,20 +305,14 @@ def test_a_gpu_that_takes_no_second_process_leaves_no_swap(
     gpu = GpuRank(tmp_path, world_size=2, number=1)
     rounds = [[[10.0], [20.0]], [[12.0], [0.0]]]
     monkeypatch.setattr(GpuRank, "gathered", lambda *_: rounds.pop(0), raising=False)
-
-    def refuse(*_: object) -> NoReturn:
-        raise RuntimeError(error)
-
-    monkeypatch.setattr(train_probe, "_compute_ms", refuse)
-    on_cpu: Any = SimpleNamespace(on_gpu=False, world_size=2)
-    assert train_probe.swap_suspect(gpu, shape_for(on_cpu), torch.nn.Linear(1, 1), 8, 20.0) is None
+    monkeypatch.setattr(train_probe, "_compute_ms", raising(RuntimeError(error)))
+    assert train_probe.swap_suspect(gpu, SMALL, torch.nn.Linear(1, 1), 8, 20.0) is None
     assert gpu.barriers == 2  # both ranks have waited for each other all the same
 
 
 def test_a_rank_that_sees_its_own_gpu_only_swaps_with_nobody(tmp_path: Path, memory: Memory) -> None:
-    on_cpu: Any = SimpleNamespace(on_gpu=False, world_size=2)
     rank_of_two = GpuRank(tmp_path, world_size=2)
-    assert train_probe.swap_suspect(rank_of_two, shape_for(on_cpu), torch.nn.Linear(1, 1), 8, 20.0) is None
+    assert train_probe.swap_suspect(rank_of_two, SMALL, torch.nn.Linear(1, 1), 8, 20.0) is None
 
 
 @pytest.mark.parametrize(
@@ -360,11 +352,8 @@ def test_a_rank_between_nodes_opens_its_gpu_first_and_answers_why_it_cannot(
 def test_an_nccl_error_between_nodes_is_its_own_last_line(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "NCCL error in: ProcessGroupNCCL.cpp:77, unhandled system error\nLast error:\nCall to ibv_modify_qp failed"
 
-    def broken(*_: object) -> NoReturn:
-        raise RuntimeError(text)
-
     joined = InterNodeRank("gloo", "127.0.0.1")
-    monkeypatch.setattr(joined, "_join", broken)
+    monkeypatch.setattr(joined, "_join", raising(RuntimeError(text)))
     answer = joined.measure(Rendezvous("key", 2, "127.0.0.1", 1, 1 << 20, 1.0, 9.0, rank=0))
     assert answer == InterNodeFailure("NCCL: Call to ibv_modify_qp failed")
 
@@ -394,25 +383,11 @@ def test_a_starter_that_has_opened_cuda_forks_no_ranks(
     assert rank_starter._load_torch({"method": "fork-server", "job": {}}, -1) == method
 
 
-class Answers:
-    """What a framework's process reports."""
-
-    def __init__(self) -> None:
-        self.view: FrameworkView | None = None
-
-    def doing(self, what: str) -> None:
-        assert what
-
-    def found(self, view: FrameworkView) -> None:
-        self.view = view
-
-
-def seen_by(framework: Framework) -> FrameworkView:
-    answers = Answers()
-    given: Any = answers
-    view_of(framework, given)
-    assert answers.view is not None
-    return answers.view
+def seen_by_torch() -> FrameworkView:
+    found: list[FrameworkView] = []
+    answers: Any = SimpleNamespace(doing=str, found=lambda view: found.append(view))
+    view_of("torch", answers)
+    return found[0]
 
 
 @pytest.mark.parametrize(
@@ -439,60 +414,11 @@ def test_torch_in_a_users_process_opens_cuda_before_it_counts(
     monkeypatch.setattr(torch.cuda, "init", init)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(uuids))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda place: SimpleNamespace(uuid=uuids[place]))
-    view = seen_by("torch")
+    view = seen_by_torch()
     assert (view.gpus, view.error) == (visible, init_error)
     assert opened is None or view.uuids == opened
     monkeypatch.setattr(torch.version, "cuda", None)
-    assert seen_by("torch").gpu_build is False
-
-
-@pytest.mark.parametrize(("built", "visible"), [(True, 2), (False, Missing("this build is for the CPU"))])
-def test_tensorflow_counts_gpus_if_it_was_built_with_cuda(
-    built: bool, visible: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    played: Any = ModuleType("tensorflow")
-    played.__version__ = "2.21.0"
-    played.test = SimpleNamespace(is_built_with_cuda=lambda: built)
-    played.config = SimpleNamespace(list_physical_devices=lambda _: ["GPU:0", "GPU:1"])
-    monkeypatch.setitem(sys.modules, "tensorflow", played)
-    assert (seen_by("tensorflow").gpu_build, seen_by("tensorflow").gpus) == (built, visible)
-
-
-@pytest.mark.parametrize(
-    ("plugin", "platforms", "shown", "error", "visible", "held_back"),
-    [
-        (True, None, None, None, 2, None),
-        (True, "cuda,cpu", "all", None, 2, None),
-        (True, "cpu", None, None, Missing("JAX_PLATFORMS=cpu"), "JAX_PLATFORMS=cpu"),
-        (True, None, "0", None, Missing("JAX_CUDA_VISIBLE_DEVICES=0"), "JAX_CUDA_VISIBLE_DEVICES=0"),
-        (True, None, None, "no supported devices found for platform CUDA", 0, None),
-        (False, None, None, None, Missing("this build is for the CPU"), None),
-    ],
-)
-def test_jax_counts_the_gpus_of_its_cuda_plugin(
-    plugin: bool,
-    platforms: str | None,
-    shown: str | None,
-    error: str | None,
-    visible: object,
-    held_back: str | None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def local_devices(backend: str) -> list[str]:
-        assert backend == "cuda"
-        if error is not None:
-            raise RuntimeError(error)
-        return ["cuda:0", "cuda:1"]
-
-    played: Any = ModuleType("jax")
-    played.__version__, played.local_devices = "0.10.2", local_devices
-    played.config = SimpleNamespace(jax_platforms=platforms, jax_cuda_visible_devices=shown)
-    monkeypatch.setitem(sys.modules, "jax", played)
-    monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "true")
-    monkeypatch.setattr(isolated_child, "_has_cuda_plugin", lambda: plugin)
-    view = seen_by("jax")
-    assert (view.gpus, view.held_back, view.error) == (visible, held_back, error)
-    assert os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"  # or its first question takes the GPUs' memory
+    assert seen_by_torch().gpu_build is False
 
 
 @pytest.mark.parametrize("where", ["entry point", "folder", "jaxlib", "nowhere"])
@@ -535,7 +461,7 @@ def test_a_launchers_processes_are_asked_which_gpus_each_was_given(monkeypatch: 
     workers.ranks = 3
     given = {1: "GPU-aa", 2: "MIG-bb"}
     workers._workers = {rank: (socket.socket(), WorkerHello(rank, visible)) for rank, visible in given.items()}
-    assert workers.visible == workers.visible_of_those_here == ["0", "GPU-aa", "MIG-bb"]
+    assert workers.visible == ["0", "GPU-aa", "MIG-bb"]
     for worker, _ in workers._workers.values():
         worker.close()
 

@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -32,6 +32,8 @@ from gpudoctor.probes.data.loader import (
 from gpudoctor.probes.runner.merge import merged_loading
 from gpudoctor.probes.storage import listing, page_cache
 from tests.needs import needs
+from tests.probes.conftest import raising
+from tests.probes.fake_gpus import GpuRank
 from tests.probes.test_storage_slow import FUSE, fuse_mount
 
 
@@ -120,10 +122,7 @@ def test_many_files_are_represented_evenly(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_full_disk_is_said_and_leaves_the_other_probes_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: Path, data: bytes) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(Path, "write_bytes", raising(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
     why = made_files(tmp_path / "data")
     assert isinstance(why, Missing)
     assert why.reason == "files to load could not be made in TMPDIR: No space left on device"
@@ -229,25 +228,6 @@ def test_the_cpus_of_the_cgroup_are_counted(
     assert read_cpuset(tmp_path) == cpus
 
 
-class GpuRank:
-    """What the copy to the GPU needs of a rank, played by a CPU: it shows the steps, not a GPU's rate."""
-
-    number = 0
-    device = torch.device("cpu")
-
-    def __init__(self) -> None:
-        self.made: list[str] = []
-
-    def phase(self, text: str) -> None:
-        self.made.append(text)
-
-    def barrier(self) -> None:
-        self.made.append("barrier")
-
-    def from_rank_zero(self, value: int) -> int:
-        return value
-
-
 def test_the_way_to_the_gpu_is_taken_with_and_without_pinning_by_the_best_number_of_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,10 +242,10 @@ def test_the_way_to_the_gpu_is_taken_with_and_without_pinning_by_the_best_number
 
     monkeypatch.setattr(probe, "loader_rate", rate)
     steps = [LoaderStep(0, rates(1.0)), LoaderStep(4, rates(2.0)), LoaderStep(8, None, Missing("no room", "denied"))]
-    rank = GpuRank()
-    assert probe._copies(cast(Any, rank), made, steps, 0.1, Seen()) == LoaderCopies(4, 2.0, 3.0)
+    one = GpuRank(tmp_path)
+    assert probe._copies(one, made, steps, 0.1, Seen()) == LoaderCopies(4, 2.0, 3.0)
     assert asked == [(4, False), (4, True)]
-    assert rank.made == ["data loader with 4 workers a rank, to the GPU", "barrier", "barrier"]
+    assert (one.phases, one.barriers) == (["data loader with 4 workers a rank, to the GPU"], 2)
 
 
 def test_a_full_disk_that_nobody_names_is_looked_for_in_shared_memory() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -22,9 +23,10 @@ from gpudoctor.probes.runner import plan as probe_plan
 from gpudoctor.probes.runner.launch import ProbePlan, run_probes
 from gpudoctor.probes.runner.rank_starter_client import start
 from gpudoctor.probes.runner.run_collector import INSTALL_TORCH
+from gpudoctor.process.own_program import own_python
 from gpudoctor.process.spawn import Child
 from tests.imported_torch import ImportedTorch, own_children
-from tests.probes.conftest import DEADLINE_S, GONE_WITHIN_S, goes_on, measure
+from tests.probes.conftest import DEADLINE_S, GONE_WITHIN_S, goes_on, measure, raising
 from tests.subprocesses import completed
 
 _HUNG_RUN = """
@@ -257,10 +259,7 @@ def test_a_starter_that_was_stopped_by_a_signal_is_not_waited_for(monkeypatch: p
 def test_a_machine_on_which_nothing_can_start_is_unknown_and_no_traceback(
     monkeypatch: pytest.MonkeyPatch, private_folders: Path
 ) -> None:
-    def no_process(*_: object, **__: object) -> None:
-        raise BlockingIOError(11, "Resource temporarily unavailable")
-
-    monkeypatch.setattr(subprocess, "Popen", no_process)
+    monkeypatch.setattr(subprocess, "Popen", raising(BlockingIOError(11, "Resource temporarily unavailable")))
     found = measure(ProbePlan("gloo", 2, probes=("train",)))
     [problem] = found.problems
     assert (problem.probe, problem.kind, problem.rank) == ("launch", "error", None)
@@ -271,10 +270,7 @@ def test_a_machine_on_which_nothing_can_start_is_unknown_and_no_traceback(
 
 
 def test_a_full_disk_is_met_before_a_rank_could_die_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(os, "posix_fallocate", raising(OSError(28, "No space left on device")))
     [problem] = measure(ProbePlan("gloo", 2)).problems
     assert (problem.kind, "No space left" in problem.text) == ("error", True)
 
@@ -352,10 +348,11 @@ def test_two_runs_at_once_do_not_meet(private_folders: Path, forked_starter: Non
     assert list(private_folders.iterdir()) == []
 
 
-def test_without_torch_every_probe_says_how_to_install_it(tmp_path: Path) -> None:
+def test_without_torch_every_probe_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     venv.create(tmp_path / "bare", with_pip=False)
-    python = tmp_path / "bare" / "bin" / "python"
-    found = run_probes(ProbePlan("gloo", 2), deadline_s=DEADLINE_S, probe_deadline_s=30.0, python=str(python))
+    bare = functools.partial(own_python, python=str(tmp_path / "bare" / "bin" / "python"))
+    monkeypatch.setattr("gpudoctor.probes.runner.rank_starter_client.own_python", bare)
+    found = run_probes(ProbePlan("gloo", 2), deadline_s=DEADLINE_S, probe_deadline_s=30.0)
     asked = [found.not_run[name] for name in ("torch", "collective", "train")]
     assert asked == [Missing(INSTALL_TORCH, "absent")] * 3
     assert found.problems == ()

@@ -36,6 +36,7 @@ from gpudoctor.probes.frameworks.isolated_child import IsolatedAnswer, Tensorflo
 from gpudoctor.probes.runner import launch
 from gpudoctor.probes.runner.plan import ProbePlan
 from tests.checks.one_check import env, gpu
+from tests.probes.conftest import raising
 from tests.subprocesses import completed
 
 ALL = tuple(FRAMEWORKS.values())
@@ -216,10 +217,7 @@ def test_weights_are_changed_in_ddp_and_in_the_train(check: str, monkeypatch: py
 def test_what_there_was_is_kept_where_a_signal_ends_it(
     monkeypatch: pytest.MonkeyPatch, started: list[IsolatedProcess]
 ) -> None:
-    def interrupted(deadline_s: float) -> Measurements:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(frameworks, "framework_views", interrupted)
+    monkeypatch.setattr(frameworks, "framework_views", raising(KeyboardInterrupt()))
     kept: list[Measurements] = []
     with pytest.raises(KeyboardInterrupt):
         with_frameworks(("tensorflow", "frameworks"), GPU_PLAN, Measurements(), None, kept.append)
@@ -275,10 +273,7 @@ def test_cpu_ranks_are_no_advice_for_what_is_asked_of_gpus() -> None:
 def test_workers_that_get_no_port_cost_their_own_strategy_only(
     monkeypatch: pytest.MonkeyPatch, started: list[IsolatedProcess]
 ) -> None:
-    def no_port(*_: Any) -> None:
-        raise OSError(errno.EADDRINUSE, "Address already in use")
-
-    monkeypatch.setattr("socket.socket", no_port)
+    monkeypatch.setattr("socket.socket", raising(OSError(errno.EADDRINUSE, "Address already in use")))
     measured = with_frameworks(("tensorflow",), CPU_PLAN, Measurements(), None, nothing)
     assert measured.tensorflow is not None
     [(variant, why)] = measured.tensorflow.strategies.not_run.items()

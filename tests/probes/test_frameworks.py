@@ -7,6 +7,7 @@ import select
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,13 +27,20 @@ CUDA_PLUGIN = {"jax_plugins": "", "jax_plugins/xla_cuda12": ""}
 DEADLINE_S = 60.0
 
 
-def asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sources: dict[str, str], deadline_s: float = DEADLINE_S
-) -> Measurements:
-    install(tmp_path, monkeypatch, sources)
-    # what else is installed on this machine takes seconds to import, and is not what is tested
-    monkeypatch.setattr(frameworks, "FRAMEWORKS", tuple(name for name in ALL if name in sources))
-    return framework_views(deadline_s)
+Asked = Callable[..., Measurements]
+
+
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Asked:
+    """asked(sources, deadline_s): what these frameworks tell."""
+
+    def ask(sources: dict[str, str], deadline_s: float = DEADLINE_S) -> Measurements:
+        install(tmp_path, monkeypatch, sources)
+        # what else is installed on this machine takes seconds to import, and is not what is tested
+        monkeypatch.setattr(frameworks, "FRAMEWORKS", tuple(name for name in ALL if name in sources))
+        return framework_views(deadline_s)
+
+    return ask
 
 
 def view(measured: Measurements) -> FrameworkView:
@@ -46,10 +54,11 @@ def why(measured: Measurements, name: str) -> Missing:
 
 
 def test_each_framework_tells_its_version_and_the_gpus_that_it_opens(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda,cpu")
     sources = {"torch": torch(), "tensorflow": tensorflow(2), "jax": jax(), **CUDA_PLUGIN}
-    measured = asked(tmp_path, monkeypatch, sources)
+    measured = asked(sources)
     assert measured.not_run == {}
     assert [(each.framework, each.version, each.gpus) for each in measured.frameworks] == [
         ("torch", "2.9.0+cu128", 2),
@@ -61,64 +70,58 @@ def test_each_framework_tells_its_version_and_the_gpus_that_it_opens(
     assert uuids[0] == "GPU-11111111-0000-0000-0000-000000000000"
 
 
-def test_a_torch_that_cannot_open_cuda_says_what_cuda_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = view(asked(tmp_path, monkeypatch, {"torch": torch('raise RuntimeError("CUDA error 802\\nmore")')}))
+def test_a_torch_that_cannot_open_cuda_says_what_cuda_said(asked: Asked) -> None:
+    found = view(asked({"torch": torch('raise RuntimeError("CUDA error 802\\nmore")')}))
     assert (found.gpus, found.error) == (2, "CUDA error 802")
 
 
-def test_a_gpu_that_is_counted_and_cannot_be_opened_is_not_listed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_that_is_counted_and_cannot_be_opened_is_not_listed(asked: Asked) -> None:
     source = torch().replace("return len(cuda.uuids)", "return len(cuda.uuids) + 1  # by NVML")
     source = source.replace("return _Properties", "return exec('raise RuntimeError') if index == 2 else _Properties")
-    found = view(asked(tmp_path, monkeypatch, {"torch": source}))
+    found = view(asked({"torch": source}))
     assert found.gpus == len(found.uuids if isinstance(found.uuids, tuple) else ()) == 2
 
 
 def test_gpus_that_tensorflow_leaves_out_are_kept_in_its_words_whatever_the_log_level(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
     line = "Ignoring visible gpu device (device: 1)"
     told = f"import os\nif os.environ['TF_CPP_MIN_LOG_LEVEL'] == '0': os.write(2, b'I gpu_device.cc:1] {line}\\n' * 2)"
-    found = view(asked(tmp_path, monkeypatch, {"tensorflow": tensorflow(1) + told}))
+    found = view(asked({"tensorflow": tensorflow(1) + told}))
     assert (found.gpus, found.left_out, found.complaints) == (1, (line,), ())
 
 
-def test_what_tensorflow_wrote_of_cuda_is_kept_where_it_opens_no_gpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = view(asked(tmp_path, monkeypatch, {"tensorflow": tensorflow(0)}))
+def test_what_tensorflow_wrote_of_cuda_is_kept_where_it_opens_no_gpu(asked: Asked) -> None:
+    found = view(asked({"tensorflow": tensorflow(0)}))
     assert (found.gpus, found.complaints) == (0, ("Cannot dlopen some GPU libraries.",))
 
 
-def test_builds_for_the_cpu_are_known_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    measured = asked(tmp_path, monkeypatch, {"tensorflow": tensorflow(0, cuda=False), "jax": jax()})
+def test_builds_for_the_cpu_are_known_as_such(asked: Asked) -> None:
+    measured = asked({"tensorflow": tensorflow(0, cuda=False), "jax": jax()})
     assert [each.gpu_build for each in measured.frameworks] == [False, False]
 
 
-def test_jax_that_is_told_to_stay_on_the_cpu_is_held_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jax_that_is_told_to_stay_on_the_cpu_is_held_back(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    found = view(asked(tmp_path, monkeypatch, {"jax": jax(), **CUDA_PLUGIN}))
+    found = view(asked({"jax": jax(), **CUDA_PLUGIN}))
     assert found.held_back == "JAX_PLATFORMS=cpu"
 
 
-def test_jax_that_is_told_which_gpus_to_take_is_held_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jax_that_is_told_which_gpus_to_take_is_held_back(asked: Asked) -> None:
     source = jax().replace("class config:", "class config:\n    jax_cuda_visible_devices = '0'\n   ")
-    assert view(asked(tmp_path, monkeypatch, {"jax": source, **CUDA_PLUGIN})).held_back == "JAX_CUDA_VISIBLE_DEVICES=0"
+    assert view(asked({"jax": source, **CUDA_PLUGIN})).held_back == "JAX_CUDA_VISIBLE_DEVICES=0"
 
 
-def test_jax_that_cannot_start_cuda_sees_none_and_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jax_that_cannot_start_cuda_sees_none_and_says_why(asked: Asked) -> None:
     source = jax("raise RuntimeError('Unable to initialize backend')")
-    found = view(asked(tmp_path, monkeypatch, {"jax": source, **CUDA_PLUGIN}))
+    found = view(asked({"jax": source, **CUDA_PLUGIN}))
     assert (found.gpus, found.error) == (0, "Unable to initialize backend")
 
 
-def test_an_import_that_does_not_end_is_ended_and_costs_the_others_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_import_that_does_not_end_is_ended_and_costs_the_others_nothing(asked: Asked, tmp_path: Path) -> None:
     hangs = f"import os, signal\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\nsignal.pause()"
-    measured = asked(tmp_path, monkeypatch, {"jax": hangs, "tensorflow": tensorflow(1)}, 3.0)
+    measured = asked({"jax": hangs, "tensorflow": tensorflow(1)}, 3.0)
     assert measured.not_run["frameworks.jax"] == Missing("JAX did not leave 'import jax' within 3 s", "failed")
     assert view(measured).framework == "tensorflow"
     assert not Path("/proc", (tmp_path / "pid").read_text()).exists()
@@ -182,15 +185,13 @@ def test_a_worker_stays_until_the_others_are_done_too(tmp_path: Path, monkeypatc
         ("raise ValueError('half \\ud800')", "JAX: ValueError: half ?"),
     ],
 )
-def test_how_a_framework_ends_before_its_answer_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, said: str
-) -> None:
-    assert why(asked(tmp_path, monkeypatch, {"jax": source}), "jax") == Missing(said, "failed")
+def test_how_a_framework_ends_before_its_answer_is_said(asked: Asked, source: str, said: str) -> None:
+    assert why(asked({"jax": source}), "jax") == Missing(said, "failed")
 
 
-def test_an_abort_at_exit_takes_nothing_from_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_abort_at_exit_takes_nothing_from_the_answer(asked: Asked) -> None:
     source = tensorflow(1) + "\nimport atexit, os\natexit.register(os.abort)"
-    assert view(asked(tmp_path, monkeypatch, {"tensorflow": source})).gpus == 1
+    assert view(asked({"tensorflow": source})).gpus == 1
 
 
 def test_a_folder_called_like_a_framework_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,6 +241,6 @@ def test_no_process_outlives_the_one_that_asked(
     os.close(told)
 
 
-def test_orders_and_answers_are_json_that_both_sides_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_orders_and_answers_are_json_that_both_sides_read(asked: Asked) -> None:
     garbled = "import json, os, sys\nos.write(json.loads(sys.argv[1])['fd'], b'{]\\n')\nimport signal; signal.pause()"
-    assert why(asked(tmp_path, monkeypatch, {"jax": garbled}), "jax").reason == "JAX: its answer could not be read"
+    assert why(asked({"jax": garbled}), "jax").reason == "JAX: its answer could not be read"

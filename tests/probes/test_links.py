@@ -22,8 +22,8 @@ from gpudoctor.probes.runner.plan import ProbePlan  # noqa: E402
 from gpudoctor.probes.runner.rank_starter import visible_gpus  # noqa: E402
 from gpudoctor.probes.runner.run_collector import RunCollector  # noqa: E402
 from gpudoctor.probes.runner.torch_device import numbered, power_of_two, require_usable  # noqa: E402
-from tests.probes.conftest import measure  # noqa: E402
-from tests.probes.fake_gpus import GpuRank, install  # noqa: E402
+from tests.probes.conftest import Played, measure, raising  # noqa: E402
+from tests.probes.fake_gpus import GpuRank  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("forked_starters")
 
@@ -36,9 +36,8 @@ def test_cpu_ranks_have_no_link_and_that_is_no_problem() -> None:
     assert found.not_run["link"] == Missing("CPU ranks have no link to a GPU")
 
 
-def test_host_copies_are_timed_both_ways_and_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch)
-    one = GpuRank(tmp_path)
+def test_host_copies_are_timed_both_ways_and_compared(played: Played) -> None:
+    one = played()
     links.run_links(one)
     sample = one.one(messages.LinkSample)
     host = sample.host
@@ -51,8 +50,8 @@ def test_host_copies_are_timed_both_ways_and_compared(tmp_path: Path, monkeypatc
     assert sample.no_peers == Missing("one GPU: there is no other to copy to")
 
 
-def test_a_byte_that_is_lost_on_the_way_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch)
+def test_a_byte_that_is_lost_on_the_way_is_counted(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = played()
     honest, copies = torch.Tensor.copy_, iter(range(9))
 
     def lossy(target: Any, source: Any, non_blocking: bool = False) -> Any:
@@ -63,17 +62,15 @@ def test_a_byte_that_is_lost_on_the_way_is_counted(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(torch.Tensor, "copy_", lossy)
     monkeypatch.setattr(links, "_copy_gb_s", lambda *_: 1.0)
-    one = GpuRank(tmp_path)
     links.run_links(one)
     assert one.one(messages.LinkSample).host.wrong_bytes == 1
 
 
 @pytest.mark.parametrize("lost", [1, 2])
 def test_a_copy_that_never_arrives_is_not_taken_for_the_one_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: int
+    played: Played, monkeypatch: pytest.MonkeyPatch, lost: int
 ) -> None:
-    install(monkeypatch)
-    one = GpuRank(tmp_path)
+    one = played()
     made = links._allocated(one, 16 * MIB)
     assert made is not None
     made.device.copy_(made.sent)
@@ -86,9 +83,8 @@ def test_a_copy_that_never_arrives_is_not_taken_for_the_one_before(
     assert one.one(messages.LinkSample).host.wrong_bytes > 15 * MIB
 
 
-def test_pinned_memory_that_runs_out_makes_smaller_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch, free_bytes=128 * MIB)
-    one, honest = GpuRank(tmp_path), torch.empty
+def test_pinned_memory_that_runs_out_makes_smaller_copies(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, honest = played(free_bytes=128 * MIB), torch.empty
 
     def short(count: int, **options: Any) -> Any:
         if options.get("pin_memory") and count * 4 > 20 * MIB:
@@ -100,22 +96,14 @@ def test_pinned_memory_that_runs_out_makes_smaller_copies(tmp_path: Path, monkey
     assert one.one(messages.LinkSample).host.size_bytes == 16 * MIB
 
 
-def test_no_pinned_memory_at_all_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch)
-
-    def none(*_: Any, **__: Any) -> Any:
-        raise RuntimeError("CUDA error: out of memory")
-
-    monkeypatch.setattr(torch, "empty", none)
+def test_no_pinned_memory_at_all_is_told(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = played()
+    monkeypatch.setattr(torch, "empty", raising(RuntimeError("CUDA error: out of memory")))
     with pytest.raises(RuntimeError, match="not even 32 MiB of pinned host memory"):
-        links.run_links(GpuRank(tmp_path))
-
-    def broken(*_: Any, **__: Any) -> Any:
-        raise RuntimeError("CUDA error: unspecified launch failure")
-
-    monkeypatch.setattr(torch, "empty", broken)
+        links.run_links(one)
+    monkeypatch.setattr(torch, "empty", raising(RuntimeError("CUDA error: unspecified launch failure")))
     with pytest.raises(RuntimeError, match="launch failure"):
-        links.run_links(GpuRank(tmp_path))
+        links.run_links(one)
 
 
 @pytest.fixture
@@ -127,9 +115,14 @@ def host_only(monkeypatch: pytest.MonkeyPatch) -> None:
     ("cpulist", "near"), [("{own}", True), ("4000-4007", False), ("", "names no CPUs"), (None, "No such file")]
 )
 def test_the_copies_run_near_the_gpu_where_that_is_allowed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host_only: None, cpulist: str | None, near: bool | str
+    played: Played,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    host_only: None,
+    cpulist: str | None,
+    near: bool | str,
 ) -> None:
-    install(monkeypatch)
+    one = played()
     allowed = os.sched_getaffinity(0)
     first = min(allowed)
     folder = tmp_path / "GPU-0"
@@ -146,7 +139,6 @@ def test_the_copies_run_near_the_gpu_where_that_is_allowed(
         return rates(buffers)
 
     monkeypatch.setattr(links, "_rates", watched)
-    one = GpuRank(tmp_path)
     links.run_links(one)
     found = one.one(messages.LinkSample).host.near_cpus
     assert str(near) in found.missing if isinstance(found, Missing) else found is near
@@ -155,11 +147,8 @@ def test_the_copies_run_near_the_gpu_where_that_is_allowed(
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
-def test_each_rank_copies_to_every_other_gpu_in_turn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    install(monkeypatch, gpus=3)
-    one = GpuRank(tmp_path, world_size=3, number=number)
+def test_each_rank_copies_to_every_other_gpu_in_turn(played: Played, number: int) -> None:
+    one = played(gpus=3, number=number)
     found, why_not = peer_copies.measure_peers(one)
     assert why_not is None
     others = [n for n in range(3) if n != number]
@@ -183,9 +172,8 @@ def test_the_own_gpu_is_the_first_and_the_others_follow_in_the_order_of_ranks() 
         assert visible_gpus(number, uuids, ["train"]) == [uuids[number]]
 
 
-def test_elements_that_arrive_changed_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch, gpus=2)
-    honest = torch.Tensor.copy_
+def test_elements_that_arrive_changed_are_counted(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, honest = played(gpus=2), torch.Tensor.copy_
 
     def lossy(target: Any, source: Any, non_blocking: bool = False) -> Any:
         honest(target, source)
@@ -194,57 +182,46 @@ def test_elements_that_arrive_changed_are_counted(tmp_path: Path, monkeypatch: p
         return target
 
     monkeypatch.setattr(torch.Tensor, "copy_", lossy)
-    [link], _ = peer_copies.measure_peers(GpuRank(tmp_path, world_size=2))
+    [link], _ = peer_copies.measure_peers(one)
     assert link.wrong_elements == 2
 
 
 @pytest.mark.parametrize(
-    ("text", "kind", "words"),
+    ("text", "words"),
     [
-        ("CUDA error: CUDA-capable device(s) is/are busy or unavailable", "denied", "exclusive mode"),
-        ("CUDA out of memory.", "denied", "no memory for a second process"),
+        ("CUDA error: CUDA-capable device(s) is/are busy or unavailable", "exclusive mode"),
+        ("CUDA out of memory.", "no memory for a second process"),
     ],
 )
 def test_a_gpu_that_takes_no_second_process_is_no_fault(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, kind: str, words: str
+    played: Played, monkeypatch: pytest.MonkeyPatch, text: str, words: str
 ) -> None:
-    install(monkeypatch, gpus=2)
-    one = GpuRank(tmp_path, world_size=2)
-
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise RuntimeError(text)
-
-    monkeypatch.setattr(torch, "zeros", refuse)
+    one = played(gpus=2)
+    monkeypatch.setattr(torch, "zeros", raising(RuntimeError(text)))
     found, why_not = peer_copies.measure_peers(one)
     assert found == ()
     assert why_not is not None
-    assert (why_not.kind, words in why_not.missing) == (kind, True)
+    assert (why_not.kind, words in why_not.missing) == ("denied", True)
 
 
-def test_another_error_of_the_other_gpu_is_not_swallowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch, gpus=2)
-    one = GpuRank(tmp_path, world_size=2)
-
-    def broken(*_: Any, **__: Any) -> Any:
-        raise RuntimeError("CUDA error: unspecified launch failure")
-
-    monkeypatch.setattr(torch, "zeros", broken)
+def test_another_error_of_the_other_gpu_is_not_swallowed(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = played(gpus=2)
+    monkeypatch.setattr(torch, "zeros", raising(RuntimeError("CUDA error: unspecified launch failure")))
     with pytest.raises(RuntimeError, match="launch failure"):
         peer_copies.measure_peers(one)
 
 
-def test_gpus_that_a_cgroup_hides_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch, gpus=1)
-    found, why_not = peer_copies.measure_peers(GpuRank(tmp_path, world_size=2))
+def test_gpus_that_a_cgroup_hides_are_said(played: Played) -> None:
+    found, why_not = peer_copies.measure_peers(played(gpus=1, world_size=2))
     assert (found, why_not) == ((), Missing("this process may open 1 of the 2 GPUs only", "denied"))
 
 
 @pytest.mark.parametrize(("free_mib", "sizes"), [(7, []), (64, [2 * MIB, 2 * MIB]), (8, [MIB, MIB])])
 def test_on_a_nearly_full_gpu_copies_shrink_and_then_there_are_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_mib: int, sizes: list[int]
+    played: Played, monkeypatch: pytest.MonkeyPatch, free_mib: int, sizes: list[int]
 ) -> None:
     """Never copies of nothing, at 0 GB/s; memory that another process takes meanwhile makes them smaller still."""
-    install(monkeypatch, gpus=2, free_bytes=free_mib * MIB)
+    ranks = [played(gpus=2, free_bytes=free_mib * MIB, number=number) for number in range(2)]
     honest = torch.empty
 
     def full(count: int, **options: Any) -> Any:
@@ -254,50 +231,45 @@ def test_on_a_nearly_full_gpu_copies_shrink_and_then_there_are_none(
 
     monkeypatch.setattr(torch, "empty", full)
     found = []
-    for number in range(2):
-        links, why_not = peer_copies.measure_peers(GpuRank(tmp_path, world_size=2, number=number))
+    for one in ranks:
+        links, why_not = peer_copies.measure_peers(one)
         found += [link.size_bytes for link in links]
     assert found == sizes
     none_left = Missing("no memory for copies: the fullest GPU has 7 MiB left", "denied")
     assert why_not == (None if sizes else none_left)
 
 
-def full(*_: Any, **__: Any) -> Any:
-    raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+FULL = raising(torch.cuda.OutOfMemoryError("CUDA out of memory."))
 
 
 def test_a_second_pair_of_buffers_that_does_not_fit_costs_only_the_rate_of_both_ways(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    played: Played, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    install(monkeypatch, gpus=2)
-    monkeypatch.setattr(torch, "empty_like", full)
-    [link], _ = peer_copies.measure_peers(GpuRank(tmp_path, world_size=2))
+    one = played(gpus=2)
+    monkeypatch.setattr(torch, "empty_like", FULL)
+    [link], _ = peer_copies.measure_peers(one)
     assert link.both_ways_gb_s == Missing("no memory for a second pair of buffers")
     assert link.gb_s > 0
 
 
 def test_a_gpu_without_room_for_the_smallest_copy_is_out_of_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    played: Played, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    install(monkeypatch, gpus=2)
-    monkeypatch.setattr(torch, "empty", full)
+    one = played(gpus=2)
+    monkeypatch.setattr(torch, "empty", FULL)
     with pytest.raises(torch.cuda.OutOfMemoryError):
-        peer_copies.measure_peers(GpuRank(tmp_path, world_size=2))
+        peer_copies.measure_peers(one)
 
 
-def test_more_peers_than_cuda_maps_leave_out_pairs_and_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch, gpus=3)
-    honest = peer_copies._one_way
+def test_more_peers_than_cuda_maps_leave_out_pairs_and_say_so(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = played(gpus=3)
+    ways = iter((peer_copies._one_way, raising(RuntimeError("CUDA error: peer mapping resources exhausted"))))
 
     def limited(pair: Any, give_s: float) -> Any:
-        if limited.calls:  # type: ignore[attr-defined]
-            raise RuntimeError("CUDA error: peer mapping resources exhausted")
-        limited.calls = 1  # type: ignore[attr-defined]
-        return honest(pair, give_s)
+        return next(ways)(pair, give_s)
 
-    limited.calls = 0  # type: ignore[attr-defined]
     monkeypatch.setattr(peer_copies, "_one_way", limited)
-    found, why_not = peer_copies.measure_peers(GpuRank(tmp_path, world_size=3))
+    found, why_not = peer_copies.measure_peers(one)
     assert [link.target for link in found] == [1]
     assert why_not is not None
     assert "maps no more peers" in why_not.missing

@@ -17,6 +17,7 @@ from gpudoctor.facts.model.node import Driver, Environment, Source, Unanswered, 
 from gpudoctor.facts.simulated.load import load_node
 from gpudoctor.probes.runner import launch
 from gpudoctor.probes.runner import run_progress as sampled
+from tests.probes.conftest import raising
 
 
 @pytest.fixture
@@ -27,11 +28,8 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[launch.ProbePlan]:
         taken.append(plan)
         return Measurements()
 
-    def no_driver(*_: object) -> None:
-        raise OSError("there is no driver to sample")
-
     monkeypatch.setattr(launch, "run_probes", run_probes)
-    monkeypatch.setattr(sampled, "Sampler", no_driver)
+    monkeypatch.setattr(sampled, "Sampler", raising(OSError("there is no driver to sample")))
     return taken
 
 

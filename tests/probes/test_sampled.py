@@ -23,7 +23,7 @@ from gpudoctor.probes.runner.plan import ProbePlan
 from gpudoctor.probes.runner.run_progress import Windows, sampling
 from gpudoctor.testing.fake_nvml import Script, ScriptedFault, write_script
 from tests.imported_torch import own_children
-from tests.probes.conftest import DEADLINE_S
+from tests.probes.conftest import DEADLINE_S, raising
 
 pytestmark = pytest.mark.usefixtures("forked_starters")
 
@@ -94,10 +94,11 @@ def test_real_ranks_say_when_a_probe_runs() -> None:
 
 
 SAMPLERS: list[Sampler] = []
+Driver = Callable[..., Node]
 
 
 @pytest.fixture
-def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Node]:
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Driver:
     """A live node like a simulated one, whose driver the sampler can ask; `SAMPLERS` has those it started."""
     SAMPLERS.clear()
 
@@ -147,9 +148,7 @@ def trained_until_sampled(plan: ProbePlan, *, on_message: Callable[..., None], *
     return found
 
 
-def test_the_gpus_under_load_are_sampled_and_cut_by_probe(
-    driver: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_gpus_under_load_are_sampled_and_cut_by_probe(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     node = driver()
     [telemetry] = load(node, monkeypatch, trained_until_sampled).telemetry
     assert (telemetry.during, telemetry.ended) == ("train", None)
@@ -161,7 +160,7 @@ def test_the_gpus_under_load_are_sampled_and_cut_by_probe(
 
 
 def test_a_driver_that_hangs_under_load_is_told_and_holds_nothing_up(
-    driver: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = driver(ScriptedFault("nvmlDeviceGetTemperature", gpu=2, hang=True), call_deadline_s=0.5)
     monkeypatch.setattr("gpudoctor.facts.nvml.sampler._SLACK_S", 60.0)
@@ -178,9 +177,7 @@ def test_a_driver_that_hangs_under_load_is_told_and_holds_nothing_up(
     assert [gpu.samples for gpu in telemetry.gpus] == [1, 1, 0, 0, 0, 0, 0, 0]
 
 
-def test_an_interrupted_run_keeps_what_was_sampled(
-    driver: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_run_keeps_what_was_sampled(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     def stopped(plan: ProbePlan, *, on_interrupt: Callable[..., None], **rest: Any) -> Measurements:
         on_interrupt(trained(plan, **rest))
         raise KeyboardInterrupt
@@ -191,22 +188,16 @@ def test_an_interrupted_run_keeps_what_was_sampled(
     assert [telemetry.during for telemetry in kept[0].telemetry] == ["train"]
 
 
-def test_a_sampler_that_cannot_start_costs_only_the_telemetry(
-    driver: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sampler_that_cannot_start_costs_only_the_telemetry(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     node = driver()
-
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(11, "Resource temporarily unavailable")
-
-    monkeypatch.setattr(sampled, "Sampler", refuse)
+    monkeypatch.setattr(sampled, "Sampler", raising(OSError(11, "Resource temporarily unavailable")))
     found = load(node, monkeypatch, trained)
     assert found.telemetry == ()
     assert found.not_run["telemetry"].kind == "failed"
     assert "Resource temporarily unavailable" in found.not_run["telemetry"].reason
 
 
-def test_a_burn_is_also_told_as_a_whole(driver: Callable[..., Node], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_burn_is_also_told_as_a_whole(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     node = driver()
     gpus = tuple((gpu.index, str(gpu.uuid), gpu.bus_id) for gpu in node.gpus)
     plan = ProbePlan("nccl", ranks=8, gpus=gpus, duration_s=60.0)

@@ -37,6 +37,7 @@ from gpudoctor.probes.storage.measure import read_paths
 from gpudoctor.process.temporary_folder import temporary_folder
 from tests.checks.one_check import judge, words
 from tests.needs import find, missing, needs
+from tests.probes.conftest import raising
 from tests.subprocesses import completed
 
 MIB = 1 << 20
@@ -63,6 +64,18 @@ def fuse_mount(point: Path, delay_s: float) -> Iterator[subprocess.Popen[bytes]]
         subprocess.run([str(find("fusermount3")), "-u", "-z", str(point)], check=False, capture_output=True)
         server.kill()
         server.wait()
+
+
+@contextmanager
+def silent_mount(point: Path) -> Iterator[None]:
+    """One that answers nothing; what waits for it fails the test instead of hanging it."""
+    with fuse_mount(point, 0.0) as server:
+        server.send_signal(signal.SIGSTOP)
+        server_ends = threading.Timer(10, server.kill)
+        server_ends.start()
+        yield
+        assert server.poll() is None, "it waited until the server was ended"
+        server_ends.cancel()
 
 
 @needs(*FUSE)
@@ -114,10 +127,7 @@ def _holds(cmdline: Path, word: str) -> bool:
 def test_a_home_that_hangs_costs_the_users_configuration_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpudoctor.facts.system.path_status.PATH", Deadline(1.0, "for this test"))
     said: list[str] = []
-    with fuse_mount(tmp_path / "home", 0.0) as server:
-        server.send_signal(signal.SIGSTOP)
-        server_ends = threading.Timer(10, server.kill)  # without a deadline the test would hang
-        server_ends.start()
+    with silent_mount(tmp_path / "home"):
         environ = {"HOME": str(tmp_path / "home")}
         config = load_config(None, environ, registry, silent=said.append)
         with pytest.raises(ConfigError, match=r"did not answer within 1 s; XDG_CONFIG_HOME=/ leaves it out"):
@@ -127,8 +137,6 @@ def test_a_home_that_hangs_costs_the_users_configuration_alone(tmp_path: Path, m
         for few in (CheckRequest(only=("pcie",)), CheckRequest(skip=("storage",)), CheckRequest(node="hgx-h100-8")):
             with pytest.raises(ConfigError, match="XDG_CONFIG_HOME=/ leaves it out"):
                 prepare(few)
-        assert server.poll() is None, "it waited until the server was ended"
-        server_ends.cancel()
     assert config == Config()
     assert said == [f"the configuration {tmp_path}/home/.config/gpudoctor/config.yaml was not read: "
                     "it did not answer within 1 s"]  # fmt: skip
@@ -141,17 +149,12 @@ def test_a_tmpdir_that_hangs_keeps_no_run_waiting(tmp_path: Path, monkeypatch: p
     why = Missing("did not answer within 1 s", "failed")
     node = Node(source=Source("live", "here"), storage=Storage((StorageMount(
         silent, "fuse", "fuse", paths=(StoragePath(silent, ("TMPDIR",)),), error=why),)))  # fmt: skip
-    with fuse_mount(tmp_path / "silent", 0.0) as server:
-        server.send_signal(signal.SIGSTOP)
-        server_ends = threading.Timer(10, server.kill)  # without a deadline the test would hang
-        server_ends.start()
+    with silent_mount(tmp_path / "silent"):
         monkeypatch.setenv("TMPDIR", silent)
         with pytest.raises(OSError, match=f"TMPDIR, {silent}, did not answer within 1 s"):
             _refuse_silent_tmpdir()
         chosen = tuple(check for check in registry() if check.id == "storage.read")
         measured = with_storage(node, Measurements(), chosen, "full", LoadRequest(), None, {"TMPDIR": silent})
-        assert server.poll() is None, "it waited until the server was ended"
-        server_ends.cancel()
     assert measured.storage == (
         StorageRead(silent, own_file=True, failure=Missing(f"{why.reason} (see storage.mount)", "failed")),
     )
@@ -335,10 +338,7 @@ def of_fio(group: Path, file: Path, rw: str, block: str) -> float:
 
 
 def test_a_tmpdir_without_file_locks_is_named_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(descriptor: int, operation: int) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "flock", raising(OSError(errno.ENOLCK, "No locks available")))
     why = r"has no file locks \(No locks available\): set it to a folder on a local disk"
     with pytest.raises(OSError, match=why), temporary_folder("gpudoctor-test-") as folder:
         _require_locks(folder)

@@ -7,18 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.finding import Finding, Status
-from gpudoctor.checks.core.registry import registry
-from gpudoctor.checks.core.runner import run_checks
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.measured_strategies import Strategies, StrategyRun
 from gpudoctor.facts.model.measurements import Measurements
-from gpudoctor.facts.model.node import Node
 from gpudoctor.probes.runner.launch import ProbePlan, run_probes
 from gpudoctor.probes.runner.plan import parse_injection
 from tests.imported_torch import ForkedPython
 from tests.probes.conftest import measure, two_ranks
+from tests.probes.test_strategies import judged
 
 pytestmark = pytest.mark.usefixtures("forked_starters")
 
@@ -46,9 +43,7 @@ def weights_error(run: StrategyRun) -> float:
 
 
 def failures(found: Measurements, check_id: str) -> list[Finding]:
-    [check] = [c for c in registry() if c.id == check_id]
-    [result] = run_checks(Case(node=Node(), measurements=found), [check], level="full", clock=lambda: 0.0)
-    return [finding for finding in result.findings if finding.status is Status.FAIL]
+    return [finding for finding in judged(found, check_id).findings if finding.status is Status.FAIL]
 
 
 @pytest.fixture(scope="module")

@@ -13,10 +13,10 @@ torch = module("torch")
 
 from gpudoctor.facts.model.measurements import TorchView  # noqa: E402
 from gpudoctor.probes.runner import messages, torch_device  # noqa: E402
-from gpudoctor.probes.runner.board import ProgressBoard  # noqa: E402
-from gpudoctor.probes.runner.messages import RankFailure, RankJob  # noqa: E402
-from gpudoctor.probes.runner.rank import Rank  # noqa: E402
+from gpudoctor.probes.runner.messages import RankFailure  # noqa: E402
 from gpudoctor.probes.runner.torch_device import rank_failure  # noqa: E402
+from tests.probes.conftest import raising  # noqa: E402
+from tests.probes.fake_gpus import GpuRank  # noqa: E402
 
 _NCCL_SHM = """NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:77, unhandled system error
 ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.
@@ -145,40 +145,21 @@ def test_what_hardware_did_is_told_from_what_software_did(text: str, kind: str, 
     assert found.blocked is (kind == "error"), "what a GPU did shows where its rank waits, and is not the others' doing"
 
 
-class _OneGpu(Rank):
-    """A rank that believes it is on a GPU and keeps what it would have sent."""
-
-    def __init__(self, folder: Path) -> None:
-        job = RankJob("nccl", 1, ((0, "GPU-aa", "bus"),), ("train",), folder=str(folder), group_timeout_s=10.0)
-        ProgressBoard(folder / "board", 1).close()
-        super().__init__(0, job, fd=-1)
-        self.sent: list[messages.RankMessage] = []
-
-    def send(self, message: messages.RankMessage) -> None:
-        self.sent.append(message)
-
-
-_VIEW = TorchView("2.9.1+cu128", "12.8", "2.27.5", True, 1, ("GPU-aa",))
+_VIEW = TorchView("2.9.1+cu128", "12.8", "2.27.5", True, 1, ("GPU-0",))
 
 
 @pytest.fixture
-def one_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> _OneGpu:
+def one_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GpuRank:
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (6, 0))
-    return _OneGpu(tmp_path)
-
-
-def _refuse(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    def ones(*_: object, **__: object) -> None:
-        raise RuntimeError(text)
-
-    monkeypatch.setattr(torch, "ones", ones)
+    return GpuRank(tmp_path)
 
 
 def test_a_torch_without_code_for_the_gpu_is_told_in_the_view_of_torch(
-    one_gpu: _OneGpu, monkeypatch: pytest.MonkeyPatch
+    one_gpu: GpuRank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _refuse(monkeypatch, "CUDA error: no kernel image is available for execution on the device")
+    error = RuntimeError("CUDA error: no kernel image is available for execution on the device")
+    monkeypatch.setattr(torch, "ones", raising(error))
     with pytest.raises(torch_device.UnusableTorchError, match=r"no code for a GPU of compute capability 6\.0"):
         torch_device.require_usable(one_gpu, _VIEW)
     [seen] = one_gpu.sent
@@ -187,9 +168,10 @@ def test_a_torch_without_code_for_the_gpu_is_told_in_the_view_of_torch(
 
 
 def test_a_gpu_in_exclusive_mode_that_is_taken_is_not_torchs_fault(
-    one_gpu: _OneGpu, monkeypatch: pytest.MonkeyPatch
+    one_gpu: GpuRank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _refuse(monkeypatch, "CUDA error: CUDA-capable device(s) is/are busy or unavailable")
+    error = RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable")
+    monkeypatch.setattr(torch, "ones", raising(error))
     with pytest.raises(RuntimeError, match="busy or unavailable"):
         torch_device.require_usable(one_gpu, _VIEW)
     assert one_gpu.sent == []
@@ -202,11 +184,11 @@ def test_a_gpu_in_exclusive_mode_that_is_taken_is_not_torchs_fault(
         ({"cuda": None}, torch_device.UnusableTorchError, "has no CUDA"),
         ({"error": "The NVIDIA driver on your system is too old"}, RuntimeError, "driver on your system is too old"),
         ({"device_count": 0}, RuntimeError, "sees 0 GPUs"),
-        ({"visible_uuids": ("GPU-bb",)}, RuntimeError, "opened GPU-bb where GPU-aa was asked for"),
+        ({"visible_uuids": ("GPU-bb",)}, RuntimeError, "opened GPU-bb where GPU-0 was asked for"),
     ],
 )
 def test_a_torch_that_does_not_fit_is_found_before_anything_is_run(
-    one_gpu: _OneGpu, change: dict[str, object], error: type[Exception], words: str
+    one_gpu: GpuRank, change: dict[str, object], error: type[Exception], words: str
 ) -> None:
     view = TorchView(**{f: getattr(_VIEW, f) for f in _VIEW.__struct_fields__} | change)
     with pytest.raises(error, match=words):
@@ -214,16 +196,12 @@ def test_a_torch_that_does_not_fit_is_found_before_anything_is_run(
 
 
 def test_why_cuda_does_not_start_is_told_and_not_only_that_it_counts_no_gpu(
-    one_gpu: _OneGpu, monkeypatch: pytest.MonkeyPatch
+    one_gpu: GpuRank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An 8-GPU H100 node without its fabric manager: cudaGetDeviceCount answers 802, and torch counts 0 GPUs."""
     text = "Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized"
-
-    def init() -> None:
-        raise RuntimeError(text)
-
     monkeypatch.setattr(torch.version, "cuda", "12.8")
-    monkeypatch.setattr(torch.cuda, "init", init)
+    monkeypatch.setattr(torch.cuda, "init", raising(RuntimeError(text)))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(torch.cuda, "nccl", SimpleNamespace(version=lambda: (2, 27, 5)), raising=False)
     with pytest.raises(RuntimeError, match="802") as caught:

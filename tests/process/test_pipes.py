@@ -140,7 +140,7 @@ def test_what_lies_in_memory_is_read_without_moving_the_writer() -> None:
     memory = anonymous_file()
     try:
         os.write(memory, b"abc")
-        assert (content(memory), content(memory, 2), tail(memory, 2)) == (b"abc", b"ab", "bc")
+        assert (content(memory), tail(memory, 2)) == (b"abc", "bc")
         os.write(memory, b"d")
         assert content(memory) == b"abcd"
     finally:

@@ -15,7 +15,7 @@ from gpudoctor.slurm.settings import HookSettings
 from tests.agent.conftest import faulty
 from tests.agent.running import Agent, environ, wait_for
 from tests.needs import fixture_needs
-from tests.prometheus.running import CONTRIB, Prometheus, running_node_exporter, running_prometheus
+from tests.prometheus.running import Prometheus, running_node_exporter, running_prometheus, target
 from tests.subprocesses import completed
 
 __all__ = ["faulty"]
@@ -39,14 +39,6 @@ def write_metrics(file: Path, *options: str) -> str:
     return done.stderr
 
 
-def rules_without_delay(folder: Path) -> Path:
-    """Our rules, as a file in the folder: a test cannot wait a quarter of an hour."""
-    rules = (CONTRIB / "gpudoctor.rules.yml").read_text(encoding="utf-8")
-    path = folder / "rules.yml"
-    path.write_text(rules.replace("for: 15m", "for: 0s").replace("interval: 5m", "interval: 1s"))
-    return path
-
-
 @pytest.fixture(scope="package")
 @fixture_needs("prometheus", "prometheus-node-exporter")
 def site(faulty: Agent, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
@@ -65,24 +57,7 @@ def site(faulty: Agent, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Si
         failed = HookVerdict("fail", "", check="gpu.xid")
         # what alerts and panels ask of a node is the health check's: a hook before a job says it of that job only
         assert hooks.write_metrics(settings, "health", failed, "cap", out_of_service=False) is None
-        config = {
-            "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
-            "rule_files": [str(rules_without_delay(folder))],
-            "scrape_configs": [
-                {
-                    "job_name": "gpudoctor",
-                    "static_configs": [
-                        target(faulty.port, "node7", "a"),
-                        target(1, "node9", "a"),  # no listener there
-                    ],
-                },
-                {"job_name": "node", "static_configs": [target(port, "node8", "b")]},
-            ],
-        }
-        with running_prometheus(folder, config) as prometheus:
+        agents = [target(faulty.port, "node7", "a"), target(1, "node9", "a")]  # no listener there
+        with running_prometheus(folder, {"gpudoctor": agents, "node": [target(port, "node8", "b")]}) as prometheus:
             wait_for(lambda: prometheus.query('count(gpudoctor_verdict{verdict="fail"} == 1) == 2'))
             yield Site(prometheus, faulty, textfiles, written)
-
-
-def target(port: int, instance: str, cluster: str) -> dict[str, object]:
-    return {"targets": [f"127.0.0.1:{port}"], "labels": {"instance": instance, "cluster": cluster}}

@@ -82,9 +82,24 @@ def _running(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]
         process.wait(DEADLINE_S)
 
 
+def target(port: int, instance: str, cluster: str) -> dict[str, object]:
+    return {"targets": [f"127.0.0.1:{port}"], "labels": {"instance": instance, "cluster": cluster}}
+
+
 @contextmanager
-def running_prometheus(folder: Path, config: dict[str, Any]) -> Iterator[Prometheus]:
-    """Prometheus with that configuration, once it answers; its data and its log are in `folder`."""
+def running_prometheus(folder: Path, jobs: dict[str, list[dict[str, object]]], **more: object) -> Iterator[Prometheus]:
+    """Prometheus with our rules and these targets of each job, once it answers; its data and its log are in `folder`.
+
+    No alert is delayed: a test cannot wait a quarter of an hour. `more` is further configuration.
+    """
+    rules = (CONTRIB / "gpudoctor.rules.yml").read_text(encoding="utf-8")
+    (folder / "rules.yml").write_text(rules.replace("for: 15m", "for: 0s").replace("interval: 5m", "interval: 1s"))
+    config = {
+        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+        "rule_files": [str(folder / "rules.yml")],
+        "scrape_configs": [{"job_name": name, "static_configs": targets} for name, targets in jobs.items()],
+        **more,
+    }
     port = free_port()
     (folder / "prometheus.yml").write_text(json.dumps(config))
     command = [

@@ -14,8 +14,8 @@ import pytest
 
 from tests.agent.running import wait_for
 from tests.needs import needs
-from tests.prometheus.conftest import rules_without_delay, target, write_metrics
-from tests.prometheus.running import running_alertmanager, running_node_exporter, running_prometheus
+from tests.prometheus.conftest import write_metrics
+from tests.prometheus.running import running_alertmanager, running_node_exporter, running_prometheus, target
 
 
 @contextmanager
@@ -62,14 +62,9 @@ def test_a_bad_node_pages_somebody_and_a_healthy_one_nobody(tmp_path: Path) -> N
         route = {"receiver": "mail", "group_wait": "0s", "group_interval": "1s", "routes": [critical]}
         receivers = [{"name": name, "webhook_configs": hooks} for name in ("mail", "page")]
         with running_alertmanager(tmp_path, {"route": route, "receivers": receivers}) as port:
-            jobs = [{"job_name": "node", "static_configs": [target(bad, "bad", "a"), target(healthy, "healthy", "a")]}]
-            config = {
-                "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
-                "rule_files": [str(rules_without_delay(tmp_path))],
-                "scrape_configs": jobs,
-                "alerting": {"alertmanagers": [{"static_configs": [{"targets": [f"127.0.0.1:{port}"]}]}]},
-            }
-            with running_prometheus(tmp_path, config) as prometheus:
+            jobs = {"node": [target(bad, "bad", "a"), target(healthy, "healthy", "a")]}
+            alerting = {"alertmanagers": [{"static_configs": [{"targets": [f"127.0.0.1:{port}"]}]}]}
+            with running_prometheus(tmp_path, jobs, alerting=alerting) as prometheus:
                 wait_for(lambda: prometheus.query('gpudoctor_verdict{verdict="pass",instance="healthy"} == 1'))
                 alert, *_ = wait_for(lambda: received)
                 # a rule of the healthy node would have fired with the bad one's

@@ -14,18 +14,18 @@ USUAL_MS = (1.0, 6.0, 10.0, 2.0, 1.0, 0.5, 0.5)
 
 
 def rank(number: int, *, steps: int = 120, noise: float = 0.02, seed: int = 0, **changes: Any) -> WatchedRank:
-    """A CPU rank; `wall`, `queued` and `elements` replace those of its steps, the rest are fields of the rank."""
+    """A CPU rank; `wall`, `queued` and `elements` (of step n) replace those of its steps, the rest are its fields."""
     draw = random.Random(1000 * seed + number)
     wall = changes.pop("wall", USUAL_MS)
     queued = changes.pop("queued", (0.0,) * 7)
     cpu = changes.pop("cpu", None)
-    elements = changes.pop("elements", 64.0)
+    elements = changes.pop("elements", lambda n: 64.0)
     memory = changes.pop("memory", lambda n: 400.0)
     made = []
     for n in range(steps):
         times = tuple(ms * (1 + noise * draw.uniform(-1, 1)) for ms in wall)
         cpus = tuple(ms - q for ms, q in zip(times, queued, strict=True)) if cpu is None else cpu
-        made.append(TimedStep(n, times, cpus, queued, elements, elements, memory(n)))
+        made.append(TimedStep(n, times, cpus, queued, elements(n), elements(n), memory(n)))
     fields = {
         "pid": 100 + number,
         "finished": steps,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from math import inf
 
 import msgspec
@@ -23,6 +24,10 @@ from tests.run.runs import USUAL_MS, more, only, problems, rank
 
 def watched(*ranks: WatchedRank, **fields: object) -> Watched:
     return msgspec.structs.replace(Watched(ranks=ranks, world_size=len(ranks)), **fields)
+
+
+def found_by(finding: FlatFinding) -> str:
+    return finding.found.text if finding.found else ""
 
 
 @pytest.mark.wide(every=3)
@@ -50,40 +55,27 @@ def test_the_part_of_the_step_decides_the_cause(phase: int, check: str, words: s
 
 
 def test_larger_batches_explain_slow_compute() -> None:
-    slow = rank(1, wall=more(BACKWARD, 5.0), elements=96.0)
+    slow = rank(1, wall=more(BACKWARD, 5.0), elements=lambda n: 96.0)
     assert only(watched(rank(0), slow))[:2] == ("run.batch", 1)
 
 
 def test_batches_of_which_now_one_now_another_rank_has_the_largest_name_no_rank() -> None:
-    ranks = [rank(n, wall=more(4, 6.0)) for n in range(2)]
-    ranks = [
-        msgspec.structs.replace(
-            r, steps=tuple(msgspec.structs.replace(s, elements=100.0 if (s.number + n) % 2 else 40.0) for s in r.steps)
-        )
-        for n, r in enumerate(ranks)
-    ]
+    ranks = [rank(n, wall=more(WAIT, 6.0), elements=lambda step, n=n: (40.0, 100.0)[(step + n) % 2]) for n in range(2)]
     assert only(watched(*ranks))[:2] == ("run.batch", None)
 
 
 def test_a_rank_that_always_has_the_largest_batch_is_named_even_if_its_compute_is_a_small_part() -> None:
-    found = only(watched(rank(0, wall=more(4, 6.0)), rank(1, wall=more(4, 6.0), elements=96.0)))
+    found = only(watched(rank(0, wall=more(WAIT, 6.0)), rank(1, wall=more(WAIT, 6.0), elements=lambda n: 96.0)))
     assert found[:2] == ("run.batch", 1)
     assert "rank 1 has the largest" in found[2]
 
 
 def test_batches_that_are_mostly_equal_name_no_rank() -> None:
     # two steps of three are equal, and then the first rank has no larger one than the others
-    ranks = [rank(n, wall=more(4, 6.0)) for n in range(3)]
-    ranks = [
-        msgspec.structs.replace(
-            r,
-            steps=tuple(
-                msgspec.structs.replace(s, elements=400.0 if s.number % 3 == 0 and s.number % 2 == n else 40.0)
-                for s in r.steps
-            ),
-        )
-        for n, r in enumerate(ranks)
-    ]
+    def rows(step: int, number: int) -> float:
+        return 400.0 if step % 3 == 0 and step % 2 == number else 40.0
+
+    ranks = [rank(n, wall=more(WAIT, 6.0), elements=partial(rows, number=n)) for n in range(3)]
     assert only(watched(*ranks))[:2] == ("run.batch", None)
 
 
@@ -136,7 +128,7 @@ def test_a_checkpoint_of_another_rank_does_not_hide_what_a_step_takes() -> None:
     slow_step = rank(0, wall=more(HOST, 5000.0)).steps[7]
     saves = msgspec.structs.replace(saves, steps=(*saves.steps[:7], slow_step, *saves.steps[8:]))
     (found,) = (each for each in problems(watched(saves, rank(1, wall=more(HOST, 4.0)))) if each.subject.rank == 1)
-    assert "it spends 4.5 ms in most steps" in (found.found.text if found.found else "")
+    assert "it spends 4.5 ms in most steps" in found_by(found)
 
 
 @pytest.mark.parametrize("gpu", [None, 0])
@@ -151,7 +143,7 @@ def test_the_advice_speaks_only_of_what_is_there(gpu: int | None, places: tuple[
 
 
 def test_what_is_fine_and_what_was_not_judged_take_a_line_each_and_a_rate_has_no_exponent() -> None:
-    text, _ = shown(watched(rank(0, elements=400.0), rank(1, elements=400.0)))
+    text, _ = shown(watched(rank(0, elements=lambda n: 400.0), rank(1, elements=lambda n: 400.0)))
     assert "\nfine: progress, finite, balance, batch, data, host, memory\n" in text
     assert "\nnot judged: utilization (no rank computes on a GPU)" in text
     assert re.search(r" steps/s, 38\d\d\d rows/s of all", text)
@@ -174,9 +166,14 @@ def test_on_a_machine_with_more_to_run_than_cores_a_core_on_which_all_is_slower_
     (found,) = problems(watched(starved(0, USUAL_MS, 200.0), starved(1, slower, 200.0)))
     assert (found.id, found.status.value, found.subject.rank) == ("run.balance", "unknown", 1)
     assert "had no CPU for 89%" in (found.reason or "")
-    (found,) = problems(watched(rank(0), rank(1, wall=slower)))
+    run = watched(rank(0), rank(1, wall=slower))
+    (found,) = problems(run)
     assert (found.status.value, found.subject.rank) == ("unknown", 1)
     assert "in all phases alike" in (found.reason or "")
+    # beside a hang that is no news
+    stood = msgspec.structs.replace(run, stalls=(RunStall(after_s=10, stood_s=12, ranks=(WAITS, STANDS)),))
+    assert [each.id for each in problems(stood)] == ["run.progress"]
+    assert "not judged: balance (too uneven to judge before the run stood still)" in shown(stood)[0]
 
 
 def test_a_rank_that_is_slower_in_all_phases_is_named_if_it_is_bound_to_its_core_or_slower_by_half() -> None:
@@ -297,7 +294,7 @@ def test_the_first_to_end_is_named_and_not_who_lost_it(ending: str, error: str |
     victim = rank(0, ending="exception", error=LOST, ended_s=5.1)
     (finding,) = problems(watched(victim, culprit, exit_code=1))
     assert (finding.id, finding.subject.rank, finding.status.value) == ("run.progress", 1, "fail")
-    assert words in (finding.found.text if finding.found else "")
+    assert words in found_by(finding)
 
 
 TIMED_OUT = "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 20000ms for recv operation"
@@ -313,9 +310,7 @@ def test_who_still_ran_when_another_rank_gave_up_waiting_is_not_the_first_to_end
     left = rank(1, ending=ending, ended_s=42.04, lived_s=41.9)
     (finding,) = problems(watched(timed_out(0), left, exit_code=1))
     assert (finding.id, finding.subject.rank, finding.status.value) == ("run.progress", 1, "fail")
-    assert "rank 0 waited for it, after step 120, and gave up: it raised" in (
-        finding.found.text if finding.found else ""
-    )
+    assert "rank 0 waited for it, after step 120, and gave up: it raised" in found_by(finding)
     assert finding.likely == "it hung or fell far behind; it still ran when rank 0 ended"
     assert ("4.1 s after rank 0" in finding.evidence[1].value) == (ending == "abrupt")
 
@@ -350,7 +345,7 @@ def test_who_ended_in_the_same_look_as_a_rank_gave_up_was_waited_for_since_a_dea
 def test_an_error_that_only_speaks_of_a_timeout_is_the_rank_s_own() -> None:
     own = rank(1, ending="exception", error="ReadTimeout: HTTPSConnectionPool: Read timed out", ended_s=5.0)
     (finding,) = problems(watched(rank(0, ending="abrupt", ended_s=9.0, lived_s=8.8), own, exit_code=1))
-    assert (finding.subject.rank, "raised ReadTimeout" in (finding.found.text if finding.found else "")) == (1, True)
+    assert (finding.subject.rank, "raised ReadTimeout" in found_by(finding)) == (1, True)
 
 
 def test_the_first_to_end_does_not_contradict_what_the_logs_say() -> None:
@@ -379,7 +374,7 @@ def test_the_rank_that_does_not_come_to_the_collective_is_named_with_its_line() 
     stall = RunStall(after_s=10, stood_s=12, ranks=(WAITS, STANDS), ended_by_us=True)
     (finding,) = problems(watched(rank(0), rank(1), stalls=(stall,), exit_code=1))
     assert (finding.id, finding.subject.rank) == ("run.progress", 1)
-    assert "train.py:29 in forward: x = wait_for_ever()" in (finding.found.text if finding.found else "")
+    assert "train.py:29 in forward: x = wait_for_ever()" in found_by(finding)
 
 
 def test_a_hang_is_told_once_and_a_job_that_stood_has_no_rate() -> None:
@@ -420,7 +415,7 @@ def test_a_stall_after_which_a_rank_only_gave_up_waiting_did_not_resolve_itself(
     left = rank(1, finished=20, ending="abrupt", ended_s=52.04, lived_s=51.9)
     run = stood_to_the_end(watched(gave_up, left, stalls=(stall, after)[: 1 + stood_after], exit_code=1))
     (finding,) = problems(run)
-    text = finding.found.text if finding.found else ""
+    text = found_by(finding)
     assert (finding.subject.rank, finding.status.value, run.stalls[-1].resumed) == (1, "fail", False)
     assert "train.py:29 in forward: x = wait_for_ever()" in text
     assert "; then rank 0 raised RuntimeError" in text
@@ -435,7 +430,7 @@ def test_a_stall_that_resolved_itself_before_a_rank_failed_did_so(more_steps: in
     ranks = [msgspec.structs.replace(each, finished=20 + more_steps) for each in ranks]
     found = problems(stood_to_the_end(watched(*ranks, stalls=(stall,), exit_code=1)))
     assert [each.status.value for each in found] == ["warn", "fail"]
-    assert "then it went on" in (found[0].found.text if found[0].found else "")
+    assert "then it went on" in found_by(found[0])
 
 
 @pytest.mark.parametrize(("first", "told"), [(0, [1]), (1, [1, 1])])

@@ -307,10 +307,13 @@ def real(prep: object) -> object:
     return report_on(prep, read_source(prep.request.node, prep.request.faults, 60).node, None)
 
 
+@pytest.mark.parametrize(
+    "answer", ["exit 1", '[ "$3" = show ] && cat "$(dirname "$0")/nodes"'], ids=["none", "refused"]
+)
 def test_where_scontrol_does_not_answer_slurm_itself_drains_and_with_a_cap_nobody_does(
-    node: Node, capsys: pytest.CaptureFixture[str]
+    node: Node, answer: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    node.scontrol("exit 1")
+    node.scontrol(answer)
     assert [node.run(hook).go_on for hook in HOOKS] == [False, False, True]
     said = capsys.readouterr().err
     assert said.count("slurmctld does not answer, not drained by gpudoctor: SIMULATED FAIL gpu.xid") == 1

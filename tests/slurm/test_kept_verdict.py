@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from gpudoctor.slurm import kept_verdict
+from gpudoctor.slurm.quick_check import HookVerdict
 from gpudoctor.slurm.settings import HookSettings
 from tests.slurm.conftest import Node
 
@@ -22,10 +25,10 @@ class Machine:
         self.now_s = 5000.0
         self.write("proc/sys/kernel/random/boot_id", "boot-1\n")
         self.write("proc/driver/nvidia/version", "NVRM version: 550.54\n")
-        self.log("usb 1-1: new device", "eth0: up")
+        self.log(*_LOG)
         for bus in _GPUS:
             (root / "proc/driver/nvidia/gpus" / bus).mkdir(parents=True)
-        self.settings = HookSettings(state=root / "state")
+        self.settings: HookSettings = HookSettings(state=root / "state")
         self.settings.state.mkdir()
 
     def write(self, name: str, text: str) -> None:
@@ -36,11 +39,21 @@ class Machine:
     def log(self, *texts: str, first: int = 100) -> None:
         self.write("dev/kmsg", "".join(f"6,{first + i},1000,-;{text}\n" for i, text in enumerate(texts)))
 
-    def keep(self) -> None:
-        about, mark = kept_verdict.identity(self.settings, self.root), kept_verdict.kernel_mark(self.root)
-        kept_verdict.keep(self.settings, about, mark, self.now_s, "pass", "PASS 33 of 51 checks")
+    def remove(self, name: str) -> None:
+        (self.root / name).unlink()
 
-    def fresh(self) -> kept_verdict.FreshVerdict | None:
+    def set(self, **changes: Any) -> None:
+        self.settings = msgspec.structs.replace(self.settings, **changes)
+
+    def damage(self, data: Callable[[bytes], bytes]) -> None:
+        file = self.settings.state / "verdict.json"
+        file.write_bytes(data(file.read_bytes()))
+
+    def keep(self) -> None:
+        before = kept_verdict.node_before(self.settings, self.root)
+        kept_verdict.keep(self.settings, before, HookVerdict("pass", "PASS 33 of 51 checks"))
+
+    def fresh(self) -> HookVerdict | None:
         return kept_verdict.fresh(self.settings, self.root)
 
 
@@ -56,114 +69,41 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 def test_a_young_verdict_is_trusted_and_says_its_age(machine: Machine) -> None:
     machine.now_s += 330
-    assert machine.fresh() == kept_verdict.FreshVerdict("pass", "PASS 33 of 51 checks", 330.0)
+    assert machine.fresh() == HookVerdict("pass", "PASS 33 of 51 checks (health check of 330 s ago)")
 
 
-def _older(machine: Machine) -> None:
-    machine.now_s += 330.1
+_LOG = ("usb 1-1: new device", "eth0: up")
+_DOUBTS: dict[str, Callable[[Machine], object]] = {
+    "older": lambda it: setattr(it, "now_s", it.now_s + 330.1),
+    "from the future": lambda it: setattr(it, "now_s", it.now_s - 1),
+    "another boot": lambda it: it.write("proc/sys/kernel/random/boot_id", "boot-2\n"),
+    "another driver": lambda it: it.write("proc/driver/nvidia/version", "NVRM version: 560.35\n"),
+    "driver gone": lambda it: it.remove("proc/driver/nvidia/version"),
+    "GPU gone": lambda it: (it.root / "proc/driver/nvidia/gpus" / _GPUS[1]).rmdir(),
+    "other thresholds": lambda it: it.write("etc/gpudoctor/config.yaml", "skip: [env]\n"),
+    "other settings": lambda it: it.set(skip=("env",)),
+    "no age allowed": lambda it: it.set(max_age_s=0),
+    "Xid": lambda it: it.log(*_LOG, "NVRM: Xid (PCI:0000:1b:00): 79, GPU has fallen off the bus."),
+    "AER": lambda it: it.log(*_LOG, "pcieport 0000:00:01.0: AER: Corrected error received"),
+    "log overwritten": lambda it: it.log("eth0: up", "eth0: down", first=5000),
+    "log of another kernel": lambda it: it.log("eth0: up", first=1),
+    "log unreadable": lambda it: it.remove("dev/kmsg"),
+    "file cut off": lambda it: it.damage(lambda data: data[:40]),
+    "file not UTF-8": lambda it: it.damage(lambda data: data.replace(b"PASS", b"\xffASS")),
+    "file nested too deep": lambda it: it.damage(lambda data: b'{"x": ' + b"[" * 9999),
+    "file gone": lambda it: kept_verdict.forget(it.settings),
+}
 
 
-def _from_the_future(machine: Machine) -> None:
-    machine.now_s -= 1
-
-
-def _another_boot(machine: Machine) -> None:
-    machine.write("proc/sys/kernel/random/boot_id", "boot-2\n")
-
-
-def _another_driver(machine: Machine) -> None:
-    machine.write("proc/driver/nvidia/version", "NVRM version: 560.35\n")
-
-
-def _driver_gone(machine: Machine) -> None:
-    (machine.root / "proc/driver/nvidia/version").unlink()
-
-
-def _gpu_gone(machine: Machine) -> None:
-    (machine.root / "proc/driver/nvidia/gpus" / _GPUS[1]).rmdir()
-
-
-def _other_thresholds(machine: Machine) -> None:
-    machine.write("etc/gpudoctor/config.yaml", "skip: [env]\n")
-
-
-def _other_settings(machine: Machine) -> None:
-    machine.settings = HookSettings(state=machine.settings.state, skip=("env",))
-
-
-def _no_age_allowed(machine: Machine) -> None:
-    machine.settings = HookSettings(state=machine.settings.state, max_age_s=0)
-
-
-def _xid(machine: Machine) -> None:
-    machine.log("usb 1-1: new device", "eth0: up", "NVRM: Xid (PCI:0000:1b:00): 79, GPU has fallen off the bus.")
-
-
-def _aer(machine: Machine) -> None:
-    machine.log("usb 1-1: new device", "eth0: up", "pcieport 0000:00:01.0: AER: Corrected error received")
-
-
-def _log_overwritten(machine: Machine) -> None:
-    machine.log("eth0: up", "eth0: down", first=5000)
-
-
-def _log_of_another_kernel(machine: Machine) -> None:
-    machine.log("eth0: up", first=1)
-
-
-def _log_unreadable(machine: Machine) -> None:
-    (machine.root / "dev/kmsg").unlink()
-
-
-def _file_cut_off(machine: Machine) -> None:
-    file = machine.settings.state / "verdict.json"
-    file.write_bytes(file.read_bytes()[:40])
-
-
-def _file_not_utf_8(machine: Machine) -> None:
-    file = machine.settings.state / "verdict.json"
-    file.write_bytes(file.read_bytes().replace(b"PASS", b"\xffASS"))
-
-
-def _file_nested_too_deep(machine: Machine) -> None:
-    (machine.settings.state / "verdict.json").write_bytes(b'{"x": ' + b"[" * 9999)
-
-
-def _file_gone(machine: Machine) -> None:
-    kept_verdict.forget(machine.settings)
-
-
-_DOUBTS: tuple[Callable[[Machine], None], ...] = (
-    _older,
-    _from_the_future,
-    _another_boot,
-    _another_driver,
-    _driver_gone,
-    _gpu_gone,
-    _other_thresholds,
-    _other_settings,
-    _no_age_allowed,
-    _xid,
-    _aer,
-    _log_overwritten,
-    _log_of_another_kernel,
-    _log_unreadable,
-    _file_cut_off,
-    _file_not_utf_8,
-    _file_nested_too_deep,
-    _file_gone,
-)
-
-
-@pytest.mark.parametrize("change", _DOUBTS)
-def test_any_doubt_is_a_look_at_the_node(machine: Machine, change: Callable[[Machine], None]) -> None:
+@pytest.mark.parametrize("doubt", _DOUBTS)
+def test_any_doubt_is_a_look_at_the_node(machine: Machine, doubt: str) -> None:
     assert machine.fresh() is not None
-    change(machine)
+    _DOUBTS[doubt](machine)
     assert machine.fresh() is None
 
 
 def test_kernel_lines_of_others_are_no_doubt(machine: Machine) -> None:
-    machine.log("usb 1-1: new device", "eth0: up", "EXT4-fs (sda1): mounted filesystem")
+    machine.log(*_LOG, "EXT4-fs (sda1): mounted filesystem")
     assert machine.fresh() is not None
 
 
@@ -181,9 +121,9 @@ def test_what_another_user_could_have_written_is_not_trusted(machine: Machine, m
     assert machine.fresh() is None
 
 
-@pytest.mark.parametrize("about_driver", [True, False])
-def test_where_driver_or_kernel_log_cannot_be_read_nothing_is_kept(machine: Machine, about_driver: bool) -> None:
-    (_driver_gone if about_driver else _log_unreadable)(machine)
+@pytest.mark.parametrize("lacking", ["proc/driver/nvidia/version", "dev/kmsg"])
+def test_where_driver_or_kernel_log_cannot_be_read_nothing_is_kept(machine: Machine, lacking: str) -> None:
+    machine.remove(lacking)
     machine.keep()
     assert not (machine.settings.state / "verdict.json").exists()
 

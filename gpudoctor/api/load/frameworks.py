@@ -86,12 +86,9 @@ def _run(framework: str, plan: ProbePlan, progress: Callable[[str], None] | None
 
 def _joined(measured: Measurements, found: Measurements) -> Measurements:
     return msgspec.structs.replace(
-        _noted(measured, found.not_run),
+        measured,
+        not_run=measured.not_run | found.not_run,
         frameworks=found.frameworks or measured.frameworks,
         deepspeed=found.deepspeed or measured.deepspeed,
         tensorflow=found.tensorflow or measured.tensorflow,
     )
-
-
-def _noted(measured: Measurements, not_run: dict[str, Missing]) -> Measurements:
-    return msgspec.structs.replace(measured, not_run=measured.not_run | not_run)

@@ -29,7 +29,6 @@ with lazy_imports():
     from gpudoctor.report import progress as progress_lines
 
 if TYPE_CHECKING:
-    from gpudoctor.facts.model.gpu import Gpu
     from gpudoctor.probes.runner.local_workers import LocalWorkers
     from gpudoctor.probes.runner.plan import ProbePlan
 
@@ -81,7 +80,7 @@ def measure(
         return not_run(gpus)
     plan = probe_plan.ProbePlan(
         backend=backend,
-        ranks=_number_of_ranks(request, workers, gpus),
+        ranks=workers.ranks if workers is not None else len(gpus) or request.ranks or CPU_RANKS,
         gpus=tuple((gpu.index, known(gpu.uuid) or "", gpu.bus_id) for gpu in gpus),
         probes=probes,
         level=level,
@@ -113,12 +112,6 @@ def _gathered(workers: LocalWorkers | None, request: LoadRequest) -> LocalWorker
             f"--ranks {request.ranks}: {workers.engine} started {workers.ranks} ranks here; leave --ranks out"
         )
     return workers
-
-
-def _number_of_ranks(request: LoadRequest, workers: LocalWorkers | None, gpus: tuple[Gpu, ...]) -> int:
-    if workers is not None:
-        return workers.ranks
-    return len(gpus) or request.ranks or CPU_RANKS
 
 
 def _refuse_injections_elsewhere(plan: ProbePlan, frameworks: tuple[str, ...], *, has_ranks: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -138,8 +138,12 @@ def _none_shown(case: Case, gpu: Gpu) -> Finding | None:
     return _down(case, gpu, model.nvlink.links, _all_links(model.nvlink))
 
 
-def _all_links(spec: NvlinkSpec) -> Expected:
-    return Expected(f"{spec.links} of {spec.links}: all that the model has", "==", spec.links, "links", "profile")
+def _all_links(spec: NvlinkSpec, which: str = ": all that the model has") -> Expected:
+    return Expected(f"{spec.links} of {spec.links}{which}", "==", spec.links, "links", "profile")
+
+
+def _as_on(peers: str, links: int) -> Expected:
+    return Expected(f"{links}, as on {peers}", ">=", links, "links", "peers")
 
 
 def _links_of(case: Case, gpu: Gpu, usual: float | None) -> Finding:
@@ -168,25 +172,14 @@ def _all_of(case: Case, gpu: Gpu, spec: NvlinkSpec) -> Finding:
     if up == 0 and not any(links_up(peer) for peer in siblings):
         # without the PCI bus it is not known that this GPU is the only one
         if not siblings and isinstance(case.node.pci.nvidia_devices, Missing) and spec.kind == "switch":
-            return warn(
-                subject,
-                _count(gpu, spec.links),
-                expected,
-                *_down_evidence(gpu),
-                likely="its links failed to train; or this machine, or virtual machine, has this GPU alone",
-                advice=_ADVICE,
-            )
+            likely = "its links failed to train; or this machine, or virtual machine, has this GPU alone"
+            return _too_few(warn, gpu, spec.links, expected, likely)
         if not siblings:
             return skip(subject, "the only GPU here: none of its links has another end")
         if in_virtual_machine(case.node, [gpu]):
-            return warn(
-                subject,
-                _count(gpu, spec.links),
-                expected,
-                *_down_evidence(gpu),
-                likely="the virtual machine was given these GPUs without their NVSwitches",
-                advice=("Ask the provider for an instance with NVLink: collectives run over PCIe here.",),
-            )
+            likely = "the virtual machine was given these GPUs without their NVSwitches"
+            ask = "Ask the provider for an instance with NVLink: collectives run over PCIe here."
+            return _too_few(warn, gpu, spec.links, expected, likely, ask)
     return _down(case, gpu, spec.links, expected)
 
 
@@ -195,7 +188,7 @@ def _bridged(case: Case, gpu: Gpu, spec: NvlinkSpec) -> Finding:
     whole = min(int(case.limit(_BRIDGE_LINKS, gpu)), spec.links)
     partners = _partners(case, gpu)
     joined = max((links_up(partner) for partner in partners), default=0)
-    expected = Expected(f"{spec.links} of {spec.links} over its bridge", "==", spec.links, "links", "profile")
+    expected = _all_links(spec, " over its bridge")
     if up == 0 and joined == 0:
         return _without_bridge(case, gpu, spec)
     if up >= spec.links:
@@ -204,7 +197,7 @@ def _bridged(case: Case, gpu: Gpu, spec: NvlinkSpec) -> Finding:
         return _down(case, gpu, spec.links, expected)
     likely = f"only {up // whole} of {spec.links // whole} bridges sit on this pair"
     look = "Power off and look: every slot for a bridge should carry one, seated flat on both cards."
-    return warn(subject, _count(gpu, spec.links), expected, *_down_evidence(gpu), likely=likely, advice=(look,))
+    return _too_few(warn, gpu, spec.links, expected, likely, look)
 
 
 def _without_bridge(case: Case, gpu: Gpu, spec: NvlinkSpec) -> Finding:
@@ -213,12 +206,8 @@ def _without_bridge(case: Case, gpu: Gpu, spec: NvlinkSpec) -> Finding:
     found = Found("no NVLink bridge: no link is up", 0, "links")
     requested = case.profile.node
     if requested is not None and requested.nvlink_topology == "pairs":
-        return _down(
-            case,
-            gpu,
-            spec.links,
-            Expected(f"{spec.links}: {requested.name} is bridged", "==", spec.links, "links", "profile"),
-        )
+        bridged = Expected(f"{spec.links}: {requested.name} is bridged", "==", spec.links, "links", "profile")
+        return _down(case, gpu, spec.links, bridged)
     events = known(case.node.kernel_log.events) or ()
     if logged := next((event for event in events if event.kind == "nvlink"), None):
         return warn(
@@ -280,32 +269,24 @@ def _peers(case: Case) -> dict[str | None, _Peers]:
 
 
 def _by_peers(case: Case, gpu: Gpu) -> Finding:
-    up, subject = links_up(gpu), of_gpu(gpu)
+    up, subject, has = links_up(gpu), of_gpu(gpu), len(real_links(gpu))
     same = _peers(case)[known(gpu.name)]
     usual, most = same.usual, same.most
-    found = _count(gpu, len(real_links(gpu)))
+    found = _count(gpu, has)
     if up == 0 and most and same.incomplete == 1:
-        return _down(
-            case,
-            gpu,
-            len(real_links(gpu)),
-            Expected(f"{most}, as on every other GPU here", ">=", most, "links", "peers"),
-        )
+        return _down(case, gpu, has, _as_on("every other GPU here", most))
     if not most and known(gpu.name) is None:
         # by design on cards without a bridge, a fault on every GPU made for NVSwitches
         return unknown(subject, f"no link is up, and the model is not known: {found.text}", *_down_evidence(gpu))
-    if same.number == 1 and 0 < up < len(real_links(gpu)):
+    if same.number == 1 and 0 < up < has:
         why = "whether all should be is not known: no other GPU of its model to compare with"
         return unknown(subject, f"{found.text}; {why}", *_down_evidence(gpu), advice=_ADVICE)
     if usual is None or up >= usual:
         if up == most or usual is not None:
             return ok(subject, found, Expected("as many as the peers of the same model", source="peers"))
-        expected = Expected(f"{most}, as on another GPU of this model", ">=", most, "links", "peers")
         likely = "a link is down, or this machine wires its GPUs unevenly: no profile knows it"
-        return warn(subject, found, expected, *_down_evidence(gpu), likely=likely, advice=_ADVICE)
-    return _down(
-        case, gpu, len(real_links(gpu)), Expected(f"{usual}, as on most GPUs here", ">=", usual, "links", "peers")
-    )
+        return _too_few(warn, gpu, has, _as_on("another GPU of this model", most), likely)
+    return _down(case, gpu, has, _as_on("most GPUs here", usual))
 
 
 def _down(case: Case, gpu: Gpu, of: int, expected: Expected) -> Finding:
@@ -316,7 +297,15 @@ def _down(case: Case, gpu: Gpu, of: int, expected: Expected) -> Finding:
         else "the links failed to train: NVLink hardware, a bridge or baseboard contact"
         + (", or a stopped fabric manager" if _may_have_switch(case, gpu) else "")
     )
-    return fail(of_gpu(gpu), _count(gpu, of), expected, *_down_evidence(gpu), likely=likely, advice=_ADVICE)
+    return _too_few(fail, gpu, of, expected, likely)
+
+
+def _too_few(
+    judge: Callable[..., Finding], gpu: Gpu, of: int, expected: Expected, likely: str, *advice: Advice | str
+) -> Finding:
+    """The finding on a GPU of whose `of` links some are down."""
+    evidence = _down_evidence(gpu)
+    return judge(of_gpu(gpu), _count(gpu, of), expected, *evidence, likely=likely, advice=advice or _ADVICE)
 
 
 def _may_have_switch(case: Case, gpu: Gpu) -> bool:

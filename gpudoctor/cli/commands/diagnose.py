@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         gathered = gather.gather(found)
     gathered.unread[:0] = [*not_entered, *no_reports]
-    _refuse_nothing(gathered)
+    _refuse_nothing(gathered, args.sources)
     answer = build.diagnose(gathered, reports)
     if stall is not None:
         say(f"nothing moved for {stall.seconds:g} s; last known: {'; '.join(stall.last[:16]) or 'no step was seen'}")
@@ -113,7 +113,7 @@ def write_error(args: argparse.Namespace, message: str, code: int) -> int:
     return code
 
 
-def _refuse_nothing(gathered: gather.GatheredLogs) -> None:
+def _refuse_nothing(gathered: gather.GatheredLogs, sources: list[str]) -> None:
     """Raise UserError if no file could be read: that must not look like "nothing wrong found"."""
     unread = {each.file for each in gathered.unread}
     if unread and all(file.name in unread and not file.lines for file in gathered.files):
@@ -121,7 +121,7 @@ def _refuse_nothing(gathered: gather.GatheredLogs) -> None:
         more = f" (and {len(gathered.unread) - 1} more)" if len(gathered.unread) > 1 else ""
         raise UserError(f"{first.file}: {first.reason}{more}")
     if not gathered.files:
-        raise UserError("no file in there")
+        raise UserError(f"{' '.join(sources)}: no file in there")
 
 
 def _rendered(args: argparse.Namespace, answer: diagnosis.Diagnosis) -> str:

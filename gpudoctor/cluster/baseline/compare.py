@@ -12,11 +12,11 @@ from rich.text import Text
 
 from gpudoctor import __version__
 from gpudoctor.checks.core.finding import Status
-from gpudoctor.cluster.fleet.figures import Entry, figure_of, figure_words, gpus_text, less_is_better, unit_of
+from gpudoctor.cluster.fleet.figures import Entry, figure_of, figure_words, less_is_better, unit_of, with_gpus
 from gpudoctor.cluster.fleet.records import ReportRecord
-from gpudoctor.cluster.fleet.shapes import Verdict
 from gpudoctor.errors import UserError
 from gpudoctor.process.exit_codes import FAILED, OK, UNKNOWN
+from gpudoctor.report.model import Verdict
 from gpudoctor.report.text import TextRows, laid_out, plain, status_word
 
 # reference (probes, 5.1): a stored baseline warns at -5 % and fails at -10 %, after three healthy runs
@@ -215,12 +215,11 @@ def _of_figure(entry: Entry, saved: list[float], now: float) -> Iterator[Change]
     if worse and len(saved) >= RUNS_TO_JUDGE:
         status = "fail" if loss >= FAIL_LOSS else "warn"
     figure, gpus = figure_of(entry)
-    message = figure_words(figure)
-    where = f", {gpus_text(gpus)}" if gpus and "GPU" not in message else ""
+    message = with_gpus(figure_words(figure), gpus)
     few = (
         f" ({len(saved)} of {RUNS_TO_JUDGE} runs that a verdict needs)" if worse and len(saved) < RUNS_TO_JUDGE else ""
     )
-    text = f"{message}{where}: {before:.4g} -> {now:.4g} {unit_of(figure)} ({ratio - 1:+.0%}){few}"
+    text = f"{message}: {before:.4g} -> {now:.4g} {unit_of(figure)} ({ratio - 1:+.0%}){few}"
     yield Change(status, "figure", text, before, now, round(ratio, 4))
 
 

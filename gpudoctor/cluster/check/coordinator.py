@@ -14,7 +14,6 @@ from gpudoctor.api.load.measure import run_limit_s
 from gpudoctor.checks.core.registry import Level
 from gpudoctor.cluster.check.cluster_run import ClusterSession
 from gpudoctor.cluster.check.hub import Hub
-from gpudoctor.cluster.check.inter_node_findings import SLOW_SHARE
 from gpudoctor.cluster.check.judge import judge_cluster
 from gpudoctor.cluster.check.messages import DEFAULT_SILENCE_S
 from gpudoctor.cluster.check.model import (
@@ -75,8 +74,7 @@ class Coordinator:
     ) -> int:
         """Check, judge and write the report; return the exit code. Raise UserError if no node came."""
         request = self.request
-        floor_gb_s = request.at_least_gbit_s / 8 if request.at_least_gbit_s is not None else None
-        session = ClusterSession(hub, self._plan(count, names, floor_gb_s), self._output.show, self._keep)
+        session = ClusterSession(hub, self._plan(count, names), self._output.show, self._keep)
         interrupted: InterruptedBySignal | None = None
         try:
             session.run(given_up)
@@ -105,9 +103,7 @@ class Coordinator:
             insecure=self._insecure,
         )
         message = launcher_output() if session.missing else None
-        report = judge_cluster(
-            session, run, floor_gb_s=floor_gb_s, fail_on=request.fail_on, files=self.files, launcher_output=message
-        )
+        report = judge_cluster(session, run, fail_on=request.fail_on, files=self.files, launcher_output=message)
         if self._not_kept:
             report = msgspec.structs.replace(report, exit_code=COULD_NOT)
         if interrupted is not None:
@@ -121,7 +117,7 @@ class Coordinator:
             if host is not None and host not in hosts:
                 raise UserError(f"--fault {host}:{fault}: no node of this check is called {host}: {hostlist(names)}")
 
-    def _plan(self, count: int | None, names: tuple[str, ...], floor_gb_s: float | None) -> ClusterRunPlan:
+    def _plan(self, count: int | None, names: tuple[str, ...]) -> ClusterRunPlan:
         request = self.request
         return ClusterRunPlan(
             level=request.level,
@@ -132,8 +128,7 @@ class Coordinator:
             check_limit_s=_READ_S + run_limit_s(request.level),
             open_limit_s=_OPEN_S,
             rendezvous_limit_s=request.deadline_s or _RENDEZVOUS_S["gloo" if request.backend == "gloo" else "nccl"],
-            slow_share=SLOW_SHARE,
-            floor_gb_s=floor_gb_s,
+            floor_gb_s=request.at_least_gbit_s / 8 if request.at_least_gbit_s is not None else None,
         )
 
     def _keep(self, name: str, hostname: str, report: str) -> None:

@@ -25,12 +25,6 @@ _TICK_S = 0.2
 _OUT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
-class MemberSilence(msgspec.Struct, frozen=True):
-    """A node gave no answer; the text is the reason, such as a timeout or how its connection ended."""
-
-    text: str
-
-
 class HubMember(msgspec.Struct):
     """A node that has joined. `address` is where the others reach it; `lost` is why it is no longer there.
 
@@ -106,8 +100,11 @@ class Hub:
                 member.name = f"{member.hostname}#{seen[member.hostname]}"
         self._stop_listening()
 
-    def ask(self, orders: Mapping[int, messages.Order], limit_s: float) -> dict[int, messages.Answer | MemberSilence]:
-        """Send orders to members (by index in `members`) and wait for all their answers."""
+    def ask(self, orders: Mapping[int, messages.Order], limit_s: float) -> dict[int, messages.Answer]:
+        """Send orders to members (by index in `members`) and wait for all their answers.
+
+        No answer is a failure too; its text is the reason, such as a timeout or how the connection ended.
+        """
         numbers: dict[int, int] = {}
         for index, order in orders.items():
             self._asked += 1
@@ -124,7 +121,7 @@ class Hub:
                     answers[index] = answered.answer
         for index in waiting:
             self._lose(self.members[index], f"did not answer within {limit_s:.0f} s")
-        return {index: answers.get(index, MemberSilence(self.members[index].lost or "")) for index in orders}
+        return {index: answers.get(index, messages.MemberFailure(self.members[index].lost or "")) for index in orders}
 
     def present(self) -> list[int]:
         """The indexes of the members that are not lost."""
@@ -260,13 +257,11 @@ def names_of_missing(members: Sequence[HubMember], count: int | None, names: Seq
 
 def _listening(ports: Sequence[int], loopback_only: bool) -> socket.socket:
     error: OSError | None = None
+    host, both = "127.0.0.1" if loopback_only else "", socket.has_dualstack_ipv6() and not loopback_only
+    family = socket.AF_INET6 if both else socket.AF_INET
     for port in ports:
         try:
-            if loopback_only:
-                return socket.create_server(("127.0.0.1", port), backlog=1024)
-            if socket.has_dualstack_ipv6():
-                return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)
-            return socket.create_server(("", port), backlog=1024)
+            return socket.create_server((host, port), family=family, dualstack_ipv6=both, backlog=1024)
         except OSError as failure:
             error = failure
     raise UserError(f"no port to meet the nodes on ({error}); tried {', '.join(map(str, ports))}")

@@ -7,19 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
 from gpudoctor.checks.core.subject import NODE, Subject
 from gpudoctor.checks.core.unread import unread
-from gpudoctor.cluster.check.cluster_run import ClusterSession, Group
-from gpudoctor.cluster.check.model import Backend, node_subject
+from gpudoctor.cluster.check.cluster_run import FAIL_SHARE, SLOW_SHARE, ClusterSession, Group
+from gpudoctor.cluster.check.model import node_subject
 from gpudoctor.cluster.outliers import name_outliers, slow_pairs, usual_rate
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.collective.merge import Pair
 from gpudoctor.text.units import rate_text
 
-# A pair below this share of the usual rate is slow (warn); below the second share it fails. Both are gpudoctor's own
-# choice. Over NCCL, healthy pairs of one fabric differ by a few percent, and half the rate is a missing NIC or rail.
-# Over gloo, CPU ranks share their cores with other work (1 to 14 Gbit/s were seen on idle links), so that only a link
-# that came up at a lower speed, a tenth of it, stands out.
-SLOW_SHARE: dict[Backend, float] = {"nccl": 0.80, "gloo": 0.30}
-FAIL_SHARE: dict[Backend, float] = {"nccl": 0.50, "gloo": 0.15}
 _OWN = "gpudoctor's own choice"
 _ALIKE_MAX = 6
 _GROUP_STEPS = (
@@ -56,8 +50,8 @@ def _left_out(session: ClusterSession, what: str, indexes: Iterable[int]) -> Ite
             yield unread(_of(session, index), what, node.left_out)
 
 
-def pair_findings(session: ClusterSession, floor_gb_s: float | None) -> Iterator[Finding]:
-    """Every pair compared with the others, and with `floor_gb_s` if that was given."""
+def pair_findings(session: ClusterSession) -> Iterator[Finding]:
+    """Every pair compared with the others, and with the plan's floor if there is one."""
     if session.backend is None or not session.pairs:
         yield _not_measured(session)
         return
@@ -75,27 +69,27 @@ def pair_findings(session: ClusterSession, floor_gb_s: float | None) -> Iterator
         yield unknown(NODE, f"no two nodes could form a group; {_trouble(session, first)}", advice=_GROUP_STEPS)
         return
     yield from _cut_off(session, present, in_vain)
-    slow = [*_slow_ones(session, rates, present, floor_gb_s)]
+    slow = [*_slow_ones(session, rates, present)]
     yield from slow
     if rates and not (slow or in_vain or wrong):
-        yield _fine(rates, floor_gb_s, SLOW_SHARE[session.backend])
+        yield _fine(rates, session.plan.floor_gb_s, SLOW_SHARE[session.backend])
 
 
 def _slow_ones(
-    session: ClusterSession, rates: Mapping[Pair, float], present: Mapping[Pair, Group], floor_gb_s: float | None
+    session: ClusterSession, rates: Mapping[Pair, float], present: Mapping[Pair, Group]
 ) -> Iterator[Finding]:
     """Pairs that are slow; which node or link is to blame is said only of those that were measured once more."""
     assert session.backend is not None
     slow = slow_pairs(rates, SLOW_SHARE[session.backend])
-    if floor_gb_s is not None:
-        slow += [pair for pair, rate in rates.items() if rate < floor_gb_s and pair not in slow]
+    floor_gb_s = session.plan.floor_gb_s or 0.0
+    slow += [pair for pair, rate in rates.items() if rate < floor_gb_s and pair not in slow]
     again = [pair for pair in slow if present[pair].again]
     for pair in slow:
         if pair not in again:
             text = f"{rate_text(rates[pair])}, and there was no time to measure it once more"
             yield unknown(_link(session, pair), text)
     for subject, pairs in _outlier_subjects(session, rates, again):
-        yield _slow(session, subject, pairs, rates, floor_gb_s)
+        yield _slow(session, subject, pairs, rates)
 
 
 def _in_vain(session: ClusterSession, present: Mapping[Pair, Group]) -> list[Pair]:
@@ -104,14 +98,9 @@ def _in_vain(session: ClusterSession, present: Mapping[Pair, Group]) -> list[Pai
     return [pair for pair, group in present.items() if group.trouble and not out.intersection(pair)]
 
 
-def _slow(
-    session: ClusterSession,
-    subject: Subject,
-    pairs: Sequence[Pair],
-    rates: Mapping[Pair, float],
-    floor_gb_s: float | None,
-) -> Finding:
+def _slow(session: ClusterSession, subject: Subject, pairs: Sequence[Pair], rates: Mapping[Pair, float]) -> Finding:
     assert session.backend is not None
+    floor_gb_s = session.plan.floor_gb_s
     usual = usual_rate(rates) or 0.0
     worst = min(rates[pair] for pair in pairs)
     is_fail = worst < usual * FAIL_SHARE[session.backend]

@@ -36,7 +36,6 @@ def judge_cluster(
     session: ClusterSession,
     run: ClusterRun,
     *,
-    floor_gb_s: float | None = None,
     fail_on: FailOn = "fail",
     files: Mapping[str, str] | None = None,
     launcher_output: str | None = None,
@@ -47,7 +46,7 @@ def judge_cluster(
         judged("cluster.checks", tuple(_own_checks(session.nodes, files or {}))),
         judged("cluster.network", tuple(network_findings(session.nodes, session.backend))),
         judged("cluster.all-reduce", tuple(all_reduce_findings(session))),
-        judged("cluster.pairs", tuple(pair_findings(session, floor_gb_s))),
+        judged("cluster.pairs", tuple(pair_findings(session))),
     )
     verdict = verdict_of(checks)
     if run.interrupted and verdict in ("pass", "warn"):

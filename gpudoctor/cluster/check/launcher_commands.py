@@ -150,12 +150,10 @@ def _mpi(request: ClusterCheckRequest, environment: Mapping[str, str]) -> Member
     if not nodes:
         raise UserError("mpirun has no allocation here: give --hosts node1,node2 or --hostfile FILE")
     prefix = ["mpirun", "-np", str(nodes), "--map-by", "ppr:1:node", "--bind-to", "none", *where]
-    for name in (TOKEN_VARIABLE, "PYTHONPATH", "LD_LIBRARY_PATH", "GLOO_SOCKET_IFNAME"):
-        if name == TOKEN_VARIABLE or name in environment:
-            prefix += ["-x", name]
-    for name in environment:
-        if name.startswith("NCCL_"):
-            prefix += ["-x", name]
+    passed_on = [name for name in ("PYTHONPATH", "LD_LIBRARY_PATH", "GLOO_SOCKET_IFNAME") if name in environment]
+    passed_on += [name for name in environment if name.startswith("NCCL_")]
+    for name in (TOKEN_VARIABLE, *passed_on):
+        prefix += ["-x", name]
     if os.geteuid() == 0:
         prefix.append("--allow-run-as-root")
     return MemberLaunch("mpi", (*prefix, *_own(request)), nodes, names if nodes == len(names) else ())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -86,7 +86,8 @@ class ClusterCheckRequest(msgspec.Struct, frozen=True, kw_only=True):
 class ClusterRunPlan(msgspec.Struct, frozen=True):
     """What to do. Limits are in seconds, each for one step of one node; `count` and `names` may be unknown.
 
-    `slack_s` is what a node may need beyond a limit, to end what took too long and to report it.
+    `floor_gb_s` is the rate that every two nodes must reach, if the user gave one. `slack_s` is what a node may need
+    beyond a limit, to end what took too long and to report it.
     """
 
     level: Level
@@ -97,7 +98,6 @@ class ClusterRunPlan(msgspec.Struct, frozen=True):
     check_limit_s: float
     open_limit_s: float
     rendezvous_limit_s: float
-    slow_share: Mapping[Backend, float]
     floor_gb_s: float | None = None
     slack_s: float = 20.0
 

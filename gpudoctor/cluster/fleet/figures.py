@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from gpudoctor.cluster.fleet.shapes import MeasuredOf, Number
+from collections.abc import Callable
+from typing import NamedTuple
+
+from gpudoctor.cluster.fleet.shapes import MeasuredOf
+from gpudoctor.facts.model.missing import Missing
 from gpudoctor.text.units import size_text
 
 # smaller messages measure latency, whose spread on healthy nodes is no evidence about a link
@@ -18,10 +22,33 @@ Figure = tuple[str | int, ...]
 MeasuredGpus = tuple[int, ...]
 """The indexes of the GPUs it was measured on; empty for the whole node."""
 
-# these do not depend on a GPU's position in the machine: they are compared over all GPUs of all nodes
-_OF_ANY_GPU = ("gemm", "copy", "triad", "train-compute")
-_OF_TWO_GPUS = ("pair", "peer")
-_OF_A_NODE = ("collective", "step")
+
+class _Kind(NamedTuple):
+    """A kind of measurement: its figure for people, made of the parameters, and on how many GPUs it is measured.
+
+    `of_any_gpu`: it does not depend on a GPU's position in the machine, and is compared over all GPUs of all nodes.
+    """
+
+    words: Callable[..., str]
+    unit: str = "GB/s"
+    gpus: int = 1
+    of_any_gpu: bool = False
+
+
+_KINDS: dict[str | int, _Kind] = {
+    "collective": _Kind(lambda op, size, dtype, ranks: f"{op} {size_text(size)} {dtype}, {ranks} ranks", gpus=0),
+    "pair": _Kind(lambda size, _, a, b: f"send and receive {size_text(size)}, GPU {a} and {b}", gpus=2),
+    "peer": _Kind(lambda size, a, b: f"copy {size_text(size)} from GPU {a} to {b}", gpus=2),
+    "h2d": _Kind(lambda size, gpu: f"copy {size_text(size)} host to GPU {gpu}"),
+    "d2h": _Kind(lambda size, gpu: f"copy {size_text(size)} to host from GPU {gpu}"),
+    "h2d-together": _Kind(lambda size, _, gpu: f"copy {size_text(size)} host to GPU {gpu}, all at once"),
+    "d2h-together": _Kind(lambda size, _, gpu: f"copy {size_text(size)} to host from GPU {gpu}, all at once"),
+    "gemm": _Kind(lambda dtype, size: f"matrix product {dtype} {size}", "TFLOP/s", of_any_gpu=True),
+    "copy": _Kind(lambda: "device memory, copy", of_any_gpu=True),
+    "triad": _Kind(lambda: "device memory, triad", of_any_gpu=True),
+    "step": _Kind(lambda ranks, *_: f"train step, {ranks} ranks", "ms", gpus=0),
+    "train-compute": _Kind(lambda *_: "train compute", "ms", of_any_gpu=True),
+}
 
 
 def figures(measured: MeasuredOf) -> tuple[tuple[Entry, ...], list[float]]:
@@ -34,7 +61,7 @@ def figures(measured: MeasuredOf) -> tuple[tuple[Entry, ...], list[float]]:
     if launch is None or launch.backend != "nccl":
         return (), []
     entries: list[Entry] = []
-    values: list[Number] = []
+    values: list[float | Missing] = []
     add, value = entries.append, values.append
     world = launch.world_size
     gpus = {rank.rank: rank.rank if rank.gpu is None else rank.gpu for rank in launch.ranks}
@@ -74,7 +101,7 @@ def figures(measured: MeasuredOf) -> tuple[tuple[Entry, ...], list[float]]:
     return _known(entries, values)
 
 
-def _known(entries: list[Entry], values: list[Number]) -> tuple[tuple[Entry, ...], list[float]]:
+def _known(entries: list[Entry], values: list[float | Missing]) -> tuple[tuple[Entry, ...], list[float]]:
     """Only the entries with a plausible value: JSON has no infinity, but it may contain 1e999."""
     retained = [number for number in values if isinstance(number, float)]
     if len(retained) == len(values) and (not retained or (min(retained) >= 0.0 and max(retained) < _IMPOSSIBLE)):
@@ -92,16 +119,14 @@ def figure_of(entry: Entry) -> tuple[Figure, MeasuredGpus]:
     >>> figure_of(("peer", 1024, 3, 5))
     (('peer', 1024, 3, 5), (3, 5))
     """
-    kind = entry[0]
-    if kind in _OF_A_NODE:
-        return entry, ()
-    gpus = tuple(int(gpu) for gpu in entry[-2 if kind in _OF_TWO_GPUS else -1 :])
-    return (entry[:-1] if kind in _OF_ANY_GPU else entry), gpus
+    kind = _KINDS[entry[0]]
+    gpus = tuple(int(gpu) for gpu in entry[len(entry) - kind.gpus :])
+    return (entry[:-1] if kind.of_any_gpu else entry), gpus
 
 
 def less_is_better(figure: Figure) -> bool:
     """Whether the figure is a time; otherwise it is a rate."""
-    return figure[0] in ("step", "train-compute")
+    return unit_of(figure) == "ms"
 
 
 def unit_of(figure: Figure) -> str:
@@ -109,9 +134,7 @@ def unit_of(figure: Figure) -> str:
     >>> unit_of(("gemm", "bf16", 8192)), unit_of(("step", 8, 32, 100)), unit_of(("copy",))
     ('TFLOP/s', 'ms', 'GB/s')
     """
-    if less_is_better(figure):
-        return "ms"
-    return "TFLOP/s" if figure[0] == "gemm" else "GB/s"
+    return _KINDS[figure[0]].unit
 
 
 def figure_words(figure: Figure) -> str:
@@ -122,29 +145,13 @@ def figure_words(figure: Figure) -> str:
     >>> figure_words(("peer", 268435456, 3, 5))
     'copy 256 MiB from GPU 3 to 5'
     """
-    kind, *rest = figure
-    if kind == "collective":
-        return f"{rest[0]} {size_text(int(rest[1]))} {rest[2]}, {rest[3]} ranks"
-    if kind == "pair":
-        return f"send and receive {size_text(int(rest[0]))}, GPU {rest[2]} and {rest[3]}"
-    if kind == "peer":
-        return f"copy {size_text(int(rest[0]))} from GPU {rest[1]} to {rest[2]}"
-    if kind in ("h2d", "d2h", "h2d-together", "d2h-together"):
-        way = "host to" if str(kind).startswith("h2d") else "to host from"
-        all_at_once = ", all at once" if str(kind).endswith("together") else ""
-        return f"copy {size_text(int(rest[0]))} {way} GPU {rest[-1]}{all_at_once}"
-    if kind == "gemm":
-        return f"matrix product {rest[0]} {rest[1]}"
-    if kind == "copy":
-        return "device memory, copy"
-    if kind == "triad":
-        return "device memory, triad"
-    return f"train step, {rest[0]} ranks" if kind == "step" else "train compute"
+    return _KINDS[figure[0]].words(*figure[1:])
 
 
-def gpus_text(gpus: MeasuredGpus) -> str:
+def with_gpus(message: str, gpus: MeasuredGpus) -> str:
+    """The words for a figure, with the GPUs it was measured on unless they say so themselves.
+
+    >>> with_gpus("device memory, copy", (3,)), with_gpus("copy 1 MiB from GPU 3 to 5", (3, 5))
+    ('device memory, copy, GPU 3', 'copy 1 MiB from GPU 3 to 5')
     """
-    >>> place_words((3,)), place_words((3, 5)), place_words(())
-    ('GPU 3', 'GPU 3 and 5', '')
-    """
-    return f"GPU {' and '.join(map(str, gpus))}" if gpus else ""
+    return f"{message}, GPU {' and '.join(map(str, gpus))}" if gpus and "GPU" not in message else message

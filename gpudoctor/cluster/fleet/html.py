@@ -128,8 +128,7 @@ def _nodes(fleet: Fleet, verdicts: Sequence[str]) -> tuple[Part, ...]:
 
 def _node(row: NodeRow, fleet: Fleet) -> tuple[Cell, ...]:
     faults = tuple(f"{fault.check}: {fault.headline}" for fault in row.faults)
-    reason = row.reason.removeprefix(f"{row.verdict.upper()} ")  # the chip beside it says that word
-    why = Items(faults) if faults and row.verdict == "fail" else reason
+    why = Items(faults) if faults and row.verdict == "fail" else row.why
     name = (Strong(row.name), fleet.marks_of(row))
     return Chip(row.verdict), name, why, row.level, Short(row.started_at or "not known", row.place)
 

@@ -11,6 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from gpudoctor import __version__
+from gpudoctor.cluster.fleet.figures import with_gpus
 from gpudoctor.cluster.fleet.model import (
     OUTLIER,
     ConfigDrift,
@@ -39,8 +40,9 @@ from gpudoctor.cluster.fleet.nodes import (
 from gpudoctor.cluster.fleet.reading import Gathered
 from gpudoctor.cluster.fleet.records import NO_GPU, NodeFault, ReportRecord
 from gpudoctor.cluster.fleet.runs import RunFinding, fleet_runs
-from gpudoctor.cluster.fleet.shapes import WORST_FIRST, Verdict
+from gpudoctor.cluster.fleet.shapes import WORST_FIRST
 from gpudoctor.cluster.fleet.spreads import by_kind, compare, trends
+from gpudoctor.report.model import Verdict
 from gpudoctor.text.hostlist import Hosts, hostlist, is_host_name, one_name_each
 
 
@@ -223,12 +225,8 @@ def outlier_words(outlier: Outlier) -> str:
     >>> outlier_words(Outlier("a", "fail", "train step, 8 ranks", (), 24.0, "ms", 20.0, 0.83, 9.1, "H100"))
     'train step, 8 ranks: 24 ms, fleet 20 (17 % worse)'
     """
-    where = f", GPU {outlier.gpus[0]}" if len(outlier.gpus) == 1 and "GPU" not in outlier.figure else ""
-    worse = 100 * (1 - outlier.similarity)
-    return (
-        f"{outlier.figure}{where}: {outlier.value:.4g} {outlier.unit}, "
-        f"fleet {outlier.criterion:.4g} ({worse:.0f} % worse)"
-    )
+    figure, worse = with_gpus(outlier.figure, outlier.gpus), 100 * (1 - outlier.similarity)
+    return f"{figure}: {outlier.value:.4g} {outlier.unit}, fleet {outlier.criterion:.4g} ({worse:.0f} % worse)"
 
 
 def run_finding_words(finding: RunFinding) -> str:

@@ -11,12 +11,14 @@ from gpudoctor.cluster.fleet.nodes import NodeJobs
 from gpudoctor.cluster.fleet.reading import Refused
 from gpudoctor.cluster.fleet.records import NodeFault
 from gpudoctor.cluster.fleet.runs import FleetRun
-from gpudoctor.cluster.fleet.shapes import Verdict
+from gpudoctor.report.model import Verdict
 from gpudoctor.text.hostlist import Hosts, is_host_name
 
 MIN_NODES = 3
 Configurations = Mapping[str, Iterable[tuple[str, str]]]
 OUTLIER = "fleet.outlier"
+"""The id under which a node counts that fails by comparison with the others only."""
+
 _FIT: tuple[Verdict, ...] = ("pass", "warn")
 
 
@@ -62,9 +64,6 @@ def drifts(kind: str, configurations: Configurations) -> list[ConfigDrift]:
     return found
 
 
-"""The id under which a node counts that fails by comparison with the others only."""
-
-
 class NodeRow(msgspec.Struct, frozen=True):
     """One node. `verdict` is that of its newest report, or worse by comparison with the fleet.
 
@@ -86,6 +85,11 @@ class NodeRow(msgspec.Struct, frozen=True):
     faults: tuple[NodeFault, ...] = ()
     unknown: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+
+    @property
+    def why(self) -> str:
+        """The reason without the verdict, which stands before it."""
+        return self.reason.removeprefix(f"{self.verdict.upper()} ")
 
 
 class NodeCounts(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from gpudoctor.cluster.fleet.records import NodeFault, ReportRecord, judged_of
-from gpudoctor.cluster.fleet.shapes import Verdict
+from gpudoctor.report.model import Verdict
 from gpudoctor.text.hostlist import hostlist, natural
 
 CLOCK_TOLERANCE_S = 60.0

@@ -72,35 +72,28 @@ def _read(
     exists, which is a mistake in the command.
     """
     stdin = standard_input("paste reports") if "-" in sources else None
-    gathered: Gathered | None = None
+    reading = reader.read(list(sources), stdin, arrived if "-" in sources else None)
+    gathered = next(reading)
     try:
-        for gathered in reader.read(list(sources), stdin, arrived if "-" in sources else None):
+        progress(gathered)
+        for _ in reading:
             progress(gathered)
     except InterruptedBySignal as stop:
-        if gathered is None or not gathered.records:
+        if not gathered.records:
             raise
         gathered.interrupted = stop.number
     finally:
         progress(None)
-    if gathered is not None and gathered.found.absent == len(sources):
+    if gathered.found.absent == len(sources):
         raise UserError(f"{gathered.broken[0].place}: {gathered.broken[0].why}")
-    if gathered is not None and expected:
+    if expected or gathered.records or gathered.jobs or gathered.runs:
         return gathered
-    if gathered is None or not (gathered.records or gathered.broken or gathered.jobs or gathered.runs):
-        raise UserError(_nothing(sources, gathered))
-    if not (gathered.records or gathered.jobs or gathered.runs):
+    if gathered.broken:
         first = gathered.broken[0]
         raise UserError(f"no report could be read of {len(gathered.broken)}: {first.place}: {first.why}")
-    return gathered
-
-
-def _nothing(sources: Sequence[str], gathered: Gathered | None) -> str:
-    where = " ".join(sources)
-    if gathered is None:
-        return f"{where}: nothing was read"
     others = len(gathered.foreign) + gathered.found.others
-    present = f"{others} other files and documents" if others else "nothing"
-    return (
-        f"{where}: no report there, {present}; reports are written by gpudoctor check --json -o FILE, and by "
-        "gpudoctor run --format json -o FILE"
+    present = f"{others} other files and documents" if others else "no file"
+    raise UserError(
+        f"{' '.join(sources)}: no report there, {present}; reports are written by gpudoctor check --json -o FILE, and "
+        "by gpudoctor run --format json -o FILE"
     )

@@ -9,7 +9,7 @@ import pickle
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO
 
 import msgspec
 
@@ -21,9 +21,6 @@ from gpudoctor.process.ending import ENDING_SIGNALS, kill_all, leave
 from gpudoctor.process.forked import ForkedProcess
 from gpudoctor.run.report import RunReport
 
-T = TypeVar("T")
-R = TypeVar("R")
-
 CHUNK = 50
 # with fewer files, one process is done before others have started
 FEWEST_FILES = 400
@@ -31,7 +28,7 @@ MOST_PROCESSES = 8
 _END_LIMIT_S = 10.0  # a process that waits for a hung disk cannot be killed
 
 
-def in_processes(files: Sequence[T], work: Callable[[list[T]], R]) -> Iterator[R]:
+def in_processes(files: Sequence[Listed], work: Callable[[list[Listed]], list[Outcome]]) -> Iterator[list[Outcome]]:
     """The results of `work` on chunks of the files, in order; `work` must not depend on other chunks.
 
     Many files are shared among forked processes, one per CPU. Chunks are assigned by number, so that nothing has to be
@@ -48,8 +45,8 @@ def in_processes(files: Sequence[T], work: Callable[[list[T]], R]) -> Iterator[R
         for number in range(count):
             workers.append(_start(chunks[number::count], work, [pipe for _, pipe in workers]))
         for number, chunk in enumerate(chunks):
-            answer: list[R] | None = _answer(workers[number % count][1])
-            yield work(chunk) if answer is None else answer[0]
+            answer = _answer(workers[number % count][1])
+            yield work(chunk) if answer is None else answer
     finally:
         for _, pipe in workers:
             pipe.close()
@@ -57,7 +54,7 @@ def in_processes(files: Sequence[T], work: Callable[[list[T]], R]) -> Iterator[R
 
 
 def _start(
-    chunks: list[list[T]], work: Callable[[list[T]], R], others: list[BinaryIO]
+    chunks: list[list[Listed]], work: Callable[[list[Listed]], list[Outcome]], others: list[BinaryIO]
 ) -> tuple[ForkedProcess, BinaryIO]:
     reading, writing = os.pipe()
     with suppress(OSError):  # the user's limit on pipe memory is reached: the writer then waits more often
@@ -72,7 +69,7 @@ def _start(
                 pipe.close()
             with os.fdopen(writing, "wb") as pipe:
                 for chunk in chunks:
-                    pickle.dump([work(chunk)], pipe, pickle.HIGHEST_PROTOCOL)
+                    pickle.dump(work(chunk), pipe, pickle.HIGHEST_PROTOCOL)
                     pipe.flush()
         finally:
             leave()  # without a message: the parent does the missing chunks
@@ -82,10 +79,10 @@ def _start(
     return process, os.fdopen(reading, "rb")
 
 
-def _answer(pipe: BinaryIO) -> list[R] | None:
-    """The next result of a process, in a list; None if the process has ended."""
+def _answer(pipe: BinaryIO) -> list[Outcome] | None:
+    """The next result of a process; None if the process has ended."""
     try:
-        answer: list[R] = pickle.load(pipe)  # written by our own child
+        answer: list[Outcome] = pickle.load(pipe)  # written by our own child
     except (EOFError, pickle.UnpicklingError):
         return None
     return answer

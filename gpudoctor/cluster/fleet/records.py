@@ -11,9 +11,10 @@ import msgspec
 
 from gpudoctor.cluster.fleet.figures import Entry, figures
 from gpudoctor.cluster.fleet.files import Document, Listed, documents_of
-from gpudoctor.cluster.fleet.shapes import REPORT, WORST_FIRST, ReportOf, SchemaOf, Verdict
+from gpudoctor.cluster.fleet.shapes import REPORT, WORST_FIRST, ReportOf, SchemaOf
 from gpudoctor.facts.redaction.shapes import REDACTED
 from gpudoctor.lazy import lazy_pattern
+from gpudoctor.report.model import Verdict
 
 # a lone surrogate, which the standard library writes for a name that is not UTF-8 and msgspec cannot read
 _HALF_PAIR = lazy_pattern(
@@ -33,6 +34,12 @@ class BrokenError(Exception):
 
 class ForeignError(Exception):
     """The document is not a report: no node is missed with it."""
+
+
+def refuse_other_version(schema: str, ours: str) -> None:
+    """Raise BrokenError for the schema of the same kind of report in a form that cannot be read here."""
+    if schema != ours and schema.startswith(f"{ours.rpartition('/')[0]}/"):
+        raise BrokenError(f"a report of another version, {schema[:60]!r}: this one reads {ours!r}")
 
 
 class NodeFault(msgspec.Struct, frozen=True):
@@ -91,8 +98,8 @@ class Recorder:
         entries, values = figures(report.measurements)
         injected = tuple(dict.fromkeys((*report.run.injected, *report.measurements.injected)))
         name = _host_name(report)
-        started = _seconds(report.run.started_at)
-        ended = None if started is None else started + report.run.duration_s
+        began = seconds_of(report.run.started_at)
+        started, ended = (began, began + report.run.duration_s) if began >= _EARLIEST_S else (None, None)
         return ReportRecord(
             name=self._once(name or document.stem or document.place)[:_LONGEST_NAME],
             named=name is not None,
@@ -179,8 +186,7 @@ class Recorder:
             schema = ""
         except (msgspec.DecodeError, RecursionError):
             raise BrokenError("damaged, and not whole either") from None
-        if schema.startswith("gpudoctor.report/") and schema != REPORT:
-            raise BrokenError(f"a report of another version, {schema[:60]!r}: this one reads {REPORT!r}")
+        refuse_other_version(schema, REPORT)
         if not schema and b'"gpudoctor.report/' in data:
             raise BrokenError("reports within another document, as jq -s makes it: one a file or one a line is read")
         if schema != REPORT:
@@ -281,13 +287,10 @@ def _configuration(report: ReportOf) -> list[tuple[str, str]]:
     return [(item, value[:200]) for item, value in items if value]
 
 
-def _seconds(started_at: str) -> float | None:
-    """Seconds since 1970; a time without zone is taken as UTC. None if it is not a time, or before 2025."""
+def seconds_of(started_at: str) -> float:
+    """Seconds since 1970; a time without zone is taken as UTC. 0 if it is not a time."""
     try:
         moment = datetime.datetime.fromisoformat(started_at.replace("Z", "+00:00"))
     except ValueError:
-        return None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=datetime.timezone.utc)
-    seconds = moment.timestamp()
-    return seconds if seconds >= _EARLIEST_S else None
+        return 0.0
+    return (moment if moment.tzinfo is not None else moment.replace(tzinfo=datetime.timezone.utc)).timestamp()

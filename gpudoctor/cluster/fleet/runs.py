@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import datetime
 import re
 from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from gpudoctor.checks.core.finding import PROBLEMS
-from gpudoctor.cluster.fleet.records import BrokenError
-from gpudoctor.cluster.fleet.shapes import SchemaOf, Verdict
+from gpudoctor.cluster.fleet.records import BrokenError, refuse_other_version, seconds_of
+from gpudoctor.cluster.fleet.shapes import SchemaOf
+from gpudoctor.report.model import Verdict
 from gpudoctor.run.observer.layout import FORWARD, PHASES
 from gpudoctor.run.report import SCHEMA, FlatFinding, PhaseMs, RankReport, RunReport, judged, verdict_of
 from gpudoctor.run.step_series import TimedStep
@@ -20,7 +20,6 @@ from gpudoctor.run.watched import Watched, WatchedRank
 _OF_A_NODE = re.compile(r"--(node|machine)[-_]rank(=.*)?|--local[-_]addr(=.*)?")
 # findings that compare ranks, and so are made again over all nodes
 _COMPARED = ("run.balance", "run.batch", "run.data", "run.host")
-_ANY_VERSION = SCHEMA.rpartition("/")[0] + "/"
 _decoder = msgspec.json.Decoder(RunReport)
 
 
@@ -54,10 +53,9 @@ def run_report_of(data: bytes) -> RunReport | None:
     """
     try:
         schema = msgspec.json.decode(data, type=SchemaOf).schema
-        if not schema.startswith(_ANY_VERSION):
-            return None
+        refuse_other_version(schema, SCHEMA)
         if schema != SCHEMA:
-            raise BrokenError(f"a report of another version, {schema[:60]!r}: this one reads {SCHEMA!r}")
+            return None
         found = _decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         if SCHEMA.encode() not in data:
@@ -80,14 +78,14 @@ def _groups(reports: Sequence[RunReport]) -> list[list[RunReport]]:
     groups: list[list[RunReport]] = []
     for report in sorted(reports, key=lambda report: (report.started_at, report.host)):
         for group in groups:
-            ends_s = max(_started_s(other) + other.duration_s for other in group)
+            ends_s = max(seconds_of(other.started_at) + other.duration_s for other in group)
             if (
                 _command(group[0]) == _command(report)
                 and all(
                     other.host != report.host and _rank_numbers(other).isdisjoint(_rank_numbers(report))
                     for other in group
                 )
-                and _started_s(report) <= ends_s
+                and seconds_of(report.started_at) <= ends_s
             ):
                 group.append(report)
                 break
@@ -110,13 +108,6 @@ def _command(report: RunReport) -> tuple[str, ...]:
         elif "=" not in word:
             next(arguments, None)
     return tuple(retained)
-
-
-def _started_s(report: RunReport) -> float:
-    try:
-        return datetime.datetime.fromisoformat(report.started_at.replace("Z", "+00:00")).timestamp()
-    except ValueError:
-        return 0.0
 
 
 def _run(group: Sequence[RunReport]) -> FleetRun:

@@ -12,9 +12,9 @@ from gpudoctor.cluster.fleet.figures import (
     MeasuredGpus,
     figure_of,
     figure_words,
-    gpus_text,
     less_is_better,
     unit_of,
+    with_gpus,
 )
 from gpudoctor.cluster.fleet.model import FigureRow, NodeRow, Outlier, Trend
 from gpudoctor.cluster.fleet.nodes import FleetNode
@@ -154,28 +154,6 @@ def _split_words(kind: str, figure: Figure, spread: FigureSpread, group: Sequenc
     )
 
 
-def changed(
-    nodes: Sequence[FleetNode], older: dict[str, FleetNode]
-) -> Iterator[tuple[str, Figure, FigureSpread, list[_Worse]]]:
-    """Find outliers of new / old: nodes whose figures changed more than those of the whole fleet."""
-    pairs = [(node, older[node.name]) for node in nodes if node.name in older]
-    same = [node for node, old in pairs if node.newest.kind == old.newest.kind and node.newest.entries]
-    judged = _judged(same)
-    for kind, group in by_kind(same).items():
-        retained: list[FleetNode] = []
-        arrays: list[list[float]] = []  # new / old for each figure
-        for node in group:
-            new, old = node.newest, older[node.name].newest
-            if new.entries is old.entries and all(value > 0 for value in old.values):
-                retained.append(node)
-                arrays.append([now / before for now, before in zip(new.values, old.values, strict=True)])
-        for figure, (values, owners, gpus_of) in _columns(retained, arrays):
-            spread = spread_of(values, owners, less_is_better(figure), judged)
-            bad = () if spread.split else spread.bad
-            found = [_Worse(retained[b.node], figure, gpus_of[b.position], b, spread.criterion) for b in bad]
-            yield kind, figure, spread, found
-
-
 # What changed since an older set of reports.
 
 
@@ -244,16 +222,28 @@ def _most(nodes: Sequence[FleetNode]) -> dict[str, str]:
 
 
 def _figures(nodes: Sequence[FleetNode], older: Mapping[str, FleetNode]) -> Iterator[Trend]:
+    """By new / old of each figure: what changed for a whole kind of nodes, and outliers among these changes."""
+    pairs = [(node, older[node.name]) for node in nodes if node.name in older]
+    same = [node for node, old in pairs if node.newest.kind == old.newest.kind and node.newest.entries]
+    judged = _judged(same)
     by_node: dict[str, list[tuple[float, str]]] = {}
-    for kind, figure, spread, found in changed(nodes, dict(older)):
-        if abs(spread.median - 1) > FIGURE_CHANGE_MIN:
-            text = f"{kind}: {figure_words(figure)} {spread.median - 1:+.0%} on the middle one of {spread.nodes} nodes"
-            yield Trend("fleet", text, worse=(spread.median > 1) == less_is_better(figure))
-        for each in found:
-            where = gpus_text(each.gpus)
-            message = figure_words(figure) + (f", {where}" if where and "GPU" not in figure_words(figure) else "")
-            text = f"{message} {each.bad.value - 1:+.0%}, the fleet {spread.median - 1:+.0%}"
-            by_node.setdefault(each.node.name, []).append((each.bad.similarity, text))
+    for kind, group in by_kind(same).items():
+        retained: list[FleetNode] = []
+        arrays: list[list[float]] = []
+        for node in group:
+            new, old = node.newest, older[node.name].newest
+            if new.entries is old.entries and all(value > 0 for value in old.values):
+                retained.append(node)
+                arrays.append([now / before for now, before in zip(new.values, old.values, strict=True)])
+        for figure, (values, owners, gpus_of) in _columns(retained, arrays):
+            spread = spread_of(values, owners, less_is_better(figure), judged)
+            message, change = figure_words(figure), f"{spread.median - 1:+.0%}"
+            if abs(spread.median - 1) > FIGURE_CHANGE_MIN:
+                text = f"{kind}: {message} {change} on the middle one of {spread.nodes} nodes"
+                yield Trend("fleet", text, worse=(spread.median > 1) == less_is_better(figure))
+            for bad in () if spread.split else spread.bad:
+                text = f"{with_gpus(message, gpus_of[bad.position])} {bad.value - 1:+.0%}, the fleet {change}"
+                by_node.setdefault(retained[bad.node].name, []).append((bad.similarity, text))
     for name, worse in by_node.items():
         _, text = min(worse)
         more = f"; and {len(worse) - 1} other figures" if len(worse) > 1 else ""

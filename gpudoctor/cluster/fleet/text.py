@@ -101,7 +101,7 @@ def _kinds(fleet: Fleet, most: int) -> Iterator[RenderableType]:
 def _bad_nodes(fleet: Fleet, most: int) -> Iterator[RenderableType]:
     def cells(row: NodeRow) -> tuple[Text, ...]:
         faults = [f"{fault.check} {fault.headline}" for fault in row.faults]
-        why = "; ".join(faults) if faults and row.verdict == "fail" else _reason(row)
+        why = "; ".join(faults) if faults and row.verdict == "fail" else row.why
         return status_word(Status(row.verdict)), plain(_called(row, fleet), "bold"), plain(why)
 
     return _rows([row for word in ("fail", "unknown") for row in fleet.nodes if row.verdict == word], most, cells)
@@ -170,15 +170,10 @@ def _figures(rows: Sequence[FigureRow]) -> Iterator[RenderableType]:
         yield plain(f"{text}, {row.kind}, {counted(row.nodes, 'node')}{why_not}")
 
 
-def _reason(row: NodeRow) -> str:
-    """The reason without the verdict, which stands before it."""
-    return row.reason.removeprefix(f"{row.verdict.upper()} ")
-
-
 def _nodes(fleet: Fleet) -> Iterator[RenderableType]:
     def cells(row: NodeRow) -> tuple[Text, ...]:
         called = plain(_called(row, fleet), "bold")
-        return status_word(Status(row.verdict)), called, plain(f"{_reason(row)} [{row.place}]")
+        return status_word(Status(row.verdict)), called, plain(f"{row.why} [{row.place}]")
 
     yield TextRows(map(cells, fleet.nodes))
 

@@ -43,7 +43,7 @@ def check_file(path: str) -> None:
     if not stat.S_ISREG(info.st_mode):
         raise SourceError("not a regular file (a pipe or device): use - to read from stdin")
     if info.st_size == 0:
-        raise SourceError("the file is empty (is it one of /proc? then pipe it in, with - as the source)")
+        raise SourceError("the file is empty; if it is one of /proc or /sys, pipe it in, with - as the source")
 
 
 def read_file(path: str) -> bytes:

@@ -11,21 +11,8 @@ from typing import Any, cast
 from gpudoctor.facts.model.gpu import Fabric, Gpu, GpuPair, LinkState, NvLink
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, if_known, known
 from gpudoctor.facts.model.node import short_bus_id
+from gpudoctor.facts.nvml import codes
 from gpudoctor.facts.nvml.client import MAX_COUNT, DriverError, Fields, NvmlClient, in_range, prefer
-from gpudoctor.facts.nvml.codes import (
-    FABRIC_CONFIGURATION,
-    FABRIC_HEALTH,
-    FABRIC_STATES,
-    FUNCTION_NOT_FOUND,
-    LINK_ENDS,
-    LINK_STATES,
-    LINK_VERSIONS,
-    P2P_STATUS,
-    PATHS,
-    error_word,
-    known_word,
-    word,
-)
 
 _MAX_LINKS = 36
 # field ids with the link as scope (driver 525 and newer)
@@ -83,7 +70,7 @@ def read_links(client: NvmlClient, count: Any, switch_links: Any) -> tuple[NvLin
             NvLink(
                 link=link,
                 state=state,
-                version=word(version, LINK_VERSIONS),
+                version=codes.word(version, codes.LINK_VERSIONS),
                 # as nvidia-smi prints it
                 speed_gb_s=if_known(speed_mb_s, lambda mb_s: round(mb_s / 1000, 3)),
                 remote_kind=ends[link][0],
@@ -116,7 +103,7 @@ def _state(client: NvmlClient, value: Any, link: int) -> LinkState | Missing:
     call = "nvmlDeviceGetNvLinkState"
     if isinstance(value, Missing):
         value = prefer(value, client.ask(call, link))
-    return cast("LinkState | Missing", known_word(value, LINK_STATES, call))
+    return cast("LinkState | Missing", codes.known_word(value, codes.LINK_STATES, call))
 
 
 def _with_other_ids(client: NvmlClient, fields: Fields, numbers: range) -> Fields:
@@ -162,7 +149,7 @@ def _remote_end(client: NvmlClient, link: int, direct: bool) -> tuple[Any, str |
     kind = client.ask(call, link)
     if kind == 0xFF:  # NVML's own "unknown"
         kind = UNSUPPORTED
-    return known_word(kind, LINK_ENDS, call), where
+    return codes.known_word(kind, codes.LINK_ENDS, call), where
 
 
 def read_pair(client: NvmlClient, one: Gpu, other: Gpu, handles: tuple[Any, Any]) -> GpuPair:
@@ -173,18 +160,18 @@ def read_pair(client: NvmlClient, one: Gpu, other: Gpu, handles: tuple[Any, Any]
     def ask(call: str, labels: Mapping[int, str], *args: int) -> Any:
         # not `client.ask`: an error of a pair must not count against the GPU whose thread makes the call
         try:
-            return known_word(client.call(call, *handles, *args), labels, call)
+            return codes.known_word(client.call(call, *handles, *args), labels, call)
         except DriverError as error:
             return error.missing
 
     return GpuPair(
         a=one.index,
         b=other.index,
-        path=ask("nvmlDeviceGetTopologyCommonAncestor", PATHS),
+        path=ask("nvmlDeviceGetTopologyCommonAncestor", codes.PATHS),
         nvlinks=count_links(one, other),
         # pynvml's NVML_P2P_CAPS_INDEX_READ is a tuple by mistake: 0 is read, 1 is write
-        p2p_read=ask("nvmlDeviceGetP2PStatus", P2P_STATUS, 0),
-        p2p_write=ask("nvmlDeviceGetP2PStatus", P2P_STATUS, 1),
+        p2p_read=ask("nvmlDeviceGetP2PStatus", codes.P2P_STATUS, 0),
+        p2p_write=ask("nvmlDeviceGetP2PStatus", codes.P2P_STATUS, 1),
     )
 
 
@@ -241,7 +228,7 @@ def read_fabric(client: NvmlClient) -> Fabric:
             client.call(call, client.handle, byref(info))
         except DriverError as error:
             missing = error.missing
-            if error.code in (FUNCTION_NOT_FOUND, _VERSION_MISMATCH):
+            if error.code in (codes.FUNCTION_NOT_FOUND, _VERSION_MISMATCH):
                 continue
             client.note(error)
             break
@@ -257,16 +244,16 @@ def _fabric(info: Any) -> Fabric:
     not_done = Missing("the fabric is not completed")
     flags = {1: True, 2: False}
     return Fabric(
-        state=word(info.state, FABRIC_STATES),
+        state=codes.word(info.state, codes.FABRIC_STATES),
         # the status is valid only once the state is completed
-        status=error_word(info.status) if done else not_done,
+        status=codes.error_word(info.status) if done else not_done,
         clique_id=info.cliqueId if done else not_done,
         cluster_uuid=_dashed(bytes(info.clusterUuid).hex()) if done else not_done,
-        health_summary=word(getattr(info, "healthSummary", 0) or UNSUPPORTED, FABRIC_HEALTH),
+        health_summary=codes.word(getattr(info, "healthSummary", 0) or UNSUPPORTED, codes.FABRIC_HEALTH),
         health_bandwidth={1: "degraded", 2: "full"}.get(mask & 3, UNSUPPORTED),
         route_unhealthy=flags.get(mask >> 4 & 3, UNSUPPORTED),
         access_timeout_recovery=flags.get(mask >> 6 & 3, UNSUPPORTED),
-        incorrect_configuration=word(mask >> 8 & 0xF or UNSUPPORTED, FABRIC_CONFIGURATION),
+        incorrect_configuration=codes.word(mask >> 8 & 0xF or UNSUPPORTED, codes.FABRIC_CONFIGURATION),
     )
 
 

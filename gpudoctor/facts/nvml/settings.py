@@ -15,17 +15,8 @@ from typing import Any
 
 from gpudoctor.facts.model.gpu import GpuProcess, MigInstance, Settings
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, if_known
+from gpudoctor.facts.nvml import codes
 from gpudoctor.facts.nvml.client import DriverError, NvmlClient, in_range
-from gpudoctor.facts.nvml.codes import (
-    ADDRESSING,
-    ARCHITECTURES,
-    BRANDS,
-    COMPUTE_MODES,
-    VIRTUALIZATION,
-    error_word,
-    known_word,
-    word,
-)
 from gpudoctor.facts.nvml.memory_health import flag
 from gpudoctor.facts.system.sysfs import format_cpu_list, key_values, read_int, read_text
 
@@ -46,8 +37,8 @@ def read_identity(client: NvmlClient, root: Path, bus_id: str) -> dict[str, Any]
     return {
         "uuid": client.ask("nvmlDeviceGetUUID"),
         "name": client.ask("nvmlDeviceGetName"),
-        "brand": word(client.ask("nvmlDeviceGetBrand"), BRANDS),
-        "architecture": word(client.ask("nvmlDeviceGetArchitecture"), ARCHITECTURES),
+        "brand": codes.word(client.ask("nvmlDeviceGetBrand"), codes.BRANDS),
+        "architecture": codes.word(client.ask("nvmlDeviceGetArchitecture"), codes.ARCHITECTURES),
         "compute_capability": capability if isinstance(capability, Missing) else "{}.{}".format(*capability),
         "serial": client.ask("nvmlDeviceGetSerial"),
         "vbios": client.ask("nvmlDeviceGetVbiosVersion"),
@@ -67,7 +58,7 @@ def _module_id(client: NvmlClient) -> int | Missing:
     if isinstance(code, Missing):
         return code
     if code:
-        error = DriverError(call, int(code), error_word(int(code)))
+        error = DriverError(call, int(code), codes.error_word(int(code)))
         client.note(error)
         return error.missing
     number: int | Missing = in_range(reported.value, 0, 4096, call)
@@ -91,21 +82,21 @@ def read_settings(client: NvmlClient, confidential: bool | Missing) -> Settings:
         instances = _mig_instances(client)
 
     def mode(call: str, labels: Mapping[int, str]) -> Any:
-        return known_word(client.ask(call), labels, call)
+        return codes.known_word(client.ask(call), labels, call)
 
     def is_on(call: str) -> bool | Missing:
         return flag(client.ask(call), call)
 
     return Settings(
         persistence=is_on("nvmlDeviceGetPersistenceMode"),
-        compute_mode=mode("nvmlDeviceGetComputeMode", COMPUTE_MODES),
+        compute_mode=mode("nvmlDeviceGetComputeMode", codes.COMPUTE_MODES),
         mig_enabled=enabled,
         mig_pending=flag(later, "nvmlDeviceGetMigMode"),
         mig_instances=instances,
         display_attached=is_on("nvmlDeviceGetDisplayMode"),
         display_active=is_on("nvmlDeviceGetDisplayActive"),
-        addressing_mode=word(client.ask("nvmlDeviceGetAddressingMode"), ADDRESSING),
-        virtualization=mode("nvmlDeviceGetVirtualizationMode", VIRTUALIZATION),
+        addressing_mode=codes.word(client.ask("nvmlDeviceGetAddressingMode"), codes.ADDRESSING),
+        virtualization=mode("nvmlDeviceGetVirtualizationMode", codes.VIRTUALIZATION),
         confidential_compute=confidential,
     )
 

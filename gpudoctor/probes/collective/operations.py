@@ -87,7 +87,13 @@ class Operation:
         raise NotImplementedError
 
     def _share(self, rank_number: int, count: int, start: int = 0) -> torch.Tensor:
-        return share(rank_number, count, self._rank.device, start)
+        """The elements a rank contributes, from position `start` on: whole numbers, a different sequence on each."""
+        return _repeated(_period_of(rank_number, self._rank.device), count, start)
+
+    def _exact_sum(self, count: int, start: int = 0) -> torch.Tensor:
+        """The sum of all ranks' shares; exact in float32 for any number of ranks in one node."""
+        every = [_period_of(number, self._rank.device) for number in range(self._rank.world_size)]
+        return _repeated(torch.stack(every).sum(0), count, start)
 
 
 class AllReduce(Operation):
@@ -102,7 +108,7 @@ class AllReduce(Operation):
     def _expected(self) -> Iterable[torch.Tensor]:
         if self._rank.injected("wrong-sum"):
             self._result[self._total // 2] += 1.0
-        yield exact_sum(self._rank.world_size, self._total, self._rank.device)
+        yield self._exact_sum(self._total)
 
 
 class Broadcast(Operation):
@@ -223,8 +229,7 @@ class ReduceScatter(_OfParts):
         _dist.reduce_scatter(self._result, self._parts(self._mine))
 
     def _expected(self) -> Iterable[torch.Tensor]:
-        start = self._rank.number * self._count
-        yield exact_sum(self._rank.world_size, self._count, self._rank.device, start)
+        yield self._exact_sum(self._count, self._rank.number * self._count)
 
 
 class AllToAll(_OfParts):
@@ -241,17 +246,6 @@ class AllToAll(_OfParts):
     def _expected(self) -> Iterable[torch.Tensor]:
         start = self._rank.number * self._count
         return (self._share(sender, self._count, start) for sender in range(self._rank.world_size))
-
-
-def share(rank_number: int, count: int, device: torch.device, start: int = 0) -> torch.Tensor:
-    """The elements a rank contributes, from position `start` on: whole numbers, a different sequence on each rank."""
-    return _repeated(_period_of(rank_number, device), count, start)
-
-
-def exact_sum(world_size: int, count: int, device: torch.device, start: int = 0) -> torch.Tensor:
-    """The sum of all ranks' shares; exact in float32 for any number of ranks in one node."""
-    period = torch.stack([_period_of(r, device) for r in range(world_size)]).sum(0)
-    return _repeated(period, count, start)
 
 
 def _period_of(rank_number: int, device: torch.device) -> torch.Tensor:

@@ -43,7 +43,7 @@ class IsolatedResult(msgspec.Struct):
 
 
 class _Process:
-    def __init__(self, start: IsolatedProcess, python: str | None) -> None:
+    def __init__(self, start: IsolatedProcess) -> None:
         self.start = start
         self.answer = IsolatedAnswer()
         self.ended = self.killed = self.late = False
@@ -53,7 +53,7 @@ class _Process:
             with pipe_with_child("writes") as (pipe, writer):
                 order = msgspec.json.encode(IsolatedOrder(writer, start.task)).decode()
                 self.process = Child(
-                    dependent_python("gpudoctor.probes.frameworks.isolated_child", "begin", order, python=python),
+                    dependent_python("gpudoctor.probes.frameworks.isolated_child", "begin", order),
                     stdout=self.errors,
                     stderr=self.errors,
                     env={name: value for name, value in environ.items() if value is not None},
@@ -116,7 +116,6 @@ def run_isolated(
     deadline_s: float,
     import_deadline_s: float | None = None,
     together: bool,
-    python: str | None = None,
 ) -> list[IsolatedResult]:
     """Start all processes and read their answers until all are done; returns their results in the same order.
 
@@ -129,7 +128,7 @@ def run_isolated(
     try:
         for start in starts:
             try:
-                processes.append(_Process(start, python))
+                processes.append(_Process(start))
             except OSError as error:
                 why = Missing(f"{start.name} could not be started: {error.strerror or error}", "failed")
                 return [IsolatedResult(failure=why) for _ in starts]

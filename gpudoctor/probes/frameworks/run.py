@@ -79,7 +79,7 @@ def _in_working_directory(origin: str) -> bool:
     return sys.path[0] == here and origin.startswith(f"{here}{os.sep}")
 
 
-def framework_views(deadline_s: float, python: str | None = None) -> Measurements:
+def framework_views(deadline_s: float) -> Measurements:
     """Ask all installed frameworks at the same time, each in a separate process.
 
     Of the Measurements only `frameworks` and `not_run` are filled, the latter with "frameworks" if none is installed,
@@ -90,7 +90,7 @@ def framework_views(deadline_s: float, python: str | None = None) -> Measurement
         why = f"none of {', '.join(_NAMES[name] for name in FRAMEWORKS)} is installed: {INSTALL['torch']}"
         return Measurements(not_run={"frameworks": Missing(why)})
     starts = [IsolatedProcess(_NAMES[name], ViewTask(name), _VERBOSE) for name in installed]
-    results = run_isolated(starts, deadline_s=deadline_s, together=False, python=python)
+    results = run_isolated(starts, deadline_s=deadline_s, together=False)
     views: list[FrameworkView] = []
     not_run: dict[str, Missing] = {}
     for name, each in zip(installed, results, strict=True):
@@ -145,9 +145,7 @@ def deepspeed_strategies(plan: ProbePlan, deadline_s: float, progress: Callable[
     return Measurements(deepspeed=LibraryStrategies("DeepSpeed", deepspeed_version, found))
 
 
-def tensorflow_strategies(
-    plan: ProbePlan, deadline_s: float, progress: Callable[[str], None] | None, python: str | None = None
-) -> Measurements:
+def tensorflow_strategies(plan: ProbePlan, deadline_s: float, progress: Callable[[str], None] | None) -> Measurements:
     """MirroredStrategy in one process, then MultiWorkerMirroredStrategy in one process per rank.
 
     Fills only `tensorflow` or not_run["tensorflow"]; `deadline_s` applies to each of the two.
@@ -160,9 +158,7 @@ def tensorflow_strategies(
     uuids = plan.gpu_uuids
     desync = next((each.rank for each in injections_of(plan) if each.kind == "desync"), None)
     report = progress or (lambda text: None)
-    run = functools.partial(
-        run_isolated, deadline_s=deadline_s, import_deadline_s=IMPORT_DEADLINE_S, together=True, python=python
-    )
+    run = functools.partial(run_isolated, deadline_s=deadline_s, import_deadline_s=IMPORT_DEADLINE_S, together=True)
     report("TensorFlow's MirroredStrategy")
     one = TensorflowTask(shape, STEPS, on_gpu, plan.ranks, desync=desync)
     [mirrored] = run([IsolatedProcess("MirroredStrategy", one, _environ(uuids))])

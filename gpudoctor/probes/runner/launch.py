@@ -52,7 +52,6 @@ def run_probes(
     probe_deadline_s: float,
     progress: Callable[[str], None] | None = None,
     on_interrupt: Callable[[Measurements], None] | None = None,
-    python: str | None = None,
     workers: LocalWorkers | None = None,
     on_message: OnMessage | None = None,
     on_wait: Callable[[str], None] | None = None,
@@ -68,7 +67,6 @@ def run_probes(
     Ending CPU ranks that ignore SIGTERM may take 2 s more; GPU ranks first get 3 s to let their GPU finish, and a
     minute and more if the driver is slow to release them (rank_starter_client.py).
     `progress` is called with each phase that begins, `on_wait` about every 10 s with what the run is waiting for.
-    `python`: an interpreter for the ranks other than ours.
     `workers`: processes that a launch engine started on this node; they host all ranks but the first.
     `on_interrupt` receives the measurements so far if an exception ends the run.
     `on_message` receives each message of a rank when it arrives (-1 is the starter).
@@ -90,7 +88,7 @@ def run_probes(
             with _needed():
                 board = ProgressBoard(folder / "board", plan.ranks)
             collector = RunCollector(plan, folder, board, progress)
-            with closing(board), _started(job, life, python, workers) as children:
+            with closing(board), _started(job, life, workers) as children:
                 try:
                     _watch(children, collector, limits, on_message, on_wait)
                 except BaseException:
@@ -200,7 +198,7 @@ class _Children:
 
 
 @contextmanager
-def _started(job: RankJob, life: int, python: str | None, workers: LocalWorkers | None) -> Iterator[_Children]:
+def _started(job: RankJob, life: int, workers: LocalWorkers | None) -> Iterator[_Children]:
     """Start the children; all of them have been ended when the block is left, however that happens."""
     everyone = list(range(job.ranks))
     worker_ranks = everyone[1:] if workers is not None else []
@@ -217,7 +215,7 @@ def _started(job: RankJob, life: int, python: str | None, workers: LocalWorkers 
                     undo.callback(os.close, readers[source])
                 own = [rank for rank in everyone if rank not in worker_ranks]
                 ends = [writers[rank] for rank in own]
-                process = start(order_for(job, own, method), life, writers[-1], ends, output, python)
+                process = start(order_for(job, own, method), life, writers[-1], ends, output)
                 if workers is not None:
                     for rank in worker_ranks:
                         workers.order(rank, order_for(job, [rank], method), life, writers[-1 - rank], writers[rank])

@@ -84,14 +84,11 @@ class LocalWorkers:
 
     @property
     def visible(self) -> list[str | None]:
-        """CUDA_VISIBLE_DEVICES of each process, in rank order; valid once all have connected."""
-        first = os.environ.get("CUDA_VISIBLE_DEVICES")
-        return [first, *(self._workers[rank][1].visible for rank in range(1, self.ranks))]
-
-    @property
-    def visible_of_those_here(self) -> list[str | None]:
-        """CUDA_VISIBLE_DEVICES of this process and of each worker that has connected."""
-        return [os.environ.get("CUDA_VISIBLE_DEVICES"), *(hello.visible for _, hello in self._workers.values())]
+        """CUDA_VISIBLE_DEVICES of this process and of each worker that has connected, in rank order."""
+        return [
+            os.environ.get("CUDA_VISIBLE_DEVICES"),
+            *(self._workers[rank][1].visible for rank in sorted(self._workers)),
+        ]
 
     @property
     def openable(self) -> list[tuple[str, ...]]:
@@ -122,9 +119,7 @@ class LocalWorkers:
         self.ask_to_end()
         deadline = time.monotonic() + KILL_GRACE_S + teardown_s
         answers = [_last_answer(worker, deadline) for worker, _ in self._workers.values()]
-        for worker, _ in self._workers.values():
-            worker.close()
-        self._workers.clear()
+        self.disconnect()
         return _STUCK not in answers
 
     def end(self) -> None:

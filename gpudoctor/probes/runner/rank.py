@@ -95,16 +95,16 @@ class Rank:
 
     def from_rank_zero(self, value: int) -> int:
         """Rank 0's value, on every rank."""
-        shared = torch.tensor([value if self.number == 0 else 0], dtype=torch.int64)
-        with self.blocked():
-            dist.all_reduce(shared)
-        return int(shared.item())
+        return self._reduced(value if self.number == 0 else 0, dist.ReduceOp.SUM)
 
     def smallest(self, value: int) -> int:
         """The minimum over all ranks, on every rank."""
+        return self._reduced(value, dist.ReduceOp.MIN)
+
+    def _reduced(self, value: int, op: Any) -> int:
         shared = torch.tensor([value], dtype=torch.int64)
         with self.blocked():
-            dist.all_reduce(shared, op=dist.ReduceOp.MIN)
+            dist.all_reduce(shared, op=op)
         return int(shared.item())
 
     def gathered(self, values: Sequence[float]) -> list[list[float]]:

@@ -43,13 +43,11 @@ def contexts_of(job: RankJob) -> int:
     return sum(len(visible_gpus(rank, job.gpu_uuids, job.probes)) for rank in range(len(job.gpus)))
 
 
-def start(
-    order: dict[str, Any], life: int, control: int, rank_fds: list[int], output: IO[bytes], python: str | None = None
-) -> Child:
+def start(order: dict[str, Any], life: int, control: int, rank_fds: list[int], output: IO[bytes]) -> Child:
     """Start a starter with these pipe ends: `life` to read, `control` and one per rank to write. Raises OSError."""
     whole = {"parent": os.getpid(), "life_fd": life, "control_fd": control, "rank_fds": rank_fds, **order}
     return Child(
-        own_python("gpudoctor.probes.runner.rank_starter", "main", json.dumps(whole), python=python),
+        own_python("gpudoctor.probes.runner.rank_starter", "main", json.dumps(whole)),
         stdout=output,
         stderr=output,
         env=_environment(msgspec.convert(order["job"], RankJob)),

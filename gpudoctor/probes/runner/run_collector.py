@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ from gpudoctor.probes.runner.plan import ProbePlan, Stage
 from gpudoctor.probes.runner.rank_state import RankState, failure_problems, rank_list, slow_problem, timeout_problem
 from gpudoctor.probes.runner.run_progress import RunProgress
 from gpudoctor.process.ending import RunningProcess, process_state
+from gpudoctor.process.pipes import tail
 
 FIGURES_OF_PROBE: dict[Probe, str] = {  # the field of Measurements that is empty if the probe brought nothing
     "collective": "collectives",
@@ -183,18 +183,20 @@ class RunCollector:
             return
         failures = failure_problems(self._states)
         if self._cannot_start is not None:
-            text = f"the ranks could not be started: {self._cannot_start}"
-            self._problems.append(ProbeProblem("launch", "error", text, phase="start"))
+            self._cannot_launch(f"the ranks could not be started: {self._cannot_start}")
         elif failures:
             self._problems += failures
         elif self._starter_stopped:
-            text = "the process that starts the ranks is stopped (SIGSTOP)"  # from outside: no fault of the node
-            self._problems.append(ProbeProblem("launch", "error", text, phase="start"))
+            # from outside: no fault of the node
+            self._cannot_launch("the process that starts the ranks is stopped (SIGSTOP)")
         elif self._method is None or not all(state.left for state in self._states):
             output = _evidence(self._folder / "starter.stderr")
             last = f": {output[-1]}" if output else ""
-            text = f"the process that starts the ranks died{last}"  # which opens no GPU: no crash of one
-            self._problems.append(ProbeProblem("launch", "error", text, phase="start", output=output))
+            # it opens no GPU: no crash of one
+            self._cannot_launch(f"the process that starts the ranks died{last}", output)
+
+    def _cannot_launch(self, text: str, output: tuple[str, ...] = ()) -> None:
+        self._problems.append(ProbeProblem("launch", "error", text, phase="start", output=output))
 
     def note_stuck(self, stuck: bool) -> None:
         """Report processes that have not ended; a driver is convicted only by those that the kernel holds (state D)."""
@@ -292,8 +294,7 @@ def _evidence(path: Path) -> tuple[str, ...]:
     """NCCL's warnings, CUDA errors and the last lines of a process's output; empty if it wrote nothing."""
     try:
         with path.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-            text = file.read(_TAIL_BYTES).decode("utf-8", "replace")
+            text = tail(file.fileno(), _TAIL_BYTES)
     except OSError:
         return ()
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]

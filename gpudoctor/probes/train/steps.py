@@ -79,15 +79,7 @@ class Train:
                 rows.append(self._measured_step())
         finally:
             gc.enable()
-        columns = list(zip(*rows, strict=True))
-        return StepBlock(
-            compute_ms=columns[0],
-            host_ms=columns[1],
-            data_ms=columns[2],
-            arrived_ns=columns[3],
-            left_ns=columns[4],
-            step_ms=columns[5],
-        )
+        return StepBlock(*zip(*rows, strict=True))
 
     def compute_ms(self, steps: int, *, with_others: bool = True) -> list[float]:
         """Times in ms of part A alone, repeated `steps` times; `with_others`: all ranks begin each step together."""
@@ -139,6 +131,7 @@ class Train:
                 next(self._model.parameters()).view(-1)[0] += 1e-3
 
     def _measured_step(self) -> tuple[float, float, float, int, int, float]:
+        """One step; its figures in the order of `StepBlock`."""
         rank = self._rank
         if self._step == _FAULT_STEP:
             rank.fail_if_injected("train")

@@ -81,20 +81,22 @@ def balance(watched: Watched) -> Iterator[Finding]:
     if not found.turns:
         yield skip(NODE, f"fewer than {LEAST_STEPS} steps after warm-up that all ranks have: too few to compare")
         return
-    slow = [each for each in found.slow if each.cause in _OWN]
-    for each in slow:
-        yield _slow(watched, each)
+    for each in found.slow:
+        if each.cause in _OWN:
+            yield _slow(watched, each)
+    if found.slow:
+        return
+    if found.unsure and any(not stall.resumed for stall in watched.stalls):  # more than that is to be found out first
+        yield skip(NODE, "too uneven to judge before the run stood still")
+        return
     for deviation in found.unsure:
         rank = next(rank for rank in ranks if rank.rank == deviation.rank)
-        if not found.slow:
-            part = f"its own part of a step takes {deviation.ratio:.2f} x the others'"
-            text = f"too uneven to judge: {part}, but {deviation.why}"
-            yield unknown(subject_of(watched, rank), text)
-    if not slow and not found.unsure:
+        part = f"its own part of a step takes {deviation.ratio:.2f} x the others'"
+        yield unknown(subject_of(watched, rank), f"too uneven to judge: {part}, but {deviation.why}")
+    if not found.unsure:
         most = max(1.0, found.largest_ratio)
         text = f"{len(ranks)} ranks, compared over the same steps: none takes longer than {most:.2f} x the others"
-        if not found.slow:
-            yield ok(NODE, Found(text, round(found.largest_ratio, 3), "ratio"), expected_ratio())
+        yield ok(NODE, Found(text, round(found.largest_ratio, 3), "ratio"), expected_ratio())
 
 
 def _slow(watched: Watched, slow: SlowRank) -> Finding:

@@ -13,7 +13,7 @@ from gpudoctor.facts.model.measurements import Collective, Launch, Measurements,
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node, PciBus
 from gpudoctor.profiles.profile import BusbwRow, GpuModel, NodeProfile, NvlinkSpec, Profile
-from tests.checks.one_check import gpu, gpus, judge, pairs, uuid_of, words
+from tests.checks.one_check import expect, finds, gpu, gpus, judge, pairs, uuid_of, words
 
 CORRECT, BANDWIDTH = "collective.correct", "collective.bandwidth"
 MIB = 2**20
@@ -46,16 +46,14 @@ HGX = Node(gpus=gpus(8), pairs=pairs(8, nvlinks=18, p2p_read="OK"))
 def test_nothing_measured_is_skipped_with_the_reason(check: str) -> None:
     assert "not measured in this run" in words(judge(check, Node()))
     absent = Measurements(not_run={"torch": Missing("torch is not installed")})
-    result = judge(check, HGX, absent)
-    assert (result.status, "torch is not installed" in words(result)) == (Status.SKIP, True)
+    expect(judge(check, HGX, absent), Status.SKIP, "torch is not installed")
     failed = Measurements(not_run={"collective": Missing("the port was taken", "failed")})
     assert judge(check, HGX, failed).status is Status.UNKNOWN
 
 
 def test_exact_sums_pass_and_say_on_what() -> None:
     result = judge(CORRECT, Node(), on_cpus(2, all_reduce(1.9, 1), all_reduce(1.9, 64)))
-    assert result.status is Status.PASS
-    assert "all_reduce of 1 MiB to 64 MiB exactly right on 2 CPU ranks (gloo)" in words(result)
+    expect(result, Status.PASS, "all_reduce of 1 MiB to 64 MiB exactly right on 2 CPU ranks (gloo)")
     assert "on 8 GPUs" in words(judge(CORRECT, HGX, on_gpus(8, all_reduce())))
 
 
@@ -65,9 +63,7 @@ def test_one_rank_proves_nothing() -> None:
 
 def test_a_rank_with_a_wrong_result_is_named_with_its_gpu() -> None:
     result = judge(CORRECT, HGX, on_gpus(8, all_reduce(), all_reduce(mib=64, wrong_ranks=(3,))))
-    [bad] = result.findings
-    assert (bad.status, bad.subject.rank, bad.subject.gpu) == (Status.FAIL, 3, 3)
-    assert "wrong result of all_reduce 64 MiB" in words(result)
+    finds(result.findings, Status.FAIL, "wrong result of all_reduce 64 MiB", rank=3, gpu=3)
 
 
 def test_a_missing_part_names_the_rank_that_did_not_give_it_and_nobody_else() -> None:
@@ -79,9 +75,7 @@ def test_a_missing_part_names_the_rank_that_did_not_give_it_and_nobody_else() ->
 def test_a_wrong_result_names_operation_size_and_rank() -> None:
     gathered = Collective("all_gather", 64 * MIB, "float32", 20, 100.0, 1.0, 5.0, 5.0, wrong_ranks=(2,))
     result = judge(CORRECT, HGX, on_gpus(8, all_reduce(), gathered))
-    [bad] = result.findings
-    assert (bad.status, bad.subject.rank, bad.subject.gpu) == (Status.FAIL, 2, 2)
-    assert "it got a wrong result of all_gather 64 MiB" in words(result)
+    finds(result.findings, Status.FAIL, "it got a wrong result of all_gather 64 MiB", rank=2, gpu=2)
 
 
 def test_a_wrong_result_between_two_ranks_names_the_one_that_got_it() -> None:
@@ -163,8 +157,7 @@ def hgx_profile(uncertain: bool = False, factors: dict[str, float] = FACTORS) ->
 
 def test_cpu_ranks_are_reported_and_never_judged() -> None:
     result = judge(BANDWIDTH, HGX, on_cpus(2, all_reduce(1.9, 64)), profile=hgx_profile())
-    assert result.status is Status.SKIP
-    assert "2 CPU ranks (gloo): all_reduce 64 MiB at 1.9 GB/s busbw, not judged" in words(result)
+    expect(result, Status.SKIP, "2 CPU ranks (gloo): all_reduce 64 MiB at 1.9 GB/s busbw, not judged")
 
 
 @pytest.mark.parametrize(
@@ -180,8 +173,7 @@ def test_the_profile_judges_at_the_size_that_was_measured(busbw: float, status: 
 def test_other_operations_are_evidence_beside_the_verdict_on_all_reduce() -> None:
     gathered = Collective("all_gather", 256 * MIB, "float32", 20, 100.0, 1.0, 5.0, 3.5)
     result = judge(BANDWIDTH, HGX, on_gpus(8, all_reduce(423.0), gathered), profile=hgx_profile())
-    assert result.status is Status.PASS
-    assert "all_gather 256 MiB: 3.5 GB/s busbw" in words(result)
+    expect(result, Status.PASS, "all_gather 256 MiB: 3.5 GB/s busbw")
 
 
 def test_configured_ratios_win_over_the_profile() -> None:
@@ -220,8 +212,7 @@ def test_between_two_sizes_the_factor_is_interpolated_on_a_log_scale() -> None:
     ],
 )
 def test_what_cannot_be_judged_is_skipped_with_the_figure(node: Node, count: int, mib: int, why: str) -> None:
-    result = judge(BANDWIDTH, node, on_gpus(count, all_reduce(5.0, mib)))
-    assert (result.status, why in words(result)) == (Status.SKIP, True)
+    expect(judge(BANDWIDTH, node, on_gpus(count, all_reduce(5.0, mib))), Status.SKIP, why)
 
 
 def pcie_node(count: int, width: int = 16, **pair: Any) -> Node:
@@ -243,9 +234,7 @@ def pcie_node(count: int, width: int = 16, **pair: Any) -> Node:
 def test_without_a_profile_the_slowest_link_gives_a_loose_bound_that_only_warns(
     pair: dict[str, Any], busbw: float, status: Status
 ) -> None:
-    result = judge(BANDWIDTH, pcie_node(4, **pair), on_gpus(4, all_reduce(busbw)))
-    assert result.status is status
-    assert "loose bound" in words(result)
+    expect(judge(BANDWIDTH, pcie_node(4, **pair), on_gpus(4, all_reduce(busbw))), status, "loose bound")
 
 
 def test_nvlinks_give_the_bound_where_all_pairs_are_joined() -> None:
@@ -254,8 +243,7 @@ def test_nvlinks_give_the_bound_where_all_pairs_are_joined() -> None:
     links = tuple(NvLink(i, state="active") for i in range(12))
     node = Node(gpus=gpus(2, nvlinks=links), pairs=pairs(2, nvlinks=12))
     assert judge(BANDWIDTH, node, on_gpus(2, all_reduce(200.0)), profile=profile).status is Status.PASS
-    slow = judge(BANDWIDTH, node, on_gpus(2, all_reduce(100.0)), profile=profile)
-    assert (slow.status, "fewest NVLinks" in words(slow)) == (Status.WARN, True)
+    expect(judge(BANDWIDTH, node, on_gpus(2, all_reduce(100.0)), profile=profile), Status.WARN, "fewest NVLinks")
     unlinked = Node(gpus=gpus(2), pairs=pairs(2, nvlinks=12))
     assert judge(BANDWIDTH, unlinked, on_gpus(2, all_reduce(100.0)), profile=profile).status is Status.SKIP
 
@@ -267,7 +255,7 @@ def busy(index: int) -> Gpu:
 def test_another_tenant_makes_a_low_figure_unknown_and_leaves_a_good_one_alone() -> None:
     shared = Node(gpus=tuple(busy(i) for i in range(8)))
     low = judge(BANDWIDTH, shared, on_gpus(8, all_reduce(100.0)), profile=hgx_profile())
-    assert (low.status, "pid 4711 on GPU 0" in words(low)) == (Status.UNKNOWN, True)
+    expect(low, Status.UNKNOWN, "pid 4711 on GPU 0")
     assert judge(BANDWIDTH, shared, on_gpus(8, all_reduce(400.0)), profile=hgx_profile()).status is Status.PASS
 
 

@@ -14,7 +14,7 @@ from gpudoctor.facts.model.measured_hardware import PeerLink
 from gpudoctor.facts.model.measurements import Launch, Measurements, PairBandwidth, ProbeProblem, RankInfo
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node
-from tests.checks.one_check import gpus, judge, pairs, uuid_of, words
+from tests.checks.one_check import expect, gpus, judge, pairs, uuid_of, words
 
 PAIRS = "collective.pairs"
 SIZE = 64 * 2**20
@@ -41,8 +41,7 @@ def subjects(result: CheckResult) -> list[tuple[Any, ...]]:
 def test_nothing_measured_is_skipped_with_the_reason() -> None:
     assert "not measured in this run" in words(judge(PAIRS, HGX))
     absent = Measurements(not_run={"torch": Missing("torch is not installed")})
-    result = judge(PAIRS, HGX, absent)
-    assert (result.status, "torch is not installed" in words(result)) == (Status.SKIP, True)
+    expect(judge(PAIRS, HGX, absent), Status.SKIP, "torch is not installed")
     failed = Measurements(not_run={"collective": Missing("it crashed", "failed")})
     assert judge(PAIRS, HGX, failed).status is Status.UNKNOWN
 
@@ -50,15 +49,11 @@ def test_nothing_measured_is_skipped_with_the_reason() -> None:
 def test_cpu_ranks_are_reported_and_never_judged() -> None:
     ranks = tuple(RankInfo(i, "cpu") for i in range(3))
     odd = Measurements(launch=Launch("gloo", 3, ranks), pairs=(pair(0, 1, 0.9), pair(0, 2, 0.1), pair(1, 2, 0.9)))
-    result = judge(PAIRS, HGX, odd)
-    assert result.status is Status.SKIP
-    assert "3 CPU ranks (gloo): 3 pairs at 0.1 to 0.9 GB/s each way, not judged" in words(result)
+    expect(judge(PAIRS, HGX, odd), Status.SKIP, "3 CPU ranks (gloo): 3 pairs at 0.1 to 0.9 GB/s each way, not judged")
 
 
 def test_alike_pairs_pass_with_their_span() -> None:
-    result = judge(PAIRS, HGX, measured(8))
-    assert result.status is Status.PASS
-    assert "28 pairs at 293 to 299 GB/s each way over NV18" in words(result)
+    expect(judge(PAIRS, HGX, measured(8)), Status.PASS, "28 pairs at 293 to 299 GB/s each way over NV18")
 
 
 @pytest.mark.parametrize(("gb_s", "status"), [(275.0, Status.PASS), (260.0, Status.WARN), (215.0, Status.FAIL)])
@@ -113,8 +108,7 @@ def test_only_paths_without_the_host_can_fail() -> None:
 def test_what_cuda_said_of_peer_to_peer_wins_over_the_drivers_word() -> None:
     closed = tuple(PeerLink(a, b, SIZE, 10.0, p2p=False) for a in range(4) for b in range(4) if a != b)
     slow = measured(4, pair(0, 1, 10.0), usual=24.0, peer_links=closed)
-    result = judge(PAIRS, pcie_node("PIX"), slow)
-    assert (result.status, "PIX, P2P off" in words(result)) == (Status.WARN, True)
+    expect(judge(PAIRS, pcie_node("PIX"), slow), Status.WARN, "PIX, P2P off")
 
 
 def test_a_narrow_slot_is_no_odd_pair() -> None:
@@ -136,15 +130,14 @@ def test_bridged_pairs_are_not_compared_with_those_over_pcie() -> None:
 
 def test_a_pair_that_scatters_as_much_as_it_is_slow_is_unknown() -> None:
     result = judge(PAIRS, HGX, measured(8, pair(2, 5, 200.0, scatter=0.2)))
-    assert (result.status, "too noisy to judge" in words(result)) == (Status.UNKNOWN, True)
+    expect(result, Status.UNKNOWN, "too noisy to judge")
     assert result.findings[0].subject.gpus == (2, 5)
 
 
 def test_another_tenant_makes_a_slow_pair_unknown() -> None:
     busy = gpus(8, processes=(GpuProcess(4711, kind="C"),))
     node = Node(gpus=busy, pairs=HGX.pairs)
-    result = judge(PAIRS, node, measured(8, pair(2, 5, 100.0)))
-    assert (result.status, "pid 4711" in words(result)) == (Status.UNKNOWN, True)
+    expect(judge(PAIRS, node, measured(8, pair(2, 5, 100.0))), Status.UNKNOWN, "pid 4711")
     assert judge(PAIRS, node, measured(8)).status is Status.PASS
 
 
@@ -157,9 +150,7 @@ def test_another_tenant_makes_a_slow_pair_unknown() -> None:
 )
 def test_what_has_no_yardstick_is_skipped_with_the_figures(settings: Settings, why: str) -> None:
     node = Node(gpus=gpus(8, settings=settings), pairs=HGX.pairs)
-    result = judge(PAIRS, node, measured(8, pair(2, 5, 100.0)))
-    assert (result.status, why in words(result)) == (Status.SKIP, True)
-    assert "28 pairs at 100 to" in words(result)
+    expect(judge(PAIRS, node, measured(8, pair(2, 5, 100.0))), Status.SKIP, why, "28 pairs at 100 to")
 
 
 def test_pairs_that_time_did_not_suffice_for_are_said() -> None:
@@ -170,20 +161,16 @@ def test_pairs_that_time_did_not_suffice_for_are_said() -> None:
 
 
 def test_pairs_of_gpus_that_are_not_known_are_never_a_pass() -> None:
-    result = judge(PAIRS, Node(), measured(3))
-    assert (result.status, "not known which GPU" in words(result)) == (Status.UNKNOWN, True)
+    expect(judge(PAIRS, Node(), measured(3)), Status.UNKNOWN, "not known which GPU")
 
 
 def test_a_wrong_result_is_left_to_its_own_check_and_is_no_pass_here() -> None:
-    result = judge(PAIRS, HGX, measured(8, pair(0, 1, 10.0, wrong_ranks=(1,))))
-    assert result.status is Status.PASS
-    assert "27 pairs" in words(result)
+    expect(judge(PAIRS, HGX, measured(8, pair(0, 1, 10.0, wrong_ranks=(1,)))), Status.PASS, "27 pairs")
 
 
 def test_a_hang_beside_the_figures_is_not_forgotten() -> None:
     hung = ProbeProblem("collective", "timeout", "rank 2 did not leave", rank=2)
-    result = judge(PAIRS, HGX, measured(8, problems=(hung,)))
-    assert (result.status, "see collective.correct" in words(result)) == (Status.UNKNOWN, True)
+    expect(judge(PAIRS, HGX, measured(8, problems=(hung,))), Status.UNKNOWN, "see collective.correct")
     assert judge(PAIRS, HGX, Measurements(problems=(hung,))).status is Status.UNKNOWN
 
 

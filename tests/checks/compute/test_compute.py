@@ -17,7 +17,8 @@ from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.model.telemetry import GpuUnderLoad, Spread, Telemetry
 from gpudoctor.profiles.load import gpu_models, profile_for
 from tests.checks.measured import computed, measured, sampled
-from tests.checks.one_check import gpu, gpus, judge, only, words
+from tests.checks.one_check import expect, gpu, gpus, judge, only, words
+from tests.narrowed import present
 
 GEMM, MEMORY, EXACT, PATTERN = "compute.gemm", "compute.memory", "compute.exact", "compute.pattern"
 ALL = (GEMM, MEMORY, EXACT, PATTERN)
@@ -64,8 +65,7 @@ def test_a_rank_that_is_gone_is_judged_by_exact_and_unknown_to_the_others() -> N
     exact = judge(EXACT, FOUR, lost)
     assert (exact.status, exact.findings[0].subject.gpu) == (Status.FAIL, 2)
     for check in (GEMM, MEMORY, PATTERN):
-        other = judge(check, FOUR, lost)
-        assert (other.status, "see compute.exact" in words(other)) == (Status.UNKNOWN, True)
+        expect(judge(check, FOUR, lost), Status.UNKNOWN, "see compute.exact")
         assert run(check, FOUR, *EVEN, problems=gone).status is Status.UNKNOWN
     assert Status.PASS not in {f.status for f in run(EXACT, FOUR, *EVEN, problems=gone).findings}
 
@@ -129,8 +129,7 @@ def test_a_gpu_at_its_usual_power_limit_is_judged_by_the_clock_that_is_left(
     assert result.status is status
     if status is Status.PASS:
         slower = run(GEMM, node, computed(0, tflops=400.0), telemetry=(Telemetry("compute", 4.0, (load,)),))
-        assert slower.status is Status.WARN
-        assert "at the 75% of its clock that its own power limit left" in words(slower)
+        expect(slower, Status.WARN, "at the 75% of its clock that its own power limit left")
 
 
 def test_small_products_are_compared_with_siblings_only() -> None:
@@ -191,10 +190,7 @@ def test_an_uncertain_bandwidth_never_fails_and_a_missing_one_is_said() -> None:
 def test_cpu_ranks_are_printed_and_not_judged_for_speed() -> None:
     slow = (computed(0), computed(1, tflops=0.01, copy_gb_s=1.0, triad_gb_s=1.0))
     for check in (GEMM, MEMORY):
-        result = run(check, CPU, *slow)
-        assert result.status is Status.SKIP
-        assert "2 CPU ranks (gloo)" in words(result)
-        assert "not judged" in words(result)
+        expect(run(check, CPU, *slow), Status.SKIP, "2 CPU ranks (gloo)", "not judged")
 
 
 @pytest.mark.parametrize("node", [FOUR, CPU])
@@ -217,9 +213,8 @@ def test_two_that_differ_are_both_named_and_neither_is_convicted() -> None:
     result = run(EXACT, CPU, computed(0), computed(1, fingerprints=("b" * 64,) * 5))
     finding = only(result, Status.FAIL)
     assert finding.subject.kind == "node"
-    assert finding.found is not None
-    assert "rank 0" in finding.found.text
-    assert "rank 1" in finding.found.text
+    assert "rank 0" in present(finding.found).text
+    assert "rank 1" in present(finding.found).text
     halves = (*EVEN[:2], *(computed(r, fingerprints=("b" * 64,) * 5) for r in (2, 3)))
     assert only(run(EXACT, FOUR, *halves), Status.FAIL).subject.kind == "node"
 
@@ -271,8 +266,7 @@ def test_a_configured_limit_is_in_force_and_named() -> None:
     case = measured(FOUR, compute=but(1, tflops=710.0))
     result = judge(GEMM, FOUR, case, profile=profile_for(FOUR), limit_overrides=strict)
     finding = only(result, Status.WARN)
-    assert finding.expected is not None
-    assert finding.expected.source == "configuration"
+    assert present(finding.expected).source == "configuration"
     assert replace(finding, status=Status.PASS).subject.gpu == 1
 
 

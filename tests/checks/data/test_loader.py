@@ -15,6 +15,7 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Environment, Host, Node, Variable
 from tests.checks.measured import measured
 from tests.checks.one_check import gpus, judge
+from tests.narrowed import present
 
 HOST = Host(cpus_total=64, cpus_usable=64, cpus_usable_list="0-63", cpu_quota=None)
 NODE = Node(gpus=gpus(2), host=HOST)
@@ -105,8 +106,7 @@ def test_one_rank_that_starves_is_not_outweighed_by_the_others() -> None:
 def test_workers_on_one_cpu_are_a_warning_that_says_what_bound_them(cpuset: int, cause: str) -> None:
     result = judged(loading(cpus=(32, 1), cpuset_cpus=cpuset))
     [warned] = [finding for finding in result.findings if finding.status is Status.WARN]
-    assert warned.found is not None
-    assert warned.found.text == "all workers of a rank share 1 of the 64 CPUs"
+    assert present(warned.found).text == "all workers of a rank share 1 of the 64 CPUs"
     assert cause in (warned.likely or "")
 
 
@@ -140,8 +140,7 @@ def test_a_dev_shm_too_small_for_workers_is_named_once() -> None:
     found = loading(step(0, 0.4), step(2, None, why=NO_SHM), step(4, None, why=NO_SHM), shm_bytes=4 << 20)
     result = judged(found)
     [warned] = [finding for finding in result.findings if finding.status is Status.WARN]
-    assert warned.found is not None
-    assert warned.found.text.startswith("num_workers=2 was not tried: its batches hold 26.9 MiB of /dev/shm")
+    assert present(warned.found).text.startswith("num_workers=2 was not tried: its batches hold 26.9 MiB of /dev/shm")
 
 
 def test_a_step_that_failed_and_one_that_nobody_tried_are_no_pass() -> None:

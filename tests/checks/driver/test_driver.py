@@ -8,7 +8,9 @@ import pytest
 
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Driver, Host, Node, PciBus, Unanswered
-from tests.checks.gpu_nodes import FAILED, eight, findings, h100, node, only, pci, status, text
+from tests.checks.gpu_nodes import FAILED, bad, eight, findings, h100, node, only, pci, status, text
+from tests.checks.one_check import finds
+from tests.narrowed import present
 
 
 def dead(code: int | Missing = 9, **leaves: Any) -> Node:
@@ -33,8 +35,7 @@ def test_a_machine_without_gpu_and_driver_is_told_so_plainly() -> None:
 
 def test_gpus_on_the_bus_without_a_driver_are_counted() -> None:
     finding = only("driver.loaded", dead(pci=PciBus(nvidia_devices=(pci(0, None), pci(1, None)))))
-    assert finding.status.value == "fail"
-    assert "2 NVIDIA GPUs on the PCI bus" in text(finding)
+    finds([finding], "fail", "2 NVIDIA GPUs on the PCI bus")
     assert any(step.command and "modprobe nvidia" in step.command for step in finding.advice)
 
 
@@ -49,9 +50,7 @@ def test_nouveau_is_named(seen_as: str) -> None:
     subject = dead(pci=bus)
     if seen_as == "module":
         subject = Node(driver=Driver(module_loaded=False, nouveau_loaded=True, init_code=9), pci=bus)
-    finding = only("driver.loaded", subject)
-    assert finding.status.value == "fail"
-    assert "nouveau" in text(finding)
+    finds(bad("driver.loaded", subject), "fail", "nouveau")
 
 
 def test_gpus_given_to_virtual_machines_are_not_blamed_on_the_installation() -> None:
@@ -124,8 +123,7 @@ def test_a_hung_call_names_the_call_the_gpu_and_the_seconds() -> None:
     assert finding.subject.gpu == 1
     assert finding.subject.bus_id == "0000:11:00.0"
     assert text(finding) == "nvmlDeviceGetTemperature on GPU 1 did not return within 10 s"
-    assert finding.found is not None
-    assert (finding.found.value, finding.found.unit) == (10.0, "s")
+    assert (present(finding.found).value, present(finding.found).unit) == (10.0, "s")
 
 
 def test_a_hung_initialisation_is_the_nodes() -> None:
@@ -202,8 +200,7 @@ def test_a_handle_that_was_slow_is_judged_as_a_start_where_facts_tell_no_start()
 
 def test_a_slow_call_is_told_of_its_gpu() -> None:
     slow = {"driver__slowest_call": "nvmlDeviceGetName on GPU 1", "driver__slowest_call_s": 7.0}
-    finding = only("driver.responsive", node(h100(0), h100(1), **slow))
-    assert (finding.status.value, finding.subject.gpu) == ("warn", 1)
+    finds(bad("driver.responsive", node(h100(0), h100(1), **slow)), "warn", gpu=1)
 
 
 def test_no_call_made_is_no_pass() -> None:

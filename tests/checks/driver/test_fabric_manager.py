@@ -14,7 +14,7 @@ from gpudoctor.facts.model.node import Driver, FabricManager, Node
 from gpudoctor.facts.simulated.load import apply_faults
 from gpudoctor.report.judge import judge as report_on
 from tests.checks.gpu_nodes import put
-from tests.checks.one_check import judge, words
+from tests.checks.one_check import expect, judge
 from tests.checks.simulated_nodes import packaged
 
 CHECK = "driver.fabric-manager"
@@ -37,8 +37,7 @@ def broken(**facts: Any) -> Node:
 @pytest.mark.parametrize("service", ["failed", "inactive", "not-found"])
 def test_a_service_that_does_not_run_fails_unless_the_gpus_are_in_the_fabric(service: str) -> None:
     assert judge(CHECK, broken(service=service)).status is Status.FAIL
-    joined = node(service=service)
-    assert (joined.status, "in the fabric since it last ran" in words(joined)) == (Status.WARN, True)
+    expect(node(service=service), Status.WARN, "in the fabric since it last ran")
 
 
 def test_a_service_that_starts_is_waited_for() -> None:
@@ -47,11 +46,9 @@ def test_a_service_that_starts_is_waited_for() -> None:
 
 def test_another_version_than_the_drivers_fails_with_both_named() -> None:
     result = node(service="active", version="535.129.03")
-    assert result.status is Status.FAIL
-    assert "fabric manager 535.129.03, driver 570.172.08" in words(result)
+    expect(result, Status.FAIL, "fabric manager 535.129.03, driver 570.172.08")
     line = "fabric manager NVIDIA GPU driver interface version 535.129.03 don't match with driver version 550.54.15."
-    told = bare(errors=(line,))
-    assert (told.status, "fabric manager 535.129.03, driver 550.54.15" in words(told)) == (Status.FAIL, True)
+    expect(bare(errors=(line,)), Status.FAIL, "fabric manager 535.129.03, driver 550.54.15")
     assert len(bare(errors=(line,), service="failed", result="exit-code").findings) == 1
 
 

@@ -12,7 +12,8 @@ from gpudoctor.facts.model.measured_strategies import FrameworkView
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Driver, Environment, Node, Source
-from tests.checks.one_check import env, gpus, judge, uuid_of, words
+from tests.checks.one_check import env, expect, finds, gpus, judge, uuid_of, words
+from tests.narrowed import present
 
 ID = "env.frameworks"
 NO_UUIDS = Missing("it does not tell UUIDs", "unsupported")
@@ -51,21 +52,18 @@ def test_those_that_see_what_cuda_visible_devices_leaves_pass() -> None:
 
 
 def test_the_gpu_that_torch_does_not_see_is_named() -> None:
-    [finding] = judged(node(), torch(0, 1, 3)).findings
-    assert (finding.status, finding.subject.gpu) == (Status.FAIL, 2)
+    finds(judged(node(), torch(0, 1, 3)).findings, Status.FAIL, gpu=2)
 
 
 def test_a_gpu_of_another_node_counts_for_none() -> None:
-    [finding] = judged(node(), torch(0, 1, 2, 9)).findings
-    assert (finding.status, finding.subject.gpu) == (Status.FAIL, 3)
+    finds(judged(node(), torch(0, 1, 2, 9)).findings, Status.FAIL, gpu=3)
 
 
 @pytest.mark.parametrize("view", [tensorflow(3), jax(3), tensorflow(5)])
 def test_another_number_of_gpus_fails_where_no_uuids_are_told(view: FrameworkView) -> None:
     [finding] = judged(node(), view).findings
     assert finding.status is Status.FAIL
-    assert finding.expected is not None
-    assert finding.expected.value == 4
+    assert present(finding.expected).value == 4
 
 
 @pytest.mark.parametrize("view", [torch(), torch(0, 1, 2, 3, error="CUDA error 802: system not yet initialized")])
@@ -84,8 +82,7 @@ def test_tensorflow_or_jax_without_its_cuda_libraries_is_a_warning_with_the_line
 
 def test_a_driver_that_is_too_old_for_a_framework_is_said_and_no_install_line_given() -> None:
     result = judged(node(), jax(0, error="CUDA driver version is insufficient for CUDA runtime version"))
-    assert result.status is Status.WARN
-    assert "the driver is too old" in words(result)
+    expect(result, Status.WARN, "the driver is too old")
     assert "pip install" not in words(result)
 
 
@@ -98,9 +95,7 @@ def test_a_driver_that_is_too_old_for_a_framework_is_said_and_no_install_line_gi
 )
 def test_a_gpu_that_tensorflow_leaves_out_by_a_rule_of_its_own_is_no_failure(why: str, expected: Status) -> None:
     line = f"Ignoring visible gpu device (device: 3, name: T400) {why}"
-    result = judged(node(), tensorflow(3, left_out=(line,)))
-    assert result.status is expected
-    assert line in words(result)
+    expect(judged(node(), tensorflow(3, left_out=(line,))), expected, line)
     assert judged(node(), tensorflow(2, left_out=(line,))).status is Status.FAIL
 
 
@@ -155,5 +150,4 @@ def test_what_should_be_seen_must_be_known(on: Node, expected: Status) -> None:
 def test_nothing_asked_is_a_skip_with_the_reason() -> None:
     assert judged(node()).status is Status.SKIP
     result = judged(node(), frameworks=Missing("GPU 0 is used by python (pid 7)", "denied"))
-    assert result.status is Status.SKIP
-    assert "GPU 0 is used by python" in words(result)
+    expect(result, Status.SKIP, "GPU 0 is used by python")

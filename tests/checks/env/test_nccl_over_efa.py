@@ -13,7 +13,8 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import NcclNetPlugin, Node
 from gpudoctor.facts.redaction.redact import redacted
 from gpudoctor.facts.simulated.load import load_node
-from tests.checks.one_check import env, judge, words
+from tests.checks.one_check import env, expect, judge, words
+from tests.narrowed import present
 
 EFA = "aws-a100-efa-8"
 
@@ -29,17 +30,12 @@ def nccl(node: Node | None = None, **variables: str) -> CheckResult:
 
 
 def test_a_node_with_the_plugin_passes_and_names_it() -> None:
-    result = nccl()
-    assert result.status is Status.PASS
-    assert "its plugin for the 4 EFA adapters: /opt/amazon/ofi-nccl/lib/libnccl-net.so" in words(result)
+    expect(nccl(), Status.PASS, "its plugin for the 4 EFA adapters: /opt/amazon/ofi-nccl/lib/libnccl-net.so")
 
 
 def test_without_the_plugin_it_warns_with_what_to_do() -> None:
     result = nccl(efa_node(nccl_net_plugins=()))
-    assert result.status is Status.WARN
-    assert "no plugin" in words(result)
-    assert "TCP sockets" in words(result)
-    assert "LD_LIBRARY_PATH=/opt/amazon/ofi-nccl/lib" in words(result)
+    expect(result, Status.WARN, "no plugin", "TCP sockets", "LD_LIBRARY_PATH=/opt/amazon/ofi-nccl/lib")
 
 
 OFI = NcclNetPlugin("/opt/amazon/ofi-nccl/lib/libnccl-net-ofi.so", True)
@@ -68,9 +64,7 @@ UNREAD = NcclNetPlugin("/opt/x/libnccl-net.so", Missing("input/output error", "f
 def test_the_plugin_is_the_one_that_nccl_would_load(
     plugins: tuple[NcclNetPlugin, ...], setting: str, status: Status, said: str
 ) -> None:
-    result = nccl(efa_node(nccl_net_plugins=plugins), **({"NCCL_NET_PLUGIN": setting} if setting else {}))
-    assert result.status is status
-    assert said in words(result)
+    expect(nccl(efa_node(nccl_net_plugins=plugins), **({"NCCL_NET_PLUGIN": setting} if setting else {})), status, said)
 
 
 def test_where_training_does_not_run_from_here_its_plugin_is_not_looked_for() -> None:
@@ -126,9 +120,7 @@ def test_redacted_settings_are_judged_as_before() -> None:
 def test_a_plugin_is_found_in_redacted_facts_too_and_a_hidden_setting_is_not_guessed_at() -> None:
     assert "its plugin for the 4 EFA adapters" in words(judge("env.nccl", redacted(efa_node())))
     named = replace(efa_node(nccl_net_plugins=(OFI,)), environment=env(NCCL_NET_PLUGIN=OFI.path))
-    hidden = judge("env.nccl", redacted(named))
-    assert hidden.status is Status.PASS
-    assert "NCCL_NET_PLUGIN is hidden" in words(hidden)
+    expect(judge("env.nccl", redacted(named)), Status.PASS, "NCCL_NET_PLUGIN is hidden")
 
 
 def test_adapters_without_a_link_of_infiniband_raise_no_alarm() -> None:
@@ -143,9 +135,7 @@ def test_adapters_without_a_link_of_infiniband_raise_no_alarm() -> None:
 
 def test_an_efa_beside_infiniband_leaves_the_verdict_on_gpudirect_to_the_latter() -> None:
     node = efa_node()
-    ports = node.network.rdma_ports
-    assert not isinstance(ports, Missing)
+    ports = present(node.network.rdma_ports)
     mixed = (*ports, replace(ports[0], device="mlx5_0", driver="mlx5_core", link_layer="InfiniBand"))
     result = judge("network.infiniband", replace(node, network=replace(node.network, rdma_ports=mixed)))
-    assert result.status is Status.WARN
-    assert "GPUDirect RDMA is not possible" in words(result)
+    expect(result, Status.WARN, "GPUDirect RDMA is not possible")

@@ -26,6 +26,7 @@ from tests.checks.gpu_nodes import (
     text,
     texts,
 )
+from tests.narrowed import present
 
 
 def test_bus_and_driver_agree() -> None:
@@ -109,8 +110,7 @@ def test_the_configured_number_is_expected_even_where_the_bus_agrees_with_the_dr
     subject = node(*(h100(i) for i in range(7)))
     finding = only("gpu.count", Case(node=subject, expect=Expect(gpus=8)))
     assert finding.status.value == "fail"
-    assert finding.expected is not None
-    assert (finding.expected.value, finding.expected.source) == (8, "configuration")
+    assert (present(finding.expected).value, present(finding.expected).source) == (8, "configuration")
     assert status("gpu.count", Case(node=subject, expect=Expect(gpus=7))) == "pass"
 
 
@@ -122,8 +122,7 @@ def test_the_profiles_number_is_expected_unless_a_container_narrows_the_view() -
     profile = Profile("hgx-h100-8", "asked for", node=NodeProfile("hgx-h100-8", "HGX", "h100", 8))
     two = node(h100(0), h100(1))
     finding = only("gpu.count", Case(node=two, profile=profile))
-    assert finding.expected is not None
-    assert finding.expected.source == "profile hgx-h100-8"
+    assert present(finding.expected).source == "profile hgx-h100-8"
     assert status("gpu.count", Case(node=put(two, host__container="docker"), profile=profile)) == "pass"
 
 

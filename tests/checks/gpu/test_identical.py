@@ -8,8 +8,9 @@ from gpudoctor.checks.core.case import Case, Expect
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Environment, Variable
 from gpudoctor.report.judge import judge as report_of
-from tests.checks.gpu_nodes import FAILED, UNSUPPORTED, eight, findings, h100, node, only, put, status, text
-from tests.checks.one_check import judge
+from tests.checks.gpu_nodes import FAILED, UNSUPPORTED, bad, eight, findings, h100, node, only, put, status, text
+from tests.checks.one_check import finds, judge
+from tests.narrowed import present
 
 
 def test_eight_alike_pass_each() -> None:
@@ -37,8 +38,7 @@ def test_the_odd_one_out_is_named_by_majority(leaf: str, value: object, expected
         finding = only("gpu.identical", subject)
         assert finding.subject.gpu == 5
         assert str(value) in text(finding)
-        assert finding.expected is not None
-        assert finding.expected.source == "majority of the peers"
+        assert present(finding.expected).source == "majority of the peers"
 
 
 def test_another_model_is_one_difference_and_not_eight() -> None:
@@ -59,9 +59,7 @@ def test_a_tie_names_both_sides_once() -> None:
 
 def test_two_against_two_names_the_gpus_of_each_side() -> None:
     subject = node(*(h100(i, vbios="1" if i < 2 else "2") for i in range(4)))
-    finding = only("gpu.identical", subject)
-    assert finding.status.value == "warn"
-    assert "1 (GPUs 0, 1)" in text(finding)
+    finds(bad("gpu.identical", subject), "warn", "1 (GPUs 0, 1)")
 
 
 def test_memory_that_ecc_took_is_a_warning() -> None:
@@ -84,8 +82,7 @@ def test_one_gpu_has_nothing_to_compare() -> None:
 
 def test_an_attribute_that_peers_show_is_unknown() -> None:
     assert status("gpu.identical", eight(vbios=UNSUPPORTED)) == "unknown"  # its peers show theirs
-    finding = only("gpu.identical", eight(vbios=FAILED))
-    assert (finding.status.value, finding.subject.gpu) == ("unknown", 5)
+    finds(bad("gpu.identical", eight(vbios=FAILED)), "unknown", gpu=5)
 
 
 def test_a_gpu_without_a_name_is_no_pass() -> None:

@@ -22,6 +22,7 @@ from tests.checks.gpu_nodes import (
     status,
     text,
 )
+from tests.checks.one_check import finds
 
 LOST = (CallError("nvmlDeviceGetTemperature", 15, "GPU is lost"),)
 
@@ -36,8 +37,7 @@ def test_a_gpu_that_asks_for_nothing_is_alive() -> None:
 @pytest.mark.parametrize(("code", "name"), [(15, "GPU is lost"), (16, "Reset required")])
 def test_one_call_that_says_so_condemns_that_gpu(code: int, name: str) -> None:
     finding = only("gpu.lost", eight(errors=(CallError("nvmlDeviceGetPowerUsage", code, name),)))
-    assert (finding.status.value, finding.subject.gpu) == ("fail", 5)
-    assert f"{name} ({code})" in text(finding)
+    finds([finding], "fail", f"{name} ({code})", gpu=5)
     assert finding.evidence[0].source == "nvmlDeviceGetPowerUsage"
 
 
@@ -69,9 +69,7 @@ def test_an_unknown_error_costs_the_one_value_that_it_answers(call: str) -> None
 
 
 def test_unknown_errors_to_all_core_questions_condemn_the_gpu() -> None:
-    finding = only("gpu.lost", eight(**DEAD))
-    assert (finding.status.value, finding.subject.gpu) == ("fail", 5)
-    assert "unknown error (999)" in text(finding)
+    finds(bad("gpu.lost", eight(**DEAD)), "fail", "unknown error (999)", gpu=5)
     assert {f.status.value for f in findings("gpu.power-limit", eight(**DEAD)) if f.subject.gpu == 5} == {"unknown"}
 
 
@@ -121,17 +119,14 @@ def test_the_recovery_a_gpu_asks_for_is_judged(action: str, expected: str) -> No
 
 def test_a_handle_error_fails_and_names_the_gpu_it_names() -> None:
     words = "GPU 5: nvmlDeviceGetHandleByIndex: GPU is lost (15)"
-    finding = only("gpu.lost", seven_of_eight(driver__handle_errors=(words,)))
-    assert (finding.status.value, finding.subject.gpu) == ("fail", 5)
+    finds(bad("gpu.lost", seven_of_eight(driver__handle_errors=(words,))), "fail", gpu=5)
     nameless = only("gpu.lost", seven_of_eight(driver__handle_errors=("Unknown Error",)))
     assert nameless.subject.kind == "node"
 
 
 def test_a_gpu_that_our_reader_did_not_reach_is_unknown_with_the_cause_and_never_lost() -> None:
     words = "GPU 5: the collector died by SIGKILL in nvmlDeviceGetHandleByIndex"
-    finding = only("gpu.lost", seven_of_eight(driver__unread_handles=(words,)))
-    assert (finding.status.value, finding.subject.gpu) == ("unknown", 5)
-    assert words in text(finding)
+    finds(bad("gpu.lost", seven_of_eight(driver__unread_handles=(words,))), "unknown", words, gpu=5)
 
 
 def test_a_denied_handle_is_scope_and_not_a_fault() -> None:
@@ -147,8 +142,7 @@ def test_a_capture_that_names_the_lost_gpu_twice_gives_one_fault() -> None:
 
 def test_a_hung_gpu_is_unknown() -> None:
     subject = put(eight(), driver__unanswered=(Unanswered("nvmlDeviceGetPowerUsage", 5, 10.0),))
-    finding = only("gpu.lost", subject)
-    assert (finding.status.value, finding.subject.gpu) == ("unknown", 5)
+    finds(bad("gpu.lost", subject), "unknown", gpu=5)
 
 
 def test_a_driver_without_recovery_actions_passes_on_signs_of_life() -> None:

@@ -7,6 +7,7 @@ import pytest
 from gpudoctor.checks.core.case import Case
 from gpudoctor.profiles.profile import GpuModel, Profile
 from tests.checks.gpu_nodes import UNSUPPORTED, eight, h100, node, only, status, text
+from tests.narrowed import present
 
 
 @pytest.mark.parametrize(("limit_w", "expected"), [(700.0, "pass"), (695.0, "pass"), (690.0, "warn"), (750.0, "pass")])
@@ -27,8 +28,7 @@ def test_peers_judge_where_the_default_is_not_known() -> None:
     )
     finding = only("gpu.power-limit", subject)
     assert finding.subject.gpu == 1
-    assert finding.expected is not None
-    assert finding.expected.source == "majority of the peers"
+    assert present(finding.expected).source == "majority of the peers"
 
 
 def test_peers_of_another_model_do_not_judge() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from gpudoctor.facts.model.node import NumaNode
 from tests.checks.gpu_nodes import FAILED, UNSUPPORTED, bad, eight, findings, h100, node, only, status, text, texts
+from tests.checks.one_check import finds
 
 
 def test_settings_are_said() -> None:
@@ -86,8 +87,7 @@ def test_a_tie_of_modes_is_one_finding_that_names_both_sides() -> None:
 
 
 def test_a_different_ecc_mode_warns() -> None:
-    finding = only("gpu.settings", eight(ecc__enabled=False))
-    assert (finding.status.value, finding.subject.gpu) == ("warn", 5)
+    finds(bad("gpu.settings", eight(ecc__enabled=False)), "warn", gpu=5)
 
 
 def test_a_mig_change_that_waits_for_a_reset_warns() -> None:

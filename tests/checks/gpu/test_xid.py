@@ -29,6 +29,8 @@ from tests.checks.gpu_nodes import (
     texts,
     xid,
 )
+from tests.checks.one_check import finds
+from tests.narrowed import present
 
 
 def logged(*events: KernelEvent, **leaves: object) -> Node:
@@ -122,8 +124,7 @@ def test_informational_codes_pass(code: int) -> None:
 @pytest.mark.parametrize("code", [79, 54, 64])
 def test_hardware_codes_fail_their_gpu_even_where_it_asks_for_nothing_now(code: int) -> None:
     finding = only("gpu.xid", put(eight(), kernel_log__events=(xid(code, 5),)))
-    assert (finding.status.value, finding.subject.gpu) == ("fail", 5)
-    assert f"Xid {code}" in text(finding)
+    finds([finding], "fail", f"Xid {code}", gpu=5)
     assert finding.evidence[0].value.startswith("NVRM: Xid")
     assert finding.advice
 
@@ -133,15 +134,12 @@ RESETTABLE = [46, 48, 62, 74, 95, 109, 119, 120, 136, 140, 143, 155, 158, 171, 1
 
 @pytest.mark.parametrize("code", RESETTABLE)
 def test_reset_codes_fail_while_nothing_shows_a_reset_since(code: int) -> None:
-    finding = only("gpu.xid", logged(xid(code, 5)))
-    assert (finding.status.value, finding.subject.gpu) == ("fail", 5)
+    finds(bad("gpu.xid", logged(xid(code, 5))), "fail", gpu=5)
 
 
 @pytest.mark.parametrize("code", RESETTABLE)
 def test_reset_codes_warn_once_the_gpu_asks_for_nothing_more(code: int) -> None:
-    finding = only("gpu.xid", put(eight(), kernel_log__events=(xid(code, 5),)))
-    assert finding.status.value == "warn"
-    assert "settled since" in text(finding)
+    finds(bad("gpu.xid", put(eight(), kernel_log__events=(xid(code, 5),))), "warn", "settled since")
 
 
 def test_a_lost_gpu_cannot_settle_its_own_errors() -> None:
@@ -166,9 +164,7 @@ def test_recovery_action_none_in_the_log_settles_what_came_before_it() -> None:
     ],
 )
 def test_xid_154_is_judged_by_what_it_asks_for(action: int, words: str, expected: str) -> None:
-    finding = only("gpu.xid", logged(recovery(action, words, 5)))
-    assert finding.status.value == expected
-    assert words in text(finding)
+    finds(bad("gpu.xid", logged(recovery(action, words, 5))), expected, words)
 
 
 def test_a_request_for_a_reset_settles_nothing() -> None:
@@ -202,14 +198,12 @@ def test_nvlink_5_codes_follow_the_severity_in_the_line(line: str, expected: str
 def test_the_worst_code_leads_and_the_rest_is_counted() -> None:
     finding = only("gpu.xid", logged(xid(13, 5), xid(13, 5), xid(79, 5)))
     assert text(finding) == "Xid 79: GPU has fallen off the bus; Xid 13: exception in a kernel (2 times)"
-    assert finding.found is not None
-    assert finding.found.value == 79
+    assert present(finding.found).value == 79
 
 
 def test_off_the_bus_without_an_xid_fails() -> None:
     event = KernelEvent("off-bus", "NVRM: GPU 0000:15:00.0: GPU has fallen off the bus.", bus_id=bus_id(5))
-    finding = only("gpu.xid", logged(event))
-    assert (finding.status.value, finding.subject.gpu) == ("fail", 5)
+    finds(bad("gpu.xid", logged(event)), "fail", gpu=5)
 
 
 def test_a_gpu_that_the_driver_no_longer_shows_is_reported_by_bus_id() -> None:

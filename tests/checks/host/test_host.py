@@ -12,7 +12,8 @@ from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.facts.model.gpu import Settings
 from gpudoctor.facts.model.missing import NOT_READ, Missing
 from gpudoctor.facts.model.node import Driver, Environment, Host, Network, Node, RdmaPort, Software, Variable
-from tests.checks.one_check import gpu, gpus, judge, pairs, words
+from tests.checks.one_check import expect, gpu, gpus, judge, pairs, words
+from tests.narrowed import present
 
 RAM, CPU, SHM, LIMITS = "host.ram-per-gpu", "host.cpu-per-gpu", "host.shm", "host.limits"
 GIB = 1024
@@ -46,9 +47,7 @@ def test_a_reading_that_failed_is_unknown(check: str, fact: str) -> None:
     ],
 )
 def test_ram_is_judged_for_each_gpu(count: int, ram_gib: float, status: Status) -> None:
-    result = host(RAM, count, ram_mib=int(ram_gib * GIB))
-    assert result.status is status
-    assert f"for {count} GPUs" in words(result)
+    expect(host(RAM, count, ram_mib=int(ram_gib * GIB)), status, f"for {count} GPUs")
 
 
 @pytest.mark.parametrize(("ram_gib", "status"), [(14.7, Status.WARN), (8.2, Status.WARN), (6.5, Status.FAIL)])
@@ -68,16 +67,12 @@ def test_a_cgroup_limit_counts_and_is_named() -> None:
         "memory_limit_mib": 32 * GIB,
         "memory_limit_source": "cgroup v2 memory.max",
     }
-    result = host(RAM, **facts)
-    assert result.status is Status.FAIL
-    assert "cgroup v2 memory.max" in words(result)
-    assert "512.0 GiB" in words(result)
+    expect(host(RAM, **facts), Status.FAIL, "cgroup v2 memory.max", "512.0 GiB")
 
 
 def test_no_limit_and_a_limit_above_the_ram_change_nothing() -> None:
     for limit in (None, 600 * GIB):
-        result = host(RAM, ram_mib=512 * GIB, memory_limit_mib=limit)
-        assert (result.status, "512.0 GiB, RAM" in words(result)) == (Status.PASS, True)
+        expect(host(RAM, ram_mib=512 * GIB, memory_limit_mib=limit), Status.PASS, "512.0 GiB, RAM")
 
 
 def test_without_the_gpus_own_memory_the_floor_still_judges() -> None:
@@ -117,9 +112,7 @@ def test_without_gpus_ram_and_cpus_are_reported_and_not_shared() -> None:
     ],
 )
 def test_cpus_are_the_lesser_of_affinity_and_quota(facts: dict[str, Any], status: Status, said: str) -> None:
-    result = host(CPU, **facts)
-    assert result.status is status
-    assert said in words(result)
+    expect(host(CPU, **facts), status, said)
 
 
 # /dev/shm
@@ -182,8 +175,7 @@ def test_shm_fails_only_if_nccl_certainly_finds_no_room(
 def test_an_old_driver_makes_nccl_map_its_pool_at_the_start() -> None:
     node = Node(gpus=gpus(8), pairs=NVLINK, host=Host(shm_mib=64, shm_free_mib=64), software=Software(nccl="2.26.2"))
     result = judge(SHM, msgspec.structs.replace(node, driver=Driver(cuda_version="11.8")))
-    assert result.status is Status.FAIL
-    assert "at least 252 MiB: NCCL 2.26.2 maps that for 8 ranks" in words(result)
+    expect(result, Status.FAIL, "at least 252 MiB: NCCL 2.26.2 maps that for 8 ranks")
     assert "2048 x 72 x 224 bytes a rank (ncclProxyOpsPool): 31.5 MiB" in words(result)
 
 
@@ -202,15 +194,12 @@ def test_dockers_default_is_recognised() -> None:
 
 def test_unlimited_and_ample_limits_pass_without_a_gpu() -> None:
     node = Node(host=Host(open_files=1024, processes=None), network=Network(rdma_ports=()))
-    result = judge(LIMITS, node)
-    assert result.status is Status.PASS
-    assert "no RDMA port is active" in words(result)
+    expect(judge(LIMITS, node), Status.PASS, "no RDMA port is active")
 
 
 @pytest.mark.parametrize("facts", [{"open_files": 256}, {"processes": 1024}])
 def test_a_low_limit_warns_with_the_command(facts: dict[str, Any]) -> None:
-    result = judge(LIMITS, Node(host=Host(**facts)))
-    assert (result.status, "ulimit -" in words(result)) == (Status.WARN, True)
+    expect(judge(LIMITS, Node(host=Host(**facts))), Status.WARN, "ulimit -")
 
 
 @pytest.mark.parametrize(
@@ -266,5 +255,4 @@ def test_a_configured_limit_is_in_force_and_named_as_such() -> None:
     assert judge(RAM, node).status is Status.PASS
     result = judge(RAM, node, limit_overrides={(RAM, "floor_gib", "L4"): 64.0})
     assert result.status is Status.FAIL
-    assert result.findings[0].expected is not None
-    assert result.findings[0].expected.source == "configuration"
+    assert present(result.findings[0].expected).source == "configuration"

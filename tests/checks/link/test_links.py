@@ -17,8 +17,9 @@ from gpudoctor.facts.model.node import Host, Node
 from gpudoctor.facts.model.telemetry import GpuUnderLoad, Spread, Telemetry
 from gpudoctor.profiles.load import profile_for
 from tests.checks.measured import copied, matrix, measured, sampled
-from tests.checks.one_check import gpu, gpus, judge, only, pairs, uuid_of, words
+from tests.checks.one_check import expect, gpu, gpus, judge, only, pairs, uuid_of, words
 from tests.checks.simulated_nodes import packaged
+from tests.narrowed import present
 
 HOST, PEER = "link.host", "link.peer"
 GEN5 = PcieLink(generation=5, generation_max=5, width=16, width_max=16)
@@ -46,8 +47,7 @@ def test_a_rank_that_is_gone_is_judged_by_the_host_check_and_unknown_to_the_othe
     gone = (ProbeProblem("link", kind, "no answer for 30 s", rank=2, phase="copies"),)
     told = judge(HOST, FOUR, measured(FOUR, problems=gone))
     assert (told.status, told.findings[0].subject.gpu) == (Status.FAIL, 2)
-    other = judge(PEER, FOUR, measured(FOUR, problems=gone))
-    assert (other.status, "see link.host" in words(other)) == (Status.UNKNOWN, True)
+    expect(judge(PEER, FOUR, measured(FOUR, problems=gone)), Status.UNKNOWN, "see link.host")
     assert peer(FOUR, matrix(4, 380.0), problems=gone).status is Status.UNKNOWN
 
 
@@ -74,9 +74,7 @@ def test_a_rate_is_judged_by_what_generation_and_lanes_carry(
     generation: int, width: int, gb_s: float, status: Status
 ) -> None:
     node = Node(gpus=gpus(1, pcie=PcieLink(generation=generation, generation_max=generation, width=width)))
-    result = host(node, *copied(gb_s))
-    assert result.status is status
-    assert f"PCIe Gen{generation} x{width}" in words(result)
+    expect(host(node, *copied(gb_s)), status, f"PCIe Gen{generation} x{width}")
 
 
 def test_the_slower_direction_counts() -> None:
@@ -98,8 +96,7 @@ def test_one_gpu_slower_than_the_others_on_equal_links_stands_out() -> None:
     result = host(FOUR, *copied(56.0, 56.0, 46.5, 56.0))
     finding = only(result, Status.WARN)
     assert finding.subject.gpu == 2
-    assert finding.expected is not None
-    assert "the others of this model reach" in finding.expected.text
+    assert "the others of this model reach" in present(finding.expected).text
 
 
 def test_an_idle_link_is_judged_by_what_it_can_come_up_to() -> None:
@@ -112,8 +109,7 @@ def test_the_generation_under_load_is_what_the_rate_is_judged_by() -> None:
     load = (sampled("link", [{"pcie_generation": 3.0, "pcie_width": 16.0}]),)
     result = host(node, *copied(12.5), telemetry=load)
     finding = only(result, Status.WARN)
-    assert finding.found is not None
-    assert "PCIe Gen3 x16 under load" in finding.found.text
+    assert "PCIe Gen3 x16 under load" in present(finding.found).text
     assert "Gen4, which GPU and slot can do" in words(result)
 
 
@@ -140,17 +136,13 @@ def test_bytes_that_come_back_changed_fail_however_fast() -> None:
 
 def test_a_copy_from_another_socket_never_fails_and_says_so() -> None:
     node = Node(gpus=gpus(1, pcie=PcieLink(generation=4, generation_max=4, width=16)))
-    result = host(node, *copied(12.0, near_cpus=False))
-    assert result.status is Status.WARN
-    assert "crossed from another CPU socket" in words(result)
+    expect(host(node, *copied(12.0, near_cpus=False)), Status.WARN, "crossed from another CPU socket")
 
 
 def test_replays_while_copying_are_named_as_the_cause() -> None:
     node = Node(gpus=gpus(1, pcie=PcieLink(generation=4, generation_max=4, width=16)))
     load = (sampled("link", [{"pcie_generation": 4.0}], counters={"pcie_replays": 812}),)
-    result = host(node, *copied(15.0), telemetry=load)
-    assert result.status is Status.FAIL
-    assert "the link repeats packets" in words(result)
+    expect(host(node, *copied(15.0), telemetry=load), Status.FAIL, "the link repeats packets")
 
 
 def test_a_gpu_that_others_use_is_not_convicted() -> None:
@@ -209,16 +201,12 @@ def test_the_copies_of_a_healthy_node_pass(name: str) -> None:
 
 
 def test_nvlink_pairs_pass_at_what_copies_reach() -> None:
-    result = peer(FOUR, matrix(4, 380.0))
-    assert result.status is Status.PASS
-    assert "6 pairs over NV18" in words(result)
+    expect(peer(FOUR, matrix(4, 380.0)), Status.PASS, "6 pairs over NV18")
 
 
 @pytest.mark.parametrize(("gb_s", "status"), [(330.0, Status.WARN), (200.0, Status.FAIL)])
 def test_all_nvlink_pairs_are_judged_by_the_line_rate(gb_s: float, status: Status) -> None:
-    result = peer(FOUR, matrix(4, gb_s))
-    assert result.status is status
-    assert "of the 450 GB/s that their 18 NVLinks carry" in words(result)
+    expect(peer(FOUR, matrix(4, gb_s)), status, "of the 450 GB/s that their 18 NVLinks carry")
 
 
 def test_an_uncertain_line_rate_never_fails() -> None:
@@ -285,8 +273,7 @@ def test_peer_to_peer_that_is_refused_between_nvlinked_gpus_fails() -> None:
 def test_one_gpu_and_a_reason_are_skipped_and_a_hole_is_unknown() -> None:
     one = Node(gpus=gpus(1, pcie=GEN5))
     assert peer(one, (), host_links=copied(52.0)).status is Status.SKIP
-    refused = peer(FOUR, (), not_run={"peer": Missing("exclusive mode", "denied")})
-    assert (refused.status, "exclusive mode" in words(refused)) == (Status.SKIP, True)
+    expect(peer(FOUR, (), not_run={"peer": Missing("exclusive mode", "denied")}), Status.SKIP, "exclusive mode")
     assert only(peer(FOUR, matrix(4, 380.0)[:-1]), Status.UNKNOWN).reason == "11 of 12 directions were measured"
     limited = peer(FOUR, matrix(4, 380.0)[:-1], not_run={"peer": Missing("no more peers", "unsupported")})
     assert only(limited, Status.SKIP).reason == "11 of 12 directions were measured: no more peers"

@@ -11,7 +11,7 @@ from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.facts.kernel_log.lines import read_kernel_text
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Host, HostEvent, HostEventKind, KernelLog, Network, Node, RdmaPort
-from tests.checks.one_check import judge, words
+from tests.checks.one_check import expect, finds, judge, words
 
 UP_S = 10 * 86_400.0
 NOW_S = UP_S - 60
@@ -58,9 +58,7 @@ def test_links_lost_today_are_not_outweighed_by_one_lost_long_ago() -> None:
 
 def test_too_little_power_warns_by_the_adapters_name_since_boot() -> None:
     result = check(event("nic-power", first_s=12.0, last_s=12.0))
-    [finding] = result.findings
-    assert (finding.status, finding.subject.name) == (Status.WARN, "mlx5_0")
-    assert "insufficient power" in words(result)
+    finds(result.findings, Status.WARN, "insufficient power", name="mlx5_0")
     # a paste of the line alone knows the adapter by its address
     alone = check(event("nic-power"), rdma=ABSENT, up_s=ABSENT)
     assert [(f.status, f.subject.name) for f in alone.findings] == [(Status.WARN, "0000:5c:00.0")]
@@ -148,7 +146,7 @@ def test_an_adapter_whose_limits_are_exceeded_is_no_broken_one() -> None:
         "mlx5_core 0000:5c:00.0: mlx5_cmd_out_err:800:(pid 0): CREATE_MKEY(0x200) failed, status limits exceeded(0x8)"
     )
     result = check(HostEvent("nic-firmware", line, "0000:5c:00.0", last_s=NOW_S))
-    assert (result.status, "memory regions" in words(result)) == (Status.WARN, True)
+    expect(result, Status.WARN, "memory regions")
     assert "mlxfwreset" not in words(result)
 
 

@@ -11,7 +11,7 @@ from gpudoctor.checks.core.finding import Status
 from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.facts.model.missing import Missing, MissingKind
 from gpudoctor.facts.model.node import Network, Node, PciBus, RdmaPort
-from tests.checks.one_check import gpus, judge, words
+from tests.checks.one_check import expect, gpus, judge, words
 
 
 def port(number: int, *, physical: int = 1, **facts: Any) -> RdmaPort:
@@ -45,8 +45,7 @@ def test_no_adapter_or_an_unread_one_is_skipped() -> None:
 
 
 def test_eight_active_ports_pass_with_their_rate() -> None:
-    result = check(*eight())
-    assert (result.status, "8 RDMA ports active at 400 Gbit/s" in words(result)) == (Status.PASS, True)
+    expect(check(*eight()), Status.PASS, "8 RDMA ports active at 400 Gbit/s")
 
 
 def test_a_port_that_is_down_among_active_siblings_is_named() -> None:
@@ -89,22 +88,19 @@ def test_unused_ports_of_another_kind_are_left_alone(unused: list[RdmaPort]) -> 
 
 
 def test_virtual_functions_of_a_hypervisor_alone_are_skipped() -> None:
-    result = check(*(port(i, state="INIT", virtual_function=True) for i in range(16)))
-    assert (result.status, "virtual functions" in words(result)) == (Status.SKIP, True)
+    expect(check(*(port(i, state="INIT", virtual_function=True) for i in range(16))), Status.SKIP, "virtual functions")
     unread = Missing("I/O error", "failed")
     assert check(port(0, state=unread, virtual_function=True)).status is Status.UNKNOWN
     assert check(port(0, virtual_function=True)).status is Status.PASS
 
 
 def test_ports_that_are_all_down_are_unused() -> None:
-    result = check(port(0, **DOWN), port(1, **DOWN))
-    assert (result.status, "none of the 2 RDMA ports" in words(result)) == (Status.SKIP, True)
+    expect(check(port(0, **DOWN), port(1, **DOWN)), Status.SKIP, "none of the 2 RDMA ports")
 
 
 def test_a_text_of_ports_alone_that_are_all_down_names_them_and_passes_nothing() -> None:
     network = Network(rdma_ports=(port(0, **DOWN), port(1, **DOWN)))
-    result = judge("network.infiniband", Node(network=network))
-    assert (result.status, "mlx5_0 port 1, mlx5_1 port 1" in words(result)) == (Status.UNKNOWN, True)
+    expect(judge("network.infiniband", Node(network=network)), Status.UNKNOWN, "mlx5_0 port 1, mlx5_1 port 1")
     beside = Node(gpus=gpus(2, "NVIDIA L4"), network=network)
     assert judge("network.infiniband", beside).status is Status.SKIP
 
@@ -113,8 +109,7 @@ def test_a_port_that_is_down_in_a_text_of_ports_alone_is_no_pass_even_if_half_of
     """NVIDIA/nccl-tests #128: mlx5_1 is Down and Disabled, one of two of its kind."""
     down = port(1, state="DOWN", physical_state="Disabled")
     node = Node(network=Network(rdma_ports=(port(0), down)))
-    result = judge("network.infiniband", node)
-    assert (result.status, "mlx5_1 port 1 is DOWN (Disabled)" in words(result)) == (Status.UNKNOWN, True)
+    expect(judge("network.infiniband", node), Status.UNKNOWN, "mlx5_1 port 1 is DOWN (Disabled)")
     assert judge("network.infiniband", replace(node, gpus=gpus(2, "NVIDIA L4"))).status is not Status.UNKNOWN
     unused = port(2, state="DOWN", physical_state="Disabled", link_layer="Ethernet")
     ethernet = replace(node, network=Network(rdma_ports=(port(0), unused)))

@@ -15,6 +15,7 @@ from gpudoctor.facts.model.node import KernelEvent, Node, PciBus
 from gpudoctor.profiles.load import profile_for
 from gpudoctor.profiles.profile import NO_PROFILE
 from gpudoctor.report.judge import judge
+from tests.checks.one_check import finds
 from tests.checks.wired import (
     ABSENT,
     FAILED,
@@ -30,6 +31,7 @@ from tests.checks.wired import (
     says,
     simulated,
 )
+from tests.narrowed import present
 
 LINKS, TOPOLOGY, ERRORS, FABRIC = "nvlink.links", "nvlink.topology", "nvlink.errors", "nvlink.fabric"
 
@@ -38,8 +40,9 @@ def links(count: int = 99, **leaves: Any) -> Any:
     """For `on_gpus(nvlinks=...)`: leaves changed on the first `count` links."""
 
     def made(gpu: Gpu) -> tuple[NvLink, ...]:
-        assert not isinstance(gpu.nvlinks, Missing)
-        return tuple(replace(link, **leaves) if place < count else link for place, link in enumerate(gpu.nvlinks))
+        return tuple(
+            replace(link, **leaves) if place < count else link for place, link in enumerate(present(gpu.nvlinks))
+        )
 
     return made
 
@@ -202,8 +205,7 @@ def test_without_a_profile_the_peers_judge() -> None:
     assert (finding.status, finding.subject.gpu) == (Status.FAIL, 5)
     assert "as on most GPUs here" in expected(finding)
     two = replace(node, gpus=node.gpus[4:6])
-    [finding] = bad(judged(LINKS, two, profile=NO_PROFILE))
-    assert (finding.status, finding.subject.gpu) == (Status.WARN, 5)
+    finds(bad(judged(LINKS, two, profile=NO_PROFILE)), Status.WARN, gpu=5)
 
 
 def test_a_gpu_without_any_link_fails_beside_one_that_has_all_of_its_own() -> None:
@@ -237,14 +239,12 @@ def test_part_of_a_mesh_has_open_ends_by_design() -> None:
     cloud = replace(whole, gpus=whole.gpus[:4])
     cloud = on_gpus(cloud, nvlinks=links(2, state="inactive"))
     assert judged(LINKS, cloud).status is Status.PASS
-    [finding] = bad(judged(LINKS, on_gpus(whole, 2, nvlinks=links(1, state="inactive"))))
-    assert (finding.status, finding.subject.gpu) == (Status.FAIL, 2)
+    finds(bad(judged(LINKS, on_gpus(whole, 2, nvlinks=links(1, state="inactive")))), Status.FAIL, gpu=2)
 
 
 def test_an_uncertain_number_of_links_is_a_warning_at_most() -> None:
     node = on_gpus(simulated("hgx-h100-8"), name="NVIDIA H100 64GB HBM2")
-    [finding] = bad(judged(LINKS, on_gpus(node, 3, nvlinks=links(1, state="inactive"))))
-    assert finding.status is Status.WARN
+    finds(bad(judged(LINKS, on_gpus(node, 3, nvlinks=links(1, state="inactive")))), Status.WARN)
 
 
 def test_a_mixed_node_is_not_judged_by_its_neighbours_model() -> None:
@@ -281,21 +281,18 @@ def test_the_odd_gpu_is_named_where_all_its_pairs_are_narrow() -> None:
 
 
 def test_the_odd_pair_is_named_where_it_is_one() -> None:
-    finding = only(judged(TOPOLOGY, simulated("hgx-h100-8", "nvlink-asymmetric@3-5")))
-    assert (finding.status, finding.subject.gpus) == (Status.FAIL, (3, 5))
+    finds(judged(TOPOLOGY, simulated("hgx-h100-8", "nvlink-asymmetric@3-5")).findings, Status.FAIL, gpus=(3, 5))
 
 
 def test_two_of_eight_in_a_container_are_judged_by_the_model() -> None:
     node = on_pairs(simulated("container-2-of-8"), lambda p: replace(p, nvlinks=9))
-    finding = only(judged(TOPOLOGY, node))
-    assert (finding.status, finding.subject.gpus) == (Status.FAIL, (0, 1))
+    finds(judged(TOPOLOGY, node).findings, Status.FAIL, gpus=(0, 1))
 
 
 @pytest.mark.parametrize(("node", "status"), [("hgx-h100-8", Status.FAIL), ("hgx-h100-vm-8", Status.WARN)])
 def test_no_nvlink_at_all_on_gpus_made_for_it_is_never_a_pass(node: str, status: Status) -> None:
     bare = on_pairs(simulated(node), lambda p: replace(p, nvlinks=0, path="NODE"))
-    finding = only(judged(TOPOLOGY, on_gpus(bare, nvlinks=ABSENT)))
-    assert (finding.status, finding.subject.kind) == (status, "node")
+    finds(judged(TOPOLOGY, on_gpus(bare, nvlinks=ABSENT)).findings, status, kind="node")
 
 
 def mesh_without(*links_gone: tuple[int, int]) -> Node:
@@ -307,10 +304,8 @@ def mesh_without(*links_gone: tuple[int, int]) -> Node:
 
 
 def test_a_cube_mesh_with_a_dead_link_names_the_pair() -> None:
-    finding = only(judged(TOPOLOGY, mesh_without((3, 7))))
-    assert (finding.status, finding.subject.gpus) == (Status.FAIL, (3, 7))
-    several = only(judged(TOPOLOGY, mesh_without((3, 7), (0, 3))))
-    assert (several.status, several.subject.kind) == (Status.FAIL, "node")
+    finds(judged(TOPOLOGY, mesh_without((3, 7))).findings, Status.FAIL, gpus=(3, 7))
+    finds(judged(TOPOLOGY, mesh_without((3, 7), (0, 3))).findings, Status.FAIL, kind="node")
 
 
 def test_an_unknown_wiring_is_not_judged() -> None:
@@ -338,15 +333,12 @@ def test_peer_to_peer_off_between_nvlinked_gpus_fails(word: str) -> None:
     node = on_pairs(
         simulated("hgx-h100-8"), lambda p: replace(p, p2p_read=word, p2p_write="OK") if (p.a, p.b) == (1, 6) else p
     )
-    finding = only(judged(TOPOLOGY, node))
-    assert (finding.status, finding.subject.gpus) == (Status.FAIL, (1, 6))
-    assert says(finding, f"p2p {word}")
+    finds(judged(TOPOLOGY, node).findings, Status.FAIL, f"p2p {word}", gpus=(1, 6))
 
 
 def test_peer_to_peer_switched_off_over_pcie_is_a_warning() -> None:
     node = on_pairs(simulated("l40s-8"), lambda p: replace(p, p2p_read="DR", p2p_write="DR") if p.a == 0 else p)
-    finding = only(judged(TOPOLOGY, node))
-    assert (finding.status, finding.subject.gpu) == (Status.WARN, 0)
+    finds(judged(TOPOLOGY, node).findings, Status.WARN, gpu=0)
 
 
 def test_a_gpu_that_lost_all_links_is_said_once() -> None:
@@ -358,8 +350,7 @@ def test_a_matrix_that_is_missing_or_has_holes_is_not_judged() -> None:
     node = simulated("hgx-h100-8")
     assert judged(TOPOLOGY, replace(node, pairs=FAILED)).status is Status.UNKNOWN
     assert judged(TOPOLOGY, replace(node, pairs=ABSENT)).status is Status.SKIP
-    assert not isinstance(node.pairs, Missing)
-    holes = only(judged(TOPOLOGY, replace(node, pairs=node.pairs[:20])))
+    holes = only(judged(TOPOLOGY, replace(node, pairs=present(node.pairs)[:20])))
     assert holes.status is Status.UNKNOWN  # the other pairs are known
     assert judged(TOPOLOGY, replace(node, gpus=node.gpus[:1])).status is Status.SKIP
 
@@ -372,18 +363,15 @@ def test_a_pair_whose_links_were_not_counted_is_not_one_without_links(
 ) -> None:
     """The link is up, and its remote end cannot be read: the reader cannot count what joins the two."""
     facts = simulated(node)
-    assert isinstance(facts.pairs, tuple)
-    pairs = (replace(pair, nvlinks=Missing("x", kind), path="NODE") for pair in facts.pairs[:count])
-    facts = replace(facts, pairs=(*pairs, *facts.pairs[count:]))
+    pairs = (replace(pair, nvlinks=Missing("x", kind), path="NODE") for pair in present(facts.pairs)[:count])
+    facts = replace(facts, pairs=(*pairs, *present(facts.pairs)[count:]))
     # what the other pairs show is unknown for one; what none shows is not judged
     assert judged(TOPOLOGY, facts).status is (Status.UNKNOWN if count == 1 else status)
 
 
 def test_old_counts_are_no_verdict_and_storms_warn_of_the_link() -> None:
     assert judged(ERRORS, simulated("lifetime-counters")).status is Status.PASS
-    [finding] = bad(judged(ERRORS, simulated("hgx-h100-8", "nvlink-errors@2:5")))
-    assert (finding.status, finding.subject.gpu) == (Status.WARN, 2)
-    assert says(finding, "link 5")
+    finds(bad(judged(ERRORS, simulated("hgx-h100-8", "nvlink-errors@2:5"))), Status.WARN, "link 5", gpu=2)
 
 
 def test_recoveries_have_a_bound_of_their_own() -> None:
@@ -396,9 +384,7 @@ def test_recoveries_have_a_bound_of_their_own() -> None:
 
 def test_counters_are_judged_where_a_text_shows_no_state_of_the_links() -> None:
     node = on_gpus(simulated("hgx-h100-8", "nvlink-errors@2:5"), nvlinks=links(state=ABSENT))
-    [finding] = bad(judged(ERRORS, node))
-    assert (finding.status, finding.subject.gpu) == (Status.WARN, 2)
-    assert says(finding, "link 5")
+    finds(bad(judged(ERRORS, node)), Status.WARN, "link 5", gpu=2)
     assert of_gpu(judged(ERRORS, node), 3).status is Status.PASS
     assert judged(LINKS, node).status is Status.SKIP
 

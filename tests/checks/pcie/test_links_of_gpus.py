@@ -12,6 +12,7 @@ from gpudoctor.checks.pcie.link_state import describe
 from gpudoctor.facts.model.links import generation_of, link_gb_s
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node
+from tests.checks.one_check import finds
 from tests.checks.wired import (
     ABSENT,
     FAILED,
@@ -77,9 +78,7 @@ def test_a_slot_with_fewer_lanes_than_the_gpu_is_fine_when_its_peers_have_the_sa
 
 def test_a_slot_with_fewer_lanes_than_the_peers_slots_is_a_warning() -> None:
     node = on_gpus(simulated("rtx4090-4"), 1, pcie__width=8, pcie__path=hops({0: {"width": 8}, 1: {"max_width": 8}}))
-    [finding] = bad(judged(WIDTH, node))
-    assert (finding.status, finding.subject.gpu) == (Status.WARN, 1)
-    assert says(finding, "fewer lanes than its peers", "GPUs 0, 2 and 3 run at")
+    finds(bad(judged(WIDTH, node)), Status.WARN, "fewer lanes than its peers", "GPUs 0, 2 and 3 run at", gpu=1)
 
 
 def test_below_a_narrow_slot_is_a_failure_against_the_slot() -> None:
@@ -91,21 +90,17 @@ def test_below_a_narrow_slot_is_a_failure_against_the_slot() -> None:
 
 def test_with_hidden_slots_the_odd_one_among_most_fails() -> None:
     node = on_gpus(without_slots(simulated("rtx4090-4")), 3, pcie__width=4)
-    [finding] = bad(judged(WIDTH, node))
-    assert (finding.status, finding.subject.gpu) == (Status.FAIL, 3)
+    finds(bad(judged(WIDTH, node)), Status.FAIL, gpu=3)
 
 
 def test_with_hidden_slots_two_gpus_have_no_majority_and_the_narrow_one_is_a_warning() -> None:
     node = on_gpus(without_slots(simulated("rtx3090-nvlink-2")), 1, pcie__width=8)
-    [finding] = bad(judged(WIDTH, node))
-    assert finding.status is Status.WARN
-    assert says(finding, "cannot be seen from here")
+    finds(bad(judged(WIDTH, node)), Status.WARN, "cannot be seen from here")
 
 
 def test_peers_of_another_model_do_not_judge() -> None:
     node = on_gpus(without_slots(simulated("workstation-mixed")), 2, pcie__width=8)
-    [finding] = bad(judged(WIDTH, node))
-    assert (finding.status, finding.subject.gpu) == (Status.WARN, 2)
+    finds(bad(judged(WIDTH, node)), Status.WARN, gpu=2)
 
 
 def test_eight_lanes_in_a_cloud_machine_are_a_warning_that_names_the_hidden_slot() -> None:
@@ -122,8 +117,7 @@ def test_the_bridges_of_a_virtual_machine_are_not_believed() -> None:
 
 def test_a_wide_gpu_whose_driver_counts_the_slot_into_its_maximum_still_knows_its_own() -> None:
     node = on_gpus(simulated("rtx4090-4"), 0, pcie__width=8, pcie__width_max=8, pcie__path=hops({0: {"width": 8}}))
-    [finding] = bad(judged(WIDTH, node))
-    assert (finding.status, finding.subject.gpu) == (Status.FAIL, 0)
+    finds(bad(judged(WIDTH, node)), Status.FAIL, gpu=0)
 
 
 @pytest.mark.parametrize("node", ["gh200-1", "gb10-1", "gb200-tray-4"])
@@ -134,8 +128,7 @@ def test_a_narrow_link_beside_c2c_is_never_a_failure(node: str) -> None:
 
 
 def test_one_narrow_gpu_of_a_grace_tray_is_odd_all_the_same() -> None:
-    [finding] = bad(judged(WIDTH, on_gpus(simulated("gb200-tray-4"), 1, pcie__width=4)))
-    assert (finding.status, finding.subject.gpu) == (Status.FAIL, 1)
+    finds(bad(judged(WIDTH, on_gpus(simulated("gb200-tray-4"), 1, pcie__width=4))), Status.FAIL, gpu=1)
 
 
 def test_a_generation_nobody_knows_costs_a_share() -> None:
@@ -209,8 +202,7 @@ def test_generation_is_judged_only_where_the_gpu_is_at_work(
 def test_a_slow_busy_link_behind_hidden_bridges_is_a_warning() -> None:
     busy: dict[str, Any] = {"utilization__gpu_pct": 100, "clocks__performance_state": 0}
     node = on_gpus(simulated("t4-cloud-4"), 2, pcie__generation=1, **busy)
-    [finding] = bad(judged(SPEED, node))
-    assert (finding.status, finding.subject.gpu) == (Status.WARN, 2)
+    finds(bad(judged(SPEED, node)), Status.WARN, gpu=2)
 
 
 def test_the_slower_of_gpu_and_slot_is_what_is_expected() -> None:

@@ -12,6 +12,7 @@ from gpudoctor.facts.model.driver import KernelLog
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node
 from gpudoctor.report.judge import judge as judge_node
+from tests.checks.one_check import finds
 from tests.checks.wired import (
     ABSENT,
     FAILED,
@@ -63,9 +64,7 @@ def test_a_virtual_switch_port_is_a_warning_and_a_link_trained_to_one_lane_a_fai
     """H100 PCIe behind Broadcom PEX890xx in synthetic mode: its ports show Gen1 x1, whatever they carry."""
     least = {"width": 1, "speed_gt_s": 2.5}
     virtual = on_gpus(simulated("hgx-h100-8"), 5, pcie__path=hops({2: least, 3: least}))
-    [finding] = bad(judged(UPSTREAM, virtual))
-    assert (finding.status, finding.subject.gpu) == (Status.WARN, 5)
-    assert says(finding, "Gen1 x1", "link.host")
+    finds(bad(judged(UPSTREAM, virtual)), Status.WARN, "Gen1 x1", "link.host", gpu=5)
     one_lane = on_gpus(simulated("hgx-h100-8"), 5, pcie__path=hops({2: {"width": 1}, 3: {"width": 1}}))
     assert [f.status for f in bad(judged(UPSTREAM, one_lane))] == [Status.FAIL]
 
@@ -124,15 +123,11 @@ def test_a_path_that_could_not_be_read_is_unknown() -> None:
 
 def test_redirect_above_a_gpu_is_a_warning_that_names_the_bridge() -> None:
     node = on_gpus(simulated("hgx-h100-8"), 4, pcie__path=hops({1: {"acs_redirect": True}}))
-    [finding] = bad(judged(ACS, node))
-    assert (finding.status, finding.subject.gpu) == (Status.WARN, 4)
-    assert says(finding, "for bridge in 0000:9a:00.0; do sudo setpci -s $bridge ")
+    finds(bad(judged(ACS, node)), Status.WARN, "for bridge in 0000:9a:00.0; do sudo setpci -s $bridge ", gpu=4)
 
 
 def test_a_translating_iommu_is_a_warning_of_the_node() -> None:
-    [finding] = bad(judged(ACS, simulated("hgx-h100-8", "iommu-translated")))
-    assert (finding.status, finding.subject.kind) == (Status.WARN, "node")
-    assert says(finding, "iommu=pt")
+    finds(bad(judged(ACS, simulated("hgx-h100-8", "iommu-translated"))), Status.WARN, "iommu=pt", kind="node")
 
 
 def iommu_faults(*lines: str) -> KernelLog:
@@ -157,8 +152,7 @@ def test_refused_accesses_of_another_device_are_none_of_a_gpu() -> None:
 
 def test_a_kernel_log_alone_shows_them_too() -> None:
     line = "nvidia 0000:41:00.0: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x0003 address=0x80000040 flags=0x0020]"
-    [finding] = bad(judged(ACS, Node(kernel_log=iommu_faults(line))))
-    assert (finding.status, finding.subject.bus_id) == (Status.WARN, "0000:41:00.0")
+    finds(bad(judged(ACS, Node(kernel_log=iommu_faults(line)))), Status.WARN, bus_id="0000:41:00.0")
     assert only(judged(ACS, Node(kernel_log=iommu_faults()))).status is Status.SKIP
 
 
@@ -246,9 +240,7 @@ def test_few_lanes_of_a_fast_generation_are_enough() -> None:
 
 
 def test_a_link_below_its_slot_is_not_the_platforms_split() -> None:
-    finding = only(judged(BALANCE, simulated("rtx4090-4", "pcie-width-x4@2")))
-    assert finding.status is Status.SKIP
-    assert says(finding, "GPU 2", "pcie.link-width")
+    finds(judged(BALANCE, simulated("rtx4090-4", "pcie-width-x4@2")).findings, Status.SKIP, "GPU 2", "pcie.link-width")
 
 
 def test_lanes_without_a_generation_are_judged_by_count() -> None:

@@ -11,7 +11,7 @@ from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node
 from gpudoctor.report.text_figures import figure_lines
-from tests.checks.one_check import gpus, judge, words
+from tests.checks.one_check import expect, gpus, judge
 
 IN_RAM = Missing("tmpfs is in RAM", "unsupported")
 NOT_KNOWN = Missing("zfs reads through a cache of its own", "failed")
@@ -62,9 +62,7 @@ def reading(sequential: float, at_random: float, **leaves: Any) -> StorageRead:
 def test_a_rate_is_judged_against_what_all_gpus_need(
     read: StorageRead, need: float | None, status: Status, word: str
 ) -> None:
-    result = judge("storage.read", Node(gpus=gpus(8)), Measurements(storage=(read,), data_need_gb_s=need))
-    assert result.status is status
-    assert word in words(result)
+    expect(judge("storage.read", Node(gpus=gpus(8)), Measurements(storage=(read,), data_need_gb_s=need)), status, word)
 
 
 def test_without_a_gpu_the_need_is_that_of_one() -> None:

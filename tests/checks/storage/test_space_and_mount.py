@@ -10,7 +10,7 @@ from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.model.storage import Storage, StorageDevice, StorageMount, StoragePath
-from tests.checks.one_check import judge, words
+from tests.checks.one_check import expect, finds, judge
 
 GIB = 1 << 30
 HOME = StoragePath("/home/x", ("HOME",), is_mount=False, writable=True)
@@ -97,15 +97,12 @@ def test_room_is_judged_where_something_is_written(leaves: dict[str, Any], statu
 def test_a_mount_is_judged_by_what_it_answers_and_what_lies_behind_it(
     leaves: dict[str, Any], status: Status, word: str
 ) -> None:
-    result = of("mount", **leaves)
-    assert result.status is status
-    assert word in words(result)
+    expect(of("mount", **leaves), status, word)
 
 
 def test_a_tmpdir_on_a_broken_mount_is_one_finding() -> None:
     lost = replace(HOME, roles=("TMPDIR",), writable=False)
-    [finding] = of("mount", error="Input/output error (EIO)", paths=(lost,)).findings
-    assert finding.status is Status.FAIL
+    finds(of("mount", error="Input/output error (EIO)", paths=(lost,)).findings, Status.FAIL)
 
 
 @pytest.mark.parametrize("check", ["storage.mount", "storage.space"])

@@ -22,7 +22,8 @@ from gpudoctor.facts.model.measurements import Measurements, ProbeProblem
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node
 from tests.checks.measured import measured
-from tests.checks.one_check import gpus, judge, text_of, words
+from tests.checks.one_check import expect, finds, gpus, judge, text_of, words
+from tests.narrowed import present
 
 LOSSES = (4.25, 4.0, 3.75)
 WHOLE = StrategyMemory(8000, 8000, 16000, 5000)
@@ -71,9 +72,7 @@ def failures_of(result: CheckResult) -> list[Finding]:
 @pytest.mark.parametrize("check", DATA)
 def test_losses_and_weights_as_on_one_rank_pass_with_their_price(check: str) -> None:
     result = judged(check, run(check))
-    assert result.status is Status.PASS
-    assert "3 steps on 2 CPU ranks (gloo) as on one alone (step 6 ms" in words(result)
-    assert "0.00763 MiB exchanged" in words(result)
+    expect(result, Status.PASS, "3 steps on 2 CPU ranks (gloo) as on one alone (step 6 ms", "0.00763 MiB exchanged")
 
 
 def test_on_gpus_they_are_called_gpus_and_the_peak_is_what_a_rank_held() -> None:
@@ -93,16 +92,13 @@ def test_nothing_tried_and_nothing_reported_are_no_pass(check: str) -> None:
     not_offered: Any = {check: Missing("torch 2.4 does not offer it", "unsupported")}
     assert judged(check, **not_offered).status is Status.SKIP
     why = {"strategy": Missing("PyTorch is not installed", "absent")}
-    result = judge(f"strategy.{check}", Node(), Measurements(not_run=why))
-    assert result.status is Status.SKIP
-    assert "PyTorch is not installed" in words(result)
+    expect(judge(f"strategy.{check}", Node(), Measurements(not_run=why)), Status.SKIP, "PyTorch is not installed")
 
 
 @pytest.mark.parametrize("check", DATA)
 def test_a_rank_that_did_not_report_is_unknown(check: str) -> None:
     result = judged(check, run(check, rank(0)))
-    assert result.status is Status.UNKNOWN
-    assert "1 of 2 ranks reported" in words(result)
+    expect(result, Status.UNKNOWN, "1 of 2 ranks reported")
     assert Status.PASS not in {f.status for f in result.findings if f.found and "as on one alone" in f.found.text}
 
 
@@ -110,9 +106,7 @@ def test_only_ddp_answers_for_a_rank_that_died() -> None:
     died = ProbeProblem("strategy", "crash", "rank 1 died in strategy fsdp", 1)
     node = Node(gpus=gpus(2))
     assert judged("ddp", run("ddp"), node=node, problems=(died,)).status is Status.FAIL
-    result = judged("fsdp", node=node, problems=(died,))
-    assert result.status is Status.UNKNOWN
-    assert "see strategy.ddp" in words(result)
+    expect(judged("fsdp", node=node, problems=(died,)), Status.UNKNOWN, "see strategy.ddp")
 
 
 @pytest.mark.parametrize(
@@ -137,10 +131,7 @@ def test_a_strategy_that_was_done_is_judged_though_a_later_one_hung(
 def test_a_loss_that_deviates_in_one_step_fails_with_both_series() -> None:
     off = (LOSSES[0], LOSSES[1] + 0.01, LOSSES[2])
     result = judged("ddp", run("ddp", rank(0, losses=off), rank(1, losses=off)))
-    assert result.status is Status.FAIL
-    assert "off by 0.0025" in words(result)
-    assert "4.25 4.01 3.75" in words(result)
-    assert "4.25 4 3.75" in words(result)
+    expect(result, Status.FAIL, "off by 0.0025", "4.25 4.01 3.75", "4.25 4 3.75")
 
 
 def test_long_steps_and_large_memory_are_told_without_exponents() -> None:
@@ -162,8 +153,7 @@ def test_what_rounding_does_to_losses_and_weights_passes_in_each_type() -> None:
 
 def test_a_loss_that_is_not_finite_fails_in_the_step_where_it_began() -> None:
     result = judged("ddp", run("ddp", rank(0), rank(1, losses=(4.3, None, None))))
-    assert result.status is Status.FAIL
-    assert "no finite number in step 2" in words(result)
+    expect(result, Status.FAIL, "no finite number in step 2")
 
 
 def test_a_reference_that_was_not_finite_itself_convicts_nobody() -> None:
@@ -175,8 +165,7 @@ def test_a_reference_that_was_not_finite_itself_convicts_nobody() -> None:
 
 def test_losses_of_fewer_steps_are_unknown() -> None:
     result = judged("ddp", run("ddp", rank(0, losses=LOSSES[:2]), rank(1, losses=LOSSES[:2])))
-    assert result.status is Status.UNKNOWN
-    assert "2 losses for 3 steps" in words(result)
+    expect(result, Status.UNKNOWN, "2 losses for 3 steps")
 
 
 @pytest.mark.parametrize("error", [2e-4, None])
@@ -193,8 +182,7 @@ def test_the_rank_whose_loss_was_wrong_first_is_named_though_all_are_wrong_after
     second = rank(1, losses=(4.3, 4.5, 4.1), weights_error=0.2, expected_losses=right[1])
     [finding] = failures_of(judged("fsdp", run("fsdp", first, second)))
     assert finding.subject.rank == 1
-    assert finding.found is not None
-    assert "its loss in step 2 was 4.5, when the other ranks' were right" in finding.found.text
+    assert "its loss in step 2 was 4.5, when the other ranks' were right" in present(finding.found).text
 
 
 @pytest.mark.parametrize("second", [(4.3, 4.5, None), (4.3, None, None)])
@@ -215,10 +203,7 @@ def test_what_rounding_does_to_one_ranks_loss_convicts_nobody_of_what_others_did
 
 def test_weights_that_are_wrong_on_every_rank_accuse_none() -> None:
     result = judged("ddp", run("ddp", rank(0, weights_error=0.2), rank(1, weights_error=0.3)))
-    [finding] = result.findings
-    assert finding.status is Status.FAIL
-    assert finding.subject.kind == "node"
-    assert "off by 0.3" in words(result)
+    finds(result.findings, Status.FAIL, "off by 0.3", kind="node")
 
 
 def test_weights_that_no_rank_held_fail_and_a_rank_that_compared_none_is_unknown() -> None:
@@ -237,9 +222,7 @@ def test_weights_that_no_rank_held_fail_and_a_rank_that_compared_none_is_unknown
 )
 def test_a_rank_that_holds_all_of_what_should_be_divided_fails(check: str, part: str, named: str) -> None:
     full = msgspec.structs.replace(HALF, **{f"{part}_bytes": getattr(WHOLE, f"{part}_bytes")})
-    result = judged(check, run(check, rank(0), rank(1, memory=full)))
-    assert result.status is Status.FAIL
-    assert f"of the {named}" in words(result)
+    expect(judged(check, run(check, rank(0), rank(1, memory=full))), Status.FAIL, f"of the {named}")
     assert judged("ddp", run("ddp", rank(0, memory=WHOLE), rank(1, memory=WHOLE))).status is Status.PASS
 
 
@@ -252,8 +235,7 @@ def test_data_parallel_is_one_process_and_says_how_it_compares_with_ddp() -> Non
     alone = rank(0, losses=LOSSES, step_ms=18.0, communicated_bytes=Missing("one process does it all"))
     figures = {"first_gpu_extra_bytes": float(5 << 20)}
     result = judged("dp", run("dp", alone, figures=figures), run("ddp"), node=Node(gpus=gpus(2)))
-    assert result.status is Status.PASS
-    assert "a step takes 3 x that of DDP and the first GPU holds 5 MiB more than the others" in words(result)
+    expect(result, Status.PASS, "a step takes 3 x that of DDP and the first GPU holds 5 MiB more than the others")
 
 
 def test_data_parallel_on_cpu_ranks_is_skipped_with_the_reason() -> None:
@@ -262,8 +244,7 @@ def test_data_parallel_on_cpu_ranks_is_skipped_with_the_reason() -> None:
 
 def test_gpus_without_bf16_pass_by_fp32_alone_and_say_so() -> None:
     result = judged("fsdp", run("fsdp"), fsdp=Missing("mixed precision: a GPU here has no bf16", "unsupported"))
-    assert result.status is Status.PASS
-    assert "has no bf16" in words(result)
+    expect(result, Status.PASS, "has no bf16")
 
 
 @pytest.mark.parametrize(("mode", "status"), [("default", Status.UNKNOWN), ("exclusive-process", Status.SKIP)])

@@ -12,7 +12,7 @@ from gpudoctor.facts.model.measurements import Measurements, ProbeProblem
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node
 from tests.checks.measured import measured
-from tests.checks.one_check import judge, words
+from tests.checks.one_check import expect, finds, judge, words
 from tests.checks.simulated_nodes import packaged
 from tests.checks.strategy.test_strategy_data import LOSSES, judged, rank
 
@@ -56,11 +56,7 @@ def test_a_loss_or_weights_that_deviate_fail(name: str) -> None:
 
 def test_the_rank_with_a_wrong_part_is_named_and_what_follows_from_it_is_not_told_again() -> None:
     run = ran("tensor", "tensor", OFF, figures={"shards": 2.0, "wrong_shards_rank_1": 1.0})
-    result = judged("tensor", run)
-    [finding] = result.findings
-    assert finding.status is Status.FAIL
-    assert finding.subject.label == "rank 1"
-    assert "held a wrong part of one weight" in words(result)
+    finds(judged("tensor", run).findings, Status.FAIL, "held a wrong part of one weight", label="rank 1")
 
 
 def test_a_deviation_without_a_wrong_part_is_told_of_tensor_parallelism() -> None:
@@ -81,9 +77,7 @@ def test_the_bubble_of_cpu_ranks_is_told_and_not_judged() -> None:
 @pytest.mark.parametrize(("share", "status"), [(0.2, Status.PASS), (0.34, Status.PASS), (0.4, Status.WARN)])
 def test_a_bubble_on_gpus_far_over_the_formula_warns(share: float, status: Status) -> None:
     run = ran("pipeline", "gpipe", figures={**BUBBLE, "bubble_share": share})
-    result = judged("pipeline", run, node=packaged("hgx-h100-8"))
-    assert result.status is status
-    assert "2 stages, 4 microbatches: 0.200" in words(result)
+    expect(judged("pipeline", run, node=packaged("hgx-h100-8")), status, "2 stages, 4 microbatches: 0.200")
 
 
 def test_a_bubble_that_was_not_measured_is_unknown() -> None:
@@ -100,9 +94,7 @@ def test_a_split_in_two_dimensions_is_called_one() -> None:
 
 def test_too_few_ranks_for_three_dimensions_skip_with_the_reason() -> None:
     why: Any = {"3d": Missing("it needs 8 ranks, or another multiple of 4, and these are 2")}
-    result = judged("3d", **why)
-    assert result.status is Status.SKIP
-    assert "needs 8 ranks" in words(result)
+    expect(judged("3d", **why), Status.SKIP, "needs 8 ranks")
 
 
 def test_no_measurement_at_all_says_that_it_was_not_asked_for() -> None:

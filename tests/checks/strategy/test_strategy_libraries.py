@@ -21,7 +21,7 @@ from gpudoctor.facts.model.measured_strategies import (
 from gpudoctor.facts.model.measurements import Launch, Measurements, ProbeProblem, RankInfo
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node, Source
-from tests.checks.one_check import gpus, judge, uuid_of, words
+from tests.checks.one_check import expect, gpus, judge, uuid_of, words
 
 LOSSES = (4.5, 4.2, 4.0)
 WHOLE = StrategyMemory(parameters_bytes=1000, gradients_bytes=1000, optimizer_bytes=2000)
@@ -78,9 +78,7 @@ def test_a_stage_that_does_not_divide_what_it_is_for_fails(stage: int, part: str
     right = zero(stage)
     undivided = replace(right.ranks[1].memory, **{f"{part}_bytes": getattr(WHOLE, f"{part}_bytes")})
     result = deepspeed(found(zero(stage, right.ranks[0], rank(1, undivided))))
-    assert result.status is Status.FAIL
-    assert f"zero-{stage}: a rank holds" in words(result)
-    assert f"zero-{stage} {part}" in words(result)
+    expect(result, Status.FAIL, f"zero-{stage}: a rank holds", f"zero-{stage} {part}")
 
 
 @pytest.mark.parametrize("error", [2e-4, None])
@@ -93,9 +91,7 @@ def test_a_rank_whose_weights_deviate_is_named(error: float | None) -> None:
 
 def test_losses_that_deviate_from_those_of_one_device_fail() -> None:
     off = rank(1, losses=tuple(loss + 0.2 for loss in LOSSES))
-    result = tensorflow(found(mirrored(rank(0), off)))
-    assert result.status is Status.FAIL
-    assert "loss is off" in words(result)
+    expect(tensorflow(found(mirrored(rank(0), off))), Status.FAIL, "loss is off")
 
 
 def test_what_befell_the_ranks_of_torch_is_not_told_again_here() -> None:
@@ -113,15 +109,11 @@ def test_one_of_two_strategies_that_broke_is_unknown_and_the_other_is_judged() -
 
 def test_a_stage_that_raised_leaves_those_before_it_judged() -> None:
     why = Missing("rank 0: RuntimeError: no such kernel", "failed")
-    result = deepspeed(found(zero(1), not_run={"deepspeed": why}))
-    assert result.status is Status.UNKNOWN
-    assert "zero-1: 3 steps" in words(result)
+    expect(deepspeed(found(zero(1), not_run={"deepspeed": why})), Status.UNKNOWN, "zero-1: 3 steps")
 
 
 def test_a_stage_without_figures_is_no_pass() -> None:
-    result = deepspeed(found(zero(1), zero(2)))
-    assert result.status is Status.UNKNOWN
-    assert "no rank reported a result of zero-3" in words(result)
+    expect(deepspeed(found(zero(1), zero(2))), Status.UNKNOWN, "no rank reported a result of zero-3")
 
 
 def test_on_gpus_text_names_gpus_and_the_launch_of_the_ranks_says_which() -> None:

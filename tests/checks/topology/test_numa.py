@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Host, Node, NumaNode
-from tests.checks.one_check import judge, words
+from tests.checks.one_check import expect, judge
 from tests.checks.wired import ABSENT, FAILED, bad, found, judged, lost, of_gpu, on_gpus, says, simulated
 
 NUMA = "topology.numa"
@@ -72,5 +72,5 @@ def test_garbage_instead_of_cpus_is_no_verdict_and_takes_no_memory(cpus: str) ->
 def test_nodes_with_cpus_and_no_memory_are_named_without_a_gpu_too() -> None:
     nodes = (NumaNode(0, 0, "0-5"), NumaNode(1, 64307, "6-11"), NumaNode(3, 0, "18-23"), NumaNode(252, 16128, "", True))
     result = judge("topology.numa", Node(host=Host(numa_nodes=nodes)))
-    assert (result.status, "NUMA node 0, 3 has CPUs and no memory" in words(result)) == (Status.WARN, True)
+    expect(result, Status.WARN, "NUMA node 0, 3 has CPUs and no memory")
     assert judge("topology.numa", Node(host=Host(numa_nodes=nodes[1:2]))).status is Status.SKIP

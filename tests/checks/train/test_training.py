@@ -24,7 +24,8 @@ from gpudoctor.facts.model.measurements import (
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.model.telemetry import GpuUnderLoad, Telemetry
-from tests.checks.one_check import gpu, gpus, judge, only, uuid_of, words
+from tests.checks.one_check import expect, gpu, gpus, judge, only, uuid_of, words
+from tests.narrowed import present
 
 SYNC, BALANCE, MEMORY, SCALING = "train.sync", "train.balance", "train.memory", "train.scaling"
 ALL = (SYNC, BALANCE, MEMORY, SCALING)
@@ -102,8 +103,7 @@ def test_a_rank_that_is_gone_is_told_by_sync_and_is_unknown_elsewhere(kind: Any,
     assert (sync.status, sync.findings[0].subject.gpu) == (status, 2)
     assert "no answer for 30 s" in words(sync)
     for check in (BALANCE, MEMORY, SCALING):
-        other = judge(check, FOUR, lost)
-        assert (other.status, "see train.sync" in words(other)) == (Status.UNKNOWN, True)
+        expect(judge(check, FOUR, lost), Status.UNKNOWN, "see train.sync")
         assert judge(check, FOUR, trained(*EVEN, problems=gone)).status is Status.UNKNOWN
     assert Status.PASS not in {f.status for f in judge(SYNC, FOUR, trained(*EVEN, problems=gone)).findings}
 
@@ -152,7 +152,7 @@ def test_a_wrong_gradient_fails(facts: dict[str, Any]) -> None:
 
 def test_cpu_ranks_are_judged_for_sync_and_named_as_such() -> None:
     result = judge(SYNC, Node(), trained(rank(0), rank(1), device="cpu"))
-    assert (result.status, "15 DDP steps on 2 CPU ranks (gloo)" in words(result)) == (Status.PASS, True)
+    expect(result, Status.PASS, "15 DDP steps on 2 CPU ranks (gloo)")
 
 
 # balance
@@ -178,16 +178,13 @@ def test_a_confirmed_straggler_is_named(factor: float, status: Status) -> None:
 )
 def test_a_ratio_without_confirmation_is_too_noisy_to_judge(facts: dict[str, Any], why: str) -> None:
     measured = (*EVEN[:3], slow(3, 1.3, **facts))
-    result = judge(BALANCE, FOUR, trained(*measured))
-    assert result.status is Status.UNKNOWN
-    assert "too noisy to judge" in words(result)
-    assert why in words(result)
+    expect(judge(BALANCE, FOUR, trained(*measured)), Status.UNKNOWN, "too noisy to judge", why)
 
 
 @pytest.mark.parametrize("clocks", [False, Missing("not measured")])
 def test_clocks_that_do_not_agree_convict_nobody(clocks: Any) -> None:
     result = judge(BALANCE, FOUR, trained(*EVEN[:3], slow(3, 1.3), clock_invariant_ok=clocks))
-    assert (result.status, "clocks did not agree" in words(result)) == (Status.UNKNOWN, True)
+    expect(result, Status.UNKNOWN, "clocks did not agree")
 
 
 def test_a_difference_below_a_millisecond_is_no_straggler() -> None:
@@ -208,9 +205,7 @@ def test_one_rank_has_nobody_to_be_compared_with() -> None:
 
 def test_gpus_are_compared_with_their_own_model_only() -> None:
     mixed = Node(gpus=(*gpus(2, "NVIDIA GeForce RTX 4090"), gpu(2, "NVIDIA GeForce RTX 4080")))
-    result = judge(BALANCE, mixed, trained(rank(0), rank(1), slow(2, 1.6)))
-    assert result.status is Status.PASS
-    assert "the only GPU of its model" in words(result)
+    expect(judge(BALANCE, mixed, trained(rank(0), rank(1), slow(2, 1.6))), Status.PASS, "the only GPU of its model")
 
 
 def test_a_late_rank_that_computes_like_the_others_is_a_matter_of_its_host() -> None:
@@ -259,9 +254,7 @@ def test_a_slow_cpu_rank_is_named_by_its_turns(factor: float, status: Status, co
 
 def test_turns_that_do_not_agree_judge_nobody() -> None:
     wild = (0.7, 1.6, 0.8, 1.5, 1.4, 0.9, 1.3, 0.75, 1.45, 0.85, 1.2, 1.5)
-    result = on_cpus(turning(0, 1.0), turning(1, 1.0, wild))
-    assert result.status is Status.UNKNOWN
-    assert "too noisy to judge" in words(result)
+    expect(on_cpus(turning(0, 1.0), turning(1, 1.0, wild)), Status.UNKNOWN, "too noisy to judge")
 
 
 def test_a_cpu_rank_that_was_slow_only_at_first_is_not_convicted() -> None:
@@ -272,9 +265,7 @@ def test_a_cpu_rank_that_was_slow_only_at_first_is_not_convicted() -> None:
 @pytest.mark.parametrize("facts", [{"rotated": False}, {"rotated": True, "few": True}])
 def test_cpu_ranks_that_took_no_turns_are_unknown(facts: dict[str, Any]) -> None:
     noise = STEADY[:5] if facts.pop("few", False) else STEADY
-    result = on_cpus(turning(0, 1.0, noise), turning(1, 1.5, noise), **facts)
-    assert result.status is Status.UNKNOWN
-    assert "take turns" in words(result)
+    expect(on_cpus(turning(0, 1.0, noise), turning(1, 1.5, noise), **facts), Status.UNKNOWN, "take turns")
 
 
 def test_a_late_cpu_rank_is_the_schedulers_doing() -> None:
@@ -338,14 +329,11 @@ def straggler_with(**facts: Any) -> CheckResult:
     ],
 )
 def test_the_cause_of_a_straggler_is_joined_from_the_facts(facts: dict[str, Any], cause: str) -> None:
-    result = straggler_with(**facts)
-    assert result.status is Status.FAIL
-    assert cause in words(result)
+    expect(straggler_with(**facts), Status.FAIL, cause)
 
 
 def test_a_gpu_that_others_compute_on_is_not_convicted() -> None:
-    result = straggler_with(processes=(GpuProcess(4711, kind="C"),))
-    assert (result.status, "pid 4711 computes on it too" in words(result)) == (Status.WARN, True)
+    expect(straggler_with(processes=(GpuProcess(4711, kind="C"),)), Status.WARN, "pid 4711 computes on it too")
     own = straggler_with(processes=(GpuProcess(1, is_own=True), GpuProcess(2, kind="G")))
     assert own.status is Status.FAIL
 
@@ -444,9 +432,7 @@ def test_gpus_without_a_direct_path_are_reported_and_not_judged() -> None:
         return Node(gpus=gpus(2), pairs=(GpuPair(0, 1, p2p_read=p2p, nvlinks=nvlinks),))
 
     slow = trained(rank(0, step_ms=40.0), rank(1, step_ms=40.0), solo_step_ms=10.0)
-    result = judge(SCALING, node("CNS"), slow)
-    assert result.status is Status.SKIP
-    assert "host memory" in words(result)
+    expect(judge(SCALING, node("CNS"), slow), Status.SKIP, "host memory")
     for direct in (node("OK"), node("NS", 18), node(Missing("not read"))):
         assert judge(SCALING, direct, slow).status is Status.WARN
 
@@ -472,9 +458,7 @@ def test_the_plain_step_counts_where_it_was_measured() -> None:
 def test_the_efficiency_is_taken_apart_exactly() -> None:
     ranks = (rank(0, 20.0, solo_compute_ms=18.0), rank(1, 25.0, solo_compute_ms=18.0))
     measured = trained(*ranks, solo_step_ms=20.0, steady_step_ms=32.0)
-    assert measured.training is not None
-    split = efficiency_factors(measured.training, 20.0 / 32.0)
-    assert split is not None
+    split = present(efficiency_factors(present(measured.training), 20.0 / 32.0))
     assert split.concurrency == pytest.approx(18.0 / 22.5)
     assert split.balance == pytest.approx(22.5 / 25.0)
     assert split.communication == pytest.approx((25.0 / 32.0) / (18.0 / 20.0))
@@ -495,12 +479,10 @@ def buckets(*steps_ms: float) -> tuple[BucketStep, ...]:
     ("steps_ms", "said"), [((30, 25, 24.5), "does not matter here"), ((30, 25, 22), "bucket_cap_mb=100 saves 12%")]
 )
 def test_the_best_bucket_size_is_advice_and_no_fault(steps_ms: tuple[float, ...], said: str) -> None:
-    result = judge("train.bucket", FOUR, trained(*EVEN, buckets=buckets(*steps_ms)))
-    assert result.status is Status.PASS
-    assert said in words(result)
+    expect(judge("train.bucket", FOUR, trained(*EVEN, buckets=buckets(*steps_ms))), Status.PASS, said)
 
 
 def test_bucket_sizes_of_cpu_ranks_or_not_tried_are_not_judged() -> None:
     on_cpu = judge("train.bucket", Node(), trained(rank(0), rank(1), device="cpu", buckets=buckets(3, 2, 1)))
-    assert (on_cpu.status, "25 MB 2.00 ms" in words(on_cpu)) == (Status.SKIP, True)
+    expect(on_cpu, Status.SKIP, "25 MB 2.00 ms")
     assert judge("train.bucket", FOUR, trained(*EVEN)).status is Status.SKIP
