@@ -15,6 +15,7 @@ _MODEL = (
     r"|(?-i:[ABHKLPTV]\d{1,3})[a-z]{0,4}|[2345]0[5-9]0(?: ?(?:Ti|Super))?s?|MI\d{2,3}X?)"
 )
 _THING = rf"(?:(?:GPUs?|cards?|boards?|devices?|{_MODEL})(?: ?#?\d{{1,3}}\b)?)"
+_NAMES_ONE = lazy_pattern(rf"(?i)\b{_THING}")
 _AUX = r"(?:has|have|is|are|was|were|just|now|also|suddenly|simply|all|both|again|already|completely|totally|went|got|seems?|to|be)"
 _DEAD = (
     r"(?:died|dead(?! (?:slow|lock))|gone(?! (?:up|to|through|into|down|well|over|beyond|from \d)\b)|vanish(?:ed|es)|disappear(?:ed|s|ing)?|missing(?=\W*$|[.,;:!)]| (?:from|in|since|after|again|now)\b)"
@@ -71,7 +72,7 @@ def missing_gpus(text: str) -> Literal["missing", "perhaps"] | None:
     ('missing', 'perhaps')
     """
     text = text[:_FAR]
-    if _CONDITION.search(text):
+    if not _NAMES_ONE.search(text) or _CONDITION.search(text):
         return None
     if _GONE.search(text):
         return "missing"
