@@ -108,7 +108,8 @@ def _parts(report: Report, verbose: bool) -> Iterator[RenderableType]:
 def _head(report: Report) -> Iterator[Text]:
     source = report.run.source
     if not report.simulated and report.error is None and source.kind != "live":
-        yield plain(f"Read from {source.kind} {source.name}: that machine, not this one")
+        machine = f"that machine ({report.host.name})" if report.host.name and not report.gpus else "that machine"
+        yield plain(f"Read from {source.kind} {source.name}: {machine}, not this one")
     for word, text in alarms(report):
         yield plain(f"{word} {text}", "bold yellow")
     if report.evaluated.partly and not report.gpus:

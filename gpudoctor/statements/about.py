@@ -11,7 +11,7 @@ _BUS_ID = re.compile(rf"(?<![\w:.-])(?:PCI:|GPU)?({_BUS})(?![\w-]|:\w)")
 _PARTS = re.compile(r"(?:([0-9A-Fa-f]{4,8}):)?([0-9A-Fa-f]{2}):([01][0-9A-Fa-f])(?:\.([0-7]))?")
 _UUID = re.compile(r"\b((?:GPU|MIG)-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})\b")
 _INDEX = re.compile(
-    r"(?i)(?:\bgpu(?: (?:id|index|device))?[ #:=]{0,3}|\bgpus? ?\[|\bcuda:|\bdevice (?:id |ordinal |index )?#?)(\d{1,3})\b(?![:.]\d|[-,] ?\d|x|\s?(?:of (?:the )?\d|(?:[GM]i?B|%|GPUs?)\b))"
+    r"(?i)(?:(?<![\w-])gpu(?: (?:id|index|device))?[ #:=]{0,3}(?!0\d)|\bgpus? ?\[|\bcuda:|\bdevice (?:id |ordinal |index )?#?)(\d{1,3})\b(?![:.]\d|[-,] ?\d|x|\s?(?:of (?:the )?\d|(?:[GM]i?B|%|GPUs?)\b))"
 )
 _DEVICE_FILE = re.compile(r"(/dev/[\w/-]{2,60})")
 _ADAPTER = re.compile(

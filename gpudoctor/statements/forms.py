@@ -10,6 +10,7 @@ import re
 import msgspec
 
 from gpudoctor.lazy import lazy_pattern
+from gpudoctor.statements.missing_gpus import missing_gpus
 from gpudoctor.statements.model import Form, Severity
 
 _FAR = 4096
@@ -56,6 +57,8 @@ _TEXTS: tuple[_Row, ...] = (
      r"(?P<message>.{0,400}?(?:\b(?:exit(?:ed|s)?|terminated|died|returned|failed|completed|finished)\b.{0,40}?\b(?:exit )?(?:code|status|signal)[ :=(]{0,4}-?[1-9]\d{0,3}\b|\bexitcode ?[:=] ?-?[1-9]\d{0,3}\b"
      r"|\b(?:died|killed|terminated|exited) (?:with|by|on|due to) (?:<Signals\.|signal )?(?:SIG[A-Z]+|\d{1,2}\b)|\bsignal: (?:killed|aborted|segmentation fault)).*)"),
     ("verdict", "error", rf"(?P<message>.{{1,200}}?(?:[|:=]|\.{{2,9}}| {{2,9}}|\t) ?(?:{_VERDICTS})\b(?! ?[:=]? ?0\b)(?:.{{0,200}}|$))"),
+    # a row of ps or top: a program of the driver that waits in the kernel
+    ("event", "warning", r"(?P<message>\s{0,20}(?:[\w.+-]{1,32}\s+)?\d{1,8}\s(?:[^/\[]{0,80}\s)?D[<LNls+]{0,4}\s.{0,200}?(?:^|[\s/\[(])(?:nvidia-|nv-|dcgm)[\w.-]+.*)"),
     ("errno", "error", rf"(?P<message>.{{0,600}}?(?:{ERRNO}|errno ?[:=]? ?\d{{1,3}}\b).*)"),
     ("sentence", "error",
      r"(?P<message>.{0,400}?(?:(?i:\b(?:failed|failure|cannot|can't|couldn't|could not|unable to|can not|error|fatal|crash(?:ed|es)?|abort(?:ed|ing)|panic|exception|segfault(?:ed|s)?|not reachable|unreachable|unresponsive|unrecognized|not recognized"
@@ -67,7 +70,7 @@ _SENTENCE = _FORMS[-1][2]
 # one of these is in each line that any form takes: most lines are ruled out by this alone
 _MAY_BE = lazy_pattern(
     r"rror|RROR|nreachable|nresponsive|FAIL|[Ff]ail|FATAL|[Ff]atal|xception|EXCEPTION|CRIT|rit|ERR|anic|PANIC|SEVERE|EMERG|ALERT|[Aa]bort|ABORT|signal|SIG|exit|[Kk]illed|fault|FAULT|[Cc]annot|[Cc]ould|an't|nable|not |n't |n’t |No |no |ot found"
-    r"|efused|enied|[Tt]imed|imeout|lost|[Mm]issing|issed|hang|hung|stuck|down|Down|nvalid|nrecognized|nsupported|ssert|terminate|virtual method|core dump|Interrupt|Warning|mismatch|egrade|nhealthy|FAULTY|OK|off|crash|nly \d|busy|Bad |errno|doesn|many|pipe|resource|address|reached|reset|known|[Ii]llegal|breakpoint|corrup|free\(|alloc\(|chunk\(|smash|code|status|what\(\)"
+    r"|efused|enied|[Tt]imed|imeout|lost|[Mm]issing|issed|hang|hung|stuck|down|Down|nvalid|nrecognized|nsupported|ssert|terminate|virtual method|core dump|Interrupt|Warning|mismatch|egrade|nhealthy|FAULTY|OK|off|crash|nly \d|busy|Bad |errno|doesn|many|pipe|resource|address|reached|reset|known|[Ii]llegal|breakpoint|corrup|free\(|alloc\(|chunk\(|smash|code|status|died|dead|gone|anish|sappear|nvidia-|lspci|nv-hostengine|dcgm|what\(\)"
 )
 # a 0 behind one of these counts nothing: it is a number of the thing
 _INDEX = r"(?<![<>!]= )(?<![gnhx]pu )(?<!task |rank |node |card |link |port |host |slot |core )(?<!index |stage )(?<!device |worker |client )(?<!process |replica )(?<!local_rank )(?<!cuda:)"
@@ -133,11 +136,13 @@ def form_of(text: str, level: str | None = None) -> Reading | None:
         return None
     match = next(((form, severity, m) for form, severity, pattern in _FORMS if (m := pattern.match(text))), None)
     if match is None:
-        return Reading("level", "error", text.strip()) if loud and text.strip() else None
+        if loud and text.strip():
+            return Reading("level", "error", text.strip())
+        return Reading("sentence", "error", text.strip()) if missing_gpus(text) else None
     form, severity, found = match
     if form == "sentence" and not loud and _SUPPOSES.search(text):
         if (first := _first_that_tells(text)) is None:
-            return None
+            return Reading("sentence", "error", text.strip()) if missing_gpus(text) else None
         found = first
     if form == "exception" and "Warning: " in text[:80]:
         return None

@@ -16,7 +16,7 @@ _MOST_SENTENCES = 20
 _BETWEEN = lazy_pattern(r"(?<=[?!])\s+|(?<=[^.]\.)\s+(?=[A-Z])")
 _BAD = (
     r"(?:(?:fallen|fell|fall) off(?: the bus)?|lost|down|dead|broken|missing|stuck|hung|hang(?:ing)?|fail(?:ed|ing)?|crash(?:ed|ing)?|abort(?:ed|ing)?"
-    r"|timed out|unreachable|unhealthy|degraded|corrupt(?:ed)?|downgraded)\b"
+    r"|timed out|unreachable|unhealthy|degraded|corrupt(?:ed)?|downgraded|died|gone|vanished|disappeared)\b"
 )
 # "has not yet fallen off the bus"; the "not" of "has not responded since it fell" is of another word
 _DENIED = lazy_pattern(rf"(?i)(?:\bnot|n['’]t)\s+(?:(?:yet|ever|been|actually|really|even|in fact)\s+){{0,2}}{_BAD}")
@@ -41,7 +41,7 @@ _MENDING = (
 _MENDED = lazy_pattern(rf"(?i)(?:[,;(-]|\b(?:and|but|then)\b) *{_MENDING}")
 _MENDED_ALONE = lazy_pattern(rf"(?i)\W*(?:GPU ?#?\d+ +)?{_MENDING}")
 _NOT_OVER = lazy_pattern(
-    r"(?i)\b(?:again|still|but|yet|however|same|persists?|remains?|returned|recurr\w+|not|never)\b|n['’]t\b"
+    r"(?i)\b(?:again|still|but|yet|however|same|persists?|remains?|returned|recurr\w+|not|never|thought|hoped|believed|supposedly|allegedly)\b|n['’]t\b"
 )
 _NAMED = lazy_pattern(r"(?i)\bGPU ?#?(\d+)")
 _SEVERAL = lazy_pattern(r"(?i)\bGPUs\b|\bGPU ?#?\d+ ?(?:,|and|or|to|-|/) ?\d")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, get_args
 
 import pytest
+from msgspec.structs import replace
 
 from gpudoctor.checks.core.finding import Finding, Status
 from gpudoctor.checks.core.registry import registry
@@ -146,7 +147,7 @@ def xid(code: int, rest: str, bus: str = "PCI:0000:10:00") -> str:
 
 @pytest.mark.parametrize(
     ("code", "status"),
-    [(149, Status.FAIL), (145, Status.FAIL), (48, Status.FAIL), (31, Status.PASS), (999, Status.WARN)],
+    [(149, Status.FAIL), (145, Status.FAIL), (48, Status.FAIL), (31, Status.WARN), (999, Status.WARN)],
 )
 def test_an_xid_is_what_it_says_led_to_it(code: int, status: Status) -> None:
     [finding] = judge("gpu.xid", logged(xid(45, f"Ch 00000003 caused by previous Xid {code}"))).findings
@@ -382,13 +383,17 @@ def test_a_signature_that_the_kernel_only_complains_about_is_no_gap() -> None:
     assert bad("driver.loaded", logged("PKCS#7 signature not signed with a trusted key")) == []
 
 
-def test_few_corrected_errors_of_a_bridge_pass_and_are_named() -> None:
+def test_few_corrected_errors_of_a_bridge_are_a_warning_in_a_text_and_named_on_a_live_node() -> None:
     line = "pcieport 0000:00:03.0: PCIe Bus Error: severity=Correctable, type=Data Link Layer, (Receiver ID)"
-    report = judge_all(logged(line))
-    assert report.verdict == "pass"
-    (note,) = report.run.notes
-    assert all(word in note for word in ("set aside", "0000:00:03.0", "Correctable"))
-    assert only("pcie.errors", logged(*[line] * 10)).status is Status.WARN
+    live = replace(logged(line), source=Source("live"))
+    report = judge_all(live)
+    assert report.verdict != "warn"
+    assert any(all(word in note for word in ("set aside", "0000:00:03.0", "Correctable")) for note in report.run.notes)
+    announced = "pcieport 0000:00:03.0: AER: Correctable error message received from 0000:00:00.0"
+    for lines in ([announced, line], [line] * 10):
+        finding = only("pcie.errors", logged(*lines))
+        assert (finding.status, finding.subject.bus_id) == (Status.WARN, "0000:00:03.0")
+    assert only("pcie.errors", replace(live, kernel_log=logged(*[line] * 10).kernel_log)).status is Status.WARN
 
 
 def test_corrected_errors_of_a_bridge_warn_beside_gpus_only_if_one_is_behind_it() -> None:
@@ -429,10 +434,13 @@ def test_a_display_of_another_vendor_beside_nvidia_gpus_is_no_gap() -> None:
     assert bad("host.kernel", logged(line, gpus=(gpu(0),))) == []
 
 
-def test_what_a_program_did_is_named_in_the_report_of_a_healthy_node() -> None:
-    report = judge_all(logged("NVRM: Xid (PCI:0000:01:00): 31, pid=1, name=python, Ch 00000030, MMU Fault"))
-    assert report.verdict == "pass"
+def test_what_a_program_did_is_named_in_the_report_of_a_healthy_node_and_a_warning_in_a_text() -> None:
+    node = logged("NVRM: Xid (PCI:0000:01:00): 31, pid=1, name=python, Ch 00000030, MMU Fault")
+    report = judge_all(replace(node, source=Source("live")))
+    assert report.counts.warn == report.counts.fail == 0
     assert [note for note in report.run.notes if "Xid 31" in note and "0000:01:00.0" in note]
+    finding = only("gpu.xid", node)
+    assert (finding.status, finding.subject.bus_id, "Xid 31" in text_of(finding)) == (Status.WARN, "0000:01:00.0", True)
     switch = judge_all(logged("nvidia-nvswitch3: SXid (PCI:0000:04:00.0): 22013, Non-fatal, Link 44 Minion interrupt"))
     assert [note for note in switch.run.notes if "SXid 22013" in note and "0000:04:00.0" in note]
 

@@ -693,7 +693,9 @@ def test_a_corrupted_inforom_is_found_in_a_sentence() -> None:
     assert bad("gpu.inforom", f"what does infoROM is corrupted at gpu mean?\n{BUS}") == []
     story = f"last year the infoROM is corrupted at gpu 0000:1a:00.0 was what n9 said\n$ lspci\n{BUS}"
     assert bad("gpu.inforom", story) == [], "of which node it speaks is not known"
-    assert [each.text for each in read(story).reported] == ["infoROM is corrupted at gpu 0000:1a:00.0"]
+    (told,) = read(story).reported
+    assert (told.bus_id, told.text) == ("0000:1a:00.0", story.partition("\n")[0])
+    assert judge_all(read(story)).verdict == "warn"
 
 
 def test_ports_without_indentation_are_ports() -> None:
@@ -784,3 +786,11 @@ def test_a_sign_of_a_driver_that_does_not_run_is_no_pass_of_the_rest(text: str, 
     assert said in " ".join(told)
     mended = text.replace("6.8.0-44", "6.8.0-45").replace("nouveau", "video").replace("failed", "active")
     assert judge_all(read(mended + memory)).verdict == "pass"
+
+
+def test_lspci_in_numbers_alone_shows_the_gpus_and_one_that_is_off_the_bus() -> None:
+    text = "17:00.0 0302: 10de:2330 (rev a1)\n18:00.0 0604: 1000:c030 (rev b0)\n2a:00.0 0302: 10de:2330 (rev {})\n"
+    assert [gpu.bus_id for gpu in read(text.format("a1")).gpus] == ["0000:17:00.0", "0000:2a:00.0"]
+    assert bad("gpu.lost", text.format("a1")) == []
+    (finding,) = bad("gpu.lost", text.format("ff"))
+    assert (finding.status, finding.subject.bus_id) == (Status.FAIL, "0000:2a:00.0")

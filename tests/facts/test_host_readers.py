@@ -309,12 +309,12 @@ def said(text: str, command: str = "") -> list[tuple[str, str]]:
 
 
 def test_slurms_node() -> None:
-    fewer, drained = ("error", "6 of 8 GPUs of the node are given out"), ("error", "n1 is idle+drain: gpu 3 xid 79")
+    fewer, drained = ("error", "6 of 8 GPUs of n1 are given out"), ("error", "n1 is idle+drain: gpu 3 xid 79")
     assert said(SCONTROL) == [fewer, drained]
     well = SCONTROL.replace("gres/gpu=6", "gres/gpu=8").replace("+DRAIN", "").replace("Reason=gpu 3 xid 79", "")
-    assert said(well) == [("ok", "8 of 8 GPUs of the node are given out")]
+    assert said(well) == [("ok", "8 of 8 GPUs of n1 are given out")]
     none = SCONTROL.replace(":8(S:0-1)", ":1").replace("gres/gpu=6", "gres/gpu=0")
-    assert said(none)[0] == ("error", "0 of 1 GPUs of the node are given out"), "as loud as Kubernetes' 0 of 16"
+    assert said(none)[0] == ("error", "0 of 1 GPUs of n1 are given out"), "as loud as Kubernetes' 0 of 16"
     parked = SCONTROL.replace("gres/gpu=6", "gres/gpu=8").replace("gpu 3 xid 79", "new disk")
     assert said(parked) == [("warning", "n1 is idle+drain: new disk")]
 
@@ -381,7 +381,7 @@ System Info:
 def test_kubernetes_node() -> None:
     text = KUBECTL.format(ready="True", cordoned="false")
     fewer, condition = said(text, "kubectl describe node n1")
-    assert fewer == ("error", "7 of 8 GPUs of the node are given out")
+    assert fewer == ("error", "7 of 8 GPUs of n1 are given out")
     assert (condition[0], condition[1].startswith("n1 is GpuXidError True")) == ("error", True)
     away = said(KUBECTL.format(ready="False", cordoned="true"), "kubectl describe node n1")
     assert any(words.startswith("n1 is unschedulable") for _, words in away)

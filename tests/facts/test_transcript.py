@@ -84,7 +84,9 @@ def test_a_paste_of_all_is_one_node_of_eight_gpus_with_what_each_text_tells() ->
 @settings(max_examples=25, deadline=None)
 @given(order=st.permutations(sorted(BLOCKS)), prompt=st.sampled_from(["$ ", "root@n[/]# ", "[me@n ~]$ ", "n:~ # "]))
 def test_the_order_of_the_texts_changes_nothing(order: list[str], prompt: str) -> None:
-    assert facts("".join(f"{prompt}{command}\n{BLOCKS[command]}" for command in order)) == facts(PASTE)
+    made, whole = facts("".join(f"{prompt}{command}\n{BLOCKS[command]}" for command in order)), facts(PASTE)
+    assert made == replace(whole, host=replace(whole.host, hostname=made.host.hostname))
+    assert known(made.host.hostname) == ("n" if "@" in prompt else None)
 
 
 PROSE = ["Hi all, my GPUs are slow!", "Here is what it says:", "any idea? thanks", "I tried: reboot; no change."]
@@ -363,8 +365,10 @@ def archives(tmp_path: Path) -> dict[str, Path]:
 def test_archives_and_a_directory_of_the_texts_give_the_same_node(tmp_path: Path) -> None:
     for path in archives(tmp_path).values():
         node = load_source(str(path)).node
-        log = replace(node.kernel_log, source=read(PASTE).kernel_log.source)
-        assert replace(node, source=Source(), kernel_log=log) == replace(read(PASTE), source=Source()), path.name
+        pasted = read(PASTE)
+        log = replace(node.kernel_log, source=pasted.kernel_log.source)
+        node = replace(node, source=Source(), kernel_log=log, host=replace(node.host, hostname=pasted.host.hostname))
+        assert node == replace(pasted, source=Source()), path.name
 
 
 def test_an_archive_of_packed_texts_is_bounded_by_what_they_unpack_to(

@@ -91,7 +91,7 @@ def _over_limit(gpu: Gpu) -> Finding | None:
                 "the GPU's own limit",
             ),
             Evidence("GPU temperature", f"{now} C" if now is not None else "not read"),
-            Evidence(f"margin to its {point}" if is_margin else point, f"{limit} C"),
+            Evidence(f"thermal margin at its {point}" if is_margin else point, f"{limit} C"),
             likely="cooling: airflow, a fan, coolant, dust, or a bad thermal interface",
             advice=_ADVICE,
         )

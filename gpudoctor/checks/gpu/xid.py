@@ -39,6 +39,7 @@ _LIKELY: dict[Bucket, str] = {
     "reset": "the GPU stopped and, as far as can be seen, was not reset since",
     "unknown": "a code that this version does not know",
     "watch": "an error that the GPU survived, or one that was settled by a reset since",
+    "application": "a program on the GPU; if different programs meet it, the GPU or the driver",
 }
 
 
@@ -54,7 +55,10 @@ _SAVE = Advice("As root:", "dmesg -x > dmesg.txt")
     explains=("nvlink.errors", "collective.correct", "train.sync", "strategy.*", Explains(("gpu.lost",), found=RESETS)),
 )
 def xids(case: Case) -> Iterator[Finding]:
-    """Judge Xids, SXids and lost-GPU lines since boot by bucket; errors of programs never fail a node."""
+    """Judge Xids, SXids and lost-GPU lines since boot by bucket; errors of programs never fail a node.
+
+    In a text whose lines somebody chose they are what is asked about: a warning.
+    """
     log = case.node.kernel_log
     if isinstance(log.events, Missing):
         yield unread(NODE, "kernel log", log.events)
@@ -65,7 +69,7 @@ def xids(case: Case) -> Iterator[Finding]:
     for gpu in case.gpus:
         judged = judge_events(by_bus.pop(gpu.bus_id, []), gpu, shown_by_driver(case.node, gpu))
         if judged:
-            yield _finding(of_gpu(gpu), judged, notes)
+            yield _finding(case, of_gpu(gpu), judged, notes)
         elif not log.truncated:
             yield ok(of_gpu(gpu), f"no Xid {since}", None, Evidence("kernel log", known(log.source) or "read"), *notes)
     for gpu in case.node.gpus:
@@ -147,7 +151,7 @@ def _elsewhere(
         if not judged:
             continue
         subject = Subject(kind="gpu", bus_id=bus) if bus else NODE
-        finding = _finding(subject, judged, notes)
+        finding = _finding(case, subject, judged, notes)
         hidden = state_of_hidden(case.node, bus) if bus else HiddenGpu("missing")
         if bus and case.scope is not None:
             hidden = HiddenGpu("outside", hidden.why or case.scope_reason)
@@ -174,9 +178,10 @@ def _name(item: ClassifiedEvent) -> str:
     return {"off-bus": "off the bus", "gsp": "GSP error", "rm": "driver error"}.get(item.event.kind, item.event.kind)
 
 
-def _finding(subject: Subject, judged: list[ClassifiedEvent], notes: tuple[Evidence, ...]) -> Finding:
+def _finding(case: Case, subject: Subject, judged: list[ClassifiedEvent], notes: tuple[Evidence, ...]) -> Finding:
     worst = judged[0]
-    status = _STATUS[worst.bucket]
+    asked_about = worst.bucket == "application" and case.node.source.may_be_part
+    status = Status.WARN if asked_about else _STATUS[worst.bucket]
     # the line without a code that follows an Xid 79 repeats it
     lost = {item.words for item in judged if item.event.code == 79}
     reported = [item for item in judged if item.event.kind != "off-bus" or item.words not in lost]
@@ -195,7 +200,7 @@ def _finding(subject: Subject, judged: list[ClassifiedEvent], notes: tuple[Evide
         Found(text, worst.event.code),
         Expected("no error that needs a reset or hands", source="NVIDIA's Xid catalogue"),
         (*log_lines(lines), *notes),
-        worst.likely or _LIKELY.get(worst.bucket),
+        worst.likely or (_LIKELY.get(worst.bucket) if advice else None),
         advice,
     )
 

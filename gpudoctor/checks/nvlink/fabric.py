@@ -84,7 +84,9 @@ def fabric(case: Case) -> Iterator[Finding]:
 def _all_gpus(case: Case, gpu: Gpu) -> Finding:
     subject, seen = of_gpu(gpu), gpu.fabric
     if isinstance(seen.state, Missing):
-        return unread(subject, "fabric", seen.state)
+        # a text may show its health alone
+        health = _health(gpu, Expected("healthy"), [])
+        return health if health.status in (Status.FAIL, Status.WARN) else unread(subject, "fabric", seen.state)
     state, status = seen.state.lower(), known(seen.status)
     expected = Expected("completed, success", source="nvmlDeviceGetGpuFabricInfo")
     evidence = [Evidence("nvidia-smi -q, Fabric", f"state {state}, status {status or 'not shown'}")]
@@ -148,7 +150,7 @@ def _health(gpu: Gpu, expected: Expected, evidence: list[Evidence]) -> Finding:
         evidence.append(Evidence("nvidia-smi -q, Fabric, Health", ", ".join(worse + concerns)))
         return (fail if worse else warn)(
             subject,
-            f"registered, but {', '.join(worse + concerns)}",
+            f"{'' if isinstance(seen.state, Missing) else 'registered, but '}{', '.join(worse + concerns)}",
             Expected("full bandwidth, healthy routes", source="nvmlDeviceGetGpuFabricInfoV"),
             *evidence,
             likely="an NVSwitch, a trunk link or a port of this GPU is out: traffic takes fewer links",

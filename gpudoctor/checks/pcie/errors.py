@@ -30,6 +30,8 @@ _SEVERITY = lazy_pattern(
     r"(?:severity=|AER: (?:Multiple )?)((?:Corrected|Correctable|Uncorrect\w{2,4})(?: \([\w-]{1,12}\))?)"
 )
 _CORRECTED = lazy_pattern(r"(?:severity=|AER: (?:Multiple )?)Correct")
+# who announces an error, and often names as its source only a root complex
+_ANNOUNCED = lazy_pattern(r"\bpcieport ([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]): AER: .*\breceived\b")
 _NON_FATAL = lazy_pattern(r"\(Non-Fatal\)")
 _LOST = "Uncorrect"
 _ENOUGH_TO_COMPARE = 4
@@ -103,8 +105,9 @@ def _logged(case: Case) -> Iterator[Finding]:
 def _of_other_devices(case: Case) -> Iterator[Finding]:
     """The AER lines of bridges and other devices: those that lost data, and many corrected ones, are warnings.
 
-    Corrected ones are only if a GPU is behind the device, or if no GPU is known. The counters of the bridges above
-    GPUs are read on a live node, and judged with the GPUs.
+    Corrected ones are only if a GPU is behind the device, or if no GPU is known; in a text without GPUs, whose lines
+    somebody chose, even few of a port are. The counters of the bridges above GPUs are read on a live node, and judged
+    with the GPUs.
     """
     above = {hop.bus_id for gpu in case.node.gpus for hop in known(gpu.pcie.path) or ()}
     judged = _with_counters(case) | {gpu.bus_id for gpu in case.node.gpus}
@@ -116,7 +119,8 @@ def _of_other_devices(case: Case) -> Iterator[Finding]:
         found = Found(f"PCIe errors: {_kinds(shown)} ({_lines(shown)})", len(events), "lines")
         subject = Subject("node", bus_id=bus_id, name=f"device {bus_id}" if bus_id else "a device")
         evidence = log_lines(shown[-2:])
-        few = _most_a_day(events) < case.limit(_CORRECTED_LINES)
+        asked_about = case.node.source.may_be_part and not case.node.gpus and any(map(_of_a_port, events))
+        few = _most_a_day(events) < case.limit(_CORRECTED_LINES) and not asked_about
         no_gpu_behind = bool(case.node.gpus) and bus_id not in above
         if not lost and (few or no_gpu_behind):
             yield ok(subject, found, None, *evidence)
@@ -154,7 +158,18 @@ def _by_device(case: Case) -> dict[str | None, list[KernelEvent]]:
         bus: [event for event in events if "PCIe Bus Error" in event.text or _NOT_RECOVERED.search(event.text)]
         for bus, events in by_bus.items()
     }
-    return {bus: own[bus] or events for bus, events in by_bus.items()}
+    telling = {bus for bus, events in own.items() if events}
+    return {bus: own[bus] or events for bus, events in by_bus.items() if own[bus] or not _repeated(events, telling)}
+
+
+def _of_a_port(event: KernelEvent) -> bool:
+    return "pcieport " in event.text
+
+
+def _repeated(events: list[KernelEvent], telling: set[str | None]) -> bool:
+    """Whether all lines are of bridges that tell of the same error in a line of their own."""
+    announced = (_ANNOUNCED.search(event.text) for event in events)
+    return all(found is not None and found[1] in telling for found in announced)
 
 
 def _kinds(events: list[KernelEvent]) -> str:

@@ -12,6 +12,7 @@ from gpudoctor.checks.core.subject import NODE, Subject, of_gpu, of_nic
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.reported import OWN, Reported
 from gpudoctor.lazy import lazy_imports, lazy_pattern
+from gpudoctor.statements.missing_gpus import missing_gpus
 from gpudoctor.statements.xids import xid
 
 with lazy_imports():
@@ -31,18 +32,6 @@ _BEGINS_WITH_NODE = lazy_pattern(rf"\W*(?:\w+\W+){{0,2}}?(?:{_NODE_WORDS})\b[^:]
 _QUOTED_TOOL = lazy_pattern(r"\bnvidia-[\w.-]+: (?:\w+ ){0,3}(?:error|failed|fatal)\b", re.IGNORECASE)
 # "GPU 3 does not answer", "the card at 0000:3b:00.0 is gone": the device is what the sentence is about
 _SUBJECT_FIRST = lazy_pattern(r"\W*(?:\w+ ){0,3}?\(?(?:GPUs?\b|card\b|[0-9a-fA-F:]{4,13}\.[0-7])", re.IGNORECASE)
-# "only 7/8 GPUs visible": one is missing, unless a process is given no more; "only 2/8 GPUs are busy" lacks none
-_FEWER = r"\bonly \d+ ?(?:of|/) ?\d+ (?:\w+ )?(?:GPU|card|device)s?\b"
-_SEEN = (
-    r"(?:visible|detected|found|listed|seen|shown|recogni[sz]ed|enumerated|present|online|reachable|alive|healthy|usable"
-    r"|work(?:ing)?|left|responds?|responding|answer(?:s|ing)?)\b"
-)
-_SEES = r"\b(?:sees?|shows?|finds?|lists?|reports?|detects?|recogni[sz]es|counts?|has|have|there (?:is|are))\b"
-_MISSES = lazy_pattern(rf"(?i){_FEWER} (?:(?:is|are|was|were|still|now) )*{_SEEN}(?=\W*$|[.,;:!)])")
-_MAY_MISS = lazy_pattern(rf"(?i){_FEWER}.*\b{_SEEN}|{_SEES}.*{_FEWER}|^\W*{_FEWER}\W*$")
-_IN_A_PROCESS = lazy_pattern(
-    r"(?i)\b(?:container|docker|pod|job|process|rank|srun|sbatch|VM|notebook|session|user|\w*torch\w*|jax|tensorflow|python)\b"
-)
 # errors of driver, library or system: any program of CUDA meets them
 _SETUP_OF_NODE = ("cuda_init_failed", "cuda_system_not_ready", "cuda_driver_mismatch")
 _OWN_VERDICT = lazy_pattern(
@@ -53,6 +42,8 @@ _NOT_READ = lazy_pattern(
     r"(?i)\b(?:unable|failed|could not|cannot|can't|error) (?:to )?(?:get|read|query|retriev\w+)\b"
     r"|NOT_SUPPORTED|\bnot (?:been )?implemented\b|\bis unsupported\b"
 )
+# a row of ps or top in state D: a program may be on its way through the driver
+_WAITS = lazy_pattern(r"\s*(?:\S+\s+)?\d{1,8}\s(?:.{0,80}\s)?D[<LNls+]{0,4}\s")
 # the clauses before the one that says so, in which something else may have failed; what was only tried has not
 _CLAUSES_BEFORE = lazy_pattern(r"(?s)(.*)(?:[;,(]|\. )")
 _TRIED = lazy_pattern(r"(?i)\b(?:(?:failed|unable) to|cannot|can't|could not|couldn't) \w+")
@@ -110,7 +101,10 @@ def _finding(case: Case, reported: Reported) -> Finding:
         return skip(subject, f"{what} is of a program, or tells of nothing: {reported.text}")
     if reported.label is None and reported.loudness == "error" and _is_not_read(reported):
         return unknown(subject, reported.text, evidence, advice=_advice(case, reported))
-    if _MAY_MISS.search(reported.text) and not _is_of_node(reported):
+    if reported.form == "event" and _WAITS.match(reported.text):
+        text = f"it waits in the kernel (state D): does the driver or a GPU not answer? {reported.text}"
+        return unknown(subject, text, evidence, advice=_advice(case, reported))
+    if missing_gpus(reported.text) == "perhaps" and not _is_of_node(reported):
         return unknown(subject, reported.text, evidence, advice=_advice(case, reported))
     often = f" ({reported.count} lines say so)" if reported.count > 1 else ""
     found = Found(reported.text + often, reported.xid, "Xid" if reported.xid is not None else None)
@@ -142,8 +136,6 @@ def _is_of_node(reported: Reported) -> bool:
     if reported.loudness == "warning":
         return False
     if reported.label in _SETUP_OF_NODE or _OWN_VERDICT.search(reported.text):
-        return True
-    if _MISSES.search(reported.text) and not _IN_A_PROCESS.search(reported.text):
         return True
     if reported.kind != "cause" or reported.effect is not None or "command not found" in reported.text:
         return False

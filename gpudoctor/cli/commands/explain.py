@@ -37,6 +37,7 @@ _EXIT_CODES = """# Exit codes
 
 These are those of `check`; `--format nagios` has Nagios's own. Those of another command: `gpudoctor COMMAND --help`.
 """
+_EXIT = re.compile(r"(?:exit|return)(?:[ _]?(?:codes?|status))?(?:\W{0,3}?(-?\d{1,3}))?", re.IGNORECASE)
 _XID = re.compile(r"(?:xid[ :#]*)?(\d{1,5})", re.IGNORECASE)
 _WORD = re.compile(r"[a-z0-9]+")
 _MOST_WORDS_OF_A_NAME = 3
@@ -142,9 +143,10 @@ def _page_of_xid(name: str) -> str | None:
     advice = "" if xid.advice == xids.ADVICE["info"] else f"{xid.advice}\n\n"  # `how_bad` says so
     if xid.code == 154:
         advice += "".join(f"- {name}: {what}\n" for name, what in xids.RECOVERY.values()) + "\n"
+    other = f"\nAs an exit code: `gpudoctor explain exit code {name}`.\n" if name.isdecimal() and xid.code > 128 else ""
     return (
         f"# Xid {xid.code}: {xid.words}\n\nIn a recent kernel log: {how_bad}.\n\n{advice}"
-        "How gpudoctor judges all of them: `gpudoctor explain gpu.xid`. Source: NVIDIA's Xid catalogue.\n"
+        f"How gpudoctor judges all of them: `gpudoctor explain gpu.xid`. Source: NVIDIA's Xid catalogue.\n{other}"
     )
 
 
@@ -208,9 +210,11 @@ def _topics() -> Iterator[tuple[str, str, str]]:
 
 
 def _page_of_exit_codes(name: str) -> str | None:
-    """ "exit codes", "exit code 3"; a line of a log that names one has more words."""
-    words = {word for word in _words(name) if not word.isdecimal()} - _SMALL_WORDS
-    return _EXIT_CODES if words == _words("exit codes") else None
+    """ "exit codes" and "exit 3" are ours, "exit code 137" and "exitcode: -9" of a job's process."""
+    found = _EXIT.fullmatch(name.strip())
+    if found is None:
+        return None
+    return _EXIT_CODES if int(found[1] or 0) in range(4) else causes.page_of("process-died")
 
 
 def _show(text: str) -> None:

@@ -20,14 +20,17 @@ _BURN_GPU = re.compile(r"\s*GPU (\d{1,4}): (OK|FAULTY)")
 _BURN_PROGRESS = re.compile(r"(\d{1,3})\.\d%\s+proc'd: ([^e]{1,20000})errors: ?([^t]{0,20000})")
 _BURN_ERRORS = re.compile(r"(-?\d{1,20})\s*(\(DIED!\))?")
 _BURN_ENDED = re.compile(r"Couldn't init a GPU test|No clients are alive")
-_P2P_MATRIX = re.compile(r"\s*(Uni|Bi)directional P2P=(En|Dis)abled Bandwidth")
-_P2P_ROW = re.compile(rf"\s{{1,12}}(\d{{1,4}})({_CELLS})")
-_P2P_ACCESS = re.compile(r"\s*P2P Connectivity Matrix")
-_COPY = re.compile(r"\s*(Host to Device|Device to Host) Bandwidth, ")
-_COPY_UNIT = re.compile(r"\s+Transfer Size \(Bytes\)\s+Bandwidth\((M|G)B/s\)")
-_COPY_RATE = re.compile(r"\s+(\d{3,12})\s+(\d{1,7}(?:\.\d{1,3})?)\s*$")
+_P2P_MATRIX = re.compile(
+    r"(?:(?P<way>Uni|Bi)directional P2P=(?P<on>En|Dis)abled Bandwidth|P2P Connectivity Matrix).*\n\s+(?:D\\D|GPU)\s.*\n"
+    r"(?P<rows>(?:[ \t]{1,12}\d{1,4}(?:[ \t]+(?:N/A|\d{1,9}(?:\.\d{1,6})?)){1,1024}[ \t]*\n)+)"
+)
+# those of pageable memory do not reach a link's rate
+_COPIES = re.compile(
+    r"(?P<way>Host to Device|Device to Host) Bandwidth, .*\n PINNED Memory .*\n\s+Transfer Size \(Bytes\)\s+"
+    r"Bandwidth\((?P<unit>[MG])B/s\)\n(?P<rows>(?:[ \t]+\d{3,12}[ \t]+\d{1,7}(?:\.\d{1,3})?[ \t]*\n)+)"
+)
 _SLOW_COPY_GB_S = 5  # PCIe 3.0 x8 carries 6
-_LARGE_COPY_BYTES = 16_000_000  # smaller ones, and those of pageable memory, do not reach a link's rate
+_LARGE_COPY_BYTES = 16_000_000  # smaller ones do not reach it either
 
 
 @text_reader(
@@ -73,17 +76,10 @@ def _burn_troubles(progress: list[re.Match[str]]) -> Iterator[str]:
 def read_p2p(block: Block) -> Part:
     """Copies from GPU to GPU that are no faster with peer to peer than without, if the GPUs can reach each other."""
     rates: dict[tuple[str, str], list[float]] = {}
-    now: tuple[str, str] | None = None
-    for line in block.lines:
-        if head := _P2P_MATRIX.match(line):
-            now = (head[1], head[2])
-        elif _P2P_ACCESS.match(line):
-            now = ("access", "")
-        elif now is not None and (row := _P2P_ROW.match(line)):
-            others = (cell for column, cell in enumerate(row[2].split()) if column != int(row[1]))
-            rates.setdefault(now, []).extend(float(cell) for cell in others if cell != "N/A")
-        elif line.strip() and not re.match(r"\s+(?:D\\D|GPU)\s", line):
-            now = None
+    for matrix in _P2P_MATRIX.finditer(block.text):
+        for row, *cells in map(str.split, matrix["rows"].splitlines()):
+            others = (cell for column, cell in enumerate(cells) if column != int(row) and cell != "N/A")
+            rates.setdefault((matrix["way"] or "access", matrix["on"] or ""), []).extend(map(float, others))
     if not any(rates.get(("access", ""), [1.0])):
         return Part(notes=("p2pBandwidthLatencyTest: these GPUs have no peer to peer",))
     slow = []
@@ -97,16 +93,10 @@ def read_p2p(block: Block) -> Part:
 
 def _copies(block: Block) -> Iterator[tuple[str, float]]:
     """Rates of bandwidthTest between RAM and a GPU that could be those of the link: the way and GB/s."""
-    way, unit_gb, pinned = "", 0.0, False
-    for line in block.lines:
-        if " Bandwidth, " in line:
-            way, unit_gb, pinned = (found[1].lower() if (found := _COPY.match(line)) else ""), 0.0, False
-        elif " Memory Transfers" in line:
-            pinned = "PINNED" in line
-        elif unit := _COPY_UNIT.match(line):
-            unit_gb = 1.0 if unit[1] == "G" else 0.001
-        elif way and unit_gb and pinned and (rate := _COPY_RATE.match(line)) and int(rate[1]) >= _LARGE_COPY_BYTES:
-            yield way, float(rate[2]) * unit_gb
+    for copies in _COPIES.finditer(block.text):
+        for size, rate in map(str.split, copies["rows"].splitlines()):
+            if int(size) >= _LARGE_COPY_BYTES:
+                yield copies["way"].lower(), float(rate) * (0.001 if copies["unit"] == "M" else 1)
 
 
 @text_reader(

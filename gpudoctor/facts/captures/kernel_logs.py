@@ -21,8 +21,9 @@ from gpudoctor.facts.model.node import HostEvent, KernelEvent, KernelLog, Node
 _KERNEL_LINE = re.compile(
     r"(?:<\d+>|[a-z]+ *:[a-z]+ *: )?(?:\[ *\+?\d+\.\d{3,9}\] |\[\w{3} \w{3} +\d+ [\d:]{8} \d{4}\] "
     r"|\d{4}-\d\d-\d\dT[\d:]{8},\d{6}[+-]\d\d:\d\d )"
-    r"|\d{1,3},\d+,\d+,|.{0,80}?\S.{0,80}? kernel: "
+    r"|\d{1,3},\d+,\d+,"
 )
+_LONGEST_ORIGIN = 170  # a date and a host
 _BARE_MESSAGE = re.compile(
     r"\s*(?:NVRM: |nvidia-nvswitch\d*: |(?:mce: |\{\d{1,9}\})?\[Hardware Error\]: "
     r"|(?:nvidia|pcieport|mlx5_core|pci|nouveau|vfio-pci) [0-9a-f]{4}:[0-9a-f]{2}:"
@@ -40,10 +41,11 @@ _Subject = tuple[str, str | None]
 
 
 def is_kernel_line(line: str) -> bool:
-    if _KERNEL_LINE.match(line):
-        return True
     rest = unwrapped(line.lstrip(" \t"))
-    return _KERNEL_LINE.match(rest) is not None or (rest.startswith("{") and read_line(rest).origin == "kernel")
+    at = line.find(" kernel: ", 1, _LONGEST_ORIGIN)
+    if (at > 0 and not line[:at].isspace()) or _KERNEL_LINE.match(line) or _KERNEL_LINE.match(rest):
+        return True
+    return rest.startswith("{") and read_line(rest).origin == "kernel"
 
 
 def _begins_kernel_log(line: str) -> object:

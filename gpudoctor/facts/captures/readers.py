@@ -8,7 +8,7 @@ from gpudoctor.facts.captures.benchmarks import BENCHMARK_READERS
 from gpudoctor.facts.captures.collect_env import read_collect_env, read_environment
 from gpudoctor.facts.captures.dcgm import DCGM_READERS
 from gpudoctor.facts.captures.host.containers import read_inspect
-from gpudoctor.facts.captures.host.cpu_and_memory import LIMIT_READERS, MEMORY_READERS, PROCESSOR_READERS
+from gpudoctor.facts.captures.host.cpu_and_memory import MEMORY_READERS, PROCESSOR_READERS, read_ulimit
 from gpudoctor.facts.captures.host.fabric_manager import FABRIC_MANAGER_READERS
 from gpudoctor.facts.captures.host.lspci import read_acs, read_lspci
 from gpudoctor.facts.captures.host.module import MODULE_READERS, read_proc_version
@@ -43,7 +43,7 @@ HOST_READERS: tuple[TextReader, ...] = tuple(
         *MODULE_READERS,
         *FABRIC_MANAGER_READERS,
         *RDMA_READERS,
-        *LIMIT_READERS,
+        read_ulimit,
         *PROCESSOR_READERS,
         *SCHEDULER_READERS,
         read_inspect,

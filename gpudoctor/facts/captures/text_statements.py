@@ -11,6 +11,7 @@ from gpudoctor.facts.captures import clipped
 from gpudoctor.facts.model.reported import Loudness, Reported
 from gpudoctor.statements.about import about
 from gpudoctor.statements.catalogue import known_error, xid_code
+from gpudoctor.statements.missing_gpus import missing_gpus
 from gpudoctor.statements.model import Statement
 from gpudoctor.statements.prefixes import Origin, stripped, unmarked, with_short_numbers
 from gpudoctor.statements.reader import MOST_TEXT, statement_of, statement_of_record
@@ -96,7 +97,12 @@ class TextStatements:
         self._of_a_node = self._tables = self._adapters = False
 
     def offer(self, line: str, number: int) -> None:
-        """Look at a line that no reader took; of a longer one than any message, at its beginning."""
+        """Look at a line that no reader took; of a longer one than any message, at its beginning.
+
+        After as many different statements as are kept a text is a log of errors, and more lines of it tell no more.
+        """
+        if len(self._kept) >= MOST_STATEMENTS:
+            return
         record, lines = self._records.offer(number, line[:MOST_TEXT])
         if record and (statement := statement_of_record(lines[0][0], record)) is not None:
             self._of_a_node = self._of_a_node or any(_OF_A_NODE.search(text[:_LONGEST_FORM]) for _, text in lines)
@@ -219,6 +225,7 @@ class TextStatements:
         self._named.add((statement.about.gpu_index, statement.about.bus_id))
         reported = _reported(statement, self._file)
         named = reported.names_a_gpu or reported.device is not None or reported.label is not None
+        named = named or missing_gpus(reported.text) is not None
         about_node = _GRAVE if reported.loudness == "warning" else _OF_A_NODE
         if not named and about_node.search(reported.text) is None:
             own = reported.form in ("verdict", "event") or _OWN_VERDICT.search(reported.text)
@@ -228,9 +235,8 @@ class TextStatements:
         what = reported.label or reported.text.translate(_ONE_DIGIT)[-200:]
         key = (what, reported.gpu, reported.bus_id, reported.uuid, reported.device, reported.xid)
         if before := self._kept.get(key):
-            self._kept[key] = replace(before, count=before.count + 1)
-        elif len(self._kept) < MOST_STATEMENTS:
-            self._kept[key] = reported
+            reported = replace(before, count=before.count + 1)
+        self._kept[key] = reported
 
     def _with_only_gpu(self, reported: Reported) -> Reported:
         """The statement with its vendor, and the GPU that other lines name, if they name no other one."""
@@ -267,6 +273,7 @@ def _reported(statement: Statement, file: str) -> Reported:
     named, known, code = statement.about, known_error(statement.message), xid_code(statement.message)
     port = f" port {named.port}" if named.port is not None else ""
     past = statement.form == "sentence" and is_past(statement.message)
+    lacks = missing_gpus(statement.message) == "missing"
     return Reported(
         # a tab is a gap here, and would be printed as an escape
         text=("told as past, and not whether it is over: " if past else "")
@@ -276,8 +283,8 @@ def _reported(statement: Statement, file: str) -> Reported:
         kind=statement.kind,
         form=statement.form,
         label=statement.label,
-        effect=known.effect if known else "hardware" if code is not None else None,
-        plain=known.plain if known else "",
+        effect=known.effect if known else "hardware" if code is not None or lacks else None,
+        plain=known.plain if known else "a GPU of the node is gone" if lacks else "",
         xid=code,
         gpu=named.gpu_index,
         bus_id=named.bus_id,

@@ -44,6 +44,8 @@ _PROMPT = re.compile(
     r"|[~/][\w./~-]{0,120} ?[$#%❯>]|[➜❯ᐅλ][^$#]{0,60}|[$%]|>>>)"
     r"(?: (?P<command>.{0,2000})|(?P<close>[a-z./][^ ].{0,2000})?)$"
 )
+# of a prompt; not the id of a container
+_HOST = re.compile(r"[(\[]?[\w.-]{1,64}@(?!localhost\b|[0-9a-f]{12}\b)(\w[\w-]{0,62})[\w.-]{0,120}[\s:~\[\]$#]")
 _ROOT = re.compile(rf"(?:#|\+{{1,3}}|>|PS>) ?(?P<command>{_PROGRAMS}\b.{{0,2000}})$")
 # "dmesg shows Xid 79", "nvidia-smi does not work": somebody tells of it
 _TOLD = (
@@ -129,6 +131,7 @@ class Transcript:
         self._unknown: set[tuple[TextReader | None, str]] = set()
         self._last_line = 0
         self.passed, self.too_long = Passed(), Passed()
+        self.hosts: set[str] = set()
         self.statements = TextStatements(file)
         self.blocks = 0
 
@@ -296,6 +299,8 @@ class Transcript:
     def _run(self, line: _Line, number: int) -> None:
         self._close_all()
         self._command = line.command
+        if (prompt := _HOST.match(line.text)) and len(self.hosts) < 2:
+            self.hosts.add(prompt[1])
         for reader in self._readers:
             if self._command and reader.after is not None and reader.after(self._command):
                 self._open(reader, 0)

@@ -345,11 +345,12 @@ def test_a_taint_says_no_more_than_the_condition_that_it_follows(taint: str, con
     ("state", "status"),
     [
         *((state, Status.UNKNOWN) for state in ("DOWN*", "IDLE*", "DOWN+NOT_RESPONDING", "UNKNOWN*", "DRAIN*")),
-        *((state, Status.UNKNOWN) for state in ("DOWN", "DOWN+DRAIN", "FAIL", "INVAL")),
+        *((state, Status.UNKNOWN) for state in ("DOWN", "DOWN+DRAIN")),
+        *((state, Status.FAIL) for state in ("FAIL", "INVAL", "FAIL*", "IDLE+DRAIN+INVALID_REG")),
         *((state, Status.WARN) for state in ("IDLE+DRAIN", "DRAINING", "MIXED+DRAIN")),
     ],
 )
-def test_a_node_that_slurm_does_not_hear_from_or_calls_down_is_unknown(state: str, status: Status) -> None:
+def test_a_node_is_what_slurm_calls_it_and_unknown_if_it_is_down_or_silent(state: str, status: Status) -> None:
     record = f"NodeName=n1 Arch=x86_64 Gres=gpu:8\n   State={state} Weight=1\n   Reason=as told [slurm@now]\n"
     assert [finding.status for finding in said(record)] == [status]
 
@@ -577,3 +578,93 @@ def test_lines_of_any_form_and_length_are_harmless(text: str) -> None:
     except SourceError:
         return
     assert judge(read(f"{text}\n")).verdict != "pass"
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        ("One of the Titan V boards in rack3-n07 has died, we run on with the other seven.", Status.FAIL),
+        ("GPU 3 is dead.", Status.FAIL),
+        ("The A100 in slot 4 is gone since the reboot", Status.FAIL),
+        ("2 of my cards are not showing up in nvidia-smi", Status.FAIL),
+        ("This box has eight A40 but nvidia-smi lists only 6 of them.", Status.FAIL),
+        ("lspci shows 8 GPUs, nvidia-smi shows 7", Status.FAIL),
+        ("I have 10 P100 GPUs in a chassis and nvidia-smi only shows 9", Status.FAIL),
+        ("In my container nvidia-smi lists only 3 of 8 GPUs", Status.UNKNOWN),
+        ("GPU 2 fell off the bus and was fixed by a reseat, or so we thought.", Status.FAIL),
+    ],
+)
+def test_a_gpu_that_a_person_calls_gone_or_does_not_count_is_a_failure(text: str, status: Status) -> None:
+    (finding,) = said(f"{text}\n")
+    assert finding.status is status
+    assert text in text_of(finding)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "We have 8 A100 GPUs but my script uses only 4 of them.",
+        "nvidia-smi shows 8 GPUs, 3 of them idle",
+        "lspci shows 8 GPUs and nvidia-smi shows 8",
+        "We run 32 GPUs over 8 nodes, nvidia-smi shows 4 on each",
+        "The problem on GPU 2 is gone, and the GPU memory is free",
+        "If a GPU died, power the node off.",
+        "Has a GPU of n7 died?",
+        "A GPU of n7 died in May and was replaced.",
+    ],
+)
+def test_gpus_of_which_none_is_missing_are_no_failure(text: str) -> None:
+    assert said(f"{text}\n\n{CLEAN}") == []
+
+
+_PS = "USER         PID %CPU %MEM    VSZ   RSS TTY      STAT START   TIME COMMAND\n"
+
+
+def test_a_program_of_the_driver_that_waits_in_the_kernel_is_unknown() -> None:
+    row = "root        {}  0.0  0.0  23488  6056 ?        {}    Jun02   0:00 /usr/bin/nvidia-smi -L\n"
+    train = "bob        9123 99.0  4.1 992348 80605 ?        D    10:02   9:00 python train.py\n"
+    assert said(f"{CLEAN}\n{_PS}{row.format(2011, 'Ss')}{train}") == []
+    for pasted in (
+        _PS + row.format(2011, "D") + train,
+        " 2011 D+   nvidia-smi -q\n",
+        f"$ ps aux | grep nv\n{row.format(2011, 'Dl')}",
+    ):
+        (finding,) = said(pasted)
+        assert (finding.status, "2011" in text_of(finding)) == (Status.UNKNOWN, True)
+
+
+def test_the_host_of_the_only_prompt_is_the_node_and_that_of_kubernetes_is_named() -> None:
+    failed = "ERROR:  nhc:  Health check failed:  check_nv_links:  link 4 inactive\n"
+    report = judge(read(f"[admin@dgx-a17 ~]$ nhc\n{failed}"))
+    assert report.host.name == "dgx-a17"
+    assert "that machine (dgx-a17)" in render_text(report, width=100, color=False)
+    assert judge(read(f"[admin@dgx-a17 ~]$ nhc\n{failed}root@dgx-a18:~# nhc\n{failed}")).host.name is None
+    assert judge(read(f"root@4f3c2b1a0d9e:/# nhc\n{failed}")).host.name is None, "the id of a container"
+    gpus = '  {}:\n    nvidia.com/gpu: "{}"\n'
+    node = "status:\n  addresses:\n  - address: gpu07\n    type: Hostname\n"
+    (finding,) = said(node + gpus.format("allocatable", 3) + gpus.format("capacity", 4))
+    assert (finding.subject.label, "3 of 4 GPUs of gpu07" in text_of(finding)) == ("node", True)
+
+
+@pytest.mark.parametrize(
+    ("text", "subject"),
+    [
+        ("index, name, gsp.health\n0, NVIDIA H200, OK\n1, NVIDIA H200, Not OK\n", "GPU 1"),
+        ("GPU 00000000:1B:00.0\n    Product Name    : NVIDIA H100\n    Board Health    : Degraded\n", "0000:1b:00.0"),
+    ],
+)
+def test_a_value_that_no_fact_holds_and_that_says_not_well_is_a_failure(text: str, subject: str) -> None:
+    (finding,) = said(text)
+    assert (finding.status, subject in finding.subject.label) == (Status.FAIL, True)
+
+
+def test_more_errors_than_are_kept_are_no_page_about_errors() -> None:
+    letters = "abcdefghijklmnopqrst"
+    lines = [f"ERROR: the part {one}{two} of the driver of GPU 3 failed\n" for one in letters for two in letters]
+    assert said("".join(lines * 3))
+
+
+def test_the_health_of_the_fabric_counts_without_its_state_and_passes_nothing() -> None:
+    text = "index, name, fabric.health.summary\n0, NVIDIA H200, Healthy\n1, NVIDIA H200, Unhealthy\n"
+    (fabric,) = [each for each in judge(read(text)).checks if each.id == "nvlink.fabric"]
+    assert [(f.subject.gpu, f.status) for f in fabric.findings] == [(0, Status.SKIP), (1, Status.FAIL)]

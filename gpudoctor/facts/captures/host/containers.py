@@ -10,7 +10,8 @@ from gpudoctor.facts.model.node import Host, Node
 
 _NUMBER = re.compile(r'\s*"(ShmSize|Memory|NanoCpus|CpuQuota|CpuPeriod)": (-?\d{1,18}),?\s*$')
 _IPC = re.compile(r'\s*"IpcMode": "([^"]{0,80})"')
-_ULIMIT = re.compile(r'"(Name|Hard|Soft)": ?"?([\w-]{1,20})"?')
+# in this order
+_ULIMIT = re.compile(r'"Name": ?"([\w-]{1,20})",\s*"Hard": ?-?\d{1,18},\s*"Soft": ?(-?\d{1,18})')
 
 
 @text_reader(
@@ -40,21 +41,9 @@ def read_inspect(block: Block) -> Part:
     if (cpus := numbers.get("NanoCpus", 0)) > 0:
         leaves["cpu_quota"] = cpus / 1e9
         leaves["cpu_quota_source"] = "docker inspect"
-    soft = _ulimits(block.text)
+    soft = {name: int(value) for name, value in _ULIMIT.findall(block.text)}
     if "memlock" in soft:
         leaves["memlock_kib"] = None if soft["memlock"] < 0 else soft["memlock"] >> 10
     if soft.get("nofile", -1) >= 0:
         leaves["open_files"] = soft["nofile"]
     return Part(Node(host=Host(**leaves)))
-
-
-def _ulimits(text: str) -> dict[str, int]:
-    """Soft limits by name. Docker prints Name, Hard and Soft of each, in this order."""
-    soft: dict[str, int] = {}
-    name = ""
-    for key, value in _ULIMIT.findall(text.partition('"Ulimits"')[2].partition("]")[0]):
-        if key == "Name":
-            name = value
-        elif key == "Soft" and re.fullmatch(r"-?\d{1,18}", value):
-            soft[name] = int(value)
-    return soft

@@ -163,12 +163,15 @@ def _mib(cell: str, unit_bytes: int) -> int | Missing:
 @text_reader(
     "ulimit",
     r"(?:core file size|max locked memory|open files|max user processes|data seg size|real-time non-blocking time)"
-    r"\s+\((?:[a-z0-9 -]{1,20}, )?-[A-Za-z]\)\s",
-    lambda line: _ULIMIT.match(line) or _VALUE.match(line),
+    r"\s+\((?:[a-z0-9 -]{1,20}, )?-[A-Za-z]\)\s|Limit\s+Soft Limit\s+Hard Limit\s+Units",
+    lambda line: _ULIMIT.match(line) or _PROC.match(line) or _VALUE.match(line),
     after=_OPTION,
 )
 def read_ulimit(block: Block) -> Part:
-    """`ulimit -a`, or a single value if the command above it shows which limit it is. Hard limits (-H) are not used."""
+    """`ulimit -a`, or a single value if the command above it shows which limit it is; /proc/self/limits, in bytes.
+
+    Hard limits (-H) are not used.
+    """
     if _HARD.search(block.command):
         return Part()
     leaves: dict[str, Any] = {}
@@ -176,24 +179,16 @@ def read_ulimit(block: Block) -> Part:
     option = re.search(_OPTION, block.command) if block.command.count("ulimit") == 1 else None
     for line in block.lines:
         if found := _ULIMIT.match(line):
-            leaf, value = _LEAVES.get(found[1]), found[2]
+            leaf, value = _LEAVES.get(found[1]), _limit(found[2])
+        elif found := _PROC.match(line):
+            leaf, value = _PROC_LEAVES.get(found[1]), _limit(found[2])
+            value = value >> 10 if leaf == "memlock_kib" and value is not None else value
         elif option and (alone := _VALUE.match(line)):
-            leaf, value = _LEAVES[option[1]], alone[1]
+            leaf, value = _LEAVES[option[1]], _limit(alone[1])
         else:
             continue
         if leaf:
-            leaves.setdefault(leaf, _limit(value))
-    return Part(Node(host=Host(**leaves)))
-
-
-@text_reader("/proc/self/limits", r"Limit\s+Soft Limit\s+Hard Limit\s+Units", _PROC.match)
-def read_proc_limits(block: Block) -> Part:
-    """/proc/self/limits, which is in bytes."""
-    leaves: dict[str, Any] = {}
-    for line in block.lines:
-        if (found := _PROC.match(line)) and (leaf := _PROC_LEAVES.get(found[1])):
-            value = _limit(found[2])
-            leaves[leaf] = value >> 10 if leaf == "memlock_kib" and value is not None else value
+            leaves.setdefault(leaf, value)
     return Part(Node(host=Host(**leaves)))
 
 
@@ -266,6 +261,5 @@ def _read_lscpu(block: Block) -> Part:
     return Part(Node(host=Host(**leaves)))
 
 
-LIMIT_READERS: tuple[TextReader, ...] = (read_ulimit, read_proc_limits)
 MEMORY_READERS: tuple[TextReader, ...] = (read_free, read_meminfo, read_df)
 PROCESSOR_READERS: tuple[TextReader, ...] = (_read_numactl, _read_lscpu)

@@ -87,11 +87,9 @@ def read_service(block: Block) -> Part:
         elif service is None and _IS_ACTIVE_COMMAND.search(block.command) and (word := _IS_ACTIVE.match(line)):
             service = word[1]
     part = _part(block.lines, None if service == "unknown" else service, result, NOT_READ)
-    return (
-        replace(part, reported=(from_tool("systemctl", "nvidia-persistenced has failed", "warning"),))
-        if failed
-        else part
-    )
+    if failed:
+        part.reported = (from_tool("systemctl", "nvidia-persistenced has failed", "warning"),)
+    return part
 
 
 def _begins_log(line: str) -> object:

@@ -15,7 +15,9 @@ from gpudoctor.facts.model.missing import Fact, Missing
 from gpudoctor.facts.model.node import Node, PciBus, PciDevice, short_bus_id
 
 # "18:00.0 3D controller [0302]: NVIDIA Corporation GH100 [10de:2330] (rev a1)"; the numbers come with -nn
-_HEADER = re.compile(rf"({BUS_ID}) ([^:\[]{{1,60}}?)(?: \[([0-9a-f]{{4}})\])?: (.{{0,300}})", re.I)
+_HEADER = re.compile(rf"({BUS_ID}) ([^:\[]{{0,60}}?) ?(?:\[([0-9a-f]{{4}})\])?: (.{{0,300}})", re.I)
+# "18:00.0 0302: 10de:2330 (rev a1)": the same with -n, numbers alone
+_NUMBERS = re.compile(rf"({BUS_ID}) ([0-9a-f]{{4}}): ([0-9a-f]{{4}}:[0-9a-f]{{4}})\b", re.I)
 # a single function, selected on the command line
 _OF_ONE = rf"(?i)\blspci\b[^|;&]{{0,80}}? -\w{{0,6}}s *({BUS_ID})(?!\S)"
 _IDS = re.compile(r"\[([0-9a-f]{4}):([0-9a-f]{4})\]", re.IGNORECASE)
@@ -128,7 +130,7 @@ def parse_lspci(text: str) -> PciTree:
         if header is not None:
             function = _function(header, body)
             functions.setdefault(function.bus_id, function)
-        header, body = _HEADER.match(line), []
+        header, body = _HEADER.match(_NUMBERS.sub(r"\1 [\2]: Device \3 [\3]", line)), []
     if not functions:
         raise SourceError("no line like '18:00.0 3D controller: NVIDIA Corporation ...'")
     return PciTree(tuple(functions.values()))
@@ -204,7 +206,7 @@ def _width(line: str | None, missing: Missing) -> int | Missing:
 
 @text_reader(
     "lspci",
-    r"(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7] "
+    rf"{_NUMBERS.pattern}|(?:[0-9a-f]{{4,8}}:)?[0-9a-f]{{2}}:[0-9a-f]{{2}}\.[0-7] "
     r"[A-Z0-9][^:\n]{2,60}(?:bridge|Bridge|controller|device|accelerators)[^:\n]{0,20}: ",
     r"(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7] |[ \t]+\S",
     after=_OF_ONE,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -20,7 +21,7 @@ _DKMS = re.compile(
     r"(?:, [^,:]{1,20})?: ?(?P<state>\w+)"
 )
 _UNAME = re.compile(
-    r"Linux (?P<host>\S{1,253}) (?P<kernel>\d{1,2}\.\d{1,3}\.\S{1,80}) #\d.*?\b(?P<machine>x86_64|aarch64|ppc64le)\b"
+    r"Linux \S{1,253} (?P<kernel>\d{1,2}\.\d{1,3}\.\S{1,80}) #\d.*?\b(?P<machine>x86_64|aarch64|ppc64le)\b"
 )
 _UNAME_R = re.compile(r"(?P<kernel>\d{1,2}\.\d{1,3}\.\d[\w.+-]{0,80})\s*$")
 _PROC_VERSION = re.compile(
@@ -153,10 +154,9 @@ def without_container_failures(node: Node) -> Node:
 def read_uname(block: Block) -> Part:
     """`uname -a`, or `uname -r` if the prompt above shows that command."""
     for line in block.lines:
-        if found := _UNAME.match(line):
-            return Part(Node(host=Host(kernel=found["kernel"], machine=found["machine"])))
-        if found := _UNAME_R.match(line):
-            return Part(Node(host=Host(kernel=found["kernel"])))
+        if found := _UNAME.match(line) or _UNAME_R.match(line):
+            leaves: dict[str, Any] = found.groupdict()
+            return Part(Node(host=Host(**leaves)))
     return Part()
 
 

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import re
 
+from msgspec.structs import replace
+
 from gpudoctor.facts.captures.reader import Block, Part, TextReader, text_reader
 from gpudoctor.facts.captures.text_statements import from_tool
 from gpudoctor.facts.model.reported import Loudness, Reported
+from gpudoctor.statements.about import about
 
 _MOST_NODES = 8
 _RECORD = re.compile(
@@ -22,10 +25,12 @@ _RECORD = re.compile(
 _AWAY = re.compile(r"(?:down|fail|err|drain|drng|inval|not_responding|no_respond|unk)[a-z_]*[*$@+~#!%-]{0,2}|[a-z]+\*")
 # a reason that is the node's own fault: a GPU, or a container runtime without which no pod starts
 _BROKEN = re.compile(r"gpu|\bgres|xid|nvidia|\bruntime is down", re.IGNORECASE)
+# states that are a verdict of Slurm's own: it failed, or registered with less than it should have
+_FAILED = re.compile(r"\b(?:fail(?:ed|ing)?|inval(?:id(?:_reg)?)?|err(?:or)?)\b")
 # its scheduler no longer hears from it, or says that it is not ready; nobody has drained or cordoned it
 _NOT_READY = re.compile(
     r"unreachable|\bUnknown\b|\bReady False|^(?:NotReady|not-ready|out-of-service)|^(?:network-un|NetworkUn)available"
-    r"|not_respond|no_respond|\*|\b(?:unk|fail|err|inval|down(?! or drained))"
+    r"|not_respond|no_respond|\*|\b(?:unk|down(?! or drained))"
 )
 _NO_ANSWER = re.compile(r"not responding", re.IGNORECASE)
 _CONDITION = re.compile(r"\s+([A-Z]\w{2,60})\s+(True|False|Unknown)\s+(.*)")
@@ -36,6 +41,8 @@ _SECTION = re.compile(r'\s*"?(allocatable|capacity|conditions)"?:\s*(?:[{\[]\s*)
 _KEY = re.compile(r'\s*(?:- )?"?(type|status|reason)"?: *"?([\w./-]{1,253})"?,?\s*$')
 # of the taints that Kubernetes itself sets, those of a node that runs no pod
 _TAINT = re.compile(r"(?:Taints:)?\s+node\.kubernetes\.io/(unreachable|not-ready|out-of-service|network-unavailable)\b")
+# of the addresses of a node, in YAML or JSON, and as describe prints it
+_HOSTNAME = re.compile(r'address"?: "?([\w.-]{1,253})"?,?\s+"?type"?: "?Hostname\b|\n\s+Hostname:\s+([\w.-]{1,253})')
 _NODES = r"NAME\s+STATUS\s+ROLES\s+AGE\b"
 _NODE_ROW = re.compile(r"(?:node/)?([\w.-]{1,253})\s+((?:NotReady|Ready|Unknown)(?:,\w{2,40})*)\s+\S")
 _QUANTITY = re.compile(r'\s*"?nvidia\.com/gpu"?: *"?(\d{1,4})"?')
@@ -72,11 +79,13 @@ def _out_of_service(tool: str, node: str, state: str, reason: str) -> Reported:
     By whatever word a scheduler says so. Whom a person drained or cordoned may be fine: a warning.
     """
     unread = _NOT_READY.search(state) or _NO_ANSWER.search(reason)
-    loudness: Loudness = "error" if _BROKEN.search(reason) else "unread" if unread else "warning"
-    return from_tool(tool, f"{node} is {state}: {reason or 'no reason given'}", loudness)
+    broken = _FAILED.search(state) or _BROKEN.search(reason)
+    loudness: Loudness = "error" if broken else "unread" if unread else "warning"
+    told = from_tool(tool, f"{node} is {state}: {reason or 'no reason given'}", loudness)
+    return replace(told, gpu=about(reason).gpu_index)  # a node may be called like a GPU
 
 
-def _verdict(tool: str, configured: list[str], given: list[str], away: list[Reported]) -> Part:
+def _verdict(tool: str, configured: list[str], given: list[str], away: list[Reported], node: str = "the node") -> Part:
     """GPUs of a node that are not given out, and why it gets no jobs; no counts of several nodes in one text."""
     if len(configured) > 1 or len(given) > 1:
         note = f"{tool}: several nodes in one text: show the one that is judged"
@@ -84,8 +93,8 @@ def _verdict(tool: str, configured: list[str], given: list[str], away: list[Repo
     counted: list[Reported] = []
     if configured and given:
         fewer = int(given[0]) < int(configured[0])
-        text = f"{given[0]} of {configured[0]} GPUs of the node are given out"
-        counted = [from_tool(tool, text, "error" if fewer else "ok")] if fewer or not away else []
+        text = f"{given[0]} of {configured[0]} GPUs of {node} are given out"
+        counted = [replace(from_tool(tool, text, "error" if fewer else "ok"), gpu=None)] if fewer or not away else []
     return Part(reported=(*counted, *away[:_MOST_NODES]))
 
 
@@ -101,7 +110,7 @@ def read_scontrol(block: Block) -> Part:
         for name, state, reason in nodes
         if any(_AWAY.fullmatch(word) for word in re.findall(r"[a-z_]+\*?", state.lower()))
     ]
-    return _verdict("scontrol", told["have"], told["give"], away)
+    return _verdict("scontrol", told["have"], told["give"], away, "".join(told["name"][:1]) or "the node")
 
 
 @text_reader(
@@ -177,7 +186,9 @@ def read_kubectl(block: Block) -> Part:
     # a taint follows a condition, and says no more than that; a cordon or one that only warns is another thing
     if any(each.loudness != "warning" for each in bad):
         taints = []
-    return _verdict("kubectl", counts["capacity"], counts["allocatable"], [*taints, *bad, *cordon])
+    if name == "the node" and (host := _HOSTNAME.search(block.text)):
+        name = host[1] or host[2]
+    return _verdict("kubectl", counts["capacity"], counts["allocatable"], [*taints, *bad, *cordon], name)
 
 
 def _condition(name: str, kind: str, status: str, rest: str) -> list[Reported]:
@@ -237,7 +248,7 @@ SCHEDULER_READERS: tuple[TextReader, ...] = (
     )(read_pods.read),
     text_reader(
         "kubectl get node",
-        r'\s*"?(?:allocatable|capacity)"?:\s*(?:\{\s*)?$',
+        r'\s*"?(?:allocatable|capacity|addresses)"?:\s*(?:[{\[]\s*)?$',
         r'\s*(?:- )?"?[\w./-]{1,100}"?:(?: *"?[\w./:-]{1,253}"?,?| *[{\[])?\s*$|\s*[{\[]?[}\]]?,?\s*$',
     )(read_kubectl.read),
     read_nodes,

@@ -10,7 +10,6 @@ from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump, init_failure
 from gpudoctor.facts.captures.nvidia_smi.query_gpu import GpuDump, GpuDumps, gpu_from
 from gpudoctor.facts.captures.nvidia_smi.values import normal_name
 from gpudoctor.facts.captures.reader import Block, Part, text_reader
-from gpudoctor.facts.captures.text_statements import from_tool
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.node import Driver, short_bus_id
 
@@ -25,10 +24,10 @@ _BEGIN = re.compile(
     r"|NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver)"
 )
 _MORE = re.compile(r"\s*NVML library version:|.{0,80}?(?:latest NVIDIA driver is installed|Reboot the system)")
-_CORRUPTED = r"infoROM is corrupted at gpu "
-_INFOROM = re.compile(rf"\s*(?:WARNING: )?{_CORRUPTED}|[^|]{{1,400}}?\b{_CORRUPTED}{BUS_ID}", re.IGNORECASE)
 # in the middle of a sentence only if it quotes the whole message: other words may be about any node
-_INFOROM_TOLD = re.compile(rf"(?:\s*(?i:WARNING: )?|.{{1,400}}WARNING: )(?i:{_CORRUPTED})")
+_INFOROM = re.compile(
+    rf"(?:\s*(?i:WARNING: )?|[^|]{{1,400}}WARNING: )(?i:infoROM is corrupted at gpu )(?P<bus>{BUS_ID})?"
+)
 # /proc/driver/nvidia/gpus/BUS/information
 _PROC = re.compile(r"Model:\s+\S")
 _PROC_BEGIN = re.compile(r"Model:[ \t]+(?:NVIDIA|Tesla|GeForce|Quadro|GRID)\b")
@@ -49,22 +48,14 @@ def read_failure(block: Block) -> Part:
     return Part(smi=(failure,))
 
 
-@text_reader("nvidia-smi warning", _INFOROM.match, _INFOROM.match)
+@text_reader("nvidia-smi warning", _INFOROM.match)
 def read_inforom(block: Block) -> Part:
     """The GPUs in "WARNING: infoROM is corrupted at gpu 0008:00:00.0", which follows nvidia-smi's table."""
-    named = [(line, short_bus_id(found.group())) for line in block.lines if (found := re.search(BUS_ID, line))]
-    if not named:
+    bus_ids = {short_bus_id(found["bus"]) for line in block.lines if (found := _INFOROM.match(line)) and found["bus"]}
+    if not bus_ids:
         raise SourceError("a corrupted infoROM, but no bus id")
-    bus_ids = sorted({bus_id for line, bus_id in named if _INFOROM_TOLD.match(line)})
-    gpus = tuple(Gpu(index, bus_id, inforom_corrupted=True) for index, bus_id in enumerate(bus_ids))
-    return Part(
-        smi=(SmiDump(gpus, Driver(), name="nvidia-smi", ended=False),) if gpus else (),
-        reported=tuple(
-            from_tool("nvidia-smi", f"infoROM is corrupted at gpu {bus_id}", "warning")
-            for _, bus_id in named
-            if bus_id not in bus_ids
-        ),
-    )
+    gpus = tuple(Gpu(index, bus_id, inforom_corrupted=True) for index, bus_id in enumerate(sorted(bus_ids)))
+    return Part(smi=(SmiDump(gpus, Driver(), name="nvidia-smi", ended=False),))
 
 
 @text_reader("/proc/driver/nvidia", _PROC_BEGIN.match, _PROC_MORE.match)

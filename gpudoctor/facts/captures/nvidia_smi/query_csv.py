@@ -16,6 +16,7 @@ from gpudoctor.facts.captures.nvidia_smi.query_dump import (
     SmiDump,
     count_by_index,
     is_selected,
+    unwell,
 )
 from gpudoctor.facts.captures.nvidia_smi.query_gpu import CUT, GpuDump, GpuDumps
 from gpudoctor.facts.captures.nvidia_smi.values import missing_word
@@ -97,6 +98,7 @@ class _Rows:
         identity = next(filter(None, known_as), f"row {len(self._dumps)}")
         self.unread |= {text: from_tool("nvidia-smi", text, "unread") for text in _unread_errors(values, identity)}
         before, now = self._dumps.at(identity), GpuDump(bus_id, _by_path(values))
+        self.unread |= {each.text: each for each in unwell(now.values, identity)}
         order = self._indices.get(identity, len(self._dumps) - 1)
         self._indices[identity] = int(index) if index.isdecimal() and len(index) < 5 else order
         if now.address and before.address and now.address != before.address:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from datetime import datetime
 
 import msgspec
 from msgspec.structs import replace
 
 from gpudoctor.facts.captures import ABSENT, BUS_ID, SourceError
+from gpudoctor.facts.captures.nvidia_smi.names import LEAVES, PATHS
 from gpudoctor.facts.captures.nvidia_smi.query_gpu import GpuDump, GpuDumps, marked_as_cut
 from gpudoctor.facts.captures.nvidia_smi.values import Values
 from gpudoctor.facts.captures.text_statements import from_tool
@@ -38,10 +39,12 @@ _HANDLE = re.compile(r"(?:^.{0,40})?Unable to determine the device handle for.{0
 
 
 _LACKING = Missing("not in its section, as it is in that of a GPU like it", "failed")
-_MOST_KINDS = 16  # more than any machine has
+_MOST_KINDS = 16  # of GPUs, and of values: more than any machine has
 _SELECTED = re.compile(r" (?:-i|--id)[ =]?\d")
 _UNLICENSED = re.compile(r"Unlicensed|Expired")
 _NOT_VGPU = ("NONE", "PASS-THROUGH", "HOST")
+_JUDGED = frozenset(PATHS.values()).union(*(names for _, names in LEAVES.values()))
+_UNWELL = re.compile(r"(?i)(?:un|not[ _-]?)(?:healthy|ok|well)|faulty|degraded|fail(?:ed|ing)|critical|bad")
 
 
 ANSWERED = Driver(module_loaded=True, init_code=0)
@@ -95,6 +98,7 @@ def smi_dump(top: dict[str, str], gpus: list[GpuDump], outside: str = "", *, sel
         # `-i 0` shows one GPU of eight and still counts eight: the other seven must neither count as lost nor pass
         attached = Missing(f"the dump shows {len(gpus)} of {attached} GPUs", "absent" if selected else "failed")
         ended = False
+    unwell_values = (each for n, gpu in enumerate(gpus) for each in unwell(gpu.values, gpu.address or f"{n}"))
     unnamed = f"the text does not name its GPU{'s' * (len(gpus) > 1)}: counted in its order, from 0"
     driver = replace(
         ANSWERED,
@@ -110,7 +114,7 @@ def smi_dump(top: dict[str, str], gpus: list[GpuDump], outside: str = "", *, sel
         notes=(*cut, *([unnamed] if any(not gpu.bus_id for gpu in gpus) else ())),
         attached=counted,
         ended=ended,
-        reported=_unlicensed(gpus),
+        reported=(*_unlicensed(gpus), *unwell_values),
     )
 
 
@@ -134,6 +138,12 @@ def count_by_index(indices: Collection[int]) -> Missing:
 def is_selected(command: str) -> bool:
     """Whether the command limits nvidia-smi to some GPUs (-i)."""
     return _SELECTED.search(command) is not None
+
+
+def unwell(values: Mapping[str, str], gpu: str) -> tuple[Reported, ...]:
+    """The values of a GPU that no fact holds, and whose word says that something is not well, under whatever name."""
+    bad = [(path, text) for path, text in values.items() if path not in _JUDGED and _UNWELL.fullmatch(text.strip())]
+    return tuple(from_tool("nvidia-smi", f"GPU {gpu}: {path} is {text.strip()}") for path, text in bad[:_MOST_KINDS])
 
 
 def _unlicensed(gpus: list[GpuDump]) -> tuple[Reported, ...]:
