@@ -12,11 +12,13 @@ from gpudoctor.checks.core.subject import NODE, Subject, of_gpu, of_nic
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.reported import OWN, Reported
 from gpudoctor.lazy import lazy_imports, lazy_pattern
-from gpudoctor.statements.missing_gpus import missing_gpus
 from gpudoctor.statements.xids import xid
 
 with lazy_imports():
-    from gpudoctor.statements import forms  # only what a text says is looked up in it
+    from gpudoctor.statements import (
+        forms,  # only what a text says is looked up in it
+        missing_gpus,
+    )
 
 NO_STATEMENT = "no statement of a failure in this text"
 _MOST = 12
@@ -104,7 +106,7 @@ def _finding(case: Case, reported: Reported) -> Finding:
     if reported.form == "event" and _WAITS.match(reported.text):
         text = f"it waits in the kernel (state D): does the driver or a GPU not answer? {reported.text}"
         return unknown(subject, text, evidence, advice=_advice(case, reported))
-    if missing_gpus(reported.text) == "perhaps" and not _is_of_node(reported):
+    if missing_gpus.missing_gpus(reported.text) == "perhaps" and not _is_of_node(reported):
         return unknown(subject, reported.text, evidence, advice=_advice(case, reported))
     often = f" ({reported.count} lines say so)" if reported.count > 1 else ""
     found = Found(reported.text + often, reported.xid, "Xid" if reported.xid is not None else None)
