@@ -14,7 +14,7 @@ from gpudoctor.diagnose.patterns.facts import OF_A_KERNEL, is_harmless, read_fac
 from gpudoctor.diagnose.patterns.launchers import ElasticTable, expanded, read_launcher
 from gpudoctor.diagnose.patterns.ray import RayReader
 from gpudoctor.diagnose.patterns.watchdog import CONTINUES, DECIDES, CoordinationReader, StallReader, read_watchdog
-from gpudoctor.diagnose.tracebacks import Tracebacks, exception_event
+from gpudoctor.diagnose.tracebacks import Tracebacks, exception_event, quoted_exception
 from gpudoctor.facts.kernel_log.messages import parse_message
 from gpudoctor.facts.kernel_log.records import read_line
 from gpudoctor.statements.about import peer_in
@@ -253,6 +253,8 @@ class LogReader:
         pointed = False  # at an error that stands elsewhere
         for read in self._readers:
             events = read(line)
+            if events and events[0].role in ("exit", "wrapper") and (raised := quoted_exception(line.text)):
+                events = [*events, raised]
             yield from (e for e in events or () if not (pointed and e.role == "said"))
             points = read in self._pointing and events and events[0].role == "wrapper"
             if events is not None and not points:

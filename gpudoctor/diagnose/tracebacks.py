@@ -22,6 +22,8 @@ _FRAME = re.compile(
     r'\s*(?:\|\s*)?File "(?P<file>[^"]{1,400})", line (?P<line>\d+)\b(?! in )(?:, in (?P<function>.{1,120}))?'
     r'|\s{2,}File "[^"]{1,400}$'  # a terminal broke the path
 )
+# the program's own exception, in the words of what started it: ErrorMessage "TypeError: ...
+_QUOTED = re.compile(r"[\"'](?=(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,60}(?:Error|Exception): )")
 _EXCEPTION = re.compile(
     r"(?P<type>(?:[A-Za-z_]\w{0,80}\.){0,12}[A-Za-z_]\w{0,80})(?::(?: (?P<message>.*))?)?$", re.DOTALL
 )
@@ -71,7 +73,7 @@ _COLLECTIVES = {
 _WRAPPERS = {
     "ChildFailedError", "SignalException", "CalledProcessError", "WorkerGroupError", "RayTaskError",
     "TrainingFailedError", "ProcessRaisedException", "CheckpointException", "SystemExit", "GeneratorExit",
-    "EngineDeadError", "RendezvousClosedError", "RendezvousGracefulExitError", "RendezvousStateError",
+    "CancelledError", "EngineDeadError", "RendezvousClosedError", "RendezvousGracefulExitError", "RendezvousStateError",
     "ActorDiedError", "RayActorError", "ActorUnavailableError", "WorkerCrashedError", "NodeDiedError",
     "EngineGenerateError", "ExceptionGroup", "BaseExceptionGroup"
 }  # fmt: skip
@@ -287,7 +289,7 @@ def exception_event(text: str, functions: set[str] = frozenset()) -> Event:  # t
     if guilty := _GUILTY.search(text):
         detail["ranks"] = guilty[1]
     if _ELSEWHERE.search(message) or name in _WRAPPERS or name.startswith("RayTaskError"):
-        return Event(role="wrapper", what="wrapper", detail=detail)
+        return quoted_exception(message) or Event(role="wrapper", what="wrapper", detail=detail)
     if name in _MOVED:
         return Event(role="echo", what="user_exception", strength=1, detail=detail)
     kind = kind_of(text)
@@ -296,6 +298,12 @@ def exception_event(text: str, functions: set[str] = frozenset()) -> Event:  # t
         role: Role = "echo" if kind in ("peer", "wait", "death") else "cause"
         return Event(role=role, what="failed_saying", strength=2, names_rank=False, detail=detail)
     return Event(role="cause", what="user_exception", strength=3, detail=detail)
+
+
+def quoted_exception(text: str) -> Event | None:
+    """The event for the exception that the words of a launcher or wrapper quote; None without one."""
+    quoted = _QUOTED.search(text)
+    return exception_event(text[quoted.end() :]) if quoted else None
 
 
 def looks_like_error_file(head: bytes, name: str) -> bool:

@@ -510,6 +510,23 @@ def test_who_waited_before_slurm_noticed_that_a_node_is_gone_waited_for_it(end: 
     assert (answer.cause.host, answer.cause.confidence) == ("n04", "certain")
 
 
+def test_a_wrapper_that_quotes_the_exception_tells_it(tmp_path: Path) -> None:
+    wrapped = 'AlgorithmError: ScriptError: ExitCode 1 ErrorMessage "ValueError: bad labels Traceback (most recent call last)", exit code: 1\n'
+    answer = answer_to(wrapped, tmp_path)
+    assert said(answer) == ("user_exception", None)
+    assert answer.cause is not None
+    assert answer.cause.text.startswith("ValueError: bad labels")
+
+
+def test_what_was_cancelled_follows_from_who_ended_it(tmp_path: Path) -> None:
+    cancelled = (
+        'Traceback (most recent call last):\n  File "serve.py", line 4, in poll\nasyncio.exceptions.CancelledError\n\n'
+    )
+    during = "During handling of the above exception, another exception occurred:\n\n"
+    ended = 'Traceback (most recent call last):\n  File "serve.py", line 9, in <module>\nKeyboardInterrupt\n'
+    assert said(answer_to(cancelled + during + ended, tmp_path)) == ("terminated_signal", None)
+
+
 def test_no_rank_is_silent_in_a_text_of_a_controller_alone(tmp_path: Path) -> None:
     died = "(TrainController pid=7) world size 2\n(TrainController pid=7) The actor died because its node has died. Node Id: b1\n"
     answer = answer_to(died, tmp_path)
