@@ -25,7 +25,7 @@ _DENIED_WHOLE = lazy_pattern(
     r"(?i)\b(?:(?:not|\w+n['’]t) (?:true|the case|think|believe|one of|a single)|neither|nothing|nobody|doubt)\b[^,;:]*"
 )
 _INVERTED = lazy_pattern(
-    r"(?i)\W*(?:is|are|was|were|has|have|had|did|does|do|can|could)(?:n['’]t)? (?:(?:the|this|that|my|our|your|a|any|one|some|all|of) ){0,3}"
+    r"(?i)\A\W*(?:is|are|was|were|has|have|had|did|does|do|can|could)(?:n['’]t)? (?:(?:the|this|that|my|our|your|a|any|one|some|all|of) ){0,3}"
     r"(?:GPUs?|cards?|nodes?|devices?|hosts?|it|they|you|anyone|anybody)\b"
 )
 _CLAUSES = lazy_pattern(r"[,;:(]|\b(?:and|so|what|how|any|can|should|who|where)\b")
@@ -39,7 +39,7 @@ _MENDING = (
     r"|this|since|before|after|later|now|already|again|and|but|then)\b))"
 )
 _MENDED = lazy_pattern(rf"(?i)(?:[,;(-]|\b(?:and|but|then)\b) *{_MENDING}")
-_MENDED_ALONE = lazy_pattern(rf"(?i)\W*(?:GPU ?#?\d+ +)?{_MENDING}")
+_MENDED_ALONE = lazy_pattern(rf"(?i)\A\W*(?:GPU ?#?\d+ +)?{_MENDING}")
 _NOT_OVER = lazy_pattern(
     r"(?i)\b(?:again|still|but|yet|however|same|persists?|remains?|returned|recurr\w+|not|never|thought|hoped|believed|supposedly|allegedly)\b|n['’]t\b"
 )

@@ -481,6 +481,38 @@ def test_a_tools_own_good_verdict_is_judged_in_part_and_no_pass_of_the_node(name
     assert report.reason.startswith("PARTLY JUDGED, 1 of ")
 
 
+@pytest.mark.parametrize(
+    ("test", "rows", "found", "verdict"),
+    [
+        (
+            "Memory Bandwidth",
+            ("GPU 2GPU 2 moved 310 GB/s, and 900 were exp", "ected: run the test again without other", "programs"),
+            "Fail: Memory Bandwidth (All): GPU 2: GPU 2 moved 310 GB/s, and 900 were expected: run the test again "
+            "without other programs",
+            "fail",
+        ),
+        (
+            "Persistence Mode",
+            ("Persistence mode for GPU 0 is currently disa", "bled"),
+            "Fail: Persistence Mode (All): Persistence mode for GPU 0 is currently disabled",
+            "warn",
+        ),
+    ],
+)
+def test_the_words_of_a_failed_test_of_dcgm_name_its_gpu_and_a_setting_is_no_fault(
+    test: str, rows: tuple[str, ...], found: str, verdict: str
+) -> None:
+    width = max(map(len, rows))
+    lines = [f"| {test:25} | {'Fail - All':{width}} |"]
+    lines += [f"| {'' if at else 'Warning':25} | {row:{width}} |" for at, row in enumerate(rows)]
+    report = judge(read("\n".join([f"+-----  Hardware  ----------+{'-' * (width + 2)}+", *lines, ""])))
+    [finding] = [
+        each for check in report.checks for each in check.findings if each.found and "Fail:" in each.found.text
+    ]
+    assert finding.found is not None
+    assert (finding.found.text, finding.status) == (found, verdict)
+
+
 def test_the_warning_of_a_text_about_a_part_does_not_say_that_the_machine_works() -> None:
     text = render_text(
         judge(read("[rank5]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n")),

@@ -16,8 +16,12 @@ from gpudoctor.facts.model.gpu import LinkState, NvLink
 from gpudoctor.facts.model.missing import UNSUPPORTED
 from gpudoctor.facts.model.reported import Loudness, Reported
 
+_MOST_ROWS, _MOST_WORDS = 40, 300  # of what a failed test says: it repeats it for each GPU
 _BORDER = r"[|+][-=+]{10,}[|+]?\s*$"
 _ROW = re.compile(r"\|([^|]{0,200})\|([^|]{0,400})\|")
+_GLUED = re.compile(r"(GPU \d{1,4})(?=GPU)")  # DCGM 1 and 2 put the GPU before the words without a gap
+# what an administrator sets, and no part that is broken
+_SETTING = re.compile(r"(?i)persistence mode|environment variable|permission|(?:deny|black)list|graphics process")
 _NO_VERDICT = "DCGM's own tests, which gpudoctor does not repeat from a text; on the node: gpudoctor check --level full"
 
 
@@ -56,9 +60,12 @@ _STATES: dict[str, LinkState] = {"U": "active", "D": "inactive", "X": "disabled"
 
 @text_reader("dcgmi diag", f"{_DIAG}|{_NOT_RUN.pattern}", _TABLE)
 def _read_diag(block: Block) -> Part:
-    """The results in a table of DCGM 1 to 4: one row per test, from 4 on followed by a row per GPU."""
+    """The results in a table of DCGM 1 to 4: one row per test, from 4 on followed by a row per GPU.
+
+    Its words follow a failed test in rows "Warning" or "Error", wrapped in the middle of words.
+    """
     results = _Results()
-    test = ""
+    test, in_words = "", False
     for line in block.lines:
         if not_run := _NOT_RUN.match(line):
             return Part(reported=(from_tool("dcgmi diag", f"did not run: {not_run[0]}", "unread"),))
@@ -66,6 +73,11 @@ def _read_diag(block: Block) -> Part:
         if row is None:
             continue
         name, result = row[1].strip(" *"), _RESULT.match(row[2].strip(" *"))
+        if name:
+            in_words = name.startswith(("Warning", "Error"))
+        if in_words and (name or result is None or result[1] is None):
+            results.tell(test, row[2][1:].rstrip())
+            continue
         if name:
             test = name if result else ""
         if test and result:
@@ -106,6 +118,12 @@ class _Results:
         self.reported: list[Reported] = []
         self._ends: dict[str, str] = {}
         self._failed: dict[str, list[str]] = {}
+        self._words: dict[str, list[str]] = {}
+
+    def tell(self, test: str, words: str) -> None:
+        """A row of what the test says of its failure."""
+        if len(told := self._words.setdefault(test, [])) < _MOST_ROWS:
+            told.append(words)
 
     def add(self, test: str, end: str, where: str) -> None:
         """A result of the whole test, or of a GPU in it."""
@@ -118,11 +136,21 @@ class _Results:
 
     def part(self) -> Part:
         failed = [f"{test} ({', '.join(places)})" if places else test for test, places in self._failed.items()]
-        self.reported += [from_tool("dcgmi diag", clipped(f"Fail: {each}")) for each in failed]
+        for test, each in zip(self._failed, failed, strict=True):
+            why = _unwrapped(self._words.get(test, []))
+            loudness: Loudness = "warning" if _SETTING.search(f"{test} {why}") else "error"
+            self.reported.append(from_tool("dcgmi diag", clipped(f"Fail: {each}{why and ': '}{why}"), loudness))
         counts = ", ".join(f"{count} {end}" for end, count in Counter(self._ends.values()).items())
         if "Pass" in counts and not self.reported:
             self.reported.append(from_tool("dcgmi diag", counts, "ok"))
         return Part(notes=(f"dcgmi diag: {counts}: {_NO_VERDICT}",) if counts else (), reported=tuple(self.reported))
+
+
+def _unwrapped(rows: list[str]) -> str:
+    """The words of rows that were cut at their width; one that is shorter ended in a blank."""
+    width = max(map(len, rows), default=0)
+    text = "".join(row if len(row) == width else f"{row} " for row in rows)
+    return " ".join(_GLUED.sub(r"\1: ", text).split())[:_MOST_WORDS]
 
 
 # `dcgmi health -c`
