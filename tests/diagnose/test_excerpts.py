@@ -510,6 +510,15 @@ def test_who_waited_before_slurm_noticed_that_a_node_is_gone_waited_for_it(end: 
     assert (answer.cause.host, answer.cause.confidence) == ("n04", "certain")
 
 
+def test_a_loggers_line_inside_a_traceback_is_not_its_exception(tmp_path: Path) -> None:
+    frames = 'Traceback (most recent call last):\n  File "serve.py", line 9, in load\n    model = restore(path)\n'
+    rest = '    return build(\n  File "x.py", line 2, in build\n    raise TypeError(word)\nTypeError: no such layer\n'
+    answer = answer_to(f"{frames}INFO:     Application startup complete.\n{rest}", tmp_path)
+    assert said(answer) == ("user_exception", None)
+    assert answer.cause is not None
+    assert answer.cause.text.startswith("TypeError: no such layer")
+
+
 def test_a_wrapper_that_quotes_the_exception_tells_it(tmp_path: Path) -> None:
     wrapped = 'AlgorithmError: ScriptError: ExitCode 1 ErrorMessage "ValueError: bad labels Traceback (most recent call last)", exit code: 1\n'
     answer = answer_to(wrapped, tmp_path)
