@@ -14,7 +14,7 @@ _NEARLY_FULL_PCT = 80
 # of the whole job: "Done!" may be a download's, and an epoch is followed by others
 _END = re.compile(
     r"(?i)\b(?:train(?:ing)?|job|run|fit)\b.{0,40}\b(?:finished|completed?|done|succeeded)\b"
-    r"|max_\w{1,20}=\d+\W{0,3} reached\b|state=COMPLETED"
+    r"|max_(?:steps|epochs|iters?|iterations)=\d+\W{0,3} reached\b|state=COMPLETED"
 )
 _EPOCH = re.compile(r"(?i)\bepochs?\b")
 _MOST_LINES_AFTER = 20  # a log that goes on for longer shows that the start did
