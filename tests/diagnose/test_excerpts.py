@@ -531,6 +531,11 @@ _RULE = "-" * 60
         ("WARNING: [x] Signal: Aborted by the user, once more\nstep 2 loss 1.5\n", None, None),
         ("terminate called after throwing 'X'\n  what():  std::bad_alloc\n", "host_alloc_failed", None),
         ("srun: error: n4: task 3: Segmentation fault\n", "segfault", "n4"),
+        (
+            "[rank1]: RuntimeError: [x/gloo/transport/tcp/pair.cc:538] Read error [127.0.0.1]:57: Connection reset by peer\n",
+            "victims_only",
+            None,
+        ),
     ],
 )
 def test_an_end_a_frame_and_a_place_are_only_what_can_be_no_other_thing(
