@@ -89,6 +89,7 @@ def test_help_of_a_command_is_that_command_s(gpudoctor: Gpudoctor) -> None:
         ("exit codes", "0: no failure"),
         ("exit 3", "128 + n: ended by signal n"),
         ("exit code 137", "137, SIGKILL: the OOM killer only if"),
+        ("signal 9", "137, SIGKILL: the OOM killer only if"),
         ("exitcode: -9", "137, SIGKILL: the OOM killer only if"),
         ("137", "As an exit code: `gpudoctor explain exit code 137`"),
         ("nccl timeouts", "diagnose.nccl-timeout: A collective timed out"),

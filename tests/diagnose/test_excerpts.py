@@ -531,6 +531,9 @@ _RULE = "-" * 60
         ("WARNING: [x] Signal: Aborted by the user, once more\nstep 2 loss 1.5\n", None, None),
         ("terminate called after throwing 'X'\n  what():  std::bad_alloc\n", "host_alloc_failed", None),
         ("srun: error: n4: task 3: Segmentation fault\n", "segfault", "n4"),
+        ("srun: error: Node failure on n4\n", "node_lost", "n4"),
+        ("srun: error: Node failure on n[4-5]\n", "node_lost", None),
+        ("srun: error: Node failure on n4,n6\n", "node_lost", None),
         (
             "[rank1]: RuntimeError: [x/gloo/transport/tcp/pair.cc:538] Read error [127.0.0.1]:57: Connection reset by peer\n",
             "victims_only",

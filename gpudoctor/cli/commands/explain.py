@@ -37,7 +37,7 @@ _EXIT_CODES = """# Exit codes
 
 These are those of `check`; `--format nagios` has Nagios's own. Those of another command: `gpudoctor COMMAND --help`.
 """
-_EXIT = re.compile(r"(?:exit|return)(?:[ _]?(?:codes?|status))?(?:\W{0,3}?(-?\d{1,3}))?", re.IGNORECASE)
+_EXIT = re.compile(r"(?:exit|return)(?:[ _]?(?:codes?|status))?(?:\W{0,3}?(-?\d{1,3}))?|signal \d{1,2}", re.IGNORECASE)
 _XID = re.compile(r"(?:xid[ :#]*)?(\d{1,5})", re.IGNORECASE)
 _WORD = re.compile(r"[a-z0-9]+")
 _MOST_WORDS_OF_A_NAME = 3
@@ -68,6 +68,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="NAME",
         help="a check (pcie.link-width, pcie), a cause (rank_hung), a fault (gpu-lost), an Xid ('Xid 79'), "
+        "an exit code ('exit code 137'), "
         "a line of a log, or a word",
     )
     color_option(parser)
@@ -102,7 +103,7 @@ def _page_of(name: str) -> str:
     known += [*causes.CAUSES, *causes.page_names(), *load.fault_names()]
     near = nearest_words(name, known) or nearest_words("-".join(name.split()), known)
     if name.isdecimal():
-        near = "; NVIDIA's catalogue has no Xid of this number"
+        near = f"; NVIDIA's catalogue has no Xid of this number; as an exit code: gpudoctor explain exit code {name}"
     see = "see: gpudoctor list"
     if len(name.split()) > _MOST_WORDS_OF_A_NAME:  # a line that somebody pasted
         see = "what a machine prints: gpudoctor check --node -; what a job prints: gpudoctor diagnose -"
@@ -214,7 +215,8 @@ def _page_of_exit_codes(name: str) -> str | None:
     found = _EXIT.fullmatch(name.strip())
     if found is None:
         return None
-    return _EXIT_CODES if int(found[1] or 0) in range(4) else causes.page_of("process-died")
+    ours = name[:1].lower() != "s" and int(found[1] or 0) in range(4)
+    return _EXIT_CODES if ours else causes.page_of("process-died")
 
 
 def _show(text: str) -> None:
