@@ -38,7 +38,6 @@ from gpudoctor.diagnose.rules.silence import (
     unfinished_start,
 )
 from gpudoctor.statements.about import place_in
-from gpudoctor.statements.classes import kind_of
 
 # the kinds of evidence, the strongest first: the first hypothesis of the first rule that has one is the cause
 _RULES: tuple[Rule, ...] = (
@@ -233,5 +232,5 @@ def _found_host(job: Job, best: Hypothesis) -> str | None:
     """The host of its ranks, else the one that its lines name as the place of what they report."""
     if best.ranks:
         return only({e.host for e in job.events if e.rank in best.ranks and e.host} or job.hosts)
-    told = [e for e in best.events if e.role in ("cause", "exit", "echo", "said") and kind_of(e.text) != "network"]
+    told = [e for e in best.events if e.role == "exit" or e.what == "host_oom"]  # a program's words name any host
     return only(place for e in told if (place := place_in(e.text)))

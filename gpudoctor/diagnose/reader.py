@@ -38,6 +38,7 @@ _BEGINS_ANEW = ("Exception raised", "frame #", "terminate called", "Traceback", 
 _BAR = re.compile(r"\d/\d+ \[[^\]\[]{1,80}(?:it/s|s/it)[^\]\[]{0,400}\](?=[A-Z\[])")
 _RULE = re.compile(r"\s*-{40,}\s*$")
 _FRAME = 2
+_WRAPPED = 32  # characters: prose of launchers, not a word or two of a program
 # a place that a line of its own names, right under the sentence that it belongs to: "  Remote host:   n7"
 _PLACE = re.compile(
     r"\s*(?P<key>(?:[A-Za-z]{1,12} )?(?:[Hh]ost(?:name)?|[Nn]ode|GPU|[Dd]evice|[Pp]ort)) *: *(?P<value>\S{1,100})\s*$"
@@ -402,8 +403,13 @@ def _statement(line: _Line, reported: list[Event]) -> Iterator[Event]:
 
 
 def _goes_on_in_prose(sentence: str, text: str) -> bool:
-    """Whether the text is the rest of a sentence that was wrapped: it begins with a small letter, behind a word."""
-    return text[:1].islower() and _OPEN.search(sentence) is not None and _ENDED.search(sentence) is None
+    """Whether the text is the rest of a sentence that was wrapped: small letters, behind a word at the usual width."""
+    return (
+        len(sentence) >= _WRAPPED
+        and text[:1].islower()
+        and _OPEN.search(sentence) is not None
+        and _ENDED.search(sentence) is None
+    )
 
 
 def _goes_on(held: _Held, line: _Line) -> bool:

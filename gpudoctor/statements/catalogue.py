@@ -86,7 +86,7 @@ _ROWS: tuple[_Row, ...] = (
     ("duplicate_gpu", "duplicate gpu", r"Duplicate GPU detected ?: ?rank (?P<a>\d+) and rank (?P<b>\d+) both on CUDA device (?P<device>\w+)", "program", "two ranks were given the same GPU", "NCCL", 3, False),
     ("shm_too_small", "/dev/shm", r"failed to extend /dev/shm/|/dev/shm/nccl-.{0,160}No space left|(?<!attaching to )shared memory segment /dev/shm", "setup", "NCCL got no room in /dev/shm", "NCCL", 3, True),
     ("host_alloc_failed", "allocat", r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory).{0,40}(?:allocate )?(?P<bytes>\d+)? ?|Unable to allocate [\d.]+ [KMGTPE]iB for an array", "memory", "the host has no memory left", "torch", 3, True),
-    ("host_alloc_failed", "memory|bad_alloc", r"OSError: \[Errno 12\] Cannot allocate memory|^MemoryError|std::bad_alloc\b", "memory", "the host has no memory left", "errno 12, C++", 3, True),
+    ("host_alloc_failed", "memory|bad_alloc", r"OSError: \[Errno 12\] Cannot allocate memory|^MemoryError|std::bad_alloc\W*$", "memory", "the host has no memory left", "errno 12, C++", 3, True),
 )  # fmt: skip
 _CODE = lazy_pattern(
     r"(?i)\b(?:cuda\w*|cu) ?(?:error|failure|result)?(?: code)?(?:[:= (]{1,3})(\d{3})\b|\b(?:cuda|nvml|cu\w+).{0,60}\berror(?: code)?[:= (]{1,3}(\d{3})\b|^\W*error (\d{3})\b(?=.*cuda)"

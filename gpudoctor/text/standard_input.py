@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+from contextlib import suppress
 from typing import BinaryIO
 
 from gpudoctor.text.output import is_terminal, say
@@ -24,6 +25,7 @@ def standard_input(ask: str) -> BinaryIO | None:
         return stream
     say(f"{ask}; then end it: Enter, Ctrl-D")
     pasted = bytearray()
-    while part := os.read(stream.fileno(), _PART_BYTES):
-        pasted += part
+    with suppress(OSError):  # the terminal is gone: what was pasted until then is all
+        while part := os.read(stream.fileno(), _PART_BYTES):
+            pasted += part
     return io.BytesIO(pasted)

@@ -187,11 +187,12 @@ def test_a_long_page_goes_through_the_pager_of_a_terminal() -> None:
         ("diagnose -", b"Traceback (most recent call last):\nKeyError: 'x'\n\x04", 1, b"user_exception"),
         ("cluster report -", b"{}\n\x04", 2, b"no report there"),
         ("check --level quick --node -", signal.SIGINT, 130, b"interrupted by SIGINT"),
+        ("check --level quick --node -", None, 2, b"there is nothing in it"),
     ],
-    ids=["a text", "a log", "a report", "Ctrl-C"],
+    ids=["a text", "a log", "a report", "Ctrl-C", "the terminal is closed"],
 )
 def test_who_types_is_asked_for_it_and_ends_it_once(
-    command: str, given: bytes | signal.Signals, code: int, said: bytes
+    command: str, given: bytes | signal.Signals | None, code: int, said: bytes
 ) -> None:
     parent, child = pty.openpty()
     argv = [sys.executable, "-m", "gpudoctor", *command.split()]
@@ -200,11 +201,14 @@ def test_who_types_is_asked_for_it_and_ends_it_once(
         assert b"paste" in process.stderr.readline()
         if isinstance(given, bytes):
             os.write(parent, given)
-        else:
+        elif given is not None:
             process.send_signal(given)
+        else:
+            os.close(parent)
         out, err = process.communicate(timeout=60)
     os.close(child)
-    os.close(parent)
+    if given is not None:
+        os.close(parent)
     assert process.returncode == code
     assert said in out + err
     if code > 2:  # nothing was read: there is no report

@@ -20,7 +20,7 @@ from gpudoctor.cluster.fleet.files import Listed
 from gpudoctor.cluster.fleet.reading import Outcome, ReportReader
 from gpudoctor.process.signals import InterruptedBySignal
 from tests.cli.conftest import Gpudoctor
-from tests.cluster.fleet_reports import Report, fleet, report, write
+from tests.cluster.fleet_reports import Report, fleet, report, scale, write
 from tests.imported_torch import own_children
 
 
@@ -175,6 +175,50 @@ def test_a_report_of_an_earlier_version_lacks_fields_and_is_read(gpudoctor: Gpud
         del made[key]
     write(tmp_path / "a.json", made)
     assert gpudoctor("cluster", "report", str(tmp_path)).code == 0
+
+
+@pytest.mark.parametrize(
+    ("part", "changed"),
+    [("launch", {"backend": "rccl"}), ("training", {"device": "xpu"}), ("peer_links", [{"gb_s": "fast"}])],
+)
+def test_a_measurement_with_words_of_a_newer_version_hides_no_fault(
+    gpudoctor: Gpudoctor, tmp_path: Path, part: str, changed: Any
+) -> None:
+    fleet(tmp_path / "set", 2)
+    made = report("node3", like="gpu-11", figures=True)
+    made["measurements"][part] = changed if isinstance(changed, list) else made["measurements"][part] | changed
+    write(tmp_path / "set" / "node3.json", made)
+    bad = tmp_path / "bad.txt"
+    outcome = gpudoctor("cluster", "report", "--json", str(tmp_path / "set"), "--bad", str(bad))
+    assert (outcome.code, outcome.json["counts"]["fail"], bad.read_text()) == (1, 1, "node3\n")
+    assert "measurements that cannot be read here, and are not compared: node3" in outcome.json["notes"]
+
+
+def test_a_verdict_or_a_status_with_a_word_of_a_newer_version_is_no_pass(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
+    made = report("node1", figures=True) | {"verdict": "fine"}
+    made["measurements"]["launch"]["backend"] = "rccl"
+    write(tmp_path / "a.json", made)
+    made = report("node2") | {"verdict": "pass"}
+    made["checks"] = [check | {"status": "fine"} for check in made["checks"]]
+    made["counts"] = {}
+    write(tmp_path / "b.json", made)
+    write(tmp_path / "c.json", report("node3"))
+    outcome = gpudoctor("cluster", "report", "--json", str(tmp_path))
+    assert (outcome.code, list(refused(outcome.json, "broken"))) == (3, ["a.json", "b.json"])
+
+
+def test_details_that_are_gone_cost_no_node_and_no_other_figure(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
+    def change(number: int, made: Report) -> None:
+        del made["host"]["kernel"], made["gpus"][0]["in_scope"], made["gpus"][0]["index"]
+        for gpu in made["gpus"]:
+            del gpu["uuid"]
+        del made["measurements"]["collectives"][0]["iterations"]
+        if number == 3:
+            scale(made, "peer_links", "gb_s", 0.5)
+
+    outcome = gpudoctor("cluster", "report", "--json", str(fleet(tmp_path, 12, change)))
+    assert (outcome.json["counts"]["pass"], outcome.json["counts"]["unread"]) == (11, 0)
+    assert {found["node"] for found in outcome.json["outliers"]} == {"node3"}
 
 
 def test_two_machines_of_one_name_are_told_apart(gpudoctor: Gpudoctor, tmp_path: Path) -> None:

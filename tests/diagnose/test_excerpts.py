@@ -510,6 +510,51 @@ def test_who_waited_before_slurm_noticed_that_a_node_is_gone_waited_for_it(end: 
     assert (answer.cause.host, answer.cause.confidence) == ("n04", "certain")
 
 
+_RULE = "-" * 60
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "host"),
+    [
+        ("CUDA error: uncorrectable ECC error encountered\nray: actor max_restarts=0 reached\n", "gpu_ecc", None),
+        ("supervisor: worker failed again\nsupervisor: max_restarts=3 reached\n", "unknown_error", None),
+        (f"{_RULE}\nevaluating the model\nmunmap_chunk(): invalid pointer\n", "process_died_unknown", None),
+        (f"{_RULE}\nresuming from checkpoint\nkilled\n", "killed_sigkill", None),
+        (
+            'Traceback (most recent call last):\n  File "a.py", line 3, in f\nValueError: it was on node n12 last week\n',
+            "user_exception",
+            None,
+        ),
+        ("OSError: [Errno 28] No space left on device: '/x' on host nfs-2\n", "disk_full", None),
+        ("skipping a batch: NaN detected\nstep 2 loss 1.5\n", None, None),
+        ("[W] tokenizer: std::bad_alloc, trying a smaller buffer\nstep 2 loss 1.5\n", None, None),
+        ("WARNING: [x] Signal: Aborted by the user, once more\nstep 2 loss 1.5\n", None, None),
+        ("terminate called after throwing 'X'\n  what():  std::bad_alloc\n", "host_alloc_failed", None),
+        ("srun: error: n4: task 3: Segmentation fault\n", "segfault", "n4"),
+        (
+            "[rank1]: RuntimeError: [x/gloo/transport/tcp/pair.cc:538] Read error [127.0.0.1]:57: Connection reset by peer\n",
+            "victims_only",
+            None,
+        ),
+    ],
+)
+def test_an_end_a_frame_and_a_place_are_only_what_can_be_no_other_thing(
+    text: str, what: str | None, host: str | None, tmp_path: Path
+) -> None:
+    cause = answer_to(f"step 1 loss 2.0\n{text}", tmp_path).cause
+    assert (cause and cause.what, cause and cause.host) == (what, host)
+
+
+def test_a_node_that_slurm_misses_later_is_not_the_one_that_a_rank_waited_for(tmp_path: Path) -> None:
+    waited = (
+        "[rank3]:[E1129 01:10:00.1 ProcessGroupNCCL.cpp:632] [Rank 3] Watchdog caught collective operation timeout: "
+        "WorkNCCL(SeqNum=12, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600012 milliseconds "
+        "before timing out.\n"
+    )
+    later = "Jan 01 12:10:00 head slurmctld: error: Nodes n99 not responding\n"
+    assert said(answer_to(waited + later, tmp_path))[0] == "timeout_undecidable"
+
+
 def test_a_loggers_line_inside_a_traceback_is_not_its_exception(tmp_path: Path) -> None:
     frames = 'Traceback (most recent call last):\n  File "serve.py", line 9, in load\n    model = restore(path)\n'
     rest = '    return build(\n  File "x.py", line 2, in build\n    raise TypeError(word)\nTypeError: no such layer\n'

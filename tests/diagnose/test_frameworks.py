@@ -476,7 +476,6 @@ CASES: dict[str, tuple[str, int | None, str]] = {
         3,
         f"{'-' * 74}\nprterun noticed that process rank 3 with PID 77 on node n7.lan exited on\nsignal 11 (Segmentation fault).\n",
     ),
-    "a writer of summaries that met NaN": ("nan", None, "step 3 loss 1.2\nWarning: NaN or Inf detected in layer 4.\n"),
     "UCX's handler": (
         "sigbus",
         None,

@@ -309,6 +309,9 @@ def _notes(nodes: Sequence[FleetNode], rows: Sequence[NodeRow], simulated: int) 
     injected = [row.name for row in rows if row.injected]
     if injected:
         yield f"INJECTED faults (--inject) in the reports of {hostlist(injected)}: their probes were made to go wrong"
+    partly = [node.name for node in nodes if node.newest.is_partly_read]
+    if partly:
+        yield f"measurements that cannot be read here, and are not compared: {hostlist(partly)}"
     if simulated and simulated < len(rows):
         yield f"{simulated} of {len(rows)} nodes are SIMULATED: compared among themselves, in no host list"
     for node in nodes:

@@ -11,7 +11,8 @@ import msgspec
 
 from gpudoctor.cluster.fleet.figures import Entry, figures
 from gpudoctor.cluster.fleet.files import Document, Listed, documents_of
-from gpudoctor.cluster.fleet.shapes import REPORT, WORST_FIRST, ReportOf, SchemaOf
+from gpudoctor.cluster.fleet.shapes import REPORT, WORST_FIRST, MeasuredOf, ReportOf, SchemaOf
+from gpudoctor.facts.model.measurements import TorchView
 from gpudoctor.facts.redaction.shapes import REDACTED
 from gpudoctor.lazy import lazy_pattern
 from gpudoctor.report.model import Verdict
@@ -55,7 +56,7 @@ class ReportRecord(msgspec.Struct, frozen=True, gc=False):
     `name` is the host name, or is taken from the file name if `named` is False. `boards` are (bus id, UUID) of the
     GPUs. `judged` are the checks that gave pass, warn or fail; None if they were skipped while reading (see
     `judged_of`). `configuration` are (item, value) that are compared with other nodes of the same `kind`. `values` has
-    one value for each of `entries`.
+    one value for each of `entries`. `is_partly_read`: a measurement could not be read, and has no entries.
     """
 
     name: str
@@ -79,6 +80,7 @@ class ReportRecord(msgspec.Struct, frozen=True, gc=False):
     configuration: tuple[tuple[str, str], ...]
     entries: tuple[Entry, ...]
     values: array.array[float]
+    is_partly_read: bool
 
 
 class Recorder:
@@ -86,6 +88,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self._decoder = msgspec.json.Decoder(ReportOf)
+        self._measurements = {each.name: msgspec.json.Decoder(each.type) for each in msgspec.structs.fields(MeasuredOf)}
         self._kept: dict[object, object] = {}
         self._last: tuple[tuple[Entry, ...], tuple[Entry, ...]] = ((), ())
 
@@ -95,8 +98,9 @@ class Recorder:
             raise BrokenError(document.trouble)
         report = self._all_passed(document) or self._decoded(document.data, document.should_be_one)
         verdict = _verdict(report)
-        entries, values = figures(report.measurements)
-        injected = tuple(dict.fromkeys((*report.run.injected, *report.measurements.injected)))
+        measured, is_partly_read = self._measured(report)
+        entries, values = figures(measured)
+        injected = tuple(dict.fromkeys(report.run.injected))
         name = _host_name(report)
         began = seconds_of(report.run.started_at)
         started, ended = (began, began + report.run.duration_s) if began >= _EARLIEST_S else (None, None)
@@ -119,10 +123,20 @@ class Recorder:
             judged=self._once(_judged(report)) if report.checks else None,
             unknown=self._once(_unexplained(report, "unknown")),
             warned=self._once(_unexplained(report, "warn")),
-            configuration=self._once(tuple(_configuration(report))),
+            configuration=self._once(tuple(_configuration(report, measured.torch_view))),
             entries=self._once(() if injected else entries),
             values=array.array("d", () if injected else values),
+            is_partly_read=is_partly_read,
         )
+
+    def _measured(self, report: ReportOf) -> tuple[MeasuredOf, bool]:
+        """The measurements that can be read, and whether others cannot: another version may write them differently."""
+        found = {name: data for name, data in report.measurements.items() if name in self._measurements}
+        read = {}
+        for name, data in found.items():
+            with suppress(msgspec.ValidationError, UnicodeDecodeError):
+                read[name] = self._measurements[name].decode(data)
+        return MeasuredOf(**read), len(read) < len(found)
 
     def shared(self, record: ReportRecord) -> ReportRecord:
         """A record from another process, with its values replaced by equal ones that are stored here."""
@@ -269,8 +283,8 @@ def _kind(report: ReportOf) -> str:
     return f"SIMULATED {kind}" if report.simulated else kind
 
 
-def _configuration(report: ReportOf) -> list[tuple[str, str]]:
-    host, torch = report.host, report.measurements.torch_view
+def _configuration(report: ReportOf, torch: TorchView | None) -> list[tuple[str, str]]:
+    host = report.host
     versions = sorted({gpu.vbios for gpu in report.gpus if gpu.vbios})
     items = (
         ("driver", host.driver),

@@ -8,7 +8,7 @@ import msgspec
 
 from gpudoctor.facts.model.measured_hardware import ComputeRank, HostLink, PeerLink
 from gpudoctor.facts.model.measurements import Collective, Launch, PairBandwidth, TorchView, Training
-from gpudoctor.report.model import Counts, GpuSummary, HostSummary, Verdict
+from gpudoctor.report.model import Counts, Verdict
 
 REPORT = "gpudoctor.report/1"
 WORST_FIRST: tuple[Verdict, ...] = ("fail", "unknown", "warn", "pass")
@@ -27,6 +27,23 @@ class RunOf(msgspec.Struct, frozen=True):
     level: str = ""
     injected: tuple[str, ...] = ()
     interrupted: str | None = None
+
+
+class HostOf(msgspec.Struct, frozen=True, gc=False):
+    name: str | None = None
+    kernel: str | None = None
+    virtualization: str | None = None
+    driver: str | None = None
+    cuda: str | None = None
+    torch: str | None = None
+    nccl: str | None = None
+
+
+class GpuOf(msgspec.Struct, frozen=True, gc=False):
+    uuid: str | None = None
+    bus_id: str = ""
+    name: str | None = None
+    vbios: str | None = None
 
 
 class CheckOf(msgspec.Struct, frozen=True, gc=False):
@@ -51,23 +68,25 @@ class MeasuredOf(msgspec.Struct, frozen=True):
     peer_links: tuple[PeerLink, ...] = ()
     compute: tuple[ComputeRank, ...] = ()
     training: Training | None = None
-    injected: tuple[str, ...] = ()
 
 
 class ReportOf(msgspec.Struct, frozen=True):
-    """What is read of a `gpudoctor.report/1`; a report of an earlier version may lack fields with a default."""
+    """What is read of a `gpudoctor.report/1`; one of another version may lack fields with a default.
+
+    `measurements` are decoded later, each by itself: a word that is new in one of them hides no verdict.
+    """
 
     schema: Literal["gpudoctor.report/1"]
     run: RunOf
     verdict: Verdict
     tool: ToolOf = ToolOf()
-    host: HostSummary = HostSummary(None, None, None)
-    gpus: tuple[GpuSummary, ...] = ()
+    host: HostOf = HostOf()
+    gpus: tuple[GpuOf, ...] = ()
     reason: str = ""
     counts: Counts = Counts()
     checks: tuple[CheckOf, ...] = ()
     faults: tuple[FaultOf, ...] = ()
-    measurements: MeasuredOf = MeasuredOf()
+    measurements: dict[str, msgspec.Raw] = {}
     simulated: bool = False
     error: str | None = None
 

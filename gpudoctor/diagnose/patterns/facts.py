@@ -91,7 +91,7 @@ _RESUMED = re.compile(
 )
 _DONE = re.compile(
     r"(?i)^\W*(?:done|finished|completed?)\b|^\W*success(?:ful(?:ly)?)?\W*$|\b(?:train(?:ing)?|job|run|fit|epochs?)\b.{0,40}\b(?:finished|completed?|done|succeeded)\b"
-    r"|\btrain_runtime[\"']?\s{0,4}[:=]|max_\w{1,20}=\d+\W{0,3} reached\b|srun exit code 0\b|exit(?:ed with)? (?:code|status) 0\b|state=COMPLETED|# Out of bounds values : 0 OK"
+    r"|\btrain_runtime[\"']?\s{0,4}[:=]|max_(?:steps|epochs|iters?|iterations)=\d+\W{0,3} reached\b|srun exit code 0\b|exit(?:ed with)? (?:code|status) 0\b|state=COMPLETED|# Out of bounds values : 0 OK"
 )
 # any script's last line
 _ONE_WORD = re.compile(r"(?i)^\W*(?:done|finished|completed?|success(?:ful(?:ly)?)?)\W*$")
@@ -122,7 +122,7 @@ _OF_A_JOB = re.compile(
     r"|\b(?:mpirun|mpiexec|prterun) (?:noticed|detected|has exited)\b|MPI_ABORT was invoked on rank \d"
     r"|\b(?:srun|sbatch|salloc|slurmstepd[\w.-]*|mpirun|prterun|torchrun): |\bJobId=\d|(?i:\bworld[ _]size\b)|submitit (?:INFO|WARNING|ERROR)|\((?:raylet|\w+ pid=\d+|\w+ rank=\d+ pid=\d+)"
     r"|tensorflow/(?:core|compiler|stream_executor)/|(?:external/)?xla/\S+:\d+\]|jaxlib\.|(?:GPU|TPU) available: (?:True|False)|LOCAL_RANK: \d+ - CUDA_VISIBLE"
-    r"|\*{5} Running training|\bNum (?:examples|Epochs) = \d|(?i:\b(?:accuracy|samples/s\w*|tokens/s\w*)\b[\"']?\s?[:=]\s?\d)|(?i:\b(?:step|iter(?:ation)?|epoch)\W{0,3}\d+\b.{0,80}\b(?:lr|ppl|perplexity)\W{0,3}\d)|\[batch=\d+/\d+\]|\bmax_\w{1,20}=\d+\W{0,3} reached\b|^\[[IWEF] \w{1,60}\.cpp:\d+\]|# Avg bus bandwidth|# +(?:nThread|Using devices|Rank +\d)"
+    r"|\*{5} Running training|\bNum (?:examples|Epochs) = \d|(?i:\b(?:accuracy|samples/s\w*|tokens/s\w*)\b[\"']?\s?[:=]\s?\d)|(?i:\b(?:step|iter(?:ation)?|epoch)\W{0,3}\d+\b.{0,80}\b(?:lr|ppl|perplexity)\W{0,3}\d)|\[batch=\d+/\d+\]|\bmax_(?:steps|epochs|iters?|iterations)=\d+\W{0,3} reached\b|^\[[IWEF] \w{1,60}\.cpp:\d+\]|# Avg bus bandwidth|# +(?:nThread|Using devices|Rank +\d)"
     r"|\b\d+ +\d+ +(?:float|half|double|bfloat16|u?int\d+|fp8\w*) +(?:none|sum|prod|max|min|avg)\b"
     r"|(?:INFO|WARNING|ERROR) \d\d-\d\d \d\d:\d\d:\d\d \[?\w+\.py:\d+\]| \d+/\d+ +(?:Running|Pending|Completed|CrashLoopBackOff|Error|OOMKilled|Init:\S+|ContainerCreating) +\d|\bNVRM: |(?:level=info|INFO).{0,200}\b(?i:cuda|gpu|nccl|rank)\b|\d%\|.{0,200}\| *\d+/\d+ \["
 )
@@ -247,7 +247,7 @@ def _place_or_size(text: str, lowered: str) -> Event | None:
         return Event(role="fact", what="member", rank=int(gloo["rank"]), detail={"world": int(gloo["peers"]) + 1})
     if "virtual memory" in lowered and (ram := _RAM.search(text)):
         return Event(role="fact", what="ram", detail={"ram_pct": int(ram["pct"])})
-    if "peer" in lowered and ":" in text and (peer := peer_in(text)):
+    if lowered.lstrip().startswith(("peer host:", "remote host:")) and (peer := peer_in(text)):
         return Event(role="fact", what="peer", detail={"peer": peer})
     if "pid" in lowered and (named := _RANK_PID.search(text)):
         detail: dict[str, str | int] = {"world": int(named["world"])} if named["world"] else {}

@@ -80,7 +80,6 @@ TORCH = rows(
      r"|(?:FloatingPointError|AssertionError|ValueError|RuntimeError|\.NaN\w*).{0,120}\b(?:nan|NaN|NaNs)\b|contains? NaN"
      r"|Function '\w+' returned nan values"),
     ("nan", "nan", r"(?i)\bgrad(?:ient)? ?norm[:= ]+nan\b|^(?!.{0,2000}\b\w{0,40}_loss[:= ]+-?\d).{0,2000}?\bloss[:= ]+nan\b", "cause", 2),
-    ("nan", "nan", r"(?i)(?<!no )\bNaNs?(?: (?:or|and) Infs?)? (?:found|detected|encountered)\b(?!\W*(?:in )?(?:0|no|none|false)\b)", "echo", 1, False),
     ("nan", "loss scale already at minimum|minimum loss scale", r"loss scale already at minimum|Minimum loss scale reached"),
     # Apex has no minimum of its own: it halves the scale at every step that overflows
     ("nan", "reducing loss scale to", r"loss scaler \d+ reducing loss scale to (?:0(?:\.\d+)?|[\d.]+e-\d+)$"),

@@ -15,9 +15,9 @@ SIGNALS = {each.name: each.value for each in Signals}
 _SIGNAL_WORDS = {words.lower(): -number for number in sorted(valid_signals()) if (words := strsignal(number))}
 # and those of its translations whose speakers paste them most
 _TRANSLATED = {
-    **dict.fromkeys(("已杀死", "強制結束", "強制終了", "죽었음", "Getötet", "Убито", "Morto"), -9),
-    **dict.fromkeys(("段错误", "程式記憶體區段錯誤", "세그멘테이션 오류", "Speicherzugriffsfehler", "Ошибка сегментирования"), -11),
-    **dict.fromkeys(("已放弃", "Abgebrochen", "Abortado", "Аварийный останов"), -6),
+    **dict.fromkeys(("已杀死", "強制結束", "強制終了", "죽었음", "Убито"), -9),
+    **dict.fromkeys(("段错误", "程式記憶體區段錯誤", "세그멘테이션 오류", "Ошибка сегментирования"), -11),
+    **dict.fromkeys(("已放弃", "Аварийный останов"), -6),
 }  # fmt: skip
 _SIGNAL_WORDS |= {words.lower(): code for words, code in _TRANSLATED.items()}
 _DIED = (
@@ -141,7 +141,7 @@ _ROWS: tuple[tuple[str, str, _Build], ...] = (
     # Paddle
     ("spawn", r"Out of all (?P<world>\d{1,6}) trainers, the trainer process with rank=\[(?P<ranks>\d[\d, ]{0,4000})\] was aborted", _ended),
     ("spawn", r"\A(?:Container rank (?P<rank>\d{1,6}) status failed cmd .{0,4000} code (?P<code>-?[1-9]\d{0,2}) log )", _ended),
-    ("own", rf"\A(?:\[(?P<host>[\w.-]{{1,253}}):(?P<pid>\d{{1,10}})\] )?(?:Fatal Python error: |!+ |.{{0,400}}\bSignal: )(?P<how>{_DIED})\b", _ended),
+    ("own", rf"\A(?:\[(?P<host>[\w.-]{{1,253}}):(?P<pid>\d{{1,10}})\] )?(?:Fatal Python error: |!+ |.{{0,400}}\bSignal: (?=[^()]{{1,40}} \(\d+\)))(?P<how>{_DIED})\b", _ended),
     # UCX's handler of fatal signals
     ("own", r"\A(?:\[(?P<host>[\w.-]{1,253}):(?P<pid>\d{1,10}) *:\d+:\d+\] Caught signal (?P<signal>\d{1,2}) \()", _ended),
     ("horovod", r"\A(?:Process (?P<rank>\d{1,6}) exit with status code (?P<code>[1-9]\d{0,2})\.)", _ended),

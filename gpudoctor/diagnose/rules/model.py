@@ -15,6 +15,8 @@ from gpudoctor.diagnose.job import Attempt
 
 _SHOWN = 4
 
+EVERY_MACHINES = ("127.", "0.", "::", "localhost")  # addresses that name none
+
 
 class Hypothesis(msgspec.Struct):
     """What may have happened first. `ranks`: empty if no rank is named. `unknown`: a kind of failure, not its cause."""
@@ -74,7 +76,7 @@ def host_of(events: Iterable[Event]) -> str | None:
 def address_of(events: Collection[Event]) -> str | None:
     """The common address, of events that no controller can have repeated; Ray's labels name no host."""
     address = only(e.ip for e in events) if all(e.word("address") or not e.word("type") for e in events) else None
-    return None if address is None or address.startswith(("127.", "0.", "::")) else address
+    return None if address is None or address.startswith(EVERY_MACHINES) else address
 
 
 def named(ranks: Iterable[int], nobody: str = "a rank") -> str:

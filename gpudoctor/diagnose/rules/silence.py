@@ -8,13 +8,22 @@ from collections.abc import Collection, Iterator
 
 from gpudoctor.diagnose.events import TROUBLE, Event, grouped, only
 from gpudoctor.diagnose.job import Attempt, Job
-from gpudoctor.diagnose.rules.model import Hypothesis, at_events, host_of, named, only_rank, ranks_of, undecided
+from gpudoctor.diagnose.rules.model import (
+    EVERY_MACHINES,
+    Hypothesis,
+    at_events,
+    host_of,
+    named,
+    only_rank,
+    ranks_of,
+    undecided,
+)
 
 _NEARLY_FULL_PCT = 80
 # of the whole job: "Done!" may be a download's, and an epoch is followed by others
 _END = re.compile(
     r"(?i)\b(?:train(?:ing)?|job|run|fit)\b.{0,40}\b(?:finished|completed?|done|succeeded)\b"
-    r"|max_\w{1,20}=\d+\W{0,3} reached\b|state=COMPLETED"
+    r"|max_(?:steps|epochs|iters?|iterations)=\d+\W{0,3} reached\b|state=COMPLETED"
 )
 _EPOCH = re.compile(r"(?i)\bepochs?\b")
 _MOST_LINES_AFTER = 20  # a log that goes on for longer shows that the start did
@@ -68,7 +77,8 @@ def only_victims(attempt: Attempt) -> Iterator[Hypothesis]:
         code = f" (exit code {exits[0].number('code')})" if exits else ""
         text = f"{_who(victims)} only lost a connection: {lost} ended before that{code}"
         text += ", and its words are not in this text"
-        yield undecided("victims_only", text, [*victims[:3], *exits[:1]], host=peer)
+        host = peer if peer and not peer.startswith(EVERY_MACHINES) else None
+        yield undecided("victims_only", text, [*victims[:3], *exits[:1]], host=host)
 
 
 def _who(events: Collection[Event], nobody: str = "all who speak") -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -116,6 +117,7 @@ def _without_ctypes_util() -> Iterator[None]:
     stand_in = ModuleType(name)
     vars(stand_in)["find_library"] = _find_library
     sys.modules[name] = stand_in
+    vars(ctypes)["util"] = util  # as the import would: imported when an attribute of it is read
     try:
         yield
     finally:
