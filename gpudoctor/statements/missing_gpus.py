@@ -20,15 +20,15 @@ _PART = r"(?:cards?|boards?|devices?|modules?)"
 _THING = rf"(?:(?:GPUs?|(?:graphics|video) cards?|{_MODEL})\b(?: (?:GPUs?|{_PART})\b)?(?: ?#?\d{{1,3}}\b)?)"
 _NAMES_ONE = lazy_pattern(rf"(?i)\b(?:{_THING}|{_PART}\b.*\bnvidia-smi)\b")
 _AUX = r"(?:has|have|is|are|just|now|also|suddenly|simply|all|both|again|already|completely|totally|went|got)"
-_TIME = r"(?: (?:since|after|again|now|today|yesterday|overnight|during|while|when|last|this|on \w{3,6}day|at \d{1,2}|and|but|so)\b)"
-_END = rf"(?=\W*$|\W?[.,;:!)]|{_TIME})"
+_TIME = r"(?: (?:since|after|again|now|today|yesterday|overnight|during|while|when|last night|this (?:morning|noon|afternoon|evening)|on \w{3,6}day|at \d{1,2}|and|but|so)\b)"
+_END = rf"(?=[^\w?]*$|\W?[.,;!)]|:(?! ?(?:no|none|false|0)\b)|{_TIME})"
 _IN_NVIDIA_SMI = r"(?: up)? (?:in|from|to|by) (?:the )?(?:output of )?\W?nvidia-smi\b"
 _ON_NODE = (
     r" (?:in|from|on) (?:the |this |our |my )?(?:PCI\w* bus|bus|node|host|server|machine|system|box|lspci|dmesg)\b"
 )
 _NOT_SHOWN = (
     r"(?:no longer (?:shows?|appears?)|(?:(?:do|does|is|are)(?: not|n['’]t)) (?:show(?:ing|n)?|appear(?:ing)?))"
-    r"(?: up)?(?: any ?more)?"
+    r"(?: up(?: any ?more)?| any ?more|(?!,))"
 )
 # it may also be over, or be missing to one process alone
 _AWAY = rf"(?:gone|vanish(?:ed|es)|disappear(?:ed|s|ing)?|missing|{_NOT_SHOWN})"
@@ -36,13 +36,15 @@ _DEAD = rf"(?:(?:died|dead)(?:{_END}|(?= (?:in|on|at|with|during|while|when|beca
 # the thing is the subject of its clause, and nothing stands before it but which one it is
 _GONE = lazy_pattern(
     rf"(?i)(?:^\W*|[.;:!?,(] ?|\b(?:and|but|that|because|since|after|so|then|as|while|now|today|however) )"
-    rf"(?:{_COUNT} of |(?:{_COUNT}|an?|the|this|that|these|those|my|our|your|another|some|all|both|several|other|whole|first|second|third|fourth|last"
-    rf"|\d{{1,2}}(?:st|nd|rd|th)|old|new|left|right|upper|lower|nvidia|AMD) ){{0,5}}?"
+    rf"(?P<which>{_COUNT} of |(?:{_COUNT}|an?|the|this|that|these|those|my|our|your|another|all|both|several|other|whole|first|second|third|fourth|last"
+    rf"|\d{{1,2}}(?:st|nd|rd|th)|left|right|upper|lower|nvidia|AMD) ){{0,5}}?"
     rf"(?:(?:{_THING} ?){{1,3}}(?:\([^)]{{1,60}}\) ?)?(?:(?:in|at|of|on|inside) [\w./-]{{1,40}} (?:\d{{1,3}} )?){{0,2}}"
     rf"(?:{_AUX} |(?P<unsure>(?:was|were|seem(?:s|ed)?|looks?)(?: to(?: be| have)?)? ))*"
-    rf"(?:{_DEAD}|(?P<away>{_AWAY})(?:{_IN_NVIDIA_SMI}|{_ON_NODE})?{_END})"
+    rf"(?:{_DEAD}|(?P<away>{_AWAY})(?P<where>{_IN_NVIDIA_SMI}|{_ON_NODE})?{_END})"
     rf"|{_PART} (?:{_AUX} )*{_AWAY}{_IN_NVIDIA_SMI}{_END})"
 )
+_COUNTED = lazy_pattern(rf"(?i)\b{_COUNT}\b")
+_TAKEN_OUT = lazy_pattern(r"(?i)\b(?:sold|bought|moved|removed|pulled|lent|borrowed|donated)\b")
 # what stands before it in its sentence takes it back, or says that it is not known
 _SUPPOSED = lazy_pattern(
     r"(?i)(?:\b(?:if|whether|unless|in case|how to|e\.g|such as|should|would|might|may|could|not|never|nobody|doubt|maybe|perhaps|possibly"
@@ -119,9 +121,16 @@ def _gone(text: str) -> Literal["missing", "perhaps"] | None:
         end = match.start()
         if over or _is_supposed(text, end):
             continue
-        unsure = match["unsure"] or (match["away"] and _IN_A_PROCESS.search(text))
-        told.add("perhaps" if unsure else "missing")
+        told.add("missing" if _is_sure(text, match) else "perhaps")
     return "missing" if "missing" in told else "perhaps" if told else None
+
+
+def _is_sure(text: str, match: re.Match[str]) -> bool:
+    """Whether it says which GPU or how many; what is away may be away by intent, or from one process alone."""
+    if match["unsure"] or (match["away"] and (_IN_A_PROCESS.search(text) or _TAKEN_OUT.search(text))):
+        return False
+    counted = _COUNTED.search(match[0]) is not None
+    return counted or bool(match["where"] if match["away"] else match["which"])
 
 
 def _is_supposed(text: str, at: int) -> bool:
