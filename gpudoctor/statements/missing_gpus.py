@@ -18,7 +18,7 @@ _MODEL = (
 )
 _PART = r"(?:cards?|boards?|devices?|modules?)"
 _THING = rf"(?:(?:GPUs?|(?:graphics|video) cards?|{_MODEL})\b(?: (?:GPUs?|{_PART})\b)?(?: ?#?\d{{1,3}}\b)?)"
-_NAMES_ONE = lazy_pattern(rf"(?i)\b(?:{_THING}|{_PART}\b.*\bnvidia-smi)\b")
+_NAMES_ONE = lazy_pattern(rf"(?i)\b(?:{_THING}|nvidia-smi)\b")
 _AUX = r"(?:has|have|is|are|just|now|also|suddenly|simply|all|both|again|already|completely|totally|went|got)"
 _TIME = r"(?: (?:since|after|again|now|today|yesterday|overnight|during|while|when|last night|this (?:morning|noon|afternoon|evening)|on \w{3,6}day|at \d{1,2}|and|but|so)\b)"
 _END = rf"(?=[^\w?]*$|\W?[.,;!)]|:(?! ?(?:no|none|false|0)\b)|{_TIME})"

@@ -634,6 +634,7 @@ def test_a_gpu_that_a_person_calls_gone_or_does_not_count_is_a_failure(text: str
         "Three GPUs vanished on Friday; a reset brought them back",
         "My 3090 died, I sent it in and got a new one.",
         "*** Several devices missing",
+        "only 3 of 4 devices found",
         "WARNING: 2 devices no longer appear in the array",
         "The RAID card is dead, all 4 GPUs are fine",
         "L4 is gone from the price list",
