@@ -90,7 +90,9 @@ _NO_FAILURE = lazy_pattern(
     r"(?i)\b(?:(?:errors?|failures?|failed|faults?)(?: counts?| total)? 0\b(?![.:%-]|,? ?(?:and |to )?\d)|failed (?:\w+ ){1,3}0 times\b"
     rf"|errors? (?:{_FREE}|not found|log (?:is )?empty|counters? (?:reset|cleared)|containment (?:is )?(?:on|enabled|supported))\b)"
 )
-_WARNS = lazy_pattern(r"(?i)(?:^|[\s\[(|:])(?:warn(?:ing)?s?)\b[\]:|)]?|\w+Warning: |level=\"?warn")
+_WARNS = lazy_pattern(
+    r"(?i)(?:^|[\s\[(|:])(?:warn(?:ing)?s?)\b[\]:|)]?|\w+Warning: |level=\"?warn|\binfoROM is corrupted at gpu\b"
+)
 # plain prose that tells of no failure now
 _SUPPOSES = lazy_pattern(
     r"(?i)\b(?:no|never|without|none|zero|if|when|whether|may|might|would|(?<!as it )should|e\.g|such as|fix(?:ed|es)?|rather than|instead of|in case|to avoid|how to|please|try|tips?|known issues?)\b|\?\s*$"
@@ -138,11 +140,11 @@ def form_of(text: str, level: str | None = None) -> Reading | None:
     if match is None:
         if loud and text.strip():
             return Reading("level", "error", text.strip())
-        return Reading("sentence", "error", text.strip()) if missing_gpus(text) else None
+        return _lacking(text)
     form, severity, found = match
     if form == "sentence" and not loud and _SUPPOSES.search(text):
         if (first := _first_that_tells(text)) is None:
-            return Reading("sentence", "error", text.strip()) if missing_gpus(text) else None
+            return _lacking(text)
         found = first
     if form == "exception" and "Warning: " in text[:80]:
         return None
@@ -151,6 +153,11 @@ def form_of(text: str, level: str | None = None) -> Reading | None:
     if loud and form == "sentence":
         form = "level"
     return Reading(form, severity, found["message"].strip() or text.strip(), found.groupdict().get("program"))
+
+
+def _lacking(text: str) -> Reading | None:
+    lacks = missing_gpus(text)
+    return Reading("sentence", "error" if lacks == "missing" else "warning", text.strip()) if lacks else None
 
 
 def _warns(text: str, level: str | None) -> bool:

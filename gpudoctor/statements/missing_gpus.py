@@ -10,22 +10,52 @@ from gpudoctor.lazy import lazy_pattern
 _WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 _NUMBERS = {word: number for number, word in enumerate(_WORDS, 1)} | {"sixteen": 16}
 _COUNT = rf"(?:\d{{1,4}}|{'|'.join(_NUMBERS)})"
+# by its word: a card, device or board may be any. A number or one digit is a model only beside what says so
 _MODEL = (
     r"(?:(?:GTX|RTX|Titan|Tesla|Quadro|GeForce)(?: (?!cards?\b|GPUs?\b|boards?\b|has|have|is|are|was|died)\w{1,8}){0,2}"
-    r"|(?-i:[ABHKLPTV]\d{1,3})[a-z]{0,4}|[2345]0[5-9]0(?: ?(?:Ti|Super))?s?|MI\d{2,3}X?)"
+    r"|(?-i:A(?:10|16|30|40|100|800)|B[123]00|H(?:20|100|200|800)|K[248]0|L[24]0|P40|P100|V100)[a-zA-Z]{0,3}"
+    r"|(?-i:A2|L4|P4|T4)(?= (?:card|GPU|board))|(?:(?<=\bmy )|(?<=\b(?:our|the|one|two) ))[2345]0[5-9]0(?: ?(?:Ti|Super))?s?|MI\d{2,3}X?)"
 )
-_THING = rf"(?:(?:GPUs?|cards?|boards?|devices?|{_MODEL})(?: ?#?\d{{1,3}}\b)?)"
-_NAMES_ONE = lazy_pattern(rf"(?i)\b{_THING}")
-_AUX = r"(?:has|have|is|are|was|were|just|now|also|suddenly|simply|all|both|again|already|completely|totally|went|got|seems?|to|be)"
-_DEAD = (
-    r"(?:died|dead(?! (?:slow|lock))|gone(?! (?:up|to|through|into|down|well|over|beyond|from \d)\b)|vanish(?:ed|es)|disappear(?:ed|s|ing)?|missing(?=\W*$|[.,;:!)]| (?:from|in|since|after|again|now)\b)"
-    r"|(?:drop(?:ped|s)?|falling) off|no longer (?:shows?|appears?)|(?:(?:do|does|is|are)(?: not|n['’]t)) (?:show(?:ing|n)?|appear(?:ing)?))\b"
+_PART = r"(?:cards?|boards?|devices?|modules?)"
+_THING = rf"(?:(?:GPUs?|(?:graphics|video) cards?|{_MODEL})\b(?: (?:GPUs?|{_PART})\b)?(?: ?#?\d{{1,3}}\b)?)"
+_NAMES_ONE = lazy_pattern(rf"(?i)\b(?:{_THING}|nvidia-smi)\b")
+_AUX = r"(?:has|have|is|are|just|now|also|suddenly|simply|all|both|again|already|completely|totally|went|got)"
+_TIME = r"(?: (?:since|after|again|now|today|yesterday|overnight|during|while|when|last night|this (?:morning|noon|afternoon|evening)|on \w{3,6}day|at \d{1,2}|and|but|so)\b)"
+_END = rf"(?=[^\w?]*$|\W?[.,;!)]|:(?! ?(?:no|none|false|0)\b)|{_TIME})"
+_IN_NVIDIA_SMI = r"(?: up)? (?:in|from|to|by) (?:the )?(?:output of )?\W?nvidia-smi\b"
+_ON_NODE = (
+    r" (?:in|from|on) (?:the |this |our |my )?(?:PCI\w* bus|bus|node|host|server|machine|system|box|lspci|dmesg)\b"
 )
-# the thing is the subject of its clause: nothing on, of or with a GPU, and no condition
+_NOT_SHOWN = (
+    r"(?:no longer (?:shows?|appears?)|(?:(?:do|does|is|are)(?: not|n['’]t)) (?:show(?:ing|n)?|appear(?:ing)?))"
+    r"(?: up(?: any ?more)?| any ?more|(?!,))"
+)
+# it may also be over, or be missing to one process alone
+_AWAY = rf"(?:gone|vanish(?:ed|es)|disappear(?:ed|s|ing)?|missing|{_NOT_SHOWN})"
+_DEAD = rf"(?:(?:died|dead)(?:{_END}|(?= (?:in|on|at|with|during|while|when|because)\b))|(?:drop(?:ped|s)|falling) off(?: the (?:\w+ )?bus\b)?{_END})"
+# the thing is the subject of its clause, and nothing stands before it but which one it is
 _GONE = lazy_pattern(
     rf"(?i)(?:^\W*|[.;:!?,(] ?|\b(?:and|but|that|because|since|after|so|then|as|while|now|today|however) )"
-    rf"(?:{_COUNT} of |(?!(?:on|of|with|for|using|by|from|to|in|at|no|none|neither|if|when|whether|unless|once|until|before|without|every time)\b)[\w'’-]{{1,20}} ){{0,5}}?"
-    rf"(?:{_THING} ?){{1,3}}(?:\([^)]{{1,60}}\) ?)?(?:(?:in|at|of|on|inside) [\w./-]{{1,40}} (?:\d{{1,3}} )?){{0,2}}(?:{_AUX} ){{0,4}}{_DEAD}"
+    rf"(?P<which>{_COUNT} of |(?:{_COUNT}|an?|the|this|that|these|those|my|our|your|another|all|both|several|other|whole|first|second|third|fourth|last"
+    rf"|\d{{1,2}}(?:st|nd|rd|th)|left|right|upper|lower|nvidia|AMD) ){{0,5}}?"
+    rf"(?:(?:{_THING} ?){{1,3}}(?:\([^)]{{1,60}}\) ?)?(?:(?:in|at|of|on|inside) [\w./-]{{1,40}} (?:\d{{1,3}} )?){{0,2}}"
+    rf"(?:{_AUX} |(?P<unsure>(?:was|were|seem(?:s|ed)?|looks?)(?: to(?: be| have)?)? ))*"
+    rf"(?:{_DEAD}|(?P<away>{_AWAY})(?P<where>{_IN_NVIDIA_SMI}|{_ON_NODE})?{_END})"
+    rf"|{_PART} (?:{_AUX} )*{_AWAY}{_IN_NVIDIA_SMI}{_END})"
+)
+_COUNTED = lazy_pattern(rf"(?i)\b{_COUNT}\b")
+_TAKEN_OUT = lazy_pattern(r"(?i)\b(?:sold|bought|moved|removed|pulled|lent|borrowed|donated)\b")
+# what stands before it in its sentence takes it back, or says that it is not known
+_SUPPOSED = lazy_pattern(
+    r"(?i)(?:\b(?:if|whether|unless|in case|how to|e\.g|such as|should|would|might|may|could|not|never|nobody|doubt|maybe|perhaps|possibly"
+    r"|think|thought|believed?|assumed?|suspect|guess|until|before|when|once|every time)\b|n['’]t\b)"
+)
+_SENTENCE_END = lazy_pattern(r"[.!?;]\s+")
+# what stands behind it says that it is over, unless that is denied or only wished for
+_MENDED = lazy_pattern(
+    r"(?i)(?P<denied>(?:\b(?:not|never|no|be|must|will|needs?|please|cannot)|n['’]t) (?:\w+ ){0,2}?)?"
+    r"\b(?:back(?! to \d)|recovered|returned|repaired|replaced|swapped|exchanged|fixed|resolved|solved|restored|reappear\w*|(?:a|the) new one"
+    r"|(?:good|fine|OK|well) (?:now|again)|works? (?:again|now))\b"
 )
 _SEEN = (
     r"(?:visible|detected|found|listed|seen|shown|recogni[sz]ed|enumerated|present|online|reachable|alive|healthy|usable"
@@ -48,14 +78,13 @@ _SHOWN = (
     rf"(?:\b{_TOOL}\W{{1,3}}(?:(?:now|only|just|still|currently|also) ){{0,2}}(?:shows?|lists?|sees?|finds?|reports?|detects?|counts?|displays?|recogni[sz]es)(?: me| up)?"
     rf"|\b(?:only|just))"
 )
+# a count of what is hot, or in a mode, lacks none
 _SHOWS = lazy_pattern(
     rf"(?i){_SHOWN} (?:only |just |up |show(?:s|ing)? |see |the |other |remaining )*({_COUNT})\b"
-    r"(?=\W*$|[.,;:!)]| (?:(?:of (?:them|those|these)|GPUs?|cards?|devices?|show\w*|appear\w*|are|is|in|by|with|now|when|after|instead)\b"
-    r"(?! (?:are |is )?(?:idle|busy|free|used|in use|running|at|with|using|allocated|needed|required)\b)))"
+    rf"(?: of (?:them|those|these)\b)?(?: (?:GPUs?|cards?|devices?)\b)?(?: (?:show|appear)\w*(?: up)?)?{_END}"
 )
 _BY_A_TOOL = lazy_pattern(rf"(?i)\b{_TOOL}|\b{_SEEN}|\b(?:show|appear)(?:s|ing)?(?: up)?\b")
 _SEVERAL_NODES = lazy_pattern(r"(?i)\b(?:each|per|every|(?:nodes|hosts|servers|machines))\b")
-_CONDITION = lazy_pattern(r"(?i)\b(?:if|whether|unless|in case|how to|e\.g|such as|should|would|might)\b")
 # what one process or container sees is no count of the node
 _IN_A_PROCESS = lazy_pattern(
     r"(?i)\b(?:container|docker|pod|job|process|rank|srun|sbatch|VM|notebook|session|user|\w*torch\w*|jax|tensorflow|python)\b"
@@ -64,28 +93,54 @@ _FAR = 1000
 
 
 def missing_gpus(text: str) -> Literal["missing", "perhaps"] | None:
-    """Whether the text says that the node lacks GPUs; perhaps: it does not say whether of the node or of a process.
+    """Whether the text says that the node lacks GPUs; perhaps: it may be of a process, or over.
 
     >>> missing_gpus("Our second A40 has died"), missing_gpus("the worker on GPU 3 died")
     ('missing', None)
-    >>> missing_gpus("8 GPUs are in it, nvidia-smi lists 6"), missing_gpus("My container: only 2 of the 8 GPUs show up")
-    ('missing', 'perhaps')
+    >>> missing_gpus("8 GPUs are in it, nvidia-smi lists 6"), missing_gpus("GPU 2 was missing, but it is back")
+    ('perhaps', None)
     """
     text = text[:_FAR]
-    if not _NAMES_ONE.search(text) or _CONDITION.search(text):
+    if not _NAMES_ONE.search(text):
         return None
-    if _GONE.search(text):
-        return "missing"
+    gone = _gone(text)
+    if gone == "missing":
+        return gone
     share = _share(text)
-    if share == "missing" or _counts_fewer(text):
-        return "perhaps" if _IN_A_PROCESS.search(text) else "missing"
-    return share
+    if share == "missing" and _IN_A_PROCESS.search(text):
+        return "perhaps"
+    return share or gone or ("perhaps" if _counts_fewer(text) else None)
+
+
+def _gone(text: str) -> Literal["missing", "perhaps"] | None:
+    """What it says of GPUs that are dead or away, each up to the next one: none if it is supposed, denied or over."""
+    told: set[str] = set()
+    end = len(text)
+    for match in reversed(list(_GONE.finditer(text))):
+        over = any(each["denied"] is None for each in _MENDED.finditer(text[match.end() : end]))
+        end = match.start()
+        if over or _is_supposed(text, end):
+            continue
+        told.add("missing" if _is_sure(text, match) else "perhaps")
+    return "missing" if "missing" in told else "perhaps" if told else None
+
+
+def _is_sure(text: str, match: re.Match[str]) -> bool:
+    """Whether it says which GPU or how many; what is away may be away by intent, or from one process alone."""
+    if match["unsure"] or (match["away"] and (_IN_A_PROCESS.search(text) or _TAKEN_OUT.search(text))):
+        return False
+    counted = _COUNTED.search(match[0]) is not None
+    return counted or bool(match["where"] if match["away"] else match["which"])
+
+
+def _is_supposed(text: str, at: int) -> bool:
+    return _SUPPOSED.search(_SENTENCE_END.split(text[:at])[-1]) is not None
 
 
 def _share(text: str) -> Literal["missing", "perhaps"] | None:
     """What "only 7 of 8 GPUs" says: whether they are seen stands behind it, elsewhere, or, if it is all, nowhere."""
     found = _FEWER.search(text)
-    if found is None or int(found[1]) >= int(found[2]):
+    if found is None or int(found[1]) >= int(found[2]) or _is_supposed(text, found.start()):
         return None
     before, behind = text[: found.start()], text[found.end() :]
     if _THEN_SEEN.match(behind):
@@ -98,8 +153,9 @@ def _counts_fewer(text: str) -> bool:
     """Whether it gives two counts of GPUs, and the one that is seen is the lower one."""
     if not _BY_A_TOOL.search(text) or _SEVERAL_NODES.search(text):
         return False
+    shown = [found for found in _SHOWS.finditer(text) if not _is_supposed(text, found.start())]
     owned = max((_number(found[1]) for found in _OWNED.finditer(text)), default=0)
-    return any(_number(found[1]) < owned for found in _SHOWS.finditer(text))
+    return any(_number(found[1]) < owned for found in shown)
 
 
 def _number(word: str) -> int:

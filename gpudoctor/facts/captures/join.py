@@ -48,7 +48,7 @@ class Dumps:
         self._parts: list[tuple[str, str, Part]] = []  # file, sort key (the text), facts
         self._logs: list[KernelLog] = []
         self._left_out = 0
-        self._hosts: set[str] = set()  # whose prompts are in the texts
+        self._hosts: set[str | None] = set()  # of the transcripts
         self._file = ""
         self._read = 0
         self._errors: list[tuple[str, SourceError]] = []
@@ -164,8 +164,8 @@ class Dumps:
         if any(gpu.settings.virtualization in ("passthrough", "vgpu") for gpu in gpus):
             # only a driver inside a virtual machine reports these modes
             host = replace(host, virtualization="vm")
-        if len(self._hosts) == 1 and host.hostname == NOT_READ:
-            host = replace(host, hostname=next(iter(self._hosts)))
+        if host.hostname == NOT_READ and len(self._hosts) == 1 and (only := next(iter(self._hosts))):
+            host = replace(host, hostname=only)
         if self._left_out:
             self.notes.append(f"{self._left_out} texts beyond the first {MAX_PARTS} were not used")
         node = replace(

@@ -46,6 +46,11 @@ _PROMPT = re.compile(
 )
 # of a prompt; not the id of a container
 _HOST = re.compile(r"[(\[]?[\w.-]{1,64}@(?!localhost\b|[0-9a-f]{12}\b)(\w[\w-]{0,62})[\w.-]{0,120}[\s:~\[\]$#]")
+# its output is of another machine or a container, or of nodes that a scheduler knows: the prompt is of none of them
+_ELSEWHERE = re.compile(
+    r"\b(?:rsh|[pcm]?ssh|mosh|telnet|parallel-ssh|x?dsh|pdsh|clush|srun|salloc|mpirun|mpiexec|ansible(?:-\w+)?|salt|kubectl|oc|scontrol|sinfo"
+    r"|(?:docker|podman|nerdctl|crictl|lxc|incus)(?: compose)? exec|ipmitool|nsenter)\s"
+)
 _ROOT = re.compile(rf"(?:#|\+{{1,3}}|>|PS>) ?(?P<command>{_PROGRAMS}\b.{{0,2000}})$")
 # "dmesg shows Xid 79", "nvidia-smi does not work": somebody tells of it
 _TOLD = (
@@ -131,7 +136,7 @@ class Transcript:
         self._unknown: set[tuple[TextReader | None, str]] = set()
         self._last_line = 0
         self.passed, self.too_long = Passed(), Passed()
-        self.hosts: set[str] = set()
+        self.hosts: set[str | None] = set()  # whose prompts there are; None: a command went elsewhere
         self.statements = TextStatements(file)
         self.blocks = 0
 
@@ -299,6 +304,8 @@ class Transcript:
     def _run(self, line: _Line, number: int) -> None:
         self._close_all()
         self._command = line.command
+        if _ELSEWHERE.search(f"{line.command} "):
+            self.hosts.add(None)
         if (prompt := _HOST.match(line.text)) and len(self.hosts) < 2:
             self.hosts.add(prompt[1])
         for reader in self._readers:

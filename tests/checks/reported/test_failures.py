@@ -345,12 +345,11 @@ def test_a_taint_says_no_more_than_the_condition_that_it_follows(taint: str, con
     ("state", "status"),
     [
         *((state, Status.UNKNOWN) for state in ("DOWN*", "IDLE*", "DOWN+NOT_RESPONDING", "UNKNOWN*", "DRAIN*")),
-        *((state, Status.UNKNOWN) for state in ("DOWN", "DOWN+DRAIN")),
-        *((state, Status.FAIL) for state in ("FAIL", "INVAL", "FAIL*", "IDLE+DRAIN+INVALID_REG")),
+        *((state, Status.UNKNOWN) for state in ("DOWN", "DOWN+DRAIN", "FAIL", "INVAL", "FAIL*", "FAIL+DRAIN")),
         *((state, Status.WARN) for state in ("IDLE+DRAIN", "DRAINING", "MIXED+DRAIN")),
     ],
 )
-def test_a_node_is_what_slurm_calls_it_and_unknown_if_it_is_down_or_silent(state: str, status: Status) -> None:
+def test_a_node_that_slurm_does_not_hear_from_or_calls_down_is_unknown(state: str, status: Status) -> None:
     record = f"NodeName=n1 Arch=x86_64 Gres=gpu:8\n   State={state} Weight=1\n   Reason=as told [slurm@now]\n"
     assert [finding.status for finding in said(record)] == [status]
 
@@ -587,9 +586,25 @@ def test_lines_of_any_form_and_length_are_harmless(text: str) -> None:
         ("GPU 3 is dead.", Status.FAIL),
         ("The A100 in slot 4 is gone since the reboot", Status.FAIL),
         ("2 of my cards are not showing up in nvidia-smi", Status.FAIL),
-        ("This box has eight A40 but nvidia-smi lists only 6 of them.", Status.FAIL),
-        ("lspci shows 8 GPUs, nvidia-smi shows 7", Status.FAIL),
-        ("I have 10 P100 GPUs in a chassis and nvidia-smi only shows 9", Status.FAIL),
+        ("This box has eight A40 but nvidia-smi lists only 6 of them.", Status.UNKNOWN),
+        ("lspci shows 8 GPUs, nvidia-smi shows 7", Status.UNKNOWN),
+        ("I have 10 P100 GPUs in a chassis and nvidia-smi only shows 9", Status.UNKNOWN),
+        ("The chassis takes 16 GPUs, I was given 4, and nvidia-smi lists 4", Status.UNKNOWN),
+        ("salloc --gres=gpu:3 of a node with 4 GPUs, nvidia-smi shows 3", Status.UNKNOWN),
+        ("In our container, GPU 1 is gone", Status.UNKNOWN),
+        ("GPU 5 seems to be dead", Status.UNKNOWN),
+        ("The H200s are gone.", Status.UNKNOWN),
+        ("3 GPUs are gone, we moved them", Status.UNKNOWN),
+        ("GPU missing", Status.UNKNOWN),
+        ("The GPU no longer shows up in nvidia-smi", Status.FAIL),
+        ("GPU 5 was missing on Monday", Status.UNKNOWN),
+        ("ERROR: nhc: only 3 of 4 GPUs found, this host should go to repair", Status.FAIL),
+        ("FATAL: only 3 of 4 GPUs found, see whether a cable is loose", Status.FAIL),
+        ("A GTX 980 card in gpu-1-2 died", Status.FAIL),
+        ("3 GPUs disappeared in nvidia-smi", Status.FAIL),
+        ("GPU 5 is gone. It did not come back, and must be replaced.", Status.FAIL),
+        ("GPU 1 vanished and is back. GPU 2 died.", Status.FAIL),
+        ("nvidia-smi says: infoROM is corrupted at gpu 0000:4C:00.0", Status.WARN),
         ("In my container nvidia-smi lists only 3 of 8 GPUs", Status.UNKNOWN),
         ("GPU 2 fell off the bus and was fixed by a reseat, or so we thought.", Status.FAIL),
     ],
@@ -597,7 +612,7 @@ def test_lines_of_any_form_and_length_are_harmless(text: str) -> None:
 def test_a_gpu_that_a_person_calls_gone_or_does_not_count_is_a_failure(text: str, status: Status) -> None:
     (finding,) = said(f"{text}\n")
     assert finding.status is status
-    assert text in text_of(finding)
+    assert text.rpartition("R: ")[2].removeprefix("FATAL: ") in text_of(finding)
 
 
 @pytest.mark.parametrize(
@@ -611,6 +626,26 @@ def test_a_gpu_that_a_person_calls_gone_or_does_not_count_is_a_failure(text: str
         "If a GPU died, power the node off.",
         "Has a GPU of n7 died?",
         "A GPU of n7 died in May and was replaced.",
+        "GPU 1 does not appear to be throttled",
+        "The GPUs do not show anything odd",
+        "GPU 1 no longer shows up in our dashboard",
+        "The A100 no longer shows the power warning",
+        "GPU 5 was missing at noon, but it is back since the power cycle",
+        "Three GPUs vanished on Friday; a reset brought them back",
+        "My 3090 died, I sent it in and got a new one.",
+        "*** Several devices missing",
+        "only 3 of 4 devices found",
+        "WARNING: 2 devices no longer appear in the array",
+        "The RAID card is dead, all 4 GPUs are fine",
+        "L4 is gone from the price list",
+        "GPU missing: no",
+        "A GPU died last year",
+        "the process that used GPU 3 died, and so did job 3090",
+        "It is not so that GPU 3 died",
+        "4 GPUs are in it, nvidia-smi shows 1 with ECC off",
+        "4 H200 GPUs; nvidia-smi shows 2 are warm",
+        "we have 4 GPUs; nvidia-smi shows 2 in MIG mode",
+        "2 A30 cards, 8 MIG devices; nvidia-smi lists 2",
     ],
 )
 def test_gpus_of_which_none_is_missing_are_no_failure(text: str) -> None:
@@ -640,6 +675,9 @@ def test_the_host_of_the_only_prompt_is_the_node_and_that_of_kubernetes_is_named
     assert "that machine (dgx-a17)" in render_text(report, width=100, color=False)
     assert judge(read(f"[admin@dgx-a17 ~]$ nhc\n{failed}root@dgx-a18:~# nhc\n{failed}")).host.name is None
     assert judge(read(f"root@4f3c2b1a0d9e:/# nhc\n{failed}")).host.name is None, "the id of a container"
+    for there in ("ssh root@n7 nhc", "srun -w n7 nhc", "pdsh -w n7 nhc", "kubectl exec p -- nhc", "docker exec c nhc"):
+        for prompt in ("[admin@dgx-a17 ~]$", "admin@dgx-a17:~$"):
+            assert judge(read(f"{prompt} uptime\n{prompt} {there}\n{failed}")).host.name is None, there
     gpus = '  {}:\n    nvidia.com/gpu: "{}"\n'
     node = "status:\n  addresses:\n  - address: gpu07\n    type: Hostname\n"
     (finding,) = said(node + gpus.format("allocatable", 3) + gpus.format("capacity", 4))

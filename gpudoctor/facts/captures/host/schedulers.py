@@ -25,12 +25,10 @@ _RECORD = re.compile(
 _AWAY = re.compile(r"(?:down|fail|err|drain|drng|inval|not_responding|no_respond|unk)[a-z_]*[*$@+~#!%-]{0,2}|[a-z]+\*")
 # a reason that is the node's own fault: a GPU, or a container runtime without which no pod starts
 _BROKEN = re.compile(r"gpu|\bgres|xid|nvidia|\bruntime is down", re.IGNORECASE)
-# states that are a verdict of Slurm's own: it failed, or registered with less than it should have
-_FAILED = re.compile(r"\b(?:fail(?:ed|ing)?|inval(?:id(?:_reg)?)?|err(?:or)?)\b")
 # its scheduler no longer hears from it, or says that it is not ready; nobody has drained or cordoned it
 _NOT_READY = re.compile(
     r"unreachable|\bUnknown\b|\bReady False|^(?:NotReady|not-ready|out-of-service)|^(?:network-un|NetworkUn)available"
-    r"|not_respond|no_respond|\*|\b(?:unk|down(?! or drained))"
+    r"|not_respond|no_respond|\*|\b(?:unk|fail|err|inval|down(?! or drained))"
 )
 _NO_ANSWER = re.compile(r"not responding", re.IGNORECASE)
 _CONDITION = re.compile(r"\s+([A-Z]\w{2,60})\s+(True|False|Unknown)\s+(.*)")
@@ -79,8 +77,7 @@ def _out_of_service(tool: str, node: str, state: str, reason: str) -> Reported:
     By whatever word a scheduler says so. Whom a person drained or cordoned may be fine: a warning.
     """
     unread = _NOT_READY.search(state) or _NO_ANSWER.search(reason)
-    broken = _FAILED.search(state) or _BROKEN.search(reason)
-    loudness: Loudness = "error" if broken else "unread" if unread else "warning"
+    loudness: Loudness = "error" if _BROKEN.search(reason) else "unread" if unread else "warning"
     told = from_tool(tool, f"{node} is {state}: {reason or 'no reason given'}", loudness)
     return replace(told, gpu=about(reason).gpu_index)  # a node may be called like a GPU
 
