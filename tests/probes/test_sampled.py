@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import msgspec
@@ -133,16 +134,16 @@ def trained(plan: ProbePlan, *, on_message: Callable[..., None], **_: object) ->
     return Measurements()
 
 
-def until_sampled(*gpus: int) -> None:
-    """Return when these of the node's GPUs have been sampled."""
-    while not all(SAMPLERS[-1].recording().between(0.0, float("inf"))[gpu].samples for gpu in gpus):
+def until_sampled(*gpus: int, since_s: float = 0.0) -> None:
+    """Return when these of the node's GPUs have been sampled since then (monotonic)."""
+    while not all(SAMPLERS[-1].recording().between(since_s, float("inf"))[gpu].samples for gpu in gpus):
         os.sched_yield()
 
 
 def trained_until_sampled(plan: ProbePlan, *, on_message: Callable[..., None], **_: object) -> Measurements:
     """A train that lasts until every GPU was sampled, and then ends on every rank."""
     found = trained(plan, on_message=on_message)
-    until_sampled(*range(plan.ranks))
+    until_sampled(*range(plan.ranks), since_s=monotonic())  # a sample of before the train is none of it
     for rank in range(plan.ranks):
         on_message(rank, messages.Finished("train"))
     return found
