@@ -13,8 +13,9 @@ from gpudoctor.diagnose.patterns.catalogue import error_event, with_place
 from gpudoctor.diagnose.patterns.facts import OF_A_KERNEL, is_harmless, read_facts
 from gpudoctor.diagnose.patterns.launchers import ElasticTable, expanded, read_launcher
 from gpudoctor.diagnose.patterns.ray import RayReader
-from gpudoctor.diagnose.patterns.watchdog import CONTINUES, DECIDES, CoordinationReader, StallReader, read_watchdog
+from gpudoctor.diagnose.patterns.watchdog import CoordinationReader, StallReader, read_watchdog
 from gpudoctor.diagnose.tracebacks import Tracebacks, exception_event, quoted_exception
+from gpudoctor.diagnose.wrapped_lines import HeldLine, Line, may_go_on
 from gpudoctor.facts.kernel_log.messages import parse_message
 from gpudoctor.facts.kernel_log.records import read_line
 from gpudoctor.statements.about import peer_in
@@ -23,7 +24,6 @@ from gpudoctor.statements.prefixes import Labels, Origin, stripped, with_short_n
 from gpudoctor.statements.reader import statement_of
 
 _MOST_TEXT = 8192
-_MOST_WRAPPED = 9
 # a file that begins with a line of a traceback, or with its exception, lacks what came before
 _INSIDE = re.compile(
     r"  File |    |\^|(?:[A-Za-z_]\w{0,60}\.){0,8}\w{0,60}(?:Error|Exception): |(?P<begin>Traceback \(most recent)"
@@ -33,20 +33,15 @@ _TIMES = re.compile(
     r"\d{4}-\d\d-\d\d|\b\d\d?:\d\d(?::\d\d)?(?:[.,]\d+)?"
     r"|\b\d+(?:\.\d+)? ?(?:ms|s|secs?|seconds?|min|minutes?|h|hours?)\b"
 )
-_BEGINS_ANEW = ("Exception raised", "frame #", "terminate called", "Traceback", "  File", "srun:", "slurmstepd")
 # the end of a progress bar, and another writer's words right behind it
 _BAR = re.compile(r"\d/\d+ \[[^\]\[]{1,80}(?:it/s|s/it)[^\]\[]{0,400}\](?=[A-Z\[])")
 _RULE = re.compile(r"\s*-{40,}\s*$")
 _FRAME = 2
-_WRAPPED = 32  # characters: prose of launchers, not a word or two of a program
 # a place that a line of its own names, right under the sentence that it belongs to: "  Remote host:   n7"
 _PLACE = re.compile(
     r"\s*(?P<key>(?:[A-Za-z]{1,12} )?(?:[Hh]ost(?:name)?|[Nn]ode|GPU|[Dd]evice|[Pp]ort)) *: *(?P<value>\S{1,100})\s*$"
 )
 _MOST_PLACES = 6
-_OPEN = re.compile(r"[a-z,]\s*$")
-_BOX = "=   "  # MPICH's and Intel's mpiexec: "=   PID 77 RUNNING AT n7"
-_ENDED = re.compile(r"[.:!?](?:$|\s+[A-Z])")
 _MOST_ALIKE_AT_THE_END = 3
 _MOST_WRITERS = 100_000
 
@@ -58,24 +53,13 @@ _RETURNED: dict[str, tuple[str, Role]] = {
 }
 
 
-class _Line(msgspec.Struct):
-    """A line without its prefixes, and as it was."""
-
-    number: int
-    origin: Origin
-    text: str
-    raw: str
-    last: int = 0  # of the pieces that it was wrapped into
-    framed: bool = False  # right below a rule of dashes: a launcher's message to people begins
-
-
-_Reader = Callable[[_Line], list[Event] | None]
+_Reader = Callable[[Line], list[Event] | None]
 
 
 def _of_text(read: Callable[[str], Event | list[Event] | None]) -> _Reader:
     """A reader that needs the text alone; what it finds of an agent belongs to the agent's thread."""
 
-    def events(line: _Line) -> list[Event] | None:
+    def events(line: Line) -> list[Event] | None:
         found = read(line.text)
         found = [found] if isinstance(found, Event) else found
         for event in found or ():
@@ -89,14 +73,6 @@ def _of_text(read: Callable[[str], Event | list[Event] | None]) -> _Reader:
 _WATCHDOG = _of_text(read_watchdog)
 
 
-class _Held(msgspec.Struct):
-    """A line that a terminal may have wrapped; its number becomes that of the piece with the words that matter."""
-
-    line: _Line
-    first: int
-    last: int
-
-
 class _Told(msgspec.Struct):
     """A statement whose places may follow in the next lines."""
 
@@ -104,7 +80,7 @@ class _Told(msgspec.Struct):
     last: int
     places: int = 0
 
-    def goes_on(self, line: _Line) -> bool:
+    def goes_on(self, line: Line) -> bool:
         """Whether the line belongs to it, and was added to its message."""
         message = self.event.word("message") or ""
         if line.number != self.last + 1 or self.places >= _MOST_PLACES:
@@ -129,7 +105,7 @@ class LogReader:
         self._traces = Tracebacks()
         self._table = ElasticTable()
         self._ray = RayReader()
-        self._held: _Held | None = None
+        self._held: HeldLine | None = None
         self._spawned: int | None = None
         self._begun = False
         self._repeated: Event | None = None
@@ -176,17 +152,16 @@ class LogReader:
             raw = f"{raw[: _MOST_TEXT // 2]} ... {raw[-_MOST_TEXT // 2 :]}"
         read = with_short_numbers(raw)
         origin, text = stripped(read, self.labels)
-        line = _Line(number, origin, text, raw, framed=number - self._rule <= _FRAME)
+        line = Line(number, origin, text, raw, framed=number - self._rule <= _FRAME)
         if text.strip():
             self._rule = number if _RULE.match(text) else -_FRAME
         if self._held is not None:
-            if _goes_on(self._held, line):
+            if self._held.takes(line):
                 return
             yield from self._flush()
-        of_torch = origin.source is not None and "ProcessGroupNCCL" in origin.source and CONTINUES.search(text)
-        if of_torch or text.startswith(_BOX) or (line.framed and _OPEN.search(text) and not _ENDED.search(text)):
+        if may_go_on(line):
             line.raw = read.removesuffix(text) + text
-            self._held = _Held(line, number, number)
+            self._held = HeldLine(line, number, number)
             return
         if not self._begun and text.strip():
             self._begun = True
@@ -200,7 +175,7 @@ class LogReader:
             held, self._held = self._held, None
             yield from self._whole(held.line)
 
-    def _whole(self, line: _Line) -> Iterator[Event]:
+    def _whole(self, line: Line) -> Iterator[Event]:
         origin = line.origin
         if (origin.rank is not None or origin.local_rank is not None or origin.task is not None) and (
             origin.stream not in self._seen and len(self._seen) < _MOST_WRITERS
@@ -220,7 +195,7 @@ class LogReader:
             yield self._placed(event, line)
         self._note_repeated(line, text, moved=moved)
 
-    def _note_repeated(self, line: _Line, text: str, *, moved: bool) -> None:
+    def _note_repeated(self, line: Line, text: str, *, moved: bool) -> None:
         """Count how often the same text, its times aside, came at the end: a job that stands still does that."""
         kind = _TIMES.sub("0", text[:400])
         if moved or not text.strip():
@@ -231,7 +206,7 @@ class LogReader:
         else:
             self._repeats += 1
 
-    def _placed(self, event: Event, line: _Line) -> Event:
+    def _placed(self, event: Event, line: Line) -> Event:
         event.file, event.line, event.text = self._file, line.number, event.text or line.raw.strip()
         origin = line.origin
         if origin.level in ("W", "I", "V") and event.role in ("cause", "echo", "victim"):
@@ -250,7 +225,7 @@ class LogReader:
                 setattr(event, field, None)
         return event
 
-    def _events(self, line: _Line) -> Iterator[Event]:
+    def _events(self, line: Line) -> Iterator[Event]:
         pointed = False  # at an error that stands elsewhere
         for read in self._readers:
             events = read(line)
@@ -262,14 +237,14 @@ class LogReader:
                 return
             pointed = pointed or bool(points)
 
-    def _nccl_line(self, line: _Line) -> list[Event] | None:
+    def _nccl_line(self, line: Line) -> list[Event] | None:
         if "NCCL " not in line.text and (unnamed := facts.NCCL_WITHOUT_NAME.match(line.text)):
             line.text = f"{line.text[: unnamed.end()]}NCCL {line.text[unnamed.end() :]}"
         text = line.text
         head = (facts.NCCL.match(text) or facts.NCCL_BARE.search(text)) if "NCCL " in text else None
         return list(self._nccl(head, line.origin, text)) if head is not None else None
 
-    def _traceback(self, line: _Line) -> list[Event] | None:
+    def _traceback(self, line: Line) -> list[Event] | None:
         number, text, origin = line.number, line.text, line.origin
         if spawned := re.match(r"-- Process (\d+) terminated with the following error", text):
             self._spawned = int(spawned[1])
@@ -323,7 +298,7 @@ class LogReader:
         elif facts.LAST_RETRY.search(message) or ("Call to connect returned" in message and "retrying" not in message):
             yield Event(role="echo", what="bootstrap_connect_failed", strength=1)
 
-    def _kernel(self, line: _Line) -> list[Event] | None:
+    def _kernel(self, line: Line) -> list[Event] | None:
         text, origin = line.text, line.origin
         if not facts.KERNEL.search(text):
             return None
@@ -359,7 +334,7 @@ def _nccl_warning(text: str, message: str) -> Iterator[Event]:
         yield Event(role="said", what=kind_of(message), detail=detail)
 
 
-def _uncaught(line: _Line) -> list[Event] | None:
+def _uncaught(line: Line) -> list[Event] | None:
     found = facts.UNCAUGHT.search(line.text) if "ncaught " in line.text or '"message"' in line.text else None
     if found is None:
         return None
@@ -368,7 +343,7 @@ def _uncaught(line: _Line) -> list[Event] | None:
     return [with_place(event, line.text)]
 
 
-def _plain(line: _Line) -> list[Event]:
+def _plain(line: Line) -> list[Event]:
     """What a table knows, else facts, else what the line says by its form."""
     text = line.text
     event = error_event(text)
@@ -388,7 +363,7 @@ def _plain(line: _Line) -> list[Event]:
     return [with_place(event, text)]
 
 
-def _statement(line: _Line, reported: list[Event]) -> Iterator[Event]:
+def _statement(line: Line, reported: list[Event]) -> Iterator[Event]:
     """What the line says by its form, if no table knows it; each kernel log has such words: what matters is known."""
     if OF_A_KERNEL.search(line.raw) or is_harmless(line.raw):
         return
@@ -400,34 +375,3 @@ def _statement(line: _Line, reported: list[Event]) -> Iterator[Event]:
     form = "level" if spoken else found.form
     detail: dict[str, str | int] = {"form": form, "severity": found.severity, "message": found.message}
     yield Event(role="said", what=found.kind, detail=detail)
-
-
-def _goes_on_in_prose(sentence: str, text: str) -> bool:
-    """Whether the text is the rest of a sentence that was wrapped: small letters, behind a word at the usual width."""
-    return (
-        len(sentence) >= _WRAPPED
-        and text[:1].islower()
-        and _OPEN.search(sentence) is not None
-        and _ENDED.search(sentence) is None
-    )
-
-
-def _goes_on(held: _Held, line: _Line) -> bool:
-    """Whether a line is the next piece of the one that is held; it is added to that."""
-    text, origin, number = line.text, line.origin, line.number
-    labelled = origin.rank is not None or origin.source is not None or origin.local_rank is not None
-    if labelled or number != held.last + 1 or number >= held.first + _MOST_WRAPPED:
-        return False
-    if held.line.text.rstrip().endswith(".") or not text or "NCCL " in text[:200] or text.startswith(_BEGINS_ANEW):
-        return False
-    boxed = held.line.text.startswith(_BOX)
-    if boxed != text.startswith(_BOX) or (
-        held.line.framed and not boxed and not _goes_on_in_prose(held.line.text, text)
-    ):
-        return False
-    if DECIDES.search(text) and not DECIDES.search(held.line.text):
-        held.line.number = number
-    more = f" {text.strip()}" if boxed or held.line.framed or len(held.line.text) < 50 else text
-    held.line.text, held.line.raw = held.line.text + more, held.line.raw + more
-    held.last = held.line.last = number
-    return True
