@@ -183,7 +183,9 @@ def _adds_nothing(other: Hypothesis, best: Hypothesis) -> bool:
     """Whether it is no alternative: unknown, less sure than what is certain, of the same ranks, or of nobody's end."""
     if other.unknown or (best.confidence == "certain" != other.confidence):
         return True
-    return {*other.ranks} <= {*best.ranks} if other.ranks else not best.unknown and other.what in WITHOUT_REASON
+    if other.ranks:
+        return {*other.ranks} <= {*best.ranks}
+    return not best.unknown and other.what in (*WITHOUT_REASON, "killed_sigkill")
 
 
 def _of_rank(best: Hypothesis, rank: int) -> Hypothesis:

@@ -77,7 +77,7 @@ _EXCEPTION = re.compile(r"(?:[A-Za-z_]\w{0,60}\.){0,8}(?:[A-Z]\w{0,60})?(?:Error
 _OF_A_GPU = ("gpu_lost", "gpu_ecc", "gpu_xid", "nvlink_failed", "wrong_results")
 # deaths, and what a launcher reports with all that it may come from
 _WITH_REASON = ("killed_sigkill", "segfault", "segfault_all", "sigbus", "mpi_failed")
-WITHOUT_REASON = ("process_died_unknown", "silent_exit", "launcher_table_only", "killed_sigkill")
+WITHOUT_REASON = ("process_died_unknown", "silent_exit", "launcher_table_only")
 _FATAL = ("exit", "ending", "wait", "stuck", "victim", "wrapper", "closed")
 
 
@@ -108,7 +108,7 @@ def _of_failed_attempt(job: Job) -> list[Hypothesis]:
 
 def _with_own_words(attempt: Attempt, found: list[Hypothesis]) -> list[Hypothesis]:
     """With what the programs said themselves, if the best hypothesis names no reason."""
-    if not found or found[0].unknown or found[0].what in WITHOUT_REASON[:3]:
+    if not found or found[0].unknown or found[0].what in WITHOUT_REASON:
         statement = [*failed_saying(attempt)]
         if found and statement and (found[0].what == statement[0].what or _follows(statement[0], found[0])):
             return found

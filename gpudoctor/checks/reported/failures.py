@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.core.finding import Advice, Evidence, Finding, Found, fail, ok, skip, unknown, warn
+from gpudoctor.checks.core.finding import Advice, Evidence, Finding, Found, Status, fail, ok, skip, unknown, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu, of_nic
 from gpudoctor.facts.model.missing import known
@@ -72,19 +72,15 @@ _CHECK = Advice("Or have the whole node judged.", "gpudoctor check")
 @check("reported.failures", title="No program in this text reports a failure of the node", needs_gpu=False)
 def failures(case: Case) -> Iterator[Finding]:
     """FAIL for what says that a GPU, a device or the driver is broken; WARN for what may follow from something else."""
-    reported = case.node.reported
-    wordings: set[str] = set()  # what is said of each GPU alike counts once
-    left_out = 0
-    for each in reported:
-        wording = _NUMBERS.sub("0", each.text)
-        if wording in wordings or len(wordings) < _MOST:
-            wordings.add(wording)
-            yield _finding(case, each)
-        else:
-            left_out += 1
-    if left_out:
+    # what is said of each GPU alike counts once
+    found = [(_NUMBERS.sub("0", each.text), _finding(case, each)) for each in case.node.reported]
+    # a failure is not among those left out
+    worst_first = sorted(found, key=lambda pair: pair[1].status is not Status.FAIL)
+    shown = [*dict.fromkeys(wording for wording, _ in worst_first)][:_MOST]
+    yield from (finding for wording, finding in found if wording in shown)
+    if left_out := sum(wording not in shown for wording, _ in found):
         yield unknown(NODE, f"{left_out} more statements like these, in other words")
-    if not reported:
+    if not found:
         yield skip(NODE, NO_STATEMENT)
 
 

@@ -37,7 +37,9 @@ _EXIT_CODES = """# Exit codes
 
 These are those of `check`; `--format nagios` has Nagios's own. Those of another command: `gpudoctor COMMAND --help`.
 """
-_EXIT = re.compile(r"(?:exit|return)(?:[ _]?(?:codes?|status))?(?:\W{0,3}?(-?\d{1,3}))?|signal \d{1,2}", re.IGNORECASE)
+_EXIT = re.compile(
+    r"(?i)(?:exit|return)(?:[ _]?(?:codes?|status))?(?:\W{0,3}?(?P<code>-?\d{1,3}))?|signal (?P<signal>\d{1,2})"
+)
 _XID = re.compile(r"(?:xid[ :#]*)?(\d{1,5})", re.IGNORECASE)
 _WORD = re.compile(r"[a-z0-9]+")
 _MOST_WORDS_OF_A_NAME = 3
@@ -68,8 +70,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="NAME",
         help="a check (pcie.link-width, pcie), a cause (rank_hung), a fault (gpu-lost), an Xid ('Xid 79'), "
-        "an exit code ('exit code 137'), "
-        "a line of a log, or a word",
+        "an exit code ('exit code 137'), a line of a log, or a word",
     )
     color_option(parser)
 
@@ -215,8 +216,8 @@ def _page_of_exit_codes(name: str) -> str | None:
     found = _EXIT.fullmatch(name.strip())
     if found is None:
         return None
-    ours = name[:1].lower() != "s" and int(found[1] or 0) in range(4)
-    return _EXIT_CODES if ours else causes.page_of("process-died")
+    of_a_job = found["signal"] or int(found["code"] or 0) not in range(4)
+    return causes.page_of("process-died") if of_a_job else _EXIT_CODES
 
 
 def _show(text: str) -> None:

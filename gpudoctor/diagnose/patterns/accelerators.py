@@ -11,7 +11,7 @@ CUDA = (
         # TensorFlow's allocator
         ("cuda_oom", "ran out of memory", r"ran out of memory trying to allocate .{0,120}(?P<warning>The caller indicates that this is not a failure)", "echo", 1, False),
         ("cuda_oom", "resource exhausted", r"(?P<warning>convolution algorithm): Resource exhausted: Out of memory", "echo", 1, False),
-    ("cuda_oom", "of memory|oom when allocating", r"Allocator \(GPU_\d+_bfc\) ran out of memory trying to allocate|Resource exhausted: Out of memory|OOM when allocating tensor with shape"),
+        ("cuda_oom", "of memory|oom when allocating", r"Allocator \(GPU_\d+_bfc\) ran out of memory trying to allocate|Resource exhausted: Out of memory|OOM when allocating tensor with shape"),
         # torch at its start, for any GPU of the machine
         ("cuda_no_kernel_image", "is not compatible with the current", r"with CUDA capability sm_\w+ is not compatible with the current PyTorch installation", "echo", 1, False),
     ),

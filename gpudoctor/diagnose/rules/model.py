@@ -15,7 +15,8 @@ from gpudoctor.diagnose.job import Attempt
 
 _SHOWN = 4
 
-EVERY_MACHINES = ("127.", "0.", "::", "localhost")  # addresses that name none
+_LOOPBACK = ("127.", "0.", "::")
+_OF_MANY = ("bogon", "localhost", "ubuntu", "?UNKNOWN?")
 
 
 class Hypothesis(msgspec.Struct):
@@ -73,10 +74,15 @@ def host_of(events: Iterable[Event]) -> str | None:
     return only(e.host for e in events if e.host) or address_of(events)
 
 
+def names_a_machine(host: str) -> bool:
+    """Whether the name or address is that of one machine: no loopback, and no name that many have."""
+    return host not in _OF_MANY and not host.startswith(_LOOPBACK)
+
+
 def address_of(events: Collection[Event]) -> str | None:
     """The common address, of events that no controller can have repeated; Ray's labels name no host."""
     address = only(e.ip for e in events) if all(e.word("address") or not e.word("type") for e in events) else None
-    return None if address is None or address.startswith(EVERY_MACHINES) else address
+    return address if address is not None and names_a_machine(address) else None
 
 
 def named(ranks: Iterable[int], nobody: str = "a rank") -> str:

@@ -9,11 +9,11 @@ from collections.abc import Collection, Iterator
 from gpudoctor.diagnose.events import TROUBLE, Event, grouped, only
 from gpudoctor.diagnose.job import Attempt, Job
 from gpudoctor.diagnose.rules.model import (
-    EVERY_MACHINES,
     Hypothesis,
     at_events,
     host_of,
     named,
+    names_a_machine,
     only_rank,
     ranks_of,
     undecided,
@@ -73,11 +73,11 @@ def only_victims(attempt: Attempt) -> Iterator[Hypothesis]:
         lost = f"the peer at {peer}" if peer else "a peer"
         if any(e.what == "store_lost" for e in victims):
             lost = "the holder of the store (rank 0)"
-        exits = [e for e in attempt.of("exit") if e.host and f"{peer}.".startswith(f"{e.host}.")]
+        exits = [e for e in attempt.of("exit") if peer and e.host and f"{peer}.".startswith(f"{e.host}.")]
         code = f" (exit code {exits[0].number('code')})" if exits else ""
         text = f"{_who(victims)} only lost a connection: {lost} ended before that{code}"
         text += ", and its words are not in this text"
-        host = peer if peer and not peer.startswith(EVERY_MACHINES) else None
+        host = peer if peer and names_a_machine(peer) else None
         yield undecided("victims_only", text, [*victims[:3], *exits[:1]], host=host)
 
 

@@ -99,7 +99,7 @@ class TextStatements:
     def offer(self, line: str, number: int) -> None:
         """Look at a line that no reader took; of a longer one than any message, at its beginning.
 
-        After as many different statements as are kept a text is a log of errors, and more lines of it tell no more.
+        After as many different statements as are kept a text is a log of errors; its check says that not all are shown.
         """
         if len(self._kept) >= MOST_STATEMENTS:
             return

@@ -706,3 +706,28 @@ def test_the_health_of_the_fabric_counts_without_its_state_and_passes_nothing() 
     text = "index, name, fabric.health.summary\n0, NVIDIA H200, Healthy\n1, NVIDIA H200, Unhealthy\n"
     (fabric,) = [each for each in judge(read(text)).checks if each.id == "nvlink.fabric"]
     assert [(f.subject.gpu, f.status) for f in fabric.findings] == [(0, Status.SKIP), (1, Status.FAIL)]
+
+
+def test_a_failure_is_not_left_out_behind_many_warnings() -> None:
+    words = (
+        "map",
+        "pin",
+        "copy",
+        "read",
+        "write",
+        "flush",
+        "open",
+        "close",
+        "seek",
+        "send",
+        "take",
+        "join",
+        "part",
+        "list",
+    )
+    warnings = "".join(f"WARNING: dcgm: GPU 1 failed to {word} the buffer\n" for word in words)
+    findings = said(f"{warnings}GPU 3 has fallen off the bus\n")
+    [failed] = [finding for finding in findings if finding.status is Status.FAIL]
+    assert failed.subject.gpu == 3
+    [rest] = [finding for finding in findings if finding.status is Status.UNKNOWN]
+    assert "more statements like these" in text_of(rest)
