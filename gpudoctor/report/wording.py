@@ -22,7 +22,6 @@ from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.checks.core.subject import NODE, Subject, grouped_label
 from gpudoctor.checks.driver.loaded import NO_GPU_NODE
 from gpudoctor.checks.driver.responsive import WAKING
-from gpudoctor.facts.captures import ABSENT
 from gpudoctor.facts.model.missing import NOT_IN_FILE
 from gpudoctor.lazy import lazy_imports
 from gpudoctor.report.model import Report, findings_of, is_above
@@ -30,6 +29,8 @@ from gpudoctor.text.units import counted
 
 with lazy_imports():
     import shlex
+
+    from gpudoctor.facts import captures
 
 # the command whose output is missing from a capture, by domain; for the kernel log, by check
 _COMMANDS = {
@@ -139,7 +140,7 @@ def also_paste(report: Report) -> str:
         results = [result for result in asked if what in (result.id, result.domain)]
         skipped = bool(results) and all(result.status is Status.SKIP for result in results)
         named_only = what == "gpu" and bool(results) and not report.gpus and report.host.driver is None  # by a log
-        if named_only or (skipped and any(_reason(result).endswith(ABSENT.reason) for result in results)):
+        if named_only or (skipped and any(_reason(result).endswith(captures.ABSENT.reason) for result in results)):
             parts.append(f"{what}: {command}")
     if not parts:
         return ""
