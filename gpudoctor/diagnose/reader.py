@@ -15,7 +15,7 @@ from gpudoctor.diagnose.patterns.launchers import ElasticTable, expanded, read_l
 from gpudoctor.diagnose.patterns.ray import RayReader
 from gpudoctor.diagnose.patterns.watchdog import CoordinationReader, StallReader, read_watchdog
 from gpudoctor.diagnose.tracebacks import Tracebacks, exception_event, quoted_exception
-from gpudoctor.diagnose.wrapped_lines import HeldLine, Line, may_go_on
+from gpudoctor.diagnose.wrapped_lines import HeldLine, StrippedLine, may_go_on
 from gpudoctor.facts.kernel_log.messages import parse_message
 from gpudoctor.facts.kernel_log.records import read_line
 from gpudoctor.statements.about import peer_in
@@ -53,13 +53,13 @@ _RETURNED: dict[str, tuple[str, Role]] = {
 }
 
 
-_Reader = Callable[[Line], list[Event] | None]
+_Reader = Callable[[StrippedLine], list[Event] | None]
 
 
 def _of_text(read: Callable[[str], Event | list[Event] | None]) -> _Reader:
     """A reader that needs the text alone; what it finds of an agent belongs to the agent's thread."""
 
-    def events(line: Line) -> list[Event] | None:
+    def events(line: StrippedLine) -> list[Event] | None:
         found = read(line.text)
         found = [found] if isinstance(found, Event) else found
         for event in found or ():
@@ -80,7 +80,7 @@ class _Told(msgspec.Struct):
     last: int
     places: int = 0
 
-    def goes_on(self, line: Line) -> bool:
+    def goes_on(self, line: StrippedLine) -> bool:
         """Whether the line belongs to it, and was added to its message."""
         message = self.event.word("message") or ""
         if line.number != self.last + 1 or self.places >= _MOST_PLACES:
@@ -152,7 +152,7 @@ class LogReader:
             raw = f"{raw[: _MOST_TEXT // 2]} ... {raw[-_MOST_TEXT // 2 :]}"
         read = with_short_numbers(raw)
         origin, text = stripped(read, self.labels)
-        line = Line(number, origin, text, raw, framed=number - self._rule <= _FRAME)
+        line = StrippedLine(number, origin, text, raw, framed=number - self._rule <= _FRAME)
         if text.strip():
             self._rule = number if _RULE.match(text) else -_FRAME
         if self._held is not None:
@@ -175,7 +175,7 @@ class LogReader:
             held, self._held = self._held, None
             yield from self._whole(held.line)
 
-    def _whole(self, line: Line) -> Iterator[Event]:
+    def _whole(self, line: StrippedLine) -> Iterator[Event]:
         origin = line.origin
         if (origin.rank is not None or origin.local_rank is not None or origin.task is not None) and (
             origin.stream not in self._seen and len(self._seen) < _MOST_WRITERS
@@ -195,7 +195,7 @@ class LogReader:
             yield self._placed(event, line)
         self._note_repeated(line, text, moved=moved)
 
-    def _note_repeated(self, line: Line, text: str, *, moved: bool) -> None:
+    def _note_repeated(self, line: StrippedLine, text: str, *, moved: bool) -> None:
         """Count how often the same text, its times aside, came at the end: a job that stands still does that."""
         kind = _TIMES.sub("0", text[:400])
         if moved or not text.strip():
@@ -206,7 +206,7 @@ class LogReader:
         else:
             self._repeats += 1
 
-    def _placed(self, event: Event, line: Line) -> Event:
+    def _placed(self, event: Event, line: StrippedLine) -> Event:
         event.file, event.line, event.text = self._file, line.number, event.text or line.raw.strip()
         origin = line.origin
         if origin.level in ("W", "I", "V") and event.role in ("cause", "echo", "victim"):
@@ -225,7 +225,7 @@ class LogReader:
                 setattr(event, field, None)
         return event
 
-    def _events(self, line: Line) -> Iterator[Event]:
+    def _events(self, line: StrippedLine) -> Iterator[Event]:
         pointed = False  # at an error that stands elsewhere
         for read in self._readers:
             events = read(line)
@@ -237,14 +237,14 @@ class LogReader:
                 return
             pointed = pointed or bool(points)
 
-    def _nccl_line(self, line: Line) -> list[Event] | None:
+    def _nccl_line(self, line: StrippedLine) -> list[Event] | None:
         if "NCCL " not in line.text and (unnamed := facts.NCCL_WITHOUT_NAME.match(line.text)):
             line.text = f"{line.text[: unnamed.end()]}NCCL {line.text[unnamed.end() :]}"
         text = line.text
         head = (facts.NCCL.match(text) or facts.NCCL_BARE.search(text)) if "NCCL " in text else None
         return list(self._nccl(head, line.origin, text)) if head is not None else None
 
-    def _traceback(self, line: Line) -> list[Event] | None:
+    def _traceback(self, line: StrippedLine) -> list[Event] | None:
         number, text, origin = line.number, line.text, line.origin
         if spawned := re.match(r"-- Process (\d+) terminated with the following error", text):
             self._spawned = int(spawned[1])
@@ -298,7 +298,7 @@ class LogReader:
         elif facts.LAST_RETRY.search(message) or ("Call to connect returned" in message and "retrying" not in message):
             yield Event(role="echo", what="bootstrap_connect_failed", strength=1)
 
-    def _kernel(self, line: Line) -> list[Event] | None:
+    def _kernel(self, line: StrippedLine) -> list[Event] | None:
         text, origin = line.text, line.origin
         if not facts.KERNEL.search(text):
             return None
@@ -334,7 +334,7 @@ def _nccl_warning(text: str, message: str) -> Iterator[Event]:
         yield Event(role="said", what=kind_of(message), detail=detail)
 
 
-def _uncaught(line: Line) -> list[Event] | None:
+def _uncaught(line: StrippedLine) -> list[Event] | None:
     found = facts.UNCAUGHT.search(line.text) if "ncaught " in line.text or '"message"' in line.text else None
     if found is None:
         return None
@@ -343,7 +343,7 @@ def _uncaught(line: Line) -> list[Event] | None:
     return [with_place(event, line.text)]
 
 
-def _plain(line: Line) -> list[Event]:
+def _plain(line: StrippedLine) -> list[Event]:
     """What a table knows, else facts, else what the line says by its form."""
     text = line.text
     event = error_event(text)
@@ -363,7 +363,7 @@ def _plain(line: Line) -> list[Event]:
     return [with_place(event, text)]
 
 
-def _statement(line: Line, reported: list[Event]) -> Iterator[Event]:
+def _statement(line: StrippedLine, reported: list[Event]) -> Iterator[Event]:
     """What the line says by its form, if no table knows it; each kernel log has such words: what matters is known."""
     if OF_A_KERNEL.search(line.raw) or is_harmless(line.raw):
         return

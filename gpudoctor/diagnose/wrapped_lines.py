@@ -18,7 +18,7 @@ _ENDED = re.compile(r"[.:!?](?:$|\s+[A-Z])")
 _TERMINAL = 50  # characters: a longer piece was cut at a width, in the middle of a word or not
 
 
-class Line(msgspec.Struct):
+class StrippedLine(msgspec.Struct):
     """A line without its prefixes, and as it was."""
 
     number: int
@@ -32,11 +32,11 @@ class Line(msgspec.Struct):
 class HeldLine(msgspec.Struct):
     """A line that may go on; its number becomes that of the piece with the words that matter."""
 
-    line: Line
+    line: StrippedLine
     first: int
     last: int
 
-    def takes(self, line: Line) -> bool:
+    def takes(self, line: StrippedLine) -> bool:
         """Whether the line is the next piece, and was added."""
         text, origin, before = line.text, line.origin, self.line.text
         labelled = origin.rank is not None or origin.source is not None or origin.local_rank is not None
@@ -56,7 +56,7 @@ class HeldLine(msgspec.Struct):
         return True
 
 
-def may_go_on(line: Line) -> bool:
+def may_go_on(line: StrippedLine) -> bool:
     """Whether the line may be the first of several pieces."""
     if "ProcessGroupNCCL" in (line.origin.source or "") and CONTINUES.search(line.text):
         return True
