@@ -44,6 +44,8 @@ _GROUPED = re.compile(r"^ {0,40}\| ")
 _IGNORED = ("Exception ignored in", "--- Logging error ---")
 _OF_A_LOGGER = ("Message: ", "Arguments: (")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
+# what follows the exception's own words where a whole traceback stands in one line
+_GLUED = re.compile(rf"\s+(?:{'|'.join(_CHAINED)}|(?:Original )?Traceback \(most recent call last\))")
 _RERAISED = re.compile(r"Caught \w+ in (?:DataLoader worker process|replica|pin memory thread)")
 # vLLM, SGLang: the error of another process, which is printed elsewhere
 _ELSEWHERE = re.compile(
@@ -273,7 +275,7 @@ def exception_event(text: str, functions: set[str] = frozenset()) -> Event:  # t
     found = _EXCEPTION.match(text)
     name = (found["type"] if found else text).rpartition(".")[2]
     message = (found["message"] or "") if found else ""
-    detail: dict[str, str | int] = {"type": name, "message": clipped(message)}
+    detail: dict[str, str | int] = {"type": name, "message": clipped(_GLUED.split(message, maxsplit=1)[0])}
     if functions & _LOADER and name in _OF_A_DEAD_LOADER:
         return Event(role="cause", what="loader_worker_killed", strength=2, detail=detail)
     if known := error_event(text):
