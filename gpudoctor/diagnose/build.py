@@ -8,6 +8,7 @@ import msgspec
 
 from gpudoctor.diagnose.causes import COLLECT, text_of_cause
 from gpudoctor.diagnose.diagnosis import (
+    AlsoSaid,
     Cause,
     Confidence,
     Diagnosis,
@@ -20,15 +21,17 @@ from gpudoctor.diagnose.events import Event, grouped
 from gpudoctor.diagnose.follow import Stall
 from gpudoctor.diagnose.gather import GatheredLogs
 from gpudoctor.diagnose.infer import WITHOUT_REASON, first_failed_attempt, hypotheses, recovered
-from gpudoctor.diagnose.job import Job, clock_skews, is_work
+from gpudoctor.diagnose.job import Attempt, Job, clock_skews, is_work
 from gpudoctor.diagnose.node_reports import NodeReport, weigh
-from gpudoctor.diagnose.rules.model import Hypothesis
+from gpudoctor.diagnose.rules.direct import kind_of_failure
+from gpudoctor.diagnose.rules.model import Hypothesis, words_of
 from gpudoctor.diagnose.rules.said import lasting
 
 _MOST_VICTIMS = 64
 _NOT_OF_THE_SPEAKER = ("rank_hung", "rank_behind", "node_lost")  # of others, whom they wait for
 _MOST_OTHERS = 5
 _MOST_LAST_WORDS = 4
+_MOST_ALSO = 4
 _MOST_TIMELINE = 2000
 
 
@@ -63,11 +66,19 @@ def _explained(job: Job, found: list[Hypothesis], reports: list[NodeReport]) -> 
     best, confidence, notes = weigh(found[0], reports)
     cause = _cause(job, best, confidence)
     attempt = first_failed_attempt(job) or 0
+    others = _others(job, found, best)
+    victims = tuple(_victims(job, attempt, best))
+    evidence = [each.evidence for each in (cause, *others)] + [victim.evidence for victim in victims]
+    shown = {(line.file, line.line) for each in evidence for line in each}
+    hurt = {victim.rank for victim in victims if victim.rank is not None}
     return Diagnosis(
         verdict="unknown" if best.unknown else "cause",
         cause=cause,
-        others=tuple(_others(job, found, best)),
-        victims=tuple(_victims(job, attempt, best)),
+        others=tuple(others),
+        also=()
+        if best.unknown or confidence == "possible"
+        else _also(Attempt(job, attempt), [best, *found[1:]], shown, hurt),
+        victims=victims,
         collect=COLLECT if best.unknown or confidence == "possible" else (),
         next=tuple(_next_steps(cause, text_of_cause(best.what).checks)),
         reason="; ".join(notes),
@@ -180,12 +191,48 @@ def _others(job: Job, found: list[Hypothesis], best: Hypothesis) -> list[Cause]:
 
 
 def _adds_nothing(other: Hypothesis, best: Hypothesis) -> bool:
-    """Whether it is no alternative: unknown, less sure than what is certain, of the same ranks, or of nobody's end."""
-    if other.unknown or (best.confidence == "certain" != other.confidence):
+    """Whether it is no alternative: unknown, of the same ranks, of nobody's end, or beside what is certain.
+
+    Beside that stands only what is as certain, and at another place.
+    """
+    if other.unknown:
+        return True
+    if best.confidence == "certain" and not (other.confidence == "certain" and _is_elsewhere(other, best)):
         return True
     if other.ranks:
         return {*other.ranks} <= {*best.ranks}
     return not best.unknown and other.what in (*WITHOUT_REASON, "killed_sigkill")
+
+
+def _is_elsewhere(other: Hypothesis, best: Hypothesis) -> bool:
+    if other.ranks and best.ranks:
+        return not {*other.ranks} <= {*best.ranks}
+    return bool(other.host and best.host) and other.host != best.host
+
+
+def _also(
+    attempt: Attempt, found: list[Hypothesis], shown: set[tuple[str, int]], hurt: set[int]
+) -> tuple[AlsoSaid, ...]:
+    """The first line of each other kind of failure; not what is shown, and not what victims say after the cause."""
+    job, best = attempt.job, found[0]
+    first = min(((e.file, e.line) for e in best.events), default=(-1, 0))
+
+    def before(event: Event) -> bool:
+        return event.file == first[0] and event.line < first[1]
+
+    named = [e for e in attempt.of("cause", "echo") if e.what not in WITHOUT_REASON and not e.detail.get("warning")]
+    named += [e for e in attempt.of("wrapper") if e.what.startswith("nccl_")]  # all others point at another line
+    named = [e for e in lasting(job, named) if before(e) or e.rank not in hurt]
+    named += [h.events[0] for h in found[1:] if h.events and h.confidence == "certain" and not h.unknown]
+    of_kinds = grouped((kind_of_failure(e), e) for e in sorted(named, key=lambda e: (e.file, e.line)))
+    known = {best.what} | {kind_of_failure(e) for e in best.events}
+    other = [event for kind, (event, *_) in of_kinds.items() if kind not in known]
+    other = [e for e in other if (job.files[e.file].name, e.line) not in shown]
+    other.sort(key=lambda e: (not before(e), e.role != "cause", e.file, e.line))
+    return tuple(
+        AlsoSaid(e.what, job.files[e.file].name, e.line, words_of(e), before(e))
+        for e in sorted(other[:_MOST_ALSO], key=lambda e: (e.file, e.line))
+    )
 
 
 def _of_rank(best: Hypothesis, rank: int) -> Hypothesis:

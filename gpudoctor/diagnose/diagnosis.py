@@ -59,6 +59,16 @@ def ranks_in_words(ranks: Iterable[int]) -> str:
     return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers[:16]))}{more}" if numbers else ""
 
 
+class AlsoSaid(msgspec.Struct, frozen=True):
+    """Another failure that the text tells of, in its own words; `before`: above the cause in the same file."""
+
+    what: str
+    file: str
+    line: int
+    text: str
+    before: bool
+
+
 class Victim(msgspec.Struct, frozen=True):
     """A rank or host that only lost others or waited for them, with what it said."""
 
@@ -116,7 +126,8 @@ class Unread(msgspec.Struct, frozen=True):
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened first, where, and why. `others` are the hypotheses that remain.
+    """What happened first, where, and why. `others` are the hypotheses that remain: beside a certain cause only
+    certain ones at another place. `also`: what else the text tells of, in its order, without a claim.
 
     `unknown` without a cause: no line is known to come from a job (`recognised` is false), nothing shows that it
     moved or ended, or a file could not be read.
@@ -128,6 +139,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Verdict
     cause: Cause | None
     others: tuple[Cause, ...] = ()
+    also: tuple[AlsoSaid, ...] = ()
     victims: tuple[Victim, ...] = ()
     collect: tuple[str, ...] = ()
     next: tuple[NextStep, ...] = ()

@@ -47,6 +47,7 @@ def render_html(answer: Diagnosis) -> str:
         | {entry.file for entry in timeline}
         | {line.file for shown in _causes(answer) for line in shown.evidence}
         | {line.file for victim in answer.victims for line in victim.evidence}
+        | {said.file for said in answer.also}
         | {unread.file for unread in answer.unread}
     )
     title = text_of_cause(cause.what).title if cause else "no answer" if answer.error else answer.reason
@@ -177,6 +178,11 @@ def _do(answer: Diagnosis) -> tuple[Section, ...]:
 def _shown(answer: Diagnosis, paths: Paths) -> Iterator[Section]:
     if answer.cause is not None:
         yield from section("Lines that show it", (_lines(answer.cause.evidence, paths),), "cause")
+        also = tuple(
+            (_path(each.file, each.line, paths), "before it" if each.before else "", Code(each.text))
+            for each in answer.also
+        )
+        yield from section("Also in this text", [Rows(("line", "when", "text"), also, wraps=True)] * bool(also), "also")
         if answer.reason:
             yield from section("What reports of the nodes say", (Paragraph(answer.reason),), "reports")
     if answer.unexplained:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 
 from gpudoctor.diagnose.causes import steps_for, text_of_cause
-from gpudoctor.diagnose.diagnosis import Cause, Diagnosis, EvidenceLine, Victim, ranks_in_words
+from gpudoctor.diagnose.diagnosis import AlsoSaid, Cause, Diagnosis, EvidenceLine, Victim, ranks_in_words
 from gpudoctor.diagnose.events import clipped, grouped
 from gpudoctor.text.output import printable
 
@@ -40,6 +40,7 @@ def _lines(answer: Diagnosis, width: int, color: bool, verbose: bool) -> Iterato
     else:
         yield from _titled([word, (cause.what, _BOLD)], cause, width, color)
         yield from _of_cause(cause, width)
+        yield from _rows("also", (_also(said, width) for said in answer.also), width)
         yield from _rows("reports", filter(None, [answer.reason]), width)
         yield from _victims(answer.victims, width)
         if answer.silent_ranks:
@@ -104,6 +105,11 @@ def _place(evidence: EvidenceLine) -> str:
 
 def _line_of(evidence: EvidenceLine, most: int = _EVIDENCE_WIDTH) -> str:
     return f"{_place(evidence)}  {_cut(printable(evidence.text), most)}"
+
+
+def _also(said: AlsoSaid, width: int) -> str:
+    head = f"{printable(said.file)}:{said.line}{', before it' * said.before}  "
+    return head + _cut(printable(said.text), max(width - _LABEL - 4 - len(head), _LEAST_QUOTED))
 
 
 def _cut(text: str, most: int) -> str:

@@ -339,7 +339,7 @@ def test_an_error_below_an_exception_that_ends_in_a_colon_counts_for_itself(
 ) -> None:
     answer = answer_to(_KEY_ERROR.replace("KeyError: 'label'", f"{exception}\n{following}"), tmp_path)
     assert answer.cause is not None
-    assert what in (answer.cause.what, *(each.what for each in answer.others))
+    assert what in (answer.cause.what, *(each.what for each in answer.others), *(each.what for each in answer.also))
     assert "CUDA" not in answer.cause.text or answer.cause.what == what
 
 

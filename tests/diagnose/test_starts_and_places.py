@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from gpudoctor.diagnose.html import render_html
+from gpudoctor.diagnose.text import render_text
 from tests.diagnose.asking import answer_of, answer_to, said
 
 _LIGHTNING = "initializing distributed: GLOBAL_RANK: {0}, MEMBER: {1}/2\n"
@@ -186,6 +188,64 @@ def test_beside_a_certain_cause_stands_no_weaker_one(later: str, tmp_path: Path)
     answer = answer_to(f"{text}OSError: [Errno 28] No space left on device: '/tmp/x'\n{later}\n", tmp_path)
     assert said(answer) == ("disk_full", None)
     assert answer.others == ()
+
+
+_KILLED_BY_THE_HOST = (
+    "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks have been OOM Killed.\n"
+)
+_WORKER_GONE = (
+    'Traceback (most recent call last):\n  File "/w/t.py", line 9, in f\n    go()\nRuntimeError: a worker is gone\n'
+)
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_what_else_a_text_tells_beside_a_certain_cause_is_no_other_cause(before: bool, tmp_path: Path) -> None:
+    parts = [_WORKER_GONE, _KILLED_BY_THE_HOST]
+    answer = answer_to("".join(parts if before else parts[::-1]), tmp_path)
+    assert said(answer) == ("host_oom", None)
+    assert answer.others == ()
+    assert [(each.what, each.line, each.text, each.before) for each in answer.also] == [
+        ("user_exception", 4 if before else 5, "RuntimeError: a worker is gone", before)
+    ]
+    words = " ".join(render_text(answer, width=80).split())
+    assert f" also {answer.also[0].file}:{answer.also[0].line}{', before it' * before} RuntimeError: a worker" in words
+    assert " OR " not in words
+    assert "a worker is gone" in render_html(answer)
+
+
+def test_two_certain_causes_on_two_hosts_are_both_causes(tmp_path: Path) -> None:
+    lost = "{0} kernel: NVRM: Xid (PCI:0000:4B:00): 79, pid=1, GPU has fallen off the bus.\n"
+    (tmp_path / "n1.log").write_text("May  1 10:00:00 " + lost.format("n1"))
+    (tmp_path / "n2.log").write_text(
+        "May  1 10:00:01 n2 kernel: Out of memory: Killed process 7 (python) total-vm:9kB\n"
+    )
+    answer = answer_of(tmp_path)
+    assert answer.cause is not None
+    assert {(each.what, each.host) for each in (answer.cause, *answer.others)} == {
+        ("gpu_lost", "n1"),
+        ("host_oom", "n2"),
+    }
+
+
+def test_one_kind_of_failure_is_told_once_and_no_more_than_four(tmp_path: Path) -> None:
+    trace = 'Traceback (most recent call last):\n  File "/w/t.py", line 9, in f\n    go()\n'
+    raised = [f"{name}Error: no {name}" for name in ("Key", "Value", "Type", "Index", "Name", "Key")]
+    answer = answer_to("".join(f"{trace}{each}\n" for each in raised) + _KILLED_BY_THE_HOST, tmp_path)
+    assert [each.text for each in answer.also] == raised[:4]
+
+
+def test_the_words_of_an_exception_end_where_another_traceback_begins_in_its_line(tmp_path: Path) -> None:
+    begin = "Traceback (most recent call last) File"
+    glued = f"During handling of the above exception, another exception occurred {begin}"
+    ended = (
+        "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: 1) local_rank: 0 (pid: 7) of binary: /p"
+    )
+    for rest in (glued, begin):
+        answer = answer_to(
+            f'JobError: ErrorMessage "TypeError: a bad value {rest} "/w/t.py", line 4 {ended}\n', tmp_path
+        )
+        assert answer.cause is not None
+        assert answer.cause.text == "TypeError: a bad value"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import msgspec
 
 from gpudoctor.diagnose.events import Event, grouped, only
 from gpudoctor.diagnose.job import Attempt
-from gpudoctor.diagnose.rules.model import Hypothesis, host_of, named, ranks_of
+from gpudoctor.diagnose.rules.model import Hypothesis, host_of, named, ranks_of, words_of
 
 # other rules know more of them
 _OUTSIDE = {
@@ -45,7 +45,8 @@ def _survived(attempt: Attempt, event: Event, causes: list[Event]) -> bool:
 
     A few steps after it prove nothing: a process prints what it had buffered when it ends.
     """
-    later = [e.line for e in causes if e.file == event.file and e.line > event.line and _kind(e) != _kind(event)]
+    kind = kind_of_failure(event)
+    later = [e.line for e in causes if e.file == event.file and e.line > event.line and kind_of_failure(e) != kind]
     if not later:
         return False
     steps = [e for e in attempt.of("progress") if e.file == event.file]
@@ -159,11 +160,12 @@ def _sides(event: Event) -> Iterator[tuple[int, str]]:
 
 
 def _grouped(attempt: Attempt, events: list[Event]) -> list[Hypothesis]:
-    made = [_hypothesis(attempt, group) for group in grouped((_kind(e), e) for e in events).values()]
+    made = [_hypothesis(attempt, group) for group in grouped((kind_of_failure(e), e) for e in events).values()]
     return sorted(made, key=lambda h: (-max(e.strength for e in h.events), min((e.file, e.line) for e in h.events)))
 
 
-def _kind(event: Event) -> object:
+def kind_of_failure(event: Event) -> object:
+    """Equal for lines that tell of the same kind of failure: exceptions also by their words."""
     if event.what in ("user_exception", "import_error"):
         return event.what, event.word("type"), _NUMBER.sub("0", event.word("message") or "")[:80]
     return event.what
@@ -238,9 +240,7 @@ def _gpu_of(events: Collection[Event]) -> str | None:
 
 
 def _words(event: Event) -> str:
-    message, name, frame = event.word("message"), event.word("type"), event.word("frame")
-    raised = event.word("raised_text") or ""
-    if name and not message and raised.startswith("assert "):
-        message = raised
-    reported = f"{name}: {message}" if name and message else name or event.text
+    frame, raised = event.word("frame"), event.word("raised_text") or ""
+    bare = event.word("type") and not event.word("message") and raised.startswith("assert ")
+    reported = f"{event.word('type')}: {raised}" if bare else words_of(event)
     return f"{reported} (raised from {frame})" if frame else reported

@@ -85,6 +85,12 @@ def address_of(events: Collection[Event]) -> str | None:
     return address if address is not None and names_a_machine(address) else None
 
 
+def words_of(event: Event) -> str:
+    """What a program said: its exception, or the message of its line."""
+    message, name = event.word("message"), event.word("type")
+    return f"{name}: {message}" if name and message else name or event.text.strip()
+
+
 def named(ranks: Iterable[int], nobody: str = "a rank") -> str:
     """`rank 3`, `ranks 1, 2 and 5`; who it is if no rank is known.
 
