@@ -36,6 +36,8 @@ _QUOTED_TOOL = lazy_pattern(r"\bnvidia-[\w.-]+: (?:\w+ ){0,3}(?:error|failed|fat
 _SUBJECT_FIRST = lazy_pattern(r"\W*(?:\w+ ){0,3}?\(?(?:GPUs?\b|card\b|[0-9a-fA-F:]{4,13}\.[0-7])", re.IGNORECASE)
 # errors of driver, library or system: any program of CUDA meets them
 _SETUP_OF_NODE = ("cuda_init_failed", "cuda_system_not_ready", "cuda_driver_mismatch")
+# not those of MIG, IMEX or NVSwitch, which most nodes do without
+_NEEDED_BY_CUDA = lazy_pattern(r"/dev/nvidia(?:\d{1,3}|ctl|-uvm(?:-tools)?)?")
 _OWN_VERDICT = lazy_pattern(
     r"(?:[|:=]|\.{2,}|\s{2,})\s*(?:\d+ )?(?:FAIL(?:ED|URE)?|FAULTY|Fail(?:ed)?|UNHEALTHY|Unhealthy)\b[^a-z]*$"
 )
@@ -53,6 +55,9 @@ _TRIED = lazy_pattern(r"(?i)\b(?:(?:failed|unable) to|cannot|can't|could not|cou
 _BY_PROGRAM = ("level", "program", "verdict", "death", "event", "exit", "errno", "exception")
 _NODE_STATE = Advice(
     "On the node, see what the driver and the kernel say now.", "nvidia-smi -q; dmesg | grep -iE 'nvrm|xid'"
+)
+_BOOT_BEFORE = Advice(
+    "On the node, see what the kernel and the BMC wrote last.", "journalctl -k -b -1 | tail -50; ipmitool sel list"
 )
 # what shows the state of other vendors' accelerators
 _TOOLS = {
@@ -93,7 +98,11 @@ def _finding(case: Case, reported: Reported) -> Finding:
         )
     if reported.loudness == "unread":
         own = reported.said_by == OWN
-        return unknown(subject, f"could not be read, and may hold a failure: {reported.text}" if own else reported.text)
+        return unknown(
+            subject,
+            f"could not be read, and may hold a failure: {reported.text}" if own else reported.text,
+            advice=[_BOOT_BEFORE, _CHECK] if reported.form == "sentence" else (),
+        )
     if reported.xid is not None and xid(reported.xid).bucket in ("application", "info"):
         what = f"Xid {reported.xid} ({xid(reported.xid).words})"
         return skip(subject, f"{what} is of a program, or tells of nothing: {reported.text}")
@@ -137,7 +146,9 @@ def _is_of_node(reported: Reported) -> bool:
         return True
     if reported.kind != "cause" or reported.effect is not None or "command not found" in reported.text:
         return False
-    of_device = (reported.names_a_gpu and not reported.only_gpu) or (reported.device or "").startswith("/dev/nvidia")
+    of_device = (reported.names_a_gpu and not reported.only_gpu) or _NEEDED_BY_CUDA.fullmatch(
+        reported.device or ""
+    ) is not None
     if reported.form == "sentence":
         return (of_device and _SUBJECT_FIRST.match(reported.text) is not None) or _speaks_for_node(reported)
     return reported.form in _BY_PROGRAM and (of_device or _speaks_for_node(reported))

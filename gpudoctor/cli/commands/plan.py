@@ -32,7 +32,7 @@ with lazy_imports():
 
 PRECISIONS = ("bf16", "fp16", "fp32", "bf16-true")
 OPTIMIZERS = ("adamw", "adamw-8bit", "momentum", "lion", "sgd")
-_NOT_PLANNED = ("lora", "qlora")
+_NOT_PLANNED = {"lora": "LoRA", "qlora": "QLoRA"}
 MAX_NODES, MAX_SEQ, MAX_RANKS, MAX_RAM_GIB = 4096, 2**24, 64, 2**20
 
 
@@ -70,8 +70,13 @@ def add_options(plan: argparse.ArgumentParser) -> None:
         "--report", type=Path, metavar="FILE", help="of a check of this node: use its measurements, name its faults"
     )
     plan.add_argument("--config", type=Path, metavar="FILE", help="thresholds for the faults that are looked for")
-    for method in _NOT_PLANNED:
-        plan.add_argument(f"--{method}", dest=method, action="store_true", help=argparse.SUPPRESS)
+    for method, name in _NOT_PLANNED.items():
+        plan.add_argument(
+            f"--{method}",
+            dest=method,
+            action="store_true",
+            help=f"{name} is not planned: print a rule of thumb (exit 2)",
+        )
     facts_deadline_option(plan, "for reading the facts (default 60)")
     format_options(plan, "text", "json")
     output_option(plan, "write to FILE, atomically")

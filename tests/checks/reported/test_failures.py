@@ -731,3 +731,50 @@ def test_a_failure_is_not_left_out_behind_many_warnings() -> None:
     assert failed.subject.gpu == 3
     [rest] = [finding for finding in findings if finding.status is Status.UNKNOWN]
     assert "more statements like these" in text_of(rest)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The server reboots whenever all eight GPUs are under full load\n",
+        "We train for an hour. Then it just crashes the whole machine, with nothing on the screen.\n",
+        "one of the GPUs disappears from time to time, always another one\n",
+        f"When a second training begins the node freezes for good, and this is what it shows before:\n\n{CLEAN}",
+        "Some minutes later I can no longer see the GPU in that list\n",
+    ],
+)
+def test_trouble_that_a_person_tells_of_is_no_pass_and_no_failure(text: str) -> None:
+    (finding,) = said(text)
+    assert finding.status is Status.UNKNOWN
+    assert any("journalctl" in (step.command or "") for step in finding.advice)
+    assert judge(read(text)).exit_code == 3
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "After the update of the driver the server no longer crashes under load",
+        "We rebooted the server yesterday and all GPUs are visible again",
+        "If the node reboots during the training then please send us this",
+        "The script reboots the node every Sunday for maintenance reasons",
+        "Does the server reboot when you start the training there?",
+        "Our node never crashes and this is what it shows at night",
+    ],
+)
+def test_prose_beside_a_table_that_tells_of_no_trouble_changes_nothing(line: str) -> None:
+    assert said(f"{line}\n\n{CLEAN}") == []
+
+
+@pytest.mark.parametrize(
+    ("device", "status"),
+    [("nvidia-caps-imex-channels/", Status.WARN), ("nvidia0", Status.FAIL), ("nvidiactl", Status.FAIL)],
+)
+def test_a_device_file_that_most_nodes_do_without_is_no_failure(device: str, status: Status) -> None:
+    (finding,) = said(f"ls: cannot access '/dev/{device}': No such file or directory\n")
+    assert finding.status is status
+
+
+def test_what_cannot_be_allocated_without_memory_is_no_lack_of_it() -> None:
+    (finding,) = said("So I cannot allocate an application to the GPU node\n")
+    assert finding.status is Status.WARN
+    assert finding.likely is None
