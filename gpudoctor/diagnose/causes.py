@@ -131,7 +131,7 @@ CAUSES: dict[str, CauseText] = {
     "loader_worker_killed": _c("loader", "a data loader worker died", "Look for the OOM killer in the kernel log of that host; run with num_workers=0 to see its error.", checks="host.ram-per-gpu host.shm"),
     "limit_nproc": _c("limits", "no more processes or threads could be made", "Raise ulimit -u and the cgroup's pids.max; fewer data loader workers; OMP_NUM_THREADS=1.", checks="host.limits"),
     "limit_nofile": _c("limits", "too many open files", "Raise ulimit -n, or torch.multiprocessing.set_sharing_strategy('file_system').", checks="host.limits"),
-    "disk_full": _c("storage", "the file system is full", "df -h and df -i of the path that is named; the quota."),
+    "disk_full": _c("storage", "the file system is full, or a quota is used up", "df -h and df -i of the path that is named; the quota."),
     "checkpoint_not_written": _c("storage", "a checkpoint could not be written", "df -h, df -i and the quota of that folder; does it exist on every node, and may this user write there?", "Make the folder before the job, on rank 0 alone, and let the others wait."),
     "file_damaged": _c("storage", "a file is damaged or incomplete", "Compare its size and checksum; take the checkpoint before it: a job that dies while it writes leaves such a file.", "If it happens to new files: the mount and the kernel log of that host."),
     "fs_readonly": _c("storage", "the file system is read-only", "Look at the mount and the kernel log of that host."),

@@ -360,3 +360,26 @@ def test_an_epoch_is_no_step_and_the_summary_of_a_trainer_is_an_end(tmp_path: Pa
 def test_a_trainer_that_stopped_at_its_limit_has_ended(tmp_path: Path) -> None:
     answer = answer_to("`Trainer.fit` stopped: `max_steps=40` reached.\n", tmp_path)
     assert (answer.verdict, answer.recognised) == ("nothing", True)
+
+
+@pytest.mark.parametrize(
+    ("text", "ended"),
+    [
+        (" [2026-11-28 18:48:17] iteration       50/    5000 | elapsed time per iteration (ms): 616.3 |\n", False),
+        (
+            "***** train metrics *****\n  epoch                    =        3.0\n  train_runtime            = 0:36:58.55\n",
+            True,
+        ),
+    ],
+)
+def test_a_padded_counter_of_iterations_and_a_table_of_metrics_are_of_a_training(
+    text: str, ended: bool, tmp_path: Path
+) -> None:
+    answer = answer_to(text, tmp_path)
+    assert (answer.verdict, answer.recognised) == ("nothing", True)
+    assert ("no end is seen" not in answer.reason) is ended
+
+
+def test_prose_about_iterations_is_no_log(tmp_path: Path) -> None:
+    answer = answer_to("In each iteration (3/4) we look at the GPU\nStep 1/3: install the driver\n", tmp_path)
+    assert not answer.recognised

@@ -76,12 +76,12 @@ PROBED = re.compile(r"NVRM: The NVIDIA GPU (?P<gpu>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{
 DEVICE_NODE = re.compile(r"Device: (?P<gpu>\d+), node: (?P<host>[\w.-]+)")
 GPU = re.compile(r"\bGPU (?P<gpu>\d{1,3})\b|\bdevice=?(?:cuda:)?(?P<device>\d{1,3})\b")
 _PROGRESS = re.compile(
-    r"(?i)(?:^|[\s\[|{,\"'(])(?<!\bjob )(?P<unit>global_?step|step|iter(?:ation)?|epoch|batch|it)s?[\"']?[ :=#\[(]{0,6}(?P<number>\d{1,10})\b"
+    r"(?i)(?:^|[\s\[|{,\"'(])(?<!\bjob )(?P<unit>global_?step|step|iter(?:ation)?|epoch|batch|it)s?[\"']?[ :=#\[(]{0,12}(?P<number>\d{1,10})\b"
 )
 # what an epoch 0 goes on with: a count of it right behind, or the number of a step of whatever kind
 _COUNT_BEHIND = re.compile(r"[\])]?[\s:,|-]{0,4}[\[(]?\s{0,6}(?P<within>0{0,9}[1-9]\d{0,9})\s?/\s{0,6}\d")
 _STEP_BEHIND = re.compile(
-    r"(?i)(?<![a-z_])(?:(?:global|micro|mini|local)[_ ]?)?(?:step|iter(?:ation)?|epoch|batch|it)s?[\"']?[ :=#\[(]{0,6}(?P<within>0{0,9}[1-9]\d{0,9})\b"
+    r"(?i)(?<![a-z_])(?:(?:global|micro|mini|local)[_ ]?)?(?:step|iter(?:ation)?|epoch|batch|it)s?[\"']?[ :=#\[(]{0,12}(?P<within>0{0,9}[1-9]\d{0,9})\b"
 )
 _FRACTION = re.compile(r"\.\d{0,12}[1-9]")
 _WORDS_OF_A_START = ("initializing d", "registered", "barrier", "rendezvous", "init torch", "_backend=")
@@ -91,7 +91,7 @@ _RESUMED = re.compile(
 )
 _DONE = re.compile(
     r"(?i)^\W*(?:done|finished|completed?)\b|^\W*success(?:ful(?:ly)?)?\W*$|\b(?:train(?:ing)?|job|run|fit|epochs?)\b.{0,40}\b(?:finished|completed?|done|succeeded)\b"
-    r"|\btrain_runtime[\"']?\s{0,4}[:=]|max_(?:steps|epochs|iters?|iterations)=\d+\W{0,3} reached\b|srun exit code 0\b|exit(?:ed with)? (?:code|status) 0\b|state=COMPLETED|# Out of bounds values : 0 OK"
+    r"|\btrain_runtime[\"']?\s{0,24}[:=]|max_(?:steps|epochs|iters?|iterations)=\d+\W{0,3} reached\b|srun exit code 0\b|exit(?:ed with)? (?:code|status) 0\b|state=COMPLETED|# Out of bounds values : 0 OK"
 )
 # any script's last line
 _ONE_WORD = re.compile(r"(?i)^\W*(?:done|finished|completed?|success(?:ful(?:ly)?)?)\W*$")
@@ -122,7 +122,7 @@ _OF_A_JOB = re.compile(
     r"|\b(?:mpirun|mpiexec|prterun) (?:noticed|detected|has exited)\b|MPI_ABORT was invoked on rank \d"
     r"|\b(?:srun|sbatch|salloc|slurmstepd[\w.-]*|mpirun|prterun|torchrun): |\bJobId=\d|(?i:\bworld[ _]size\b)|submitit (?:INFO|WARNING|ERROR)|\((?:raylet|\w+ pid=\d+|\w+ rank=\d+ pid=\d+)"
     r"|tensorflow/(?:core|compiler|stream_executor)/|(?:external/)?xla/\S+:\d+\]|jaxlib\.|(?:GPU|TPU) available: (?:True|False)|LOCAL_RANK: \d+ - CUDA_VISIBLE"
-    r"|\*{5} Running training|\bNum (?:examples|Epochs) = \d|(?i:\b(?:accuracy|samples/s\w*|tokens/s\w*)\b[\"']?\s?[:=]\s?\d)|(?i:\b(?:step|iter(?:ation)?|epoch)\W{0,3}\d+\b.{0,80}\b(?:lr|ppl|perplexity)\W{0,3}\d)|\[batch=\d+/\d+\]|\bmax_(?:steps|epochs|iters?|iterations)=\d+\W{0,3} reached\b|^\[[IWEF] \w{1,60}\.cpp:\d+\]|# Avg bus bandwidth|# +(?:nThread|Using devices|Rank +\d)"
+    r"|\*{5} (?:Running training|train metrics)|(?i:\biter(?:ation)?\W{1,12}\d+\s*/\s*\d+\s*[\]|:])|\btrain_runtime[\"']?\s{0,24}[:=]|\bNum (?:examples|Epochs) = \d|(?i:\b(?:accuracy|samples/s\w*|tokens/s\w*)\b[\"']?\s?[:=]\s?\d)|(?i:\b(?:step|iter(?:ation)?|epoch)\W{0,3}\d+\b.{0,80}\b(?:lr|ppl|perplexity)\W{0,3}\d)|\[batch=\d+/\d+\]|\bmax_(?:steps|epochs|iters?|iterations)=\d+\W{0,3} reached\b|^\[[IWEF] \w{1,60}\.cpp:\d+\]|# Avg bus bandwidth|# +(?:nThread|Using devices|Rank +\d)"
     r"|\b\d+ +\d+ +(?:float|half|double|bfloat16|u?int\d+|fp8\w*) +(?:none|sum|prod|max|min|avg)\b"
     r"|(?:INFO|WARNING|ERROR) \d\d-\d\d \d\d:\d\d:\d\d \[?\w+\.py:\d+\]| \d+/\d+ +(?:Running|Pending|Completed|CrashLoopBackOff|Error|OOMKilled|Init:\S+|ContainerCreating) +\d|\bNVRM: |(?:level=info|INFO).{0,200}\b(?i:cuda|gpu|nccl|rank)\b|\d%\|.{0,200}\| *\d+/\d+ \["
 )
