@@ -205,9 +205,14 @@ def _adds_nothing(other: Hypothesis, best: Hypothesis) -> bool:
 
 
 def _is_elsewhere(other: Hypothesis, best: Hypothesis) -> bool:
+    """Whether both name ranks, hosts or GPUs, and this one others."""
     if other.ranks and best.ranks:
         return not {*other.ranks} <= {*best.ranks}
-    return bool(other.host and best.host) and other.host != best.host
+    pairs = (
+        ({e.host for e in other.events}, {e.host for e in best.events}),
+        ({e.gpu for e in other.events}, {e.gpu for e in best.events}),
+    )
+    return any(None not in theirs | its and not theirs <= its for theirs, its in pairs)
 
 
 def _also(
@@ -223,15 +228,19 @@ def _also(
     named = [e for e in attempt.of("cause", "echo") if e.what not in WITHOUT_REASON and not e.detail.get("warning")]
     named += [e for e in attempt.of("wrapper") if e.what.startswith("nccl_")]  # all others point at another line
     named = [e for e in lasting(job, named) if before(e) or e.rank not in hurt]
-    named += [h.events[0] for h in found[1:] if h.events and h.confidence == "certain" and not h.unknown]
-    of_kinds = grouped((kind_of_failure(e), e) for e in sorted(named, key=lambda e: (e.file, e.line)))
+    told = [(e.what, kind_of_failure(e), e) for e in named]
+    sure = [(h.what, h.events[0]) for h in found[1:] if h.events and h.confidence == "certain" and not h.unknown]
+    # events of one kind, such as Xids, may be of several
+    told += [(what, kind_of_failure(e) if e.what == what else what, e) for what, e in sure]
+    told.sort(key=lambda each: (each[2].file, each[2].line))
     known = {best.what} | {kind_of_failure(e) for e in best.events}
-    other = [event for kind, (event, *_) in of_kinds.items() if kind not in known]
-    other = [e for e in other if (job.files[e.file].name, e.line) not in shown]
-    other.sort(key=lambda e: (not before(e), e.role != "cause", e.file, e.line))
+    of_kinds = grouped((kind, (what, event)) for what, kind, event in told if kind not in known)
+    other = [first_one for first_one, *_ in of_kinds.values()]
+    other = [(what, e) for what, e in other if (job.files[e.file].name, e.line) not in shown]
+    other.sort(key=lambda each: (not before(each[1]), each[1].role != "cause", each[1].file, each[1].line))
     return tuple(
-        AlsoSaid(e.what, job.files[e.file].name, e.line, words_of(e), before(e))
-        for e in sorted(other[:_MOST_ALSO], key=lambda e: (e.file, e.line))
+        AlsoSaid(what, job.files[e.file].name, e.line, words_of(e), before(e))
+        for what, e in sorted(other[:_MOST_ALSO], key=lambda each: (each[1].file, each[1].line))
     )
 
 

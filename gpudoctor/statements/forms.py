@@ -62,7 +62,7 @@ _TEXTS: tuple[_Row, ...] = (
     ("errno", "error", rf"(?P<message>.{{0,600}}?(?:{ERRNO}|errno ?[:=]? ?\d{{1,3}}\b).*)"),
     ("sentence", "error",
      r"(?P<message>.{0,400}?(?:(?i:\b(?:failed|failure|cannot|can't|couldn't|could not|unable to|can not|error|fatal|crash(?:ed|es)?|abort(?:ed|ing)|panic|exception|segfault(?:ed|s)?|not reachable|unreachable|unresponsive|unrecognized|not recognized"
-     r"|does not (?:work|respond|exist|support|match)|doesn't (?:work|respond|exist)|(?:not|\w{1,8}n['’]t) (?:responding|listed|visible|available|detected|found|usable|working|allocatable|loaded|running)|lspci\W{1,4}but not (?:(?:in|by|with) )?\W?nvidia-smi|no longer (?:answers|responds)|is lost|lost (?:a|one|its) (?:GPU|card|link)|downgraded|fallen off|fell off|is missing|only (?P<seen>\d+) ?(?:of|/) ?(?!(?P=seen)\b)\d+|(?:is|are|nodes?) down|timed out|hangs|hung|stuck|unhealthy|degraded|mismatch|corrupt(?:ed|ion))\b)"
+     r"|does not (?:work|respond|exist|support|match)|doesn't (?:work|respond|exist)|(?:not|\w{1,8}n['’]t) (?:responding|listed|visible|available|detected|found|usable|working|allocatable|loaded|running)\b(?! as (?!it\b|they\b|expected|usual|before|intended))(?! (?:in|by|on) (?:the|our|my|this|that|any) (?!\W?(?:node|host|server|machine|system|bus|box|BIOS|PCI\w*|output|list|kernel|OS|driver|cluster|VM|container|nvidia|lspci|nvidia-smi)\b))|lspci\W{1,4}but not (?:(?:in|by|with) )?\W?nvidia-smi|no longer (?:answers|responds)|is lost|lost (?:a|one|its) (?:GPU|card|link)|downgraded|fallen off|fell off|is missing|only (?P<seen>\d+) ?(?:of|/) ?(?!(?P=seen)\b)\d+|(?:is|are|nodes?) down|timed out|hangs|hung|stuck|unhealthy|degraded|mismatch|corrupt(?:ed|ion))\b)"
      rf"|{_HAS_ERRORS}|\bERR!).*)"),
 )  # fmt: skip
 _FORMS = tuple((form, severity, lazy_pattern(text)) for form, severity, text in _TEXTS)
@@ -70,7 +70,7 @@ _SENTENCE = _FORMS[-1][2]
 # one of these is in each line that any form takes: most lines are ruled out by this alone
 _MAY_BE = lazy_pattern(
     r"rror|RROR|nreachable|nresponsive|FAIL|[Ff]ail|FATAL|[Ff]atal|xception|EXCEPTION|CRIT|rit|ERR|anic|PANIC|SEVERE|EMERG|ALERT|[Aa]bort|ABORT|signal|SIG|exit|[Kk]illed|fault|FAULT|[Cc]annot|[Cc]ould|an't|nable|not |n't |n’t |No |no |ot found"
-    r"|efused|enied|[Tt]imed|imeout|lost|[Mm]issing|issed|hang|hung|stuck|down|Down|nvalid|nrecognized|nsupported|ssert|terminate|virtual method|core dump|Interrupt|Warning|mismatch|egrade|nhealthy|FAULTY|OK|off|crash|nly \d|busy|Bad |errno|doesn|many|pipe|resource|address|reached|reset|known|[Ii]llegal|breakpoint|corrup|free\(|alloc\(|chunk\(|smash|code|status|died|dead|gone|anish|sappear|nvidia-|lspci|nv-hostengine|dcgm|what\(\)"
+    r"|efused|enied|[Tt]imed|imeout|lost|[Mm]issing|issed|hang|hung|stuck|down|Down|nvalid|nrecognized|nsupported|ssert|terminate|virtual method|core dump|Interrupt|Warning|mismatch|egrade|nhealthy|FAULTY|OK|off|crash|nly \d|busy|Bad |errno|doesn|many|pipe|resource|address|reached|reset|known|[Ii]llegal|breakpoint|corrup|free\(|alloc\(|chunk\(|smash|code|status|died|dies|dead|reboot|freez|froze|gone|anish|sappear|nvidia-|lspci|nv-hostengine|dcgm|what\(\)"
 )
 # a 0 behind one of these counts nothing: it is a number of the thing
 _INDEX = r"(?<![<>!]= )(?<![gnhx]pu )(?<!task |rank |node |card |link |port |host |slot |core )(?<!index |stage )(?<!device |worker |client )(?<!process |replica )(?<!local_rank )(?<!cuda:)"

@@ -1,4 +1,7 @@
-"""What a person says of GPUs that are gone: one died or disappeared, or fewer are seen than there are."""
+"""What a person says of GPUs that are gone, or of a machine that goes down by itself under its load.
+
+One GPU died or disappeared, or fewer are seen than there are.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,8 @@ _MODEL = (
 )
 _PART = r"(?:cards?|boards?|devices?|modules?)"
 _THING = rf"(?:(?:GPUs?|(?:graphics|video) cards?|{_MODEL})\b(?: (?:GPUs?|{_PART})\b)?(?: ?#?\d{{1,3}}\b)?)"
-_NAMES_ONE = lazy_pattern(rf"(?i)\b(?:{_THING}|nvidia-smi)\b")
+_MACHINE = r"(?:server|machine|node|host|computer|workstation|PC|box)"
+_NAMES_ONE = lazy_pattern(rf"(?i)\b(?:{_THING}|nvidia-smi|{_MACHINE}s?)\b")
 _AUX = r"(?:has|have|is|are|just|now|also|suddenly|simply|all|both|again|already|completely|totally|went|got)"
 _TIME = r"(?: (?:since|after|again|now|today|yesterday|overnight|during|while|when|last night|this (?:morning|noon|afternoon|evening)|on \w{3,6}day|at \d{1,2}|and|but|so)\b)"
 _END = rf"(?=[^\w?]*$|\W?[.,;!)]|:(?! ?(?:no|none|false|0)\b)|{_TIME})"
@@ -43,6 +47,13 @@ _GONE = lazy_pattern(
     rf"(?:{_DEAD}|(?P<away>{_AWAY})(?P<where>{_IN_NVIDIA_SMI}|{_ON_NODE})?{_END})"
     rf"|{_PART} (?:{_AUX} )*{_AWAY}{_IN_NVIDIA_SMI}{_END})"
 )
+# with its article it is no "X server" or "login node"; who does it to something has an object
+_GOES_DOWN = lazy_pattern(
+    rf"(?i)(?:^\W*|[.;:!?,(] ?|\b(?:and|but|that|because|since|after|so|then|as|while|now|today|however|hours?|minutes?|iterations|steps|time|training) )"
+    rf"(?:the|this|our|my) (?:(?:whole|entire|same|GPU) )?{_MACHINE} (?:(?:suddenly|always|simply|just|often|sometimes|randomly|then|itself) )*"
+    rf"(?:(?:reboots?|crash(?:es|ed)|freezes|froze|hangs|hung|shuts (?:down|off)|dies|died)(?: (?:it?self|by itself|on its own|completely|again|twice))*"
+    rf"(?:{_END}|(?= (?:under|in the middle|in training|whenever|every|as soon as)\b)))"
+)
 _COUNTED = lazy_pattern(rf"(?i)\b{_COUNT}\b")
 _TAKEN_OUT = lazy_pattern(r"(?i)\b(?:sold|bought|moved|removed|pulled|lent|borrowed|donated)\b")
 # what stands before it in its sentence takes it back, or says that it is not known
@@ -50,6 +61,8 @@ _SUPPOSED = lazy_pattern(
     r"(?i)(?:\b(?:if|whether|unless|in case|how to|e\.g|such as|should|would|might|may|could|not|never|nobody|doubt|maybe|perhaps|possibly"
     r"|think|thought|believed?|assumed?|suspect|guess|until|before|when|once|every time)\b|n['’]t\b)"
 )
+# a time, not a condition: "when I train on it, the server reboots"
+_AT_A_TIME = lazy_pattern(r"(?i)^.*\b(?:when|once|every time|before|until) (?:I|we|it|they|the|a|all)\b[^,]{3,200}, ?")
 _SENTENCE_END = lazy_pattern(r"[.!?;]\s+")
 # what stands behind it says that it is over, unless that is denied or only wished for
 _MENDED = lazy_pattern(
@@ -93,7 +106,7 @@ _FAR = 1000
 
 
 def missing_gpus(text: str) -> Literal["missing", "perhaps"] | None:
-    """Whether the text says that the node lacks GPUs; perhaps: it may be of a process, or over.
+    """Whether the text says that the node lacks GPUs; perhaps: it may be of a process, or over, or the node goes down.
 
     >>> missing_gpus("Our second A40 has died"), missing_gpus("the worker on GPU 3 died")
     ('missing', None)
@@ -109,7 +122,7 @@ def missing_gpus(text: str) -> Literal["missing", "perhaps"] | None:
     share = _share(text)
     if share == "missing" and _IN_A_PROCESS.search(text):
         return "perhaps"
-    return share or gone or ("perhaps" if _counts_fewer(text) else None)
+    return share or gone or ("perhaps" if _counts_fewer(text) or goes_down(text) else None)
 
 
 def _gone(text: str) -> Literal["missing", "perhaps"] | None:
@@ -123,6 +136,21 @@ def _gone(text: str) -> Literal["missing", "perhaps"] | None:
             continue
         told.add("missing" if _is_sure(text, match) else "perhaps")
     return "missing" if "missing" in told else "perhaps" if told else None
+
+
+def goes_down(text: str) -> bool:
+    """Whether the text says that a machine goes down by itself, and not that this is supposed, over or mended.
+
+    >>> goes_down("after an hour the server reboots"), goes_down("if the server reboots, call me")
+    (True, False)
+    """
+    for found in _GOES_DOWN.finditer(text):
+        # the comma may be the beginning of what was found
+        before = _AT_A_TIME.sub("", _SENTENCE_END.split(f"{text[: found.start()]}, ")[-1])
+        over = any(each["denied"] is None for each in _MENDED.finditer(text, found.end()))
+        if not over and not _SUPPOSED.search(before):
+            return True
+    return False
 
 
 def _is_sure(text: str, match: re.Match[str]) -> bool:

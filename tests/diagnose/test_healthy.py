@@ -383,3 +383,8 @@ def test_a_padded_counter_of_iterations_and_a_table_of_metrics_are_of_a_training
 def test_prose_about_iterations_is_no_log(tmp_path: Path) -> None:
     answer = answer_to("In each iteration (3/4) we look at the GPU\nStep 1/3: install the driver\n", tmp_path)
     assert not answer.recognised
+
+
+@pytest.mark.parametrize("line", ["step            1  install driver", "Docs: iteration            5 of the protocol"])
+def test_a_number_far_behind_a_word_is_no_progress(line: str, tmp_path: Path) -> None:
+    assert answer_to(f"n1:1:2 [0] NCCL INFO Bootstrap\n{line}\n", tmp_path).verdict == "unknown"

@@ -227,6 +227,18 @@ def test_two_certain_causes_on_two_hosts_are_both_causes(tmp_path: Path) -> None
     }
 
 
+@pytest.mark.parametrize(("host", "gpu", "is_other"), [("n1", "1b", True), ("n2", "4b", True), ("n1", "4b", False)])
+def test_a_second_fault_is_never_left_out(host: str, gpu: str, is_other: bool, tmp_path: Path) -> None:
+    answer = answer_to(
+        "May  1 10:00:00 n1 kernel: NVRM: Xid (PCI:0000:4b:00): 79, pid=1, GPU has fallen off the bus.\n"
+        f"May  1 10:00:04 {host} kernel: NVRM: Xid (PCI:0000:{gpu}:00): 48, pid=1, DBE\n",
+        tmp_path,
+    )
+    assert said(answer)[0] == "gpu_lost"
+    assert [each.what for each in answer.others] == ["gpu_ecc"] * is_other
+    assert [(each.what, each.line) for each in answer.also] == [("gpu_ecc", 2)] * (not is_other)
+
+
 def test_one_kind_of_failure_is_told_once_and_no_more_than_four(tmp_path: Path) -> None:
     trace = 'Traceback (most recent call last):\n  File "/w/t.py", line 9, in f\n    go()\n'
     raised = [f"{name}Error: no {name}" for name in ("Key", "Value", "Type", "Index", "Name", "Key")]

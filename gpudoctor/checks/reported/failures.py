@@ -36,8 +36,8 @@ _QUOTED_TOOL = lazy_pattern(r"\bnvidia-[\w.-]+: (?:\w+ ){0,3}(?:error|failed|fat
 _SUBJECT_FIRST = lazy_pattern(r"\W*(?:\w+ ){0,3}?\(?(?:GPUs?\b|card\b|[0-9a-fA-F:]{4,13}\.[0-7])", re.IGNORECASE)
 # errors of driver, library or system: any program of CUDA meets them
 _SETUP_OF_NODE = ("cuda_init_failed", "cuda_system_not_ready", "cuda_driver_mismatch")
-# not those of MIG, IMEX or NVSwitch, which most nodes do without
-_NEEDED_BY_CUDA = lazy_pattern(r"/dev/nvidia(?:\d{1,3}|ctl|-uvm(?:-tools)?)?")
+# its folder is not there unless GPUs of several nodes share one NVLink domain
+_ABSENT_IMEX = lazy_pattern(r".*/dev/nvidia-caps-imex-channels\b.*No such file or directory")
 _OWN_VERDICT = lazy_pattern(
     r"(?:[|:=]|\.{2,}|\s{2,})\s*(?:\d+ )?(?:FAIL(?:ED|URE)?|FAULTY|Fail(?:ed)?|UNHEALTHY|Unhealthy)\b[^a-z]*$"
 )
@@ -98,11 +98,7 @@ def _finding(case: Case, reported: Reported) -> Finding:
         )
     if reported.loudness == "unread":
         own = reported.said_by == OWN
-        return unknown(
-            subject,
-            f"could not be read, and may hold a failure: {reported.text}" if own else reported.text,
-            advice=[_BOOT_BEFORE, _CHECK] if reported.form == "sentence" else (),
-        )
+        return unknown(subject, f"could not be read, and may hold a failure: {reported.text}" if own else reported.text)
     if reported.xid is not None and xid(reported.xid).bucket in ("application", "info"):
         what = f"Xid {reported.xid} ({xid(reported.xid).words})"
         return skip(subject, f"{what} is of a program, or tells of nothing: {reported.text}")
@@ -146,9 +142,9 @@ def _is_of_node(reported: Reported) -> bool:
         return True
     if reported.kind != "cause" or reported.effect is not None or "command not found" in reported.text:
         return False
-    of_device = (reported.names_a_gpu and not reported.only_gpu) or _NEEDED_BY_CUDA.fullmatch(
-        reported.device or ""
-    ) is not None
+    if _ABSENT_IMEX.match(reported.text):
+        return False
+    of_device = (reported.names_a_gpu and not reported.only_gpu) or (reported.device or "").startswith("/dev/nvidia")
     if reported.form == "sentence":
         return (of_device and _SUBJECT_FIRST.match(reported.text) is not None) or _speaks_for_node(reported)
     return reported.form in _BY_PROGRAM and (of_device or _speaks_for_node(reported))
@@ -201,6 +197,8 @@ def _advice(case: Case, reported: Reported) -> list[Advice]:
         _WSL.search(text) for text in (known(case.node.host.kernel) or "", *(each.text for each in case.node.reported))
     ):
         return [_OF_WINDOWS]
+    if missing_gpus.goes_down(reported.text):
+        return [_BOOT_BEFORE, _CHECK]
     if reported.vendor is not None:
         return [Advice(f"gpudoctor judges no {reported.vendor} devices. See their own tool.", _TOOLS[reported.vendor])]
     if reported.xid is not None:

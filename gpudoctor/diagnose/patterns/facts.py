@@ -76,12 +76,12 @@ PROBED = re.compile(r"NVRM: The NVIDIA GPU (?P<gpu>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{
 DEVICE_NODE = re.compile(r"Device: (?P<gpu>\d+), node: (?P<host>[\w.-]+)")
 GPU = re.compile(r"\bGPU (?P<gpu>\d{1,3})\b|\bdevice=?(?:cuda:)?(?P<device>\d{1,3})\b")
 _PROGRESS = re.compile(
-    r"(?i)(?:^|[\s\[|{,\"'(])(?<!\bjob )(?P<unit>global_?step|step|iter(?:ation)?|epoch|batch|it)s?[\"']?[ :=#\[(]{0,12}(?P<number>\d{1,10})\b"
+    r"(?i)(?:^|[\s\[|{,\"'(])(?<!\bjob )(?P<unit>global_?step|step|iter(?:ation)?|epoch|batch|it)s?[\"']?(?:[ :=#\[(]{0,6}| {7,12}(?=\d{1,10}/ {0,12}\d))(?P<number>\d{1,10})\b"
 )
 # what an epoch 0 goes on with: a count of it right behind, or the number of a step of whatever kind
 _COUNT_BEHIND = re.compile(r"[\])]?[\s:,|-]{0,4}[\[(]?\s{0,6}(?P<within>0{0,9}[1-9]\d{0,9})\s?/\s{0,6}\d")
 _STEP_BEHIND = re.compile(
-    r"(?i)(?<![a-z_])(?:(?:global|micro|mini|local)[_ ]?)?(?:step|iter(?:ation)?|epoch|batch|it)s?[\"']?[ :=#\[(]{0,12}(?P<within>0{0,9}[1-9]\d{0,9})\b"
+    r"(?i)(?<![a-z_])(?:(?:global|micro|mini|local)[_ ]?)?(?:step|iter(?:ation)?|epoch|batch|it)s?[\"']?[ :=#\[(]{0,6}(?P<within>0{0,9}[1-9]\d{0,9})\b"
 )
 _FRACTION = re.compile(r"\.\d{0,12}[1-9]")
 _WORDS_OF_A_START = ("initializing d", "registered", "barrier", "rendezvous", "init torch", "_backend=")

@@ -17,7 +17,6 @@ from gpudoctor.statements.prefixes import Origin, stripped, unmarked, with_short
 from gpudoctor.statements.reader import MOST_TEXT, statement_of, statement_of_record
 from gpudoctor.statements.records import Records
 from gpudoctor.statements.told import is_past
-from gpudoctor.statements.trouble import trouble_in
 
 MOST_STATEMENTS = 200
 _MOST_FORMS, _LONGEST_FORM = 10_000, 1000
@@ -95,7 +94,6 @@ class TextStatements:
         self._prose_lines = self._marks = self._well_lines = self._rows = self._others = 0
         self._vendors: list[str | None] = []
         self._well = Reported("")
-        self._trouble: Reported | None = None
         self._of_a_node = self._tables = self._adapters = False
 
     def offer(self, line: str, number: int) -> None:
@@ -141,7 +139,6 @@ class TextStatements:
         self._adapters = self._adapters or (tabular and _ADAPTER_ROW.match(text) is not None)
         self._rows, self._others = self._rows + tabular, self._others + other
         self._vendors += [v for v, names in _VENDORS if v not in self._vendors and names.search(text[:_LONGEST_FORM])]
-        self._note_trouble(text, number)
         if statement is None:
             self._note(text, number)
             if len(self._no_news) < _MOST_FORMS and "GPU" not in text and not _FRAME.match(text):
@@ -164,7 +161,7 @@ class TextStatements:
     @property
     def has_any(self) -> bool:
         """Whether anything was said that may count."""
-        return bool(self._kept) or self._trouble is not None
+        return bool(self._kept)
 
     @property
     def _statements(self) -> tuple[Reported, ...]:
@@ -185,7 +182,7 @@ class TextStatements:
         """
         retained = self._of_the_node
         is_well = self._well_lines > 0 and self._of_a_node
-        if alone and not retained and not is_well and self._trouble is None:
+        if alone and not retained and not is_well:
             return self._tables_shown
         about_errors = [each for each in self._statements if each not in retained]
         retained += [
@@ -193,8 +190,6 @@ class TextStatements:
             for each in about_errors
             if each.effect == "hardware" and each.names_a_gpu
         ][:1]
-        if not retained and self._trouble is not None and not self._is_a_page:
-            return (self._trouble,)
         if not retained and is_well:
             return (replace(self._well, count=self._well_lines),)
         return tuple(self._with_only_gpu(each) for each in retained)
@@ -225,19 +220,6 @@ class TextStatements:
             self._well_lines += 1
             if self._well_lines == 1:
                 self._well = Reported(clipped(text.strip()), loudness="ok", line=number, file=self._file)
-
-    def _note_trouble(self, text: str, number: int) -> None:
-        if self._trouble is not None or _PROSE.search(text[:_LONGEST_FORM]) is None:
-            return
-        if sentence := trouble_in(text):
-            told = clipped(sentence.replace("\t", " "))
-            self._trouble = Reported(
-                f"told of trouble, and not of what broke: {told}",
-                loudness="unread",
-                form="sentence",
-                line=number,
-                file=self._file,
-            )
 
     def _keep(self, statement: Statement) -> None:
         self._named.add((statement.about.gpu_index, statement.about.bus_id))

@@ -737,13 +737,11 @@ def test_a_failure_is_not_left_out_behind_many_warnings() -> None:
     "text",
     [
         "The server reboots whenever all eight GPUs are under full load\n",
-        "We train for an hour. Then it just crashes the whole machine, with nothing on the screen.\n",
-        "one of the GPUs disappears from time to time, always another one\n",
-        f"When a second training begins the node freezes for good, and this is what it shows before:\n\n{CLEAN}",
-        "Some minutes later I can no longer see the GPU in that list\n",
+        "After an hour of training the computer shuts down.\n",
+        f"When I train two models on it, the whole machine freezes, and this is what it shows before:\n\n{CLEAN}",
     ],
 )
-def test_trouble_that_a_person_tells_of_is_no_pass_and_no_failure(text: str) -> None:
+def test_a_machine_that_goes_down_by_itself_is_no_pass_and_no_failure(text: str) -> None:
     (finding,) = said(text)
     assert finding.status is Status.UNKNOWN
     assert any("journalctl" in (step.command or "") for step in finding.advice)
@@ -758,7 +756,13 @@ def test_trouble_that_a_person_tells_of_is_no_pass_and_no_failure(text: str) -> 
         "If the node reboots during the training then please send us this",
         "The script reboots the node every Sunday for maintenance reasons",
         "Does the server reboot when you start the training there?",
-        "Our node never crashes and this is what it shows at night",
+        "When the server crashes, the job is started again",
+        "The server crashed yesterday, and was repaired",
+        "The X server crashes when the monitor is unplugged",
+        "The server freezes the weights of the encoder",
+        "Training is resilient to losing a node",
+        "GPU 1 is not listed in the ticket",
+        "GPU 1 is not detected as faulty",
     ],
 )
 def test_prose_beside_a_table_that_tells_of_no_trouble_changes_nothing(line: str) -> None:
@@ -766,15 +770,13 @@ def test_prose_beside_a_table_that_tells_of_no_trouble_changes_nothing(line: str
 
 
 @pytest.mark.parametrize(
-    ("device", "status"),
-    [("nvidia-caps-imex-channels/", Status.WARN), ("nvidia0", Status.FAIL), ("nvidiactl", Status.FAIL)],
+    ("device", "why", "status"),
+    [
+        ("nvidia-caps-imex-channels/", "No such file or directory", Status.WARN),
+        ("nvidia-caps-imex-channels/channel0", "Permission denied", Status.FAIL),
+        ("nvidia0", "No such file or directory", Status.FAIL),
+    ],
 )
-def test_a_device_file_that_most_nodes_do_without_is_no_failure(device: str, status: Status) -> None:
-    (finding,) = said(f"ls: cannot access '/dev/{device}': No such file or directory\n")
+def test_an_absent_folder_of_imex_is_no_failure(device: str, why: str, status: Status) -> None:
+    (finding,) = said(f"ls: cannot access '/dev/{device}': {why}\n")
     assert finding.status is status
-
-
-def test_what_cannot_be_allocated_without_memory_is_no_lack_of_it() -> None:
-    (finding,) = said("So I cannot allocate an application to the GPU node\n")
-    assert finding.status is Status.WARN
-    assert finding.likely is None
