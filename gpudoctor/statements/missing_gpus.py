@@ -52,7 +52,7 @@ _GOES_DOWN = lazy_pattern(
     rf"(?i)(?:^\W*|[.;:!?,(] ?|\b(?:and|but|that|because|since|after|so|then|as|while|now|today|however|hours?|minutes?|iterations|steps|time|training) )"
     rf"(?:the|this|our|my) (?:(?:whole|entire|same|GPU) )?{_MACHINE} (?:(?:suddenly|always|simply|just|often|sometimes|randomly|then|itself) )*"
     rf"(?:(?:reboots?|crash(?:es|ed)|freezes|froze|hangs|hung|shuts (?:down|off)|dies|died)(?: (?:it?self|by itself|on its own|completely|again|twice))*"
-    rf"(?:{_END}|(?= (?:under|in the middle|in training|whenever|every|as soon as)\b)))"
+    rf"(?:{_END}|(?= (?:under|in the middle|in training|whenever|as soon as)\b)))"
 )
 _COUNTED = lazy_pattern(rf"(?i)\b{_COUNT}\b")
 _TAKEN_OUT = lazy_pattern(r"(?i)\b(?:sold|bought|moved|removed|pulled|lent|borrowed|donated)\b")

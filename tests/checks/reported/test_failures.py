@@ -761,6 +761,7 @@ def test_a_machine_that_goes_down_by_itself_is_no_pass_and_no_failure(text: str)
         "The X server crashes when the monitor is unplugged",
         "The server freezes the weights of the encoder",
         "Training is resilient to losing a node",
+        "The machine shuts down every night at 20:00",
         "GPU 1 is not listed in the ticket",
         "GPU 1 is not detected as faulty",
     ],
