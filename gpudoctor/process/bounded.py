@@ -22,6 +22,7 @@ from gpudoctor.process.die_with_parent import die_with_parent
 from gpudoctor.process.ending import ENDING_SIGNALS
 from gpudoctor.process.forked import ForkedProcess
 from gpudoctor.process.pipes import Bounded, pipe_with_child, read_to_end, write_all
+from gpudoctor.process.signals import signals_postponed
 
 _MEMORY_ENDED = 77  # the child's exit status
 
@@ -85,19 +86,22 @@ def bounded_results(
     left = iter(works)
     children: list[BoundedChild] = []
     try:
-        children += (_started(work, limits) for work in islice(left, workers))
+        for work in islice(left, workers):
+            _start(work, limits, children)
         while children:
             yield children[0].result()
             children.pop(0).close()
-            children += (_started(work, limits) for work in islice(left, 1))
+            for work in islice(left, 1):
+                _start(work, limits, children)
     finally:
         for child in children:
             child.close()
 
 
-def _started(work: Callable[[], bytes], limits: ChildLimits) -> BoundedChild:
+def _start(work: Callable[[], bytes], limits: ChildLimits, children: list[BoundedChild]) -> None:
     try:
-        return BoundedChild(work, limits)
+        with signals_postponed():  # a child that is not listed yet would not be ended
+            children.append(BoundedChild(work, limits))
     except OSError as error:
         raise ChildRefusedError(f"no process to read it: {error.strerror}") from None
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from gpudoctor.process.bounded import BoundedChild, ChildLimits, ChildRefusedError, bounded, bounded_results
+from gpudoctor.process.forked import ForkedProcess
+from gpudoctor.process.signals import InterruptedBySignal
 
 
 def asleep() -> bytes:
@@ -48,3 +51,25 @@ def test_the_child_of_a_reader_that_stops_is_ended() -> None:
     child = BoundedChild(asleep, ChildLimits())
     child.close()
     assert not Path(f"/proc/{child._process.pid}").exists()
+
+
+def test_a_signal_that_comes_while_a_child_is_made_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    pids = []
+
+    class SignalledAtOnce(ForkedProcess):
+        def __init__(self, run: Callable[[], object]) -> None:
+            super().__init__(run)
+            pids.append(self.pid)
+            signal.raise_signal(signal.SIGTERM)
+
+    def interrupt(number: int, frame: object) -> None:
+        raise InterruptedBySignal(number)
+
+    monkeypatch.setattr("gpudoctor.process.bounded.ForkedProcess", SignalledAtOnce)
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        with pytest.raises(InterruptedBySignal):
+            list(bounded_results([asleep, asleep], workers=2))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert [Path(f"/proc/{pid}").exists() for pid in pids] == [False]
