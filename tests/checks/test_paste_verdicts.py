@@ -136,6 +136,14 @@ def test_a_single_cell_that_says_err_is_no_pass_either() -> None:
     assert (finding.status, finding.reason) == (Status.UNKNOWN, "nvidia-smi says ERR! for its power draw")
 
 
+def test_what_was_not_read_of_a_gpu_hides_nothing_that_was_found_of_it() -> None:
+    remap = "    Remapped Rows\n        Pending : Yes\n        Remapping Failure Occurred : No\n"
+    cut = "Attached GPUs : 4\nGPU 00000000:3B:00.0\n    Product Name : NVIDIA A100-SXM4-80GB\n    ECC Errors\n        Volatile\n"
+    report = judge_all(read(cut + "            SRAM Uncorrectable : 0\n" + remap))
+    (waits,) = [f for check in report.checks for f in check.findings if f.status is Status.WARN]
+    assert (present(waits.found).text, waits.explained_by) == ("row remap waits for a reset", None)
+
+
 def test_flags_of_remapped_rows_come_as_words_or_numbers() -> None:
     head = "gpu_bus_id, gpu_uuid, remapped_rows.uncorrectable, remapped_rows.pending, remapped_rows.failure\n"
     rows = "00000000:07:00.0, GPU-1, 0, 0, 0\n00000000:0A:00.0, GPU-2, 2, {}, {}\n"

@@ -82,8 +82,9 @@ class Fault(msgspec.Struct, frozen=True):
 def explain(results: Iterable[CheckResult]) -> tuple[tuple[CheckResult, ...], tuple[Fault, ...]]:
     """Return the results with `explained_by` set anew, and the faults in the order of the results.
 
-    A cause explains only what is no worse than itself: a warn never hides a fail. What a facts file lacks has
-    no other cause, and is none: somebody left it out.
+    A cause explains only what is no worse than itself: a warn never hides a fail. What is unknown explains
+    only what is unknown, so that it hides nothing that was found. What a facts file lacks has no other cause, and is
+    none: somebody left it out.
     """
     results = tuple(results)
     bad = [(r.id, f) for r in results for f in r.findings if f.status in PROBLEMS and not lacks_a_fact(f)]
@@ -176,7 +177,8 @@ def _cause(
         for _, cause in sorted(possible.items()):
             if not rule.explains.fits_cause(cause):
                 continue
-            if rule.explains.found and cause.status is Status.UNKNOWN:
+            certain = rule.explains.found or finding.status is not Status.UNKNOWN
+            if cause.status is Status.UNKNOWN and certain:
                 continue  # a value that was not read explains neither a certain finding nor a gap with another cause
             if rule.cause == check_id and (cause.subject.kind, finding.subject.kind) != ("gpu", "pair"):
                 continue  # in one check only a GPU explains something: a pair that it belongs to
