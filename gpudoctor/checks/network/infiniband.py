@@ -128,17 +128,21 @@ def _alone(node: Node) -> bool:
 
 
 def _unused(ports: tuple[RdmaPort, ...]) -> Iterator[Finding]:
-    """InfiniBand ports that are down: whether one is not meant to be used is not in a text of ports alone."""
-    down = [port for port in ports if not port.is_active and known(port.link_layer) in ("InfiniBand", None)]
-    if down := [port for port in down if not isinstance(port.state, Missing)]:
-        names = ", ".join(f"{_label(port)} is {port.state} ({known(port.physical_state) or '?'})" for port in down[:4])
-        more = f" and {len(down) - 4} more" if len(down) > 4 else ""
-        yield unknown(
-            NODE,
-            f"{names}{more}; whether it is meant to carry traffic is not known here",
-            *map(_evidence, down),
-            advice=(Advice("See whether a cable is in the port, and what the switch says.", "ibstat; iblinkinfo"),),
-        )
+    """Ports that are down: whether one is not meant to be used is not in a text of ports alone.
+
+    Any server has an unused port of Ethernet: of those it is only said.
+    """
+    down = [port for port in ports if not port.is_active and not isinstance(port.state, Missing)]
+    if not down:
+        return
+    names = ", ".join(f"{_label(port)} is {port.state} ({known(port.physical_state) or '?'})" for port in down[:4])
+    text = names + (f" and {len(down) - 4} more" if len(down) > 4 else "")
+    text += "; whether it is meant to carry traffic is not known here"
+    advice = (Advice("See whether a cable is in the port, and what the switch says.", "ibstat; iblinkinfo"),)
+    if all(known(port.link_layer) == "Ethernet" for port in down):
+        yield warn(NODE, text, "active ports, or unused ones", *map(_evidence, down), advice=advice)
+    else:
+        yield unknown(NODE, text, *map(_evidence, down), advice=advice)
 
 
 def _label(port: RdmaPort) -> str:

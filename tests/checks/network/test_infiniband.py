@@ -113,7 +113,9 @@ def test_a_port_that_is_down_in_a_text_of_ports_alone_is_no_pass_even_if_half_of
     assert judge("network.infiniband", replace(node, gpus=gpus(2, "NVIDIA L4"))).status is not Status.UNKNOWN
     unused = port(2, state="DOWN", physical_state="Disabled", link_layer="Ethernet")
     ethernet = replace(node, network=Network(rdma_ports=(port(0), unused)))
-    assert judge("network.infiniband", ethernet).status is Status.PASS, "any server has an unused Ethernet port"
+    expect(judge("network.infiniband", ethernet), Status.WARN, "mlx5_2 port 1 is DOWN (Disabled)")
+    beside = replace(ethernet, gpus=gpus(2, "NVIDIA L4"))
+    assert judge("network.infiniband", beside).status is not Status.WARN, "any server has an unused Ethernet port"
 
 
 def test_states_that_could_not_be_read_are_no_verdict() -> None:
