@@ -8,8 +8,9 @@ is a simulated node, for which no driver is asked, against a process that import
 
 Prints a line for each, with medians and the median of the ratios of pairs; exits 1 where a ratio is above its limit.
 Beside them, before the driver that answers at once, `nvitop -1` if it is installed: whole processes with their
-children, by wall time and by processor time. It wants a C compiler, and 2 cores that have nothing else to do:
-processor time depends less on what else runs.
+children, by wall time and, once more, by processor time on one CPU. It wants a C compiler, and 2 cores that have
+nothing else to do. On one CPU because the check is two processes, nvitop one: if two CPUs are threads of one core, as
+those of a virtual machine often are, each second in which both work counts for more.
 
     python benchmarks/startup.py
 """
@@ -99,10 +100,10 @@ def rounds_of(commands: list[list[str]], runs: int) -> list[list[Cost]]:
     return [[cost_of(command) for command in commands] for _ in range(runs)]
 
 
-def before_a_driver(latency_ms: float, runs: int) -> list[list[Cost]]:
+def before_a_driver(latency_ms: float, runs: int, *, one_cpu: bool = False) -> list[list[Cost]]:
     """Of the bare script, a live check and nvitop, before a driver that takes so long for a call."""
     fake = ["-m", "gpudoctor", "fake-driver", "--node", NODE, "--call-latency", f"{latency_ms:g}", "--", sys.executable]
-    inside = [str(Path(__file__).resolve()), "--inside", "--runs", str(runs)]
+    inside = [str(Path(__file__).resolve()), "--inside", "--runs", str(runs), *(["--one-cpu"] if one_cpu else [])]
     done = subprocess.run([sys.executable, *fake, *inside], stdout=subprocess.PIPE, check=True, cwd="/")
     return [[Cost(*cost) for cost in each] for each in json.loads(done.stdout)]
 
@@ -116,26 +117,30 @@ def held(what: str, rounds: list[list[Cost]], limit: float) -> bool:
     return ratio <= limit
 
 
-def beside_nvitop(rounds: list[list[Cost]]) -> bool:
+def beside_nvitop(rounds: list[list[Cost]], on_one_cpu: list[list[Cost]]) -> bool:
     """Print processor and wall time of all three, and the ratios of the check; whether the limit holds."""
 
-    def figures(of: Callable[[Cost], float]) -> str:
+    def figures(rounds: list[list[Cost]], of: Callable[[Cost], float]) -> str:
         script, check, nvitop = (statistics.median(of(each[place]) * 1000 for each in rounds) for place in (0, 1, 2))
         beside = (statistics.median(of(each[1]) / of(each[place]) for each in rounds) for place in (0, 2))
         ratios = "script {:.2f}, nvitop {:.2f}".format(*beside)
         return f"script {script:.0f} ms, nvitop -1 {nvitop:.0f} ms, quick check {check:.0f} ms; ratio to {ratios}"
 
-    print(f"  processor time: {figures(lambda cost: cost.cpu_s)} (at most {NVITOP_CPU_MAX})")
-    print(f"  wall time: {figures(lambda cost: cost.wall_s)}", flush=True)
-    return statistics.median(each[1].cpu_s / each[2].cpu_s for each in rounds) <= NVITOP_CPU_MAX
+    print(f"  processor time, one CPU: {figures(on_one_cpu, lambda cost: cost.cpu_s)} (at most {NVITOP_CPU_MAX})")
+    print(f"  processor time, all CPUs: {figures(rounds, lambda cost: cost.cpu_s)}")
+    print(f"  wall time: {figures(rounds, lambda cost: cost.wall_s)}", flush=True)
+    return statistics.median(each[1].cpu_s / each[2].cpu_s for each in on_one_cpu) <= NVITOP_CPU_MAX
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=15)
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--one-cpu", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.inside:
+        if args.one_cpu:
+            os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
         commands = [["-c", BARE], CHECK, *([NVITOP] if find_spec("nvitop") else [])]
         print(json.dumps(rounds_of(commands, args.runs)))
         return 0
@@ -144,7 +149,7 @@ def main() -> int:
     at_once = before_a_driver(0, args.runs)
     limits = [
         held("driver answers at once", at_once, AT_ONCE_MAX),
-        len(at_once[0]) < 3 or beside_nvitop(at_once),
+        len(at_once[0]) < 3 or beside_nvitop(at_once, before_a_driver(0, args.runs, one_cpu=True)),
         held("driver takes 2 ms a call", before_a_driver(2, args.runs), TWO_MS_MAX),
         held("simulated node", rounds_of([["-c", IMPORTS], SIMULATED], args.runs), SIMULATED_MAX),
     ]

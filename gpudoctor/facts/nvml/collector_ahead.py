@@ -16,7 +16,8 @@ from time import monotonic
 
 import msgspec
 
-from gpudoctor.facts.nvml import codes, kernel_module  # noqa: F401 - this one and the next: both processes need them
+from gpudoctor.facts import deadlines  # noqa: F401 - this one and the next two: both processes need them
+from gpudoctor.facts.nvml import codes, kernel_module  # noqa: F401
 from gpudoctor.facts.nvml.channel import SIZE_BYTES, SharedCallTrace
 from gpudoctor.facts.system import pci  # noqa: F401
 from gpudoctor.process.die_with_parent import die_with_parent

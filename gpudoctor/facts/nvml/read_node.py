@@ -29,7 +29,7 @@ from gpudoctor.facts.system.sysfs import key_values, list_names, present, read_t
 _GPUS = "proc/driver/nvidia/gpus"
 _LIBRARY_NOT_FOUND = 12
 _MOST_GPUS = 1024  # more than any machine has
-_ALONE_S = 0.01  # a driver that answers at once shows 8 GPUs in this time
+_ALONE_S, _ALONE_GPUS = 0.01, 2  # a driver that answers at once shows more GPUs than these in this time
 _INIT, _COUNT, _HANDLE = "nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex"
 
 
@@ -220,9 +220,9 @@ class _Readers:
     """The threads that read the GPUs, and the GPUs that are done.
 
     One thread reads them in turn: it is the fastest way to ask a driver that answers at once, since several threads
-    would hand Python's lock to and fro at every call. After `_ALONE_S` every GPU that nobody has begun gets a thread of
-    its own, so that none waits for a slow one or for one that hangs. A thread that finishes a GPU reads the pairs with
-    all that were finished before: every pair is read once.
+    would hand Python's lock to and fro at every call. As soon as it begins fewer than `_ALONE_GPUS` in `_ALONE_S`,
+    every GPU that nobody has begun gets a thread of its own, so that none waits for a slow one or for one that hangs. A
+    thread that finishes a GPU reads the pairs with all that were finished before: every pair is read once.
     """
 
     def __init__(self, listener: ReadingListener, client: NvmlClient, system: System) -> None:
@@ -241,8 +241,11 @@ class _Readers:
         self._left.extend(range(count))
         threads = []
         if count and (thread := _started(self._read_in_turn)):
-            thread.join(_ALONE_S)
             threads.append(thread)
+            left = count + _ALONE_GPUS
+            while thread.is_alive() and left - len(self._left) >= _ALONE_GPUS:
+                left = len(self._left)
+                thread.join(_ALONE_S)
         for index in self._take():
             if thread := _started(partial(self._read, index)):
                 threads.append(thread)
