@@ -14,7 +14,7 @@ from gpudoctor.facts.redaction.shapes import shapes_taken_out
 SCHEMA = "gpudoctor.diagnosis/1"
 Verdict = Literal["cause", "unknown", "nothing"]
 Confidence = Literal["certain", "likely", "possible"]
-_HOSTS = ("host", "than")
+_HOSTS = ("host", "hosts", "than")
 
 
 class EvidenceLine(msgspec.Struct, frozen=True):
@@ -25,10 +25,28 @@ class EvidenceLine(msgspec.Struct, frozen=True):
     text: str
 
 
+class Named(msgspec.Struct, frozen=True):
+    """Whom the lines of a cause name, or come from, without showing that one of them is at fault."""
+
+    ranks: tuple[int, ...] = ()
+    local_ranks: tuple[int, ...] = ()
+    tasks: tuple[int, ...] = ()
+    pids: tuple[int, ...] = ()
+    hosts: tuple[str, ...] = ()
+    gpus: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> str:
+        """`local ranks 0, 1, host n7`."""
+        each = ((self.ranks, "rank"), (self.local_ranks, "local rank"), (self.tasks, "task"), (self.pids, "pid"))
+        words = [counted_out(values, noun) for values, noun in (*each, (self.hosts, "host"), (self.gpus, "GPU"))]
+        return ", ".join(filter(None, words))
+
+
 class Cause(msgspec.Struct, frozen=True):
     """One hypothesis. `rank` is the global rank or null: null rather than a guess; `ranks` if it is several at once.
 
-    `gpu` is a PCI bus id, or the index that the process itself counts by.
+    `gpu` is a PCI bus id, or the index that the process itself counts by. `named` is null if one of them is known.
     """
 
     what: str
@@ -39,24 +57,32 @@ class Cause(msgspec.Struct, frozen=True):
     text: str
     evidence: tuple[EvidenceLine, ...] = ()
     ranks: tuple[int, ...] = ()
+    named: Named | None = None
 
     @property
     def place(self) -> str:
         """Where, in words."""
         ranks = self.ranks if len(self.ranks) > 1 or self.rank is None else (self.rank,)
         parts = (ranks_in_words(ranks), f"host {self.host}" if self.host else "", f"GPU {self.gpu}" if self.gpu else "")
-        return ", ".join(filter(None, parts)) or "no single rank or host can be named"
+        if place := ", ".join(filter(None, parts)):
+            return place
+        return f"nobody can be blamed; its lines name {self.named.words if self.named else 'no rank or host'}"
 
 
 def ranks_in_words(ranks: Iterable[int]) -> str:
-    """`rank 3`, `ranks 1, 2, 5`; at most 16 are named, none is "".
+    """`rank 3`, `ranks 1, 2, 5`; at most 16 are named, none is ""."""
+    return counted_out(ranks, "rank")
 
-    >>> ranks_in_words([3]), ranks_in_words([2, 1]), ranks_in_words([])
+
+def counted_out(values: Iterable[int | str], noun: str) -> str:
+    """The values behind their noun; at most 16, none is "".
+
+    >>> counted_out([3], "rank"), counted_out([2, 1], "rank"), counted_out([], "rank")
     ('rank 3', 'ranks 1, 2', '')
     """
-    numbers = sorted(ranks)
-    more = f" and {len(numbers) - 16} more" if len(numbers) > 16 else ""
-    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers[:16]))}{more}" if numbers else ""
+    each = [str(value) for value in sorted(values)]
+    more = f" and {len(each) - 16} more" if len(each) > 16 else ""
+    return f"{noun}{'s' if len(each) > 1 else ''} {', '.join(each[:16])}{more}" if each else ""
 
 
 class AlsoSaid(msgspec.Struct, frozen=True):

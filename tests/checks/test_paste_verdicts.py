@@ -138,8 +138,8 @@ def test_a_single_cell_that_says_err_is_no_pass_either() -> None:
 
 def test_what_was_not_read_of_a_gpu_hides_nothing_that_was_found_of_it() -> None:
     remap = "    Remapped Rows\n        Pending : Yes\n        Remapping Failure Occurred : No\n"
-    cut = "Attached GPUs : 4\nGPU 00000000:3B:00.0\n    Product Name : NVIDIA A100-SXM4-80GB\n    ECC Errors\n        Volatile\n"
-    report = judge_all(read(cut + "            SRAM Uncorrectable : 0\n" + remap))
+    cut = "Attached GPUs : 4\nGPU 00000000:3B:00.0\n    Product Name : NVIDIA A100-SXM4-80GB\n    ECC Errors\n"
+    report = judge_all(read(cut + "        Volatile\n            SRAM Uncorrectable : 0\n" + remap))
     (waits,) = [f for check in report.checks for f in check.findings if f.status is Status.WARN]
     assert (present(waits.found).text, waits.explained_by) == ("row remap waits for a reset", None)
 

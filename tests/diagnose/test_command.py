@@ -143,6 +143,35 @@ def test_html_and_output_file(log: Path, tmp_path: Path) -> None:
     assert "<script>" not in page
 
 
+@pytest.mark.parametrize(
+    ("line", "named", "words"),
+    [
+        ("train.py: error: unrecognized arguments: --local_rank=2", {"local_ranks": [2]}, "local rank 2"),
+        (
+            "slurmstepd: error: *** JOB 7 ON dgx-06 CANCELLED AT 2025-08-21T02:53:05 ***",
+            {"hosts": ["dgx-06"]},
+            "host dgx-06",
+        ),
+        ("RuntimeError: DataLoader worker (pid 325) is killed by signal: Bus error.", {"pids": [325]}, "pid 325"),
+        ("ValueError: lora rank 16 is above 8 and pid is not set", {}, ""),
+    ],
+)
+def test_whom_the_lines_of_a_cause_name_is_told_without_blame(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, named: dict[str, list[object]], words: str
+) -> None:
+    log = tmp_path / "job.log"
+    log.write_text(f"step 1 loss 2.0\nstep 2 loss 1.9\n{line}\n")
+    main(["diagnose", str(log), "--json"])
+    cause = json.loads(capsys.readouterr().out)["cause"]
+    assert (cause["rank"], cause["host"], cause["gpu"]) == (None, None, None)
+    assert {key: value for key, value in (cause["named"] or {}).items() if value} == named
+    main(["diagnose", str(log)])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"nobody can be blamed; its lines name {words or 'no rank or host'}" in shown
+    main(["diagnose", str(log), "--json", "--redact"])
+    assert "dgx-06" not in capsys.readouterr().out
+
+
 def test_redacted_names_no_host_path_or_address(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for number in (1, 2):
         path = tmp_path / f"secretnode{number}.log"
