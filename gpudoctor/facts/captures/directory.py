@@ -76,7 +76,8 @@ def node_from_text(head: bytes, stream: BinaryIO, path: str, limit: TimeLimit = 
     """The node from a text of any size whose first bytes, `head`, were already read; None if nothing is recognised."""
     name = printable(Path(path).name)
     dumps = Dumps(limit)
-    return dumps.node(name) if _read_into(dumps, chunks_of(head, stream), name, head) else None
+    read = _read_into(dumps, chunks_of(head, stream), name, head) > 0 or dumps.take_as_it_is()
+    return dumps.node(name) if read else None
 
 
 def is_dump(head: bytes) -> bool:

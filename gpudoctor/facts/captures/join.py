@@ -53,6 +53,7 @@ class Dumps:
         self._read = 0
         self._errors: list[tuple[str, SourceError]] = []
         self._of_file: list[tuple[int, Part]] = []  # first line, facts
+        self._not_understood: Reported | None = None
 
     def add(self, lines: Iterable[tuple[str, bool]], file: str, *, quiet: bool = False) -> int:
         """Read the lines of one source (see `lines_of`); return how many dumps, and statements, were read in it.
@@ -68,6 +69,7 @@ class Dumps:
             raise self._errors[0][1]
         for place, error in self._errors:
             self.could_not_read(f"{file}, {place}: not read: {error}")
+        self._not_understood = transcript.statements.not_understood
         statements = () if quiet else transcript.statements.said(alone=not self._read)
         self._reported.extend(statements)
         if self._read and transcript.passed.count and not quiet:
@@ -78,6 +80,11 @@ class Dumps:
         if read and file not in self.files:
             self.files.append(file)
         return read
+
+    def take_as_it_is(self) -> bool:
+        """Record the words of the last source, in which nothing was read: unread; False if they are not of a node."""
+        self._reported += [self._not_understood] if self._not_understood else []
+        return self._not_understood is not None
 
     def could_not_read(self, text: str) -> None:
         """Record that a part of the source could not be read: it may hold a failure, so that the node cannot pass."""

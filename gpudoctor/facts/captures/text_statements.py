@@ -23,9 +23,11 @@ _MOST_FORMS, _LONGEST_FORM = 10_000, 1000
 _ONE_DIGIT = str.maketrans("123456789", "000000000")
 # what the words of a node are about: a statement with none of them, no label and no device is about something else
 _OF_A_NODE = re.compile(
-    r"\b(?:GPUs?|CUDA|cu(?:blas|dnn)\w*|NVML|NVLink|NVSwitch|NVRM|nvidia[\w.-]*|nv-\w+|NCCL|DCGM|dcgmi?|Xid|ECC|HBM|PCIe|MIG"
-    r"|fabric ?manager|infiniband|RDMA|mlx\d\w*|ib\d|gres|slurm\w*|nhc|LnkSta|Unknown Error"
-    r"|NPUs?|HPUs?|ROCm\w*|GeForce|Quadro|Radeon|[GR]TX|bus bandwidth)\b|nvidia|cuda",
+    r"\b(?:GPUs?|gpu_?(?:id|uuid|agent)\w*|CUDA|cu(?:blas|dnn)\w*|NVML|NVLink|NVSwitch|NVRM|nvidia[\w.-]*|nv-\w+|NCCL"
+    r"|DCGM|dcgmi?|Xid|ECC|HBM|PCIe|MIG|fabric ?manager|infiniband|RDMA|mlx\d\w*|ib\d|gres|slurm\w*|nhc|LnkSta"
+    r"|Unknown Error|NPUs?|HPUs?|ROCm\w*|amdgpu|GeForce|Quadro|Radeon|[GR]TX|bus bandwidth|ibstat|ipmi\w*|BMC"
+    r"|power (?:supply|unit))\b"
+    r"|nvidia|cuda",
     re.IGNORECASE,
 )
 # whose accelerators a text is about, by the words and forms of the tools
@@ -58,6 +60,8 @@ _WELL = re.compile(
 )
 # a warning that names neither a device nor a known error is kept only if it is about one of these
 _GRAVE = re.compile(r"(?i)\b(?:cuda (?:error|failure)|nvlink|nvswitch|ecc|xid|fabric)\b")
+# a text of at most so many lines that was not understood is shown: so many characters, else the lines about a node
+_SHORT_LINES, _MOST_SHOWN = 20, 600
 # more lines of prose than this, and few of them bad news, or headings and tables: a page that writes about errors
 _PAGE_LINES, _PAGE_SHARE = 20, 5
 _MARKED_LINES, _PAGE_MARKS = 4, 4
@@ -94,6 +98,7 @@ class TextStatements:
         self._prose_lines = self._marks = self._well_lines = self._rows = self._others = 0
         self._vendors: list[str | None] = []
         self._well = Reported("")
+        self._not_understood: list[str] = []  # of all lines, until something is understood
         self._of_a_node = self._tables = self._adapters = False
 
     def offer(self, line: str, number: int) -> None:
@@ -124,6 +129,8 @@ class TextStatements:
         origin, text = stripped(unmarked(with_short_numbers(line)))
         if not text or text.isspace():
             return
+        if len(self._not_understood) < _SHORT_LINES:
+            self._not_understood.append(text.strip())
         self._prose_lines += _PROSE.search(text[:_LONGEST_FORM]) is not None
         self._marks += _PAGE_MARK.match(line) is not None
         self._tables = self._tables or _PAGE_TABLE.match(line) is not None
@@ -202,6 +209,17 @@ class TextStatements:
         whose = f"{self._vendor} accelerators" if self._vendor else "network adapters" if self._adapters else "GPUs"
         text = f"figures about {whose} were recognised, and nothing in them can be judged"
         return (Reported(text, loudness="unread"),)
+
+    @property
+    def not_understood(self) -> Reported | None:
+        """The words of a short text about a node in which nothing was understood; None if it is long, or a page."""
+        if self._is_a_page or not self._of_a_node or self._others > _SHORT_LINES:
+            return None
+        shown = self._not_understood
+        if sum(map(len, shown)) > _MOST_SHOWN:
+            shown = [each for each in shown if _OF_A_NODE.search(each)]
+        text = f"not understood (if a job printed it: gpudoctor diagnose FILE): {' / '.join(shown)}"
+        return Reported(clipped(text), loudness="unread", file=self._file)
 
     @property
     def _vendor(self) -> str | None:
