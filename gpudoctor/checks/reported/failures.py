@@ -48,6 +48,10 @@ _NOT_READ = lazy_pattern(
 )
 # a row of ps or top in state D: a program may be on its way through the driver
 _WAITS = lazy_pattern(r"\s*(?:\S+\s+)?\d{1,8}\s(?:.{0,80}\s)?D[<LNls+]{0,4}\s")
+# what asks the driver gets no answer
+_ASKS_IN_VAIN = lazy_pattern(
+    r"(?i)\W*(?:\w+ ){0,2}(?:nvidia-smi|nvml|dcgmi)\b(?:[^.;:]{0,30} )?(?:hangs?|hung|hanging|stuck)\b"
+)
 # the clauses before the one that says so, in which something else may have failed; what was only tried has not
 _CLAUSES_BEFORE = lazy_pattern(r"(?s)(.*)(?:[;,(]|\. )")
 _TRIED = lazy_pattern(r"(?i)\b(?:(?:failed|unable) to|cannot|can't|could not|couldn't) \w+")
@@ -104,8 +108,10 @@ def _finding(case: Case, reported: Reported) -> Finding:
         return skip(subject, f"{what} is of a program, or tells of nothing: {reported.text}")
     if reported.label is None and reported.loudness == "error" and _is_not_read(reported):
         return unknown(subject, reported.text, evidence, advice=_advice(case, reported))
-    if reported.form == "event" and _WAITS.match(reported.text):
-        text = f"it waits in the kernel (state D): does the driver or a GPU not answer? {reported.text}"
+    waits = reported.form == "event" and _WAITS.match(reported.text)
+    if waits or (reported.form == "sentence" and _ASKS_IN_VAIN.match(reported.text)):
+        state = "it waits in the kernel (state D): " if waits else ""
+        text = f"{state}does the driver or a GPU not answer? {reported.text}"
         return unknown(subject, text, evidence, advice=_advice(case, reported))
     if missing_gpus.missing_gpus(reported.text) == "perhaps" and not _is_of_node(reported):
         return unknown(subject, reported.text, evidence, advice=_advice(case, reported))

@@ -219,6 +219,20 @@ def _page(name: str) -> str:
     return (Path(__file__).parents[3] / name).read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("text", ["nvidia-smi hangs on hopper", "Since noon nvidia-smi is stuck", "dcgmi hangs"])
+def test_what_asks_the_driver_in_vain_leaves_it_unknown(text: str) -> None:
+    for whole in (f"{text}\n", f"{CLEAN}\n{text}\n"):
+        (finding,) = said(whole)
+        assert finding.status is Status.UNKNOWN
+        assert (finding.reason or "").startswith("does the driver or a GPU not answer? ")
+
+
+@pytest.mark.parametrize("text", ["nvidia-smi takes 40 seconds", "nvidia-smi never returns on gpu07"])
+def test_a_sentence_about_nvidia_smi_is_no_command(text: str) -> None:
+    (finding,) = said(f"{text}\n")
+    assert text in (finding.reason or "")
+
+
 _NCCL_TESTS = "".join(
     f"  {n}  {n // 4}  float  sum  -1  2560.7  49.96  95.75  0  2556.2  50.05  95.92  0\n" for n in (4096, 8192, 16384)
 )
