@@ -100,7 +100,7 @@ CAUSES: dict[str, CauseText] = {
     "gpu_reset_required": _c("gpu-fault", "a GPU must be reset before it works again", "Drain the node and reset the GPU; read the kernel log for why.", checks="gpu.lost gpu.xid"),
     "kernel_hang": _c("gpu-fault", "a process or processor hangs in the kernel", "Read the call trace below that line: nvidia functions mean the driver, those of nfs or lustre the file system.", checks="gpu.xid driver.responsive"),
     "gpu_xid": _c("gpu-fault", "the driver reported a fault of a GPU (Xid)", "See gpudoctor explain gpu.xid for the code.", checks="gpu.xid"),
-    "nccl_cuda_unknown": _c("nccl-error", "a CUDA call of NCCL failed; which, is not in this text", _NCCL_AGAIN, checks="gpu.xid env.torch"),
+    "nccl_cuda_unknown": _c("nccl-error", "a CUDA call of NCCL failed; which call, is not in this text", _NCCL_AGAIN, checks="gpu.xid env.torch"),
     "nccl_unknown": _c("nccl-error", "NCCL failed; why is not in this text", _NCCL_AGAIN),
     "gpu_peer_access": _c("nccl-error", "two GPUs could not open each other's memory", "More than 8 GPUs in one process: CUDA's limit; use one process for each GPU.", "Else let each process see all GPUs of the node (no CUDA_VISIBLE_DEVICES of its own), and share the IPC and PID namespaces between containers.", "NCCL_P2P_DISABLE=1 as a test.", checks="link.peer pcie.acs"),
     "tpu_init_failed": _c("driver", "the TPU runtime could not start", "Another process may hold the chips (lsof /dev/accel*), or the container may not open them.", "Compare the worker addresses in the environment (TPU_PROCESS_ADDRESSES, TPU_WORKER_HOSTNAMES) with the workers."),

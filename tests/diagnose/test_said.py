@@ -429,6 +429,22 @@ def test_what_a_job_prints_of_hardware_is_likely_and_to_be_looked_at(
     assert (answer.cause.what, answer.cause.confidence) == ("gpu_lost", "certain")
 
 
+@pytest.mark.parametrize(
+    ("line", "verdict"),
+    [
+        ("n7:194:194 [0] transport/p2p.cc:237 NCCL WARN Cuda failure 'invalid argument'\n", "cause"),
+        (
+            "RuntimeError: NCCL error in: ProcessGroupNCCL.cpp:1269, unhandled cuda error, NCCL version 2.18.1\n",
+            "unknown",
+        ),
+    ],
+)
+def test_a_cuda_error_of_nccl_is_a_cause_if_the_text_names_it(tmp_path: Path, line: str, verdict: str) -> None:
+    (tmp_path / "job.log").write_text(line)
+    answer = answer_of(tmp_path)
+    assert (answer.verdict, answer.cause and answer.cause.what) == (verdict, "nccl_cuda_unknown")
+
+
 _BOMBS = {
     "an index of 4 GiB": b"\x80\x02]r\xff\xff\xff\x7fX\x04\x00\x00\x00aaaa.",
     "shared lists": b"\x80\x02}(X\x07\x00\x00\x00entries](}X\x0b\x00\x00\x00input_sizes]q\x00"

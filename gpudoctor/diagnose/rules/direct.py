@@ -87,7 +87,8 @@ def weak_causes(attempt: Attempt) -> Iterator[Hypothesis]:
     events += [e for e in weak if e not in of_nccl and e.role == "cause"]
     for found in _grouped(attempt, _without_memory(attempt, events)):
         found.confidence = "possible"
-        found.unknown = found.what in ("nccl_unknown", "nccl_cuda_unknown", "accelerator_error")
+        says_which = found.what == "nccl_cuda_unknown" and any(e.role == "cause" for e in found.events)
+        found.unknown = not says_which and found.what in ("nccl_unknown", "nccl_cuda_unknown", "accelerator_error")
         yield found
 
 
