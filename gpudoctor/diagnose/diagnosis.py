@@ -66,7 +66,7 @@ class Cause(msgspec.Struct, frozen=True):
         parts = (ranks_in_words(ranks), f"host {self.host}" if self.host else "", f"GPU {self.gpu}" if self.gpu else "")
         if place := ", ".join(filter(None, parts)):
             return place
-        return f"nobody can be blamed; its lines name {self.named.words if self.named else 'no rank or host'}"
+        return f"not known; its lines name {self.named.words if self.named else 'no rank or host'}"
 
 
 def ranks_in_words(ranks: Iterable[int]) -> str:

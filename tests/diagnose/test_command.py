@@ -167,7 +167,7 @@ def test_whom_the_lines_of_a_cause_name_is_told_without_blame(
     assert {key: value for key, value in (cause["named"] or {}).items() if value} == named
     main(["diagnose", str(log)])
     shown = " ".join(capsys.readouterr().out.split())
-    assert f"nobody can be blamed; its lines name {words or 'no rank or host'}" in shown
+    assert f"not known; its lines name {words or 'no rank or host'}" in shown
     main(["diagnose", str(log), "--json", "--redact"])
     assert "dgx-06" not in capsys.readouterr().out
 
