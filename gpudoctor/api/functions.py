@@ -89,7 +89,7 @@ def check(
 
 def run_check(request: CheckRequest, *, progress: Callable[[str], None] | None = None) -> Report:
     """Run the check that a request describes. Raise UserError if it cannot be done."""
-    return run_prepared(prepare(request), progress=progress)
+    return run_prepared(prepare(request), progress=progress, words=True)
 
 
 def load_source(source: Source | None = None, faults: Words = (), *, deadline_s: float = COLLECTION.seconds) -> Sourced:

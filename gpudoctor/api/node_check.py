@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from gpudoctor.report.model import Report
 
 HoldSignals = Callable[[InterruptedBySignal | None], list[int]]
+_SHOWS_WORDS = "reported.failures"
 _CHOICES = {"level": LEVELS, "backend": ("auto", "nccl", "gloo"), "fail_on": ("fail", "warn", "never")}
 
 
@@ -190,8 +191,11 @@ def run_prepared(
     visible: tuple[str | None, ...] = (),
     progress: Callable[[str], None] | None = None,
     hold_signals: HoldSignals | None = None,
+    words: bool = False,
 ) -> Report:
     """Read the facts, run the probes and judge both. Raise UserError if that is not possible.
+
+    `words`: a short text about a node in which nothing is understood is unknown and quoted, not refused.
 
     `placement`: this process is the first of several that an engine started here; the others host ranks. `visible`: the
     CUDA_VISIBLE_DEVICES of all processes that the verdict is for; the GPUs of all of them are judged. `progress` is
@@ -210,15 +214,7 @@ def run_prepared(
     partial: list[Measurements] = []
     half_read: list[Node] = []
     try:
-        sourced = read_source(
-            request.node,
-            request.faults,
-            prep.deadline_s,
-            progress=progress,
-            on_interrupt=half_read.append,
-            data=request.load.data,
-            source_deadline_s=request.deadline_s,
-        )
+        sourced = _read(prep, progress, half_read.append, words=words)
         if request.gpu is None and (gpus := cuda_device_list.shown_to_any(visible, sourced.node)) is not None:
             request = msgspec.structs.replace(request, gpu=gpus)
             prep = msgspec.structs.replace(prep, request=request)
@@ -238,6 +234,31 @@ def run_prepared(
     if workers is not None and not signals:
         workers.end()
     return report_on(prep, sourced.node, measurements, argv=argv, signals=signals)
+
+
+def _read(
+    prep: Prepared,
+    progress: Callable[[str], None] | None,
+    on_interrupt: Callable[[Node], None],
+    *,
+    words: bool,
+) -> Sourced:
+    request = prep.request
+    try:
+        return read_source(
+            request.node,
+            request.faults,
+            prep.deadline_s,
+            progress=progress,
+            on_interrupt=on_interrupt,
+            data=request.load.data,
+            source_deadline_s=request.deadline_s,
+        )
+    except UserError as error:
+        words = words and any(check.id == _SHOWS_WORDS for check in prep.checks)
+        if not words or request.faults or request.redact or not isinstance(error, capture.NotUnderstoodError):
+            raise
+        return Sourced(error.node)
 
 
 def _measured(

@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from gpudoctor.diagnose.diagnosis import Named
 from gpudoctor.diagnose.events import Event
 from gpudoctor.lazy import lazy_pattern
-from gpudoctor.statements.about import about, place_in
 
-_LABEL = lazy_pattern(r"(?i)\b(local[_ -]?rank|pid)(?:s|\(s\))?[ =:#]{1,2}(\d{1,10})\b")
-_OF_A_JOB = lazy_pattern(r"\*\*\* (?:JOB|STEP) [\d.]+ ON (\w[\w.-]*)")  # Slurm's: the first host of the job
+_LOCAL_RANK = lazy_pattern(r"--local[_-]rank[= ](\d{1,6})\b")
+_PIDS = lazy_pattern(r"\(pid(?:\(s\))?:? (\d{1,10}(?:, \d{1,10})*)\)")
+_OF_A_JOB = lazy_pattern(r"\*\*\* (?:JOB|STEP) [\d.]+ ON (\w[\w.-]*)(?=\s)")  # Slurm's: the first host of the job
 
 
 def named_in(events: Sequence[Event]) -> Named | None:
-    """The ranks, processes, hosts and GPUs that the events come from, or name; None if there are none."""
-    labels = [(label.lower()[0], int(number)) for e in events for label, number in _LABEL.findall(e.text)]
-    unranked = [e for e in events if e.rank is None]
-    hosts = [e.host or place_in(e.text) or (job[1] if (job := _OF_A_JOB.search(e.text)) else None) for e in events]
-    gpus = [e.gpu or about(e.text).gpu_index for e in events]
+    """The ranks, processes, hosts and GPUs that the events come from, or name; None if there are none.
+
+    The rank of a line that gives a local rank, a task or a pid may be derived: that number is told in its place. A line
+    of several events has a list, which may be longer than they are.
+    """
+    lines = Counter((e.file, e.line) for e in events)
+    own = [e for e in events if lines[e.file, e.line] == 1]
+    local_ranks = [e.local_rank for e in own] + [int(n) for e in events for n in _LOCAL_RANK.findall(e.text)]
+    listed = [n for e in events for each in _PIDS.findall(e.text) for n in each.split(", ")]
+    hosts = [e.host or (job[1] if (job := _OF_A_JOB.search(e.text)) else None) for e in events]
     named = Named(
-        ranks=_each(e.rank for e in events),
-        local_ranks=_each([*(e.local_rank for e in unranked), *(n for label, n in labels if label == "l")]),
-        tasks=_each(e.task for e in unranked),
-        pids=_each([*(e.pid for e in unranked), *(n for label, n in labels if label == "p")]),
+        ranks=_each(e.rank for e in own if (e.local_rank, e.task) == (None, None)),
+        local_ranks=_each(local_ranks),
+        tasks=_each(e.task for e in own),
+        pids=_each([*(e.pid for e in own if e.rank is None), *map(int, listed)]),
         hosts=tuple(sorted({host for host in hosts if host})),
-        gpus=tuple(sorted({str(gpu) for gpu in gpus if gpu is not None})),
+        gpus=tuple(sorted({e.gpu for e in events if e.gpu})),
     )
     return named if named.words else None
 

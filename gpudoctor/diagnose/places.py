@@ -250,7 +250,9 @@ def _ranks_of_connections(events: list[Event]) -> dict[Process, int]:
 
 
 def _is_one_node(events: list[Event], hosts: set[str], world: int) -> bool:
-    """Whether local ranks are the ranks: one host, one task, and no more ranks than one node may have."""
+    """Whether local ranks are the ranks: one host, one task, and no more nodes or ranks than one node may have."""
+    if any((e.number("nodes") or 0) > 1 for e in events if e.what == "nodes"):
+        return False
     local = [e for e in events if e.local_rank is not None]
     if len(hosts) > 1 or len({e.task for e in local}) > 1 or any((e.rank or 0) >= 64 for e in local):
         return False

@@ -12,10 +12,12 @@ import struct
 import subprocess
 import sys
 import termios
+from pathlib import Path
 
 import pytest
 
 from gpudoctor.cli.command_table import COMMANDS, GROUPS
+from gpudoctor.cli.main import main
 from tests.cli.conftest import Gpudoctor
 
 
@@ -250,3 +252,50 @@ def test_an_example_goes_without_files_and_nothing_is_an_error(gpudoctor: Gpudoc
     assert "--example hang" in gpudoctor("diagnose").err
     assert gpudoctor("diagnose", "--example", "hang", "x.log").code == 2
     assert "did you mean hang?" in gpudoctor("diagnose", "--example", "hung").err
+
+
+_NOT_UNDERSTOOD = (
+    "After two epochs the program froze, and I can no longer see the GPU status.",
+    "Power Supply Status : PASS\nEvery job on this box dies since noon",
+    "ibstat failed: not installed",
+    "Has GPU 3 fallen off the bus?",
+    "GPUが1枚見えません",
+    "nvidia-smi takes 40 seconds",
+)
+
+
+@pytest.mark.parametrize("text", _NOT_UNDERSTOOD)
+def test_a_short_text_about_a_node_that_nothing_understands_is_unknown_and_quoted(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paste = tmp_path / "paste.txt"
+    paste.write_text(f"{text}\n", encoding="utf-8")
+    assert main(["check", "--node", str(paste), "--json"]) == 3
+    report = json.loads(capsys.readouterr().out)
+    (finding,) = [f for check in report["checks"] for f in check["findings"] if f["status"] == "unknown"]
+    assert " ".join(text.replace("\n", " / ").split()) in finding["reason"]
+    assert "gpudoctor diagnose FILE" in finding["reason"]
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [["check", "--redact"], ["check", "gpu"], ["facts"], ["status"], ["plan", "7b"], ["check", "--fault", "xid-79@0"]],
+)
+def test_elsewhere_such_a_text_is_refused(argv: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paste = tmp_path / "paste.txt"
+    paste.write_text(f"{_NOT_UNDERSTOOD[0]}\n")
+    assert main([*argv, "--node", str(paste)]) == 2
+    assert "paste what the machine prints" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["My GPU is slow.\n" * 21, f"My GPU {'x' * 4000}\n", "It is slow.\n", '{"gpus": [1}\n', "<html>NVIDIA</html>\n"],
+)
+def test_a_long_text_and_another_format_are_not_quoted(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paste = tmp_path / "paste.txt"
+    paste.write_text(text)
+    assert main(["check", "--node", str(paste)]) == 2
+    assert str(paste) in capsys.readouterr().err

@@ -152,7 +152,9 @@ def test_html_and_output_file(log: Path, tmp_path: Path) -> None:
             {"hosts": ["dgx-06"]},
             "host dgx-06",
         ),
-        ("RuntimeError: DataLoader worker (pid 325) is killed by signal: Bus error.", {"pids": [325]}, "pid 325"),
+        ("RuntimeError: DataLoader worker (pid(s) 325, 7) exited unexpectedly", {"pids": [7, 325]}, "pids 7, 325"),
+        ("slurmstepd: error: *** JOB 7 ON dgx-[01-04] CANCELLED AT 2025-08-21T02:53:05 ***", {}, ""),
+        ("RuntimeError: optimizer state must be on host pinned-memory, got GPU 8 and pid=3", {}, ""),
         ("ValueError: lora rank 16 is above 8 and pid is not set", {}, ""),
     ],
 )
@@ -170,6 +172,21 @@ def test_whom_the_lines_of_a_cause_name_is_told_without_blame(
     assert f"not known; its lines name {words or 'no rank or host'}" in shown
     main(["diagnose", str(log), "--json", "--redact"])
     assert "dgx-06" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("nodes", ["$ torchrun --nnodes=4 --node-rank=3 t.py", "I0101   max_nodes                : 2"])
+def test_of_several_nodes_a_local_rank_is_no_rank(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], nodes: str
+) -> None:
+    log = tmp_path / "job.log"
+    end = "step 1 loss 2.0\nfailed (exitcode: -9) local_rank: 2 (pid: 4323) of binary: python\n"
+    log.write_text(f"{nodes}\n{end}")
+    main(["diagnose", str(log), "--json"])
+    cause = json.loads(capsys.readouterr().out)["cause"]
+    assert (cause["rank"], cause["named"]["ranks"], cause["named"]["local_ranks"]) == (None, [], [2])
+    log.write_text(end)
+    main(["diagnose", str(log), "--json"])
+    assert json.loads(capsys.readouterr().out)["cause"]["rank"] == 2
 
 
 def test_redacted_names_no_host_path_or_address(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

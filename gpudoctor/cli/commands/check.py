@@ -145,7 +145,12 @@ def run(args: argparse.Namespace) -> int:
     import gpudoctor.report.output_files  # noqa: F401
 
     report = node_check.run_prepared(
-        prep, argv=args.argv, placement=placement, progress=say_progress, hold_signals=hold_signals
+        prep,
+        argv=args.argv,
+        placement=placement,
+        progress=say_progress,
+        hold_signals=hold_signals,
+        words=True,
     )
     return _write_report(report, args)
 

@@ -40,6 +40,8 @@ _OF_CONNECTION = re.compile(
 )
 _GLOO = re.compile(r"\[Gloo\] Rank (?P<rank>\d{1,5}) is connected to (?P<peers>\d{1,5}) peer ranks\. Expected")
 _WORLD = re.compile(r"(?i)\b(?:dist_)?world[ _]?size[\"']?\s?(?:=|:|is)?\s?(\d{1,6})\b")
+# of torchrun: its option, and what it logs when it starts
+_NODES = re.compile(r"(?:--nnodes[= ]|\bmax_nodes\s{0,20}: )(?:\d{1,6}:)?(\d{1,6})\b")
 _RANK_PID = re.compile(
     r"(?i)\brank[ =:]{0,3}(?P<rank>\d{1,6})(?:\s?(?:/|of)\s?(?P<world>\d{1,6}))?\b(?:.{0,40}?\bon (?:host )?(?P<host>[\w.-]{1,253}))?"
     r".{0,40}?\bpid[ =:]{0,3}(?P<pid>\d{2,10})\b"
@@ -211,6 +213,8 @@ def read_facts(text: str) -> Iterator[Event]:
         return
     if "world" in lowered and (world := _WORLD.search(text)):
         yield Event(role="fact", what="world", detail={"world": int(world[1])})
+    if "nodes" in lowered and (nodes := _NODES.search(text)):
+        yield Event(role="fact", what="nodes", detail={"nodes": int(nodes[1])})
     if any(word in lowered for word in ("stopp", "exhausted", "no more")) and _EARLY.search(text):
         yield Event(role="fact", what="early_stop")
     resumed = ("resum" in lowered or "checkpoint" in lowered) and _RESUMED.search(text) is not None

@@ -52,6 +52,14 @@ class SourceError(UserError):
         super().__init__(printable(message))
 
 
+class NotUnderstoodError(SourceError):
+    """A short text about a node says nothing that a reader knows. `node`: nothing is known of it but these words."""
+
+    def __init__(self, message: str, node: Node) -> None:
+        super().__init__(message)
+        self.node = node
+
+
 @contextmanager
 def naming(name: str) -> Iterator[None]:
     """Prepend the name of a source to each SourceError from inside that does not begin with it; an OSError is one."""
@@ -62,6 +70,6 @@ def naming(name: str) -> Iterator[None]:
         raise SourceError(f"{name}: cannot be read: {error.strerror or error}") from None
     except SourceError as error:
         reported = str(error)
-        raise SourceError(
-            reported if reported.startswith((f"{name}: ", f"{name.rstrip('/')}/")) else f"{name}: {reported}"
-        ) from None
+        if not reported.startswith((f"{name}: ", f"{name.rstrip('/')}/")):
+            error.args = (f"{name}: {reported}",)
+        raise

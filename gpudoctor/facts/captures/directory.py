@@ -76,8 +76,14 @@ def node_from_text(head: bytes, stream: BinaryIO, path: str, limit: TimeLimit = 
     """The node from a text of any size whose first bytes, `head`, were already read; None if nothing is recognised."""
     name = printable(Path(path).name)
     dumps = Dumps(limit)
-    read = _read_into(dumps, chunks_of(head, stream), name, head) > 0 or dumps.take_as_it_is()
-    return dumps.node(name) if read else None
+    return dumps.node(name) if _read_into(dumps, chunks_of(head, stream), name, head) else None
+
+
+def node_of_words(words: str, path: str) -> Node:
+    """A node of which nothing is known but what a text says of it, which nothing understands."""
+    dumps = Dumps()
+    dumps.not_understood(words)
+    return dumps.node(printable(Path(path).name))
 
 
 def is_dump(head: bytes) -> bool:

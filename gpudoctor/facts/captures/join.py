@@ -53,7 +53,6 @@ class Dumps:
         self._read = 0
         self._errors: list[tuple[str, SourceError]] = []
         self._of_file: list[tuple[int, Part]] = []  # first line, facts
-        self._not_understood: Reported | None = None
 
     def add(self, lines: Iterable[tuple[str, bool]], file: str, *, quiet: bool = False) -> int:
         """Read the lines of one source (see `lines_of`); return how many dumps, and statements, were read in it.
@@ -69,7 +68,6 @@ class Dumps:
             raise self._errors[0][1]
         for place, error in self._errors:
             self.could_not_read(f"{file}, {place}: not read: {error}")
-        self._not_understood = transcript.statements.not_understood
         statements = () if quiet else transcript.statements.said(alone=not self._read)
         self._reported.extend(statements)
         if self._read and transcript.passed.count and not quiet:
@@ -81,10 +79,10 @@ class Dumps:
             self.files.append(file)
         return read
 
-    def take_as_it_is(self) -> bool:
-        """Record the words of the last source, in which nothing was read: unread; False if they are not of a node."""
-        self._reported += [self._not_understood] if self._not_understood else []
-        return self._not_understood is not None
+    def not_understood(self, words: str) -> None:
+        """Record what the source says, in which nothing was read: it may be anything, so that the node cannot pass."""
+        text = f"not understood (if a job printed it: gpudoctor diagnose FILE): {words}"
+        self._reported.append(Reported(text, loudness="unread"))
 
     def could_not_read(self, text: str) -> None:
         """Record that a part of the source could not be read: it may hold a failure, so that the node cannot pass."""

@@ -14,20 +14,24 @@ from typing import BinaryIO
 import msgspec
 
 from gpudoctor.errors import nearest_names
-from gpudoctor.facts.captures import Loaded, SourceError, naming, printable
+from gpudoctor.facts.captures import Loaded, NotUnderstoodError, SourceError, naming, printable
 from gpudoctor.facts.model.node import Node
 from gpudoctor.lazy import lazy_imports
 from gpudoctor.text.standard_input import standard_input
 
 with lazy_imports():
-    from gpudoctor.facts.captures import archives, directory, facts_file, kernel_logs, lines, opened
+    from gpudoctor.facts.captures import archives, directory, facts_file, kernel_logs, lines, not_understood, opened
     from gpudoctor.facts.simulated import load as simulated_nodes
     from gpudoctor.facts.stream import recording
 
-__all__ = ["Loaded", "SourceError", "load_source"]
+__all__ = ["Loaded", "NotUnderstoodError", "SourceError", "load_source"]
 
 
 _PASTE = "paste what the machine printed, with prompts and all (nvidia-smi -q, topo -m, dmesg, lspci -vvv ...)"
+_PASTE_INSTEAD = (
+    "paste what the machine prints: nvidia-smi -q, nvidia-smi topo -m, dmesg, lspci -vvv, ibstat ...; "
+    "the log of a job: gpudoctor diagnose FILE"
+)
 _STDIN = "standard input"
 _STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"')
 _DEEPEST_JSON = 500
@@ -50,7 +54,8 @@ def load_source(
     CUDA_*, FI_*, NCCL_* and SLURM_* variables from `environ` (default: this process's environment), so that a setting
     can be tried on it. `deadline_s` limits the reading of texts, which may be anything, and `progress` gets a line for
     each file of a directory.
-    Raise SourceError, one line with the file and the position, if it cannot be read.
+    Raise SourceError, one line with the file and the position, if it cannot be read: NotUnderstoodError for a short
+    text about a node of which no reader knows a word.
     """
     if not name:
         raise SourceError("the source is an empty name: give a file, a directory, a simulated node, or - for stdin")
@@ -123,9 +128,15 @@ def _from_stream(stream: BinaryIO, name: str, deadline_s: float | None, size: in
     if lines.is_binary(head):
         raise SourceError("binary data, no dump")
     node = directory.node_from_text(head, stream, name, limit)
-    if node is None:
-        raise SourceError(_unrecognised(head, text))
-    return Loaded(node)
+    if node is not None:
+        return Loaded(node)
+    if reason := _other_format(head, text):
+        raise SourceError(reason)
+    if words := not_understood.words_about_a_node(text):
+        raise NotUnderstoodError(
+            f"not recognised: nothing in it is understood; {_PASTE_INSTEAD}", directory.node_of_words(words, name)
+        )
+    raise SourceError(f"not recognised: it says nothing of a node; {_PASTE_INSTEAD}")
 
 
 def _of_json(data: bytes, head: str, name: str, limit: lines.TimeLimit) -> Loaded:
@@ -159,7 +170,8 @@ def _of_file(name: str, loaded: Loaded) -> Loaded:
     return Loaded(msgspec.structs.replace(loaded.node, source=source), loaded.measurements)
 
 
-def _unrecognised(data: bytes, head: str) -> str:
+def _other_format(data: bytes, head: str) -> str:
+    """What a text in which no reader finds anything seems to be instead; "" if it is plain text."""
     try:
         data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -170,10 +182,7 @@ def _unrecognised(data: bytes, head: str) -> str:
         return (
             f"if these are facts in YAML, they lack the line `schema: {facts_file.FACTS}`; see docs/simulated-nodes.md"
         )
-    return (
-        "not recognised: it says nothing of a node; paste what the machine prints: nvidia-smi -q, nvidia-smi topo -m, "
-        "dmesg, lspci -vvv, ibstat ...; the log of a job: gpudoctor diagnose FILE"
-    )
+    return ""
 
 
 def _named(name: str, loaded: Loaded) -> Loaded:

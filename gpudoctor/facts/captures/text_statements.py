@@ -22,12 +22,10 @@ MOST_STATEMENTS = 200
 _MOST_FORMS, _LONGEST_FORM = 10_000, 1000
 _ONE_DIGIT = str.maketrans("123456789", "000000000")
 # what the words of a node are about: a statement with none of them, no label and no device is about something else
-_OF_A_NODE = re.compile(
-    r"\b(?:GPUs?|gpu_?(?:id|uuid|agent)\w*|CUDA|cu(?:blas|dnn)\w*|NVML|NVLink|NVSwitch|NVRM|nvidia[\w.-]*|nv-\w+|NCCL"
-    r"|DCGM|dcgmi?|Xid|ECC|HBM|PCIe|MIG|fabric ?manager|infiniband|RDMA|mlx\d\w*|ib\d|gres|slurm\w*|nhc|LnkSta"
-    r"|Unknown Error|NPUs?|HPUs?|ROCm\w*|amdgpu|GeForce|Quadro|Radeon|[GR]TX|bus bandwidth|ibstat|ipmi\w*|BMC"
-    r"|power (?:supply|unit))\b"
-    r"|nvidia|cuda",
+OF_A_NODE = re.compile(
+    r"\b(?:GPUs?|CUDA|cu(?:blas|dnn)\w*|NVML|NVLink|NVSwitch|NVRM|nvidia[\w.-]*|nv-\w+|NCCL|DCGM|dcgmi?|Xid|ECC|HBM|PCIe|MIG"
+    r"|fabric ?manager|infiniband|RDMA|mlx\d\w*|ib\d|gres|slurm\w*|nhc|LnkSta|Unknown Error"
+    r"|NPUs?|HPUs?|ROCm\w*|GeForce|Quadro|Radeon|[GR]TX|bus bandwidth)\b|nvidia|cuda",
     re.IGNORECASE,
 )
 # whose accelerators a text is about, by the words and forms of the tools
@@ -60,8 +58,6 @@ _WELL = re.compile(
 )
 # a warning that names neither a device nor a known error is kept only if it is about one of these
 _GRAVE = re.compile(r"(?i)\b(?:cuda (?:error|failure)|nvlink|nvswitch|ecc|xid|fabric)\b")
-# a text of at most so many lines that was not understood is shown: so many characters, else the lines about a node
-_SHORT_LINES, _MOST_SHOWN = 20, 600
 # more lines of prose than this, and few of them bad news, or headings and tables: a page that writes about errors
 _PAGE_LINES, _PAGE_SHARE = 20, 5
 _MARKED_LINES, _PAGE_MARKS = 4, 4
@@ -97,8 +93,7 @@ class TextStatements:
         self._where: set[int | None] = set()
         self._prose_lines = self._marks = self._well_lines = self._rows = self._others = 0
         self._vendors: list[str | None] = []
-        self._well = Reported("")
-        self._not_understood: list[str] = []  # of all lines, until something is understood
+        self._well, self._unread_prose = Reported(""), ""
         self._of_a_node = self._tables = self._adapters = False
 
     def offer(self, line: str, number: int) -> None:
@@ -110,7 +105,7 @@ class TextStatements:
             return
         record, lines = self._records.offer(number, line[:MOST_TEXT])
         if record and (statement := statement_of_record(lines[0][0], record)) is not None:
-            self._of_a_node = self._of_a_node or any(_OF_A_NODE.search(text[:_LONGEST_FORM]) for _, text in lines)
+            self._of_a_node = self._of_a_node or any(OF_A_NODE.search(text[:_LONGEST_FORM]) for _, text in lines)
             self._keep(statement)
             return
         for each, text in lines:
@@ -129,8 +124,6 @@ class TextStatements:
         origin, text = stripped(unmarked(with_short_numbers(line)))
         if not text or text.isspace():
             return
-        if len(self._not_understood) < _SHORT_LINES:
-            self._not_understood.append(text.strip())
         self._prose_lines += _PROSE.search(text[:_LONGEST_FORM]) is not None
         self._marks += _PAGE_MARK.match(line) is not None
         self._tables = self._tables or _PAGE_TABLE.match(line) is not None
@@ -140,7 +133,7 @@ class TextStatements:
             self._where |= {about(found["gpu"]).gpu_index for found in _WHERE.finditer(text[:_LONGEST_FORM])}
         statement = self._wrapped(line, text, number) or statement_of(number, origin, text)
         self._before = number, line, text
-        self._of_a_node = self._of_a_node or _OF_A_NODE.search(text[:_LONGEST_FORM]) is not None
+        self._of_a_node = self._of_a_node or OF_A_NODE.search(text[:_LONGEST_FORM]) is not None
         tabular = _TABULAR.match(text[:_LONGEST_FORM]) is not None
         other = not tabular and line.lstrip()[:1] != "#" and line.strip(" ,[]{}") != ""
         self._adapters = self._adapters or (tabular and _ADAPTER_ROW.match(text) is not None)
@@ -197,6 +190,9 @@ class TextStatements:
             for each in about_errors
             if each.effect == "hardware" and each.names_a_gpu
         ][:1]
+        if not retained and is_well and self._unread_prose:
+            text = f"a tool's own verdict is good, and more is said that was not understood: {self._unread_prose}"
+            return (replace(self._well, loudness="unread", text=clipped(text)),)
         if not retained and is_well:
             return (replace(self._well, count=self._well_lines),)
         return tuple(self._with_only_gpu(each) for each in retained)
@@ -211,17 +207,6 @@ class TextStatements:
         return (Reported(text, loudness="unread"),)
 
     @property
-    def not_understood(self) -> Reported | None:
-        """The words of a short text about a node in which nothing was understood; None if it is long, or a page."""
-        if self._is_a_page or not self._of_a_node or self._others > _SHORT_LINES:
-            return None
-        shown = self._not_understood
-        if sum(map(len, shown)) > _MOST_SHOWN:
-            shown = [each for each in shown if _OF_A_NODE.search(each)]
-        text = f"not understood (if a job printed it: gpudoctor diagnose FILE): {' / '.join(shown)}"
-        return Reported(clipped(text), loudness="unread", file=self._file)
-
-    @property
     def _vendor(self) -> str | None:
         return self._vendors[0] if len(self._vendors) == 1 else None
 
@@ -234,7 +219,10 @@ class TextStatements:
     def _note(self, text: str, number: int) -> None:
         named = about(text)
         self._named.add((named.gpu_index, named.bus_id))
-        if _WELL.search(text[:_LONGEST_FORM]):
+        is_well = _WELL.search(text[:_LONGEST_FORM])
+        if not is_well and not self._unread_prose and _PROSE.search(text[:_LONGEST_FORM]):
+            self._unread_prose = text.strip()
+        if is_well:
             self._well_lines += 1
             if self._well_lines == 1:
                 self._well = Reported(clipped(text.strip()), loudness="ok", line=number, file=self._file)
@@ -244,7 +232,7 @@ class TextStatements:
         reported = _reported(statement, self._file)
         named = reported.names_a_gpu or reported.device is not None or reported.label is not None
         named = named or missing_gpus(reported.text) is not None
-        about_node = _GRAVE if reported.loudness == "warning" else _OF_A_NODE
+        about_node = _GRAVE if reported.loudness == "warning" else OF_A_NODE
         if not named and about_node.search(reported.text) is None:
             own = reported.form in ("verdict", "event") or _OWN_VERDICT.search(reported.text)
             if own and len(self._verdicts) < MOST_STATEMENTS:
