@@ -290,7 +290,14 @@ def test_elsewhere_such_a_text_is_refused(argv: list[str], tmp_path: Path, capsy
 
 @pytest.mark.parametrize(
     "text",
-    ["My GPU is slow.\n" * 21, f"My GPU {'x' * 4000}\n", "It is slow.\n", '{"gpus": [1}\n', "<html>NVIDIA</html>\n"],
+    [
+        "My GPU is slow.\n" * 600,
+        f"My GPU {'x' * 8000}\n",
+        "# On GPUs\n\nIf a GPU is slow, look at its clocks.\n" * 5,
+        "It is slow.\n",
+        '{"gpus": [1}\n',
+        "<html>NVIDIA</html>\n",
+    ],
 )
 def test_a_long_text_and_another_format_are_not_quoted(
     text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -21,7 +21,7 @@ from gpudoctor.checks.core.finding import Status
 from gpudoctor.facts.captures import ABSENT, transcript
 from gpudoctor.facts.captures.lines import MAX_LINE, lines_of
 from gpudoctor.facts.captures.nvidia_smi.query_gpu import CUT
-from gpudoctor.facts.captures.source import SourceError, load_source
+from gpudoctor.facts.captures.source import NotUnderstoodError, SourceError, load_source
 from gpudoctor.facts.model.driver import FabricManager
 from gpudoctor.facts.model.gpu import ThrottleTimes
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, known
@@ -470,7 +470,8 @@ def test_a_text_that_says_nothing_of_a_node_is_refused_and_changes_no_verdict_be
 
 def test_a_table_of_adapters_is_not_judged_and_changes_no_verdict_beside_another() -> None:
     table = transcripts.NOT_JUDGED["ibdev2netdev"]
-    assert judge(read(table)).exit_code == 3
+    with pytest.raises(NotUnderstoodError, match="nothing in it is understood"):
+        read(table)
     assert judge(read(f"{HEALTHY}$ it\n{table}")).verdict == "pass"
 
 
@@ -528,8 +529,8 @@ def test_a_tab_in_a_statement_is_shown_as_a_blank() -> None:
 
 
 def test_the_checksum_of_a_benchmark_passes_nothing() -> None:
-    report = judge(read(transcripts.NOT_JUDGED["nccl-tests"]))
-    assert (report.verdict, report.exit_code) == ("unknown", 3)
+    with pytest.raises(NotUnderstoodError, match="nothing in it is understood"):
+        read(transcripts.NOT_JUDGED["nccl-tests"])
 
 
 @pytest.mark.parametrize("name", ["bandwidthTest", "p2pBandwidthLatencyTest"])

@@ -68,7 +68,7 @@ class Dumps:
             raise self._errors[0][1]
         for place, error in self._errors:
             self.could_not_read(f"{file}, {place}: not read: {error}")
-        statements = () if quiet else transcript.statements.said(alone=not self._read)
+        statements = () if quiet else transcript.statements.said
         self._reported.extend(statements)
         if self._read and transcript.passed.count and not quiet:
             self.notes.append(f"{file}: {transcript.passed.words()}")

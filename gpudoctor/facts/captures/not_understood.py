@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 from gpudoctor.facts.captures import clipped
-from gpudoctor.facts.captures.text_statements import OF_A_NODE
+from gpudoctor.facts.captures.text_statements import OF_A_NODE, TextStatements
 
-_MOST_LINES, _MOST_CHARACTERS = 20, 4000
+_MOST_CHARACTERS = 8000
 _MOST_SHOWN = 600  # of a longer text, the lines that name a part of a node
 # ASCII: no space parts "GPU" from the words of some languages
 _NAMES_A_PART = re.compile(
@@ -17,11 +17,15 @@ _NAMES_A_PART = re.compile(
 
 
 def words_about_a_node(text: str) -> str | None:
-    """The lines of a short text that names a part of a node; None if it is long, or names none."""
-    lines = [" ".join(line.split()) for line in text[: _MOST_CHARACTERS + 1].splitlines()]
-    lines = [line for line in lines if line]
-    if len(text) > _MOST_CHARACTERS or len(lines) > _MOST_LINES or not _NAMES_A_PART.search(text):
+    """The lines of a short text that names a part of a node; None if it is long, a page, or names none."""
+    if len(text) > _MOST_CHARACTERS or not _NAMES_A_PART.search(text):
         return None
+    statements = TextStatements()
+    for number, line in enumerate(text.splitlines()):
+        statements.offer(line, number)
+    if statements.is_a_page:
+        return None
+    lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
     if sum(map(len, lines)) > _MOST_SHOWN:
         lines = [line for line in lines if _NAMES_A_PART.search(line)]
     return clipped(" / ".join(lines))

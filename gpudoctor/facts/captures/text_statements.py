@@ -40,14 +40,6 @@ _VENDORS = tuple(
         ("AWS", r"\b(?:neuron-(?:ls|top|monitor)|NeuronCore|trainium|inferentia)"),
     )
 )
-# of a tool's table: cells between bars, or columns of figures; a row for one accelerator; a value in JSON
-_TABULAR = re.compile(
-    r"\s*\|(?:[^|]+\|){2,}\s*$|(?:\s+[\w.%-]+){3,6}(?:\s+\d[\d.]*%?){3}|\s*(?:GPU|NPU|HPU|card)\W{0,2}\d{1,3}\W{0,2}\s*:"
-    r"|\s*\[\d{1,3}\][^|]{1,80}(?:\|[^|]{1,200}){2,}\|?$|\s*\"[\w. -]{1,60}\": ?(?:\"[^\"]{0,80}\"|-?[\d.]{1,20}),?\s*$"
-    r"|\s*(?:(?:mlx\d|bnxt_re|hfi\d|efa|irdma|qedr|rdmap)[\w-]{0,20}|ib\d{1,2})(?:\s.{0,200}?)?"
-    r"(?:==?>|\(?(?:Up|Down|UP|DOWN|ACTIVE|Active|LinkUp|Polling)\)?(?:\s|$)|(?:\s{2,}\S.{0,80}?){3})"
-)
-_ADAPTER_ROW = re.compile(r"\s*(?:mlx\d|bnxt_re|hfi\d|efa|irdma|qedr|rdmap|ib\d)")
 # at which terminals break a line; a sentence that people break goes on in lower case
 _WIDTHS = (80, 100, 120, 132, 160)
 _SENTENCE_ENDS = (".", ":", ";", "!", "?", "|")
@@ -84,17 +76,17 @@ class TextStatements:
 
     def __init__(self, file: str = "") -> None:
         self._file = file
-        self._no_news: dict[str, bool] = {}  # forms of lines, and whether they are of a table
+        self._no_news: set[str] = set()  # forms of lines
         self._kept: dict[tuple[object, ...], Reported] = {}
         self._before = (0, "", "")  # number, line and text of the line before
         self._records = Records()
         self._verdicts: dict[str, Reported] = {}  # of a tool, in lines that name nothing of a node
         self._named: set[tuple[int | None, str | None]] = set()
         self._where: set[int | None] = set()
-        self._prose_lines = self._marks = self._well_lines = self._rows = self._others = 0
+        self._prose_lines = self._marks = self._well_lines = 0
         self._vendors: list[str | None] = []
         self._well, self._unread_prose = Reported(""), ""
-        self._of_a_node = self._tables = self._adapters = False
+        self._of_a_node = self._tables = False
 
     def offer(self, line: str, number: int) -> None:
         """Look at a line that no reader took; of a longer one than any message, at its beginning.
@@ -118,8 +110,7 @@ class TextStatements:
 
     def _offer(self, line: str, number: int) -> None:
         form = line[:_LONGEST_FORM].translate(_ONE_DIGIT)
-        if (seen := self._no_news.get(form)) is not None:
-            self._rows += seen
+        if form in self._no_news:
             return
         origin, text = stripped(unmarked(with_short_numbers(line)))
         if not text or text.isspace():
@@ -134,15 +125,11 @@ class TextStatements:
         statement = self._wrapped(line, text, number) or statement_of(number, origin, text)
         self._before = number, line, text
         self._of_a_node = self._of_a_node or OF_A_NODE.search(text[:_LONGEST_FORM]) is not None
-        tabular = _TABULAR.match(text[:_LONGEST_FORM]) is not None
-        other = not tabular and line.lstrip()[:1] != "#" and line.strip(" ,[]{}") != ""
-        self._adapters = self._adapters or (tabular and _ADAPTER_ROW.match(text) is not None)
-        self._rows, self._others = self._rows + tabular, self._others + other
         self._vendors += [v for v, names in _VENDORS if v not in self._vendors and names.search(text[:_LONGEST_FORM])]
         if statement is None:
             self._note(text, number)
             if len(self._no_news) < _MOST_FORMS and "GPU" not in text and not _FRAME.match(text):
-                self._no_news[form] = tabular
+                self._no_news.add(form)
         else:
             self._keep(statement)
 
@@ -172,18 +159,14 @@ class TextStatements:
         return [
             each
             for each in self._statements
-            if not ((self._is_a_page and _is_prose(each)) or (self._tables and _PAGE_ROW.match(each.text)))
+            if not ((self.is_a_page and _is_prose(each)) or (self._tables and _PAGE_ROW.match(each.text)))
         ]
 
-    def said(self, *, alone: bool) -> tuple[Reported, ...]:
-        """What was said about the node, each once, in the order of the text; `alone`: nothing else was read in it.
-
-        A text alone that says nothing of a node, at most something of errors, says what its tables are about.
-        """
+    @property
+    def said(self) -> tuple[Reported, ...]:
+        """What was said about the node, each once, in the order of the text."""
         retained = self._of_the_node
         is_well = self._well_lines > 0 and self._of_a_node
-        if alone and not retained and not is_well:
-            return self._tables_shown
         about_errors = [each for each in self._statements if each not in retained]
         retained += [
             replace(each, loudness="unread", text=f"a page that writes about errors says: {each.text}")
@@ -198,20 +181,12 @@ class TextStatements:
         return tuple(self._with_only_gpu(each) for each in retained)
 
     @property
-    def _tables_shown(self) -> tuple[Reported, ...]:
-        """What a text is whose tables are about accelerators, and which no reader takes: known, and not judged."""
-        if not self._of_a_node or self._rows < max(1, self._others) or self._is_a_page:
-            return ()
-        whose = f"{self._vendor} accelerators" if self._vendor else "network adapters" if self._adapters else "GPUs"
-        text = f"figures about {whose} were recognised, and nothing in them can be judged"
-        return (Reported(text, loudness="unread"),)
-
-    @property
     def _vendor(self) -> str | None:
         return self._vendors[0] if len(self._vendors) == 1 else None
 
     @property
-    def _is_a_page(self) -> bool:
+    def is_a_page(self) -> bool:
+        """Whether it is a manual or the like, which writes about errors: none happened."""
         few = len(self._kept) * _PAGE_SHARE < self._prose_lines
         marked = self._marks >= _PAGE_MARKS and self._prose_lines >= _MARKED_LINES
         return marked or (self._prose_lines >= _PAGE_LINES and few)
