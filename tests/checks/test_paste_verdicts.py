@@ -136,6 +136,11 @@ def test_a_single_cell_that_says_err_is_no_pass_either() -> None:
     assert (finding.status, finding.reason) == (Status.UNKNOWN, "nvidia-smi says ERR! for its power draw")
 
 
+def test_a_fan_that_says_err_is_no_pass() -> None:
+    (finding,) = bad("reported.failures", err_row("ERR!   47C    P2             99W /  450W "))
+    assert (finding.status, "ERR! for the fan of GPU" in (finding.reason or "")) == (Status.UNKNOWN, True)
+
+
 def test_what_was_not_read_of_a_gpu_hides_nothing_that_was_found_of_it() -> None:
     remap = "    Remapped Rows\n        Pending : Yes\n        Remapping Failure Occurred : No\n"
     cut = "Attached GPUs : 4\nGPU 00000000:3B:00.0\n    Product Name : NVIDIA A100-SXM4-80GB\n    ECC Errors\n"

@@ -306,6 +306,10 @@ def test_a_lost_gpu_beside_a_list_without_bus_ids_is_none_of_the_listed(tmp_path
         ("Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 550.54", 18),
         ("NVIDIA-SMI couldn't find libnvidia-ml.so library in your system.", 12),
         ("Failed to initialize NVML: Unknown Error", 999),
+        ("2022/05/13 23:09:23 Failed to initialize NVML: could not load NVML library.", 12),
+        ("Failed to initialize NVML: ERROR_LIBRARY_NOT_FOUND", 12),
+        ("Failed to initialize NVML: Insufficient Permissions", 4),
+        ("Failed to initialize NVML: GPU access blocked by the operating system", 17),
     ],
 )
 def test_an_nvidia_smi_that_could_not_start_is_a_driver_that_does_not_answer(

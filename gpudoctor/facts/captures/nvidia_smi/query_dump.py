@@ -27,6 +27,11 @@ _INIT_FAILURES = (
     ("Driver Not Loaded", 9),
     ("couldn't find libnvidia-ml.so", 12),
     ("Driver/library version mismatch", 18),
+    ("could not load NVML library", 12),
+    ("LIBRARY_NOT_FOUND", 12),
+    ("Shared Library Not Found", 12),
+    ("Insufficient Permissions", 4),
+    ("blocked by the operating system", 17),
     ("Failed to initialize NVML", 999),
 )
 _NO_DEVICES = "No devices were found"

@@ -11,8 +11,10 @@ from gpudoctor.facts.captures.nvidia_smi.names import PATHS
 from gpudoctor.facts.captures.nvidia_smi.query_dump import ANSWERED, SmiDump, time_in
 from gpudoctor.facts.captures.nvidia_smi.query_gpu import CUT, GpuDump, GpuDumps
 from gpudoctor.facts.captures.reader import Block, Part, text_reader
+from gpudoctor.facts.captures.text_statements import from_tool
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import NOT_READ, Missing
+from gpudoctor.facts.model.reported import Reported
 
 NAME = "nvidia-smi"
 _DATE = re.compile(r"\s*([A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]?\d \d\d:\d\d:\d\d \d{4})$")
@@ -75,7 +77,8 @@ def read_table(block: Block) -> Part:
             table.add(line)
     if tables and not block.whole_end and not block.text.rstrip().endswith(("|", "+")):
         tables[-1].cut_in_line()
-    return Part(smi=tuple(dump for table in tables if (dump := table.dump()) is not None))
+    dumps = tuple(dump for table in tables if (dump := table.dump()) is not None)
+    return Part(smi=dumps, reported=tuple(each for dump in dumps for each in dump.reported))
 
 
 class _Table:
@@ -88,6 +91,7 @@ class _Table:
         self._section = "gpus"
         self._ended = True  # whether the last section is complete
         self._has_processes = False
+        self._errors: list[Reported] = []  # in cells that are no facts
         self._unread: list[str] = []  # the beginnings of rows of GPUs that were not understood
 
     def add(self, line: str) -> None:
@@ -145,6 +149,9 @@ class _Table:
         for name, cell in state.groupdict(state["memory"]).items():
             if f"table.{name}" in PATHS:
                 values[PATHS[f"table.{name}"]] = cell
+            elif cell == "ERR!" and line.count("ERR!") == 1:  # more of them are told by the facts
+                words = f"nvidia-smi says ERR! for the {name} of GPU {gpu.address}"
+                self._errors.append(from_tool(NAME, words, "unread"))
 
     def _add_process(self, row: re.Match[str]) -> None:
         gpu = self._gpus.get(int(row["gpu"]), GpuDump())
@@ -186,6 +193,7 @@ class _Table:
             name=NAME,
             indexed=True,
             ended=not notes,
+            reported=tuple(self._errors),
         )
 
     def _count(self) -> int | Missing:
