@@ -37,6 +37,7 @@ _TIMES = re.compile(
 _BAR = re.compile(r"\d/\d+ \[[^\]\[]{1,80}(?:it/s|s/it)[^\]\[]{0,400}\](?=[A-Z\[])")
 _RULE = re.compile(r"\s*-{40,}\s*$")
 _FRAME = 2
+_LAST_ERROR = re.compile(r"^Last error:\s*$")  # of NCCL: its words are in the next line
 # a place that a line of its own names, right under the sentence that it belongs to: "  Remote host:   n7"
 _PLACE = re.compile(
     r"\s*(?P<key>(?:[A-Za-z]{1,12} )?(?:[Hh]ost(?:name)?|[Nn]ode|GPU|[Dd]evice|[Pp]ort)) *: *(?P<value>\S{1,100})\s*$"
@@ -114,6 +115,7 @@ class LogReader:
         self._probed: tuple[int, str] | None = None
         self._rule = -_FRAME  # the line of the last rule of dashes
         self._told: _Told | None = None
+        self._last_error = -1  # the line that introduces NCCL's
         self._seen: set[object] = set()
         launcher = _of_text(read_launcher)
         # each gives its events, or None if the line is not its own; the first that decides ends it
@@ -188,7 +190,13 @@ class LogReader:
         if self._told is not None and not self._told.goes_on(line):
             self._told = None
         moved, text = False, line.text
-        for event in self._events(line):
+        events = [*self._events(line)]
+        if line.number == self._last_error + 1 and all(event.role in ("said", "fact") for event in events):
+            detail: dict[str, str | int] = {"form": "program", "severity": "error", "message": text.strip()}
+            events = [Event(role="said", what="cause", detail={**detail, "by": "last_error"})]
+        if _LAST_ERROR.search(text):
+            self._last_error = line.number
+        for event in events:
             moved = moved or event.role in ("progress", "done", "exit", "ending") or event.what == "work"
             if event.role == "said" and event.word("message"):
                 self._told = _Told(event, line.last or line.number)

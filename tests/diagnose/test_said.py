@@ -445,6 +445,73 @@ def test_a_cuda_error_of_nccl_is_a_cause_if_the_text_names_it(tmp_path: Path, li
     assert (answer.verdict, answer.cause and answer.cause.what) == (verdict, "nccl_cuda_unknown")
 
 
+def test_the_words_behind_last_error_are_why_nccl_failed(tmp_path: Path) -> None:
+    lines = (
+        "RuntimeError: NCCL error in: P.cpp:1197, internal error, NCCL version 2.18.3",
+        "ncclInternalError: Internal check failed.",
+        "Last error:",
+    )
+    (tmp_path / "job.log").write_text("\n".join(lines) + "\n")
+    assert said(answer_of(tmp_path))[0] == "nccl_unknown"
+    (tmp_path / "job.log").write_text("\n".join((*lines, "Error : ring 1 does not contain rank 0")) + "\n")
+    answer = answer_of(tmp_path)
+    assert (answer.verdict, answer.cause and answer.cause.what) == ("cause", "failed_saying")
+    assert answer.cause is not None
+    assert answer.cause.text == "Error : ring 1 does not contain rank 0"
+
+
+def test_who_aborts_after_nccl_failed_has_told_why(tmp_path: Path) -> None:
+    end = "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: -6) local_rank: 0 (pid: 517) of binary: p\n"
+    what = "terminate called after throwing an instance of 'std::runtime_error'\n  what():  NCCL error: unhandled system error\n"
+    for text, cause in ((what + end, "nccl_unknown"), (end, "process_died_unknown")):
+        (tmp_path / "job.log").write_text(f"step 1 loss 2\n{text}")
+        assert said(answer_of(tmp_path))[0] == cause
+
+
+_LSF = """
+------------------------------------------------------------
+Sender: LSF System <lsfadmin@hpc.example>
+Subject: Job 19: <run> in cluster <c> Exited
+
+# LSBATCH: User input
+#!/bin/sh
+#BSUB -q gpu
+# end of BSUB options
+python main.py
+------------------------------------------------------------
+
+{}
+
+Resource usage summary:
+    CPU time :                                   0.66 sec.
+"""
+
+
+@pytest.mark.parametrize(
+    ("own", "end", "verdict", "what"),
+    [
+        (
+            "python: can't open file '/x/main.py': [Errno 2] No such file\n",
+            "Exited with exit code 2.",
+            "cause",
+            "launch_failed",
+        ),
+        ("", "Exited with exit code 2.", "unknown", "launcher_table_only"),
+        ("", "Successfully completed.", "nothing", None),
+    ],
+)
+def test_a_report_of_lsf_is_an_end(tmp_path: Path, own: str, end: str, verdict: str, what: str | None) -> None:
+    (tmp_path / "job.log").write_text(f"{own}{_LSF.format(end)}")
+    answer = answer_of(tmp_path)
+    assert (answer.verdict, answer.recognised, answer.cause and answer.cause.what) == (verdict, True, what)
+
+
+def test_a_rate_is_work(tmp_path: Path) -> None:
+    (tmp_path / "job.log").write_text("40\timages/sec: 154.4 +/- 0.7 (jitter = 4.0)\t8.280\ntotal images/sec: 308.27\n")
+    answer = answer_of(tmp_path)
+    assert (answer.verdict, answer.recognised) == ("nothing", True)
+
+
 _BOMBS = {
     "an index of 4 GiB": b"\x80\x02]r\xff\xff\xff\x7fX\x04\x00\x00\x00aaaa.",
     "shared lists": b"\x80\x02}(X\x07\x00\x00\x00entries](}X\x0b\x00\x00\x00input_sizes]q\x00"

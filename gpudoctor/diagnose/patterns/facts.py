@@ -92,11 +92,13 @@ _RESUMED = re.compile(
     r"(?i)\b(?:resum(?:ed?|ing)|restor(?:ed?|ing)|load(?:ed|ing))\b.{0,60}\bcheckpoint|\bresum(?:ed|ing)\b.{0,40}\bfrom\b"
 )
 _DONE = re.compile(
-    r"(?i)^\W*(?:done|finished|completed?)\b|^\W*success(?:ful(?:ly)?)?\W*$|\b(?:train(?:ing)?|job|run|fit|epochs?)\b.{0,40}\b(?:finished|completed?|done|succeeded)\b"
+    r"(?i)^\W*(?:done|finished|(?:successfully )?completed?)\b|^\W*success(?:ful(?:ly)?)?\W*$|\b(?:train(?:ing)?|job|run|fit|epochs?)\b.{0,40}\b(?:finished|completed?|done|succeeded)\b"
     r"|\btrain_runtime[\"']?\s{0,24}[:=]|max_(?:steps|epochs|iters?|iterations)=\d+\W{0,3} reached\b|srun exit code 0\b|exit(?:ed with)? (?:code|status) 0\b|state=COMPLETED|# Out of bounds values : 0 OK"
 )
 # any script's last line
 _ONE_WORD = re.compile(r"(?i)^\W*(?:done|finished|completed?|success(?:ful(?:ly)?)?)\W*$")
+# in LSF's report
+_EXITED = re.compile(r"Exited with exit code (\d{1,3})\.$")
 # before a word like "done": "Timed out waiting for job step to complete", "training was not finished"
 _FAILED = re.compile(r"(?i)\b(?:error|exception|fail(?:ed|ure|s)?|timed out|timeout|abort(?:ed)?)\b")
 # in the same clause: "model saved to x, training completed" is an end
@@ -119,7 +121,7 @@ STEPD = re.compile(r"^slurmstepd-(?P<host>[\w.-]+?): ")
 KERNEL = re.compile(r"NVRM: |AER: |PCIe Bus Error|oom-kill:|Killed process|segfault at|SXid")
 # lines that only a job, what starts it or the machine below it prints
 _OF_A_JOB = re.compile(
-    r"NCCL (?:INFO|WARN|version)|torch[./]distributed|torchelastic|ChildFailedError|ProcessGroup(?:NCCL|Gloo)|\[c10d\]|OMP_NUM_THREADS environment"
+    r"^Sender: LSF System <|NCCL (?:INFO|WARN|version)|torch[./]distributed|torchelastic|ChildFailedError|ProcessGroup(?:NCCL|Gloo)|\[c10d\]|OMP_NUM_THREADS environment"
     r"|\[(?:rank|default)\d+\]:|\[\d+,\d+\]<std(?:out|err)>|\[(?:INFO|WARNING|ERROR)\] \[\w+\.py:\d+:\w+\]|(?i:deepspeed)[\w.]*[:\]]"
     r"|\b(?:mpirun|mpiexec|prterun) (?:noticed|detected|has exited)\b|MPI_ABORT was invoked on rank \d"
     r"|\b(?:srun|sbatch|salloc|slurmstepd[\w.-]*|mpirun|prterun|torchrun): |\bJobId=\d|(?i:\bworld[ _]size\b)|submitit (?:INFO|WARNING|ERROR)|\((?:raylet|\w+ pid=\d+|\w+ rank=\d+ pid=\d+)"
@@ -134,7 +136,8 @@ OF_A_KERNEL = re.compile(
 )
 # a server that is ready, a bar of tqdm that has moved, a loss: work goes on, at a step that is not known
 _WORK = re.compile(
-    r"Application startup complete|\d%\|.{0,200}\| *0{0,9}[1-9]\d*/\d+ \[|(?i:\b(?:\w+_)?(?:loss|grad_norm|accuracy)\b(?:/\w+)*[\"']?\s?[:=]?\s?-?\d)"
+    r"\b(?:images|samples|examples|tokens|sequences|records)/s(?:ec(?:ond)?)?\W{1,3}\d"  # a rate
+    r"|Application startup complete|\d%\|.{0,200}\| *0{0,9}[1-9]\d*/\d+ \[|(?i:\b(?:\w+_)?(?:loss|grad_norm|accuracy)\b(?:/\w+)*[\"']?\s?[:=]?\s?-?\d)"
 )
 
 # Lines with words of failure that report none. Sources: NCCL's src/plugin and src/misc (information about optional
@@ -220,6 +223,8 @@ def read_facts(text: str) -> Iterator[Event]:
     resumed = ("resum" in lowered or "checkpoint" in lowered) and _RESUMED.search(text) is not None
     if resumed:
         yield Event(role="fact", what="resumed")
+    if exited := _EXITED.match(text):
+        yield Event(role="exit", what="exit", detail={"code": int(exited[1]), "by": "lsf"})
     if any(word in lowered for word in _WORDS_OF_AN_END) and is_done(text):
         yield Event(role="done", what="done", detail={"one_word": 1} if _ONE_WORD.match(text) else {})
     elif progress := _progress(text):

@@ -88,6 +88,9 @@ def weak_causes(attempt: Attempt) -> Iterator[Hypothesis]:
     for found in _grouped(attempt, _without_memory(attempt, events)):
         found.confidence = "possible"
         says_which = found.what == "nccl_cuda_unknown" and any(e.role == "cause" for e in found.events)
+        if found.what == "nccl_unknown" and (last := _last_error(attempt, found.events)):
+            found.what, found.text = "failed_saying", last.word("message") or ""
+            found.events = [*found.events, last]
         found.unknown = not says_which and found.what in ("nccl_unknown", "nccl_cuda_unknown", "accelerator_error")
         yield found
 
@@ -102,8 +105,14 @@ def _without_memory(attempt: Attempt, events: list[Event]) -> list[Event]:
     return [*(e for e in events if e not in starts), *explained]
 
 
+def _last_error(attempt: Attempt, events: list[Event]) -> Event | None:
+    """What NCCL gives as its last error below these lines, in words that no table knows."""
+    reported = [e for e in attempt.of("said") if e.detail.get("by") == "last_error"]
+    return next((last for last in reported if any(_told_below(e, [last]) for e in events)), None)
+
+
 def _told_below(event: Event, lost: list[Event]) -> bool:
-    """Whether the "Last error:" of this wrapper is a lost peer."""
+    """Whether the "Last error:" of this wrapper is one of these."""
     return any(
         e.file == event.file and e.rank == event.rank and event.line < e.line <= event.line + _LAST_ERROR_LINES
         for e in lost

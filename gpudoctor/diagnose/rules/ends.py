@@ -24,6 +24,7 @@ _FROM_OUTSIDE = (0, -15, -1, -2, 143)
 # torchrun's agent sends SIGTERM to all after the first failure, and SIGKILL 30 s later to those that are left
 # (torch.distributed.elastic.multiprocessing, PContext.close); its table has whole seconds
 _AGENT_KILLS_AFTER_S = 29.0
+_ABORTED = -6
 
 
 def deaths(attempt: Attempt) -> Iterator[Hypothesis]:
@@ -95,10 +96,21 @@ def _killed(attempt: Attempt, code: int, events: list[Event]) -> Hypothesis:
     unsaid = f"died of {_NAMES.get(-code, f'signal {-code}')}{own or '; why is not in these logs'}"
     what, how = _DEATHS.get(code, ("process_died_unknown", unsaid))
     first = [e for e in events if e.number("root")] or events
+    if code == _ABORTED and len(first) == 1 and (failed := _nccl_before(attempt, first[0])):
+        text = f"{who} died of SIGABRT: {failed.text.strip()}"
+        return Hypothesis(failed.what, text, [failed, *first], "likely", only_rank(ranks), host_of(events))
     if ambiguous:
         return undecided(what, f"{who} {how}", first[:3], host=host_of(events))
     confidence: Confidence = "certain" if len(ranks) == 1 else "likely"
     return Hypothesis(what, f"{who} {how}", first[:3], confidence, only_rank(ranks), host_of(events))
+
+
+def _nccl_before(attempt: Attempt, end: Event) -> Event | None:
+    """The failure of NCCL that this process reported before it aborted, as far as its line tells whose it is."""
+    said = [
+        e for e in attempt.of("wrapper") if e.what.startswith("nccl_") and e.place == end.place and e.line < end.line
+    ]
+    return next((e for e in said if e.rank in (None, end.rank)), None)
 
 
 def _others_gone(attempt: Attempt, events: list[Event]) -> bool:
