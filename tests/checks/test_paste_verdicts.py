@@ -136,6 +136,24 @@ def test_a_single_cell_that_says_err_is_no_pass_either() -> None:
     assert (finding.status, finding.reason) == (Status.UNKNOWN, "nvidia-smi says ERR! for its power draw")
 
 
+@pytest.mark.parametrize(
+    ("model", "count", "status"),
+    [
+        ("NVIDIA H100 80GB HBM3", 8, Status.FAIL),
+        ("NVIDIA B200", 1, Status.WARN),
+        ("NVIDIA A100-PCIE-40GB", 4, Status.SKIP),
+    ],
+)
+def test_links_that_are_all_inactive_are_judged_on_a_model_made_for_nvswitches(
+    model: str, count: int, status: Status
+) -> None:
+    said = "NVML: Unable to retrieve NVLink information as all links are inActive"
+    text = "".join(
+        f"GPU {n}: {model} (UUID: GPU-0000000{n}-0000-0000-0000-000000000000)\n{said}\n" for n in range(count)
+    )
+    assert judge("nvlink.links", read(text)).status is status
+
+
 def test_a_fan_that_says_err_is_no_pass() -> None:
     (finding,) = bad("reported.failures", err_row("ERR!   47C    P2             99W /  450W "))
     assert (finding.status, "ERR! for the fan of GPU" in (finding.reason or "")) == (Status.UNKNOWN, True)

@@ -30,6 +30,7 @@ from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, of_gpu, of_pair
 from gpudoctor.checks.nvlink.link_state import UP, links_up, not_judged, real_links, wired_directly
 from gpudoctor.facts.model.gpu import Gpu, NvLink
+from gpudoctor.facts.model.links import ALL_INACTIVE
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.profiles.profile import GpuModel, NvlinkSpec, majority
 from gpudoctor.statements.xids import LINK_CODES
@@ -71,9 +72,9 @@ _ADVICE = (
 )
 def links(case: Case) -> Iterator[Finding]:
     """Compare the number of each GPU's links that are up with the model's number, else with the peers'."""
-    usual = _usual_speed(case)
-    findings = [_none_shown(case, gpu) or not_judged(case, gpu) or _links_of(case, gpu, usual) for gpu in case.gpus]
-    judged = [gpu for gpu, f in zip(case.gpus, findings, strict=True) if f.status in (Status.PASS, *_BAD)]
+    usual, gpus = _usual_speed(case), [_with_all_inactive(case, gpu) for gpu in case.gpus]
+    findings = [_none_shown(case, gpu) or not_judged(case, gpu) or _links_of(case, gpu, usual) for gpu in gpus]
+    judged = [gpu for gpu, f in zip(gpus, findings, strict=True) if f.status in (Status.PASS, *_BAD)]
     dead = [f for f in findings if _is_dead(f)]
     if len(dead) > 1 and len(dead) == len(judged):
         yield _all_dead(dead)
@@ -126,6 +127,17 @@ def _by_shared_end(case: Case, findings: Sequence[Finding]) -> Iterator[Finding]
             yield replace(finding, subject=of_pair(index, shared), found=found, expected=None, likely=None, advice=())
 
 
+def _with_all_inactive(case: Case, gpu: Gpu) -> Gpu:
+    """The GPU with the links of its model, if a text says that all are inactive and the model is made for NVSwitches.
+
+    Other models have links only behind a bridge: without one all are inactive, and nothing is wrong.
+    """
+    model = case.model_of(gpu)
+    if gpu.nvlinks != ALL_INACTIVE or model is None or model.nvlink is None or model.nvlink.kind != "switch":
+        return gpu
+    return replace(gpu, nvlinks=tuple(NvLink(number, state="inactive") for number in range(model.nvlink.links)))
+
+
 def _none_shown(case: Case, gpu: Gpu) -> Finding | None:
     """A failure if the driver shows no links for a GPU made for NVSwitches, while links of a peer are up; else None."""
     model, none = case.model_of(gpu), gpu.nvlinks
@@ -168,7 +180,7 @@ def _all_of(case: Case, gpu: Gpu, spec: NvlinkSpec) -> Finding:
     expected = _all_links(spec)
     if up >= spec.links:
         return ok(subject, _count(gpu, spec.links), expected)
-    siblings = [peer for peer in case.gpus if peer is not gpu]
+    siblings = [peer for peer in case.gpus if peer.index != gpu.index]
     if up == 0 and not any(links_up(peer) for peer in siblings):
         # without the PCI bus it is not known that this GPU is the only one
         if not siblings and isinstance(case.node.pci.nvidia_devices, Missing) and spec.kind == "switch":
@@ -229,7 +241,7 @@ def _without_bridge(case: Case, gpu: Gpu, spec: NvlinkSpec) -> Finding:
 
 def _partners(case: Case, gpu: Gpu) -> list[Gpu]:
     """The GPUs connected to this one: by the links' remote ends, by the matrix, or because there is only one other."""
-    others = [peer for peer in case.gpus if peer is not gpu and known(peer.name) == known(gpu.name)]
+    others = [peer for peer in case.gpus if peer.index != gpu.index and known(peer.name) == known(gpu.name)]
     ends = {known(link.remote_bus_id) for link in known(gpu.nvlinks) or ()}
     named = [
         peer

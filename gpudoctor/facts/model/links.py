@@ -17,6 +17,8 @@ LANE_GB_S: dict[int, float] = {
     generation: int(speed * _ENCODING[generation] / 8 * 1000 + 0.5) / 1000 for generation, speed in GT_S.items()
 }
 LinkState = Literal["active", "inactive", "sleep", "disabled"]
+# of a GPU's links, in a text that tells no more of them
+ALL_INACTIVE = Missing("nvidia-smi says that all links are inactive, but not how many there are", "absent")
 # Best to worst; NV# is not one of them: see `GpuPair.nvlinks`
 PathKind = Literal["PIX", "PXB", "PHB", "NODE", "SYS"]
 P2pStatus = Literal["OK", "CNS", "GNS", "TNS", "DR", "NS", "U"]

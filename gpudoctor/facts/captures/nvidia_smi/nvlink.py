@@ -14,6 +14,7 @@ from gpudoctor.facts.captures.nvidia_smi.query_gpu import CUT, GpuDump, GpuDumps
 from gpudoctor.facts.captures.nvidia_smi.values import Values, missing_word
 from gpudoctor.facts.captures.reader import Block, Part, text_reader
 from gpudoctor.facts.model.gpu import Gpu, NvLink
+from gpudoctor.facts.model.links import ALL_INACTIVE
 from gpudoctor.facts.model.missing import NOT_READ, UNSUPPORTED, Missing, known
 from gpudoctor.facts.model.node import Driver, short_bus_id
 
@@ -32,7 +33,6 @@ _ERRORS = re.compile(r"(Replay|Recovery|CRC)(?: FLIT)? Errors?:\s*(\S.{0,60})?",
 _REMOTE = re.compile(r"Remote Device ([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])")
 _LINKS_ASKED = re.compile(r"\bnvlink\b.* (?:-s|--status|-e|--errorcounters|-R|--remotelinkinfo)(?:\s|$)")
 _COUNTERS = {"replay": "replay_errors", "recovery": "recovery_errors", "crc": "crc_errors"}
-_ALL_INACTIVE = Missing("nvidia-smi says that all links are inactive, but not how many there are", "absent")
 _HIDDEN = "ffff:ff:ff."  # in place of a switch's address
 # the field of a form that keeps no line ends
 _RUN_TOGETHER = re.compile(r"(?<=\)) +(?=GPU \d{1,3}: )")
@@ -51,7 +51,7 @@ class LinkDump(msgspec.Struct):
     @property
     def nvlinks(self) -> tuple[NvLink, ...] | Missing:
         if self.all_inactive and not self.links:
-            return _ALL_INACTIVE
+            return ALL_INACTIVE
         if not self.links:
             return UNSUPPORTED
         return tuple(self.links[number] for number in sorted(self.links))
