@@ -25,7 +25,7 @@ class EvidenceLine(msgspec.Struct, frozen=True):
     text: str
 
 
-class Named(msgspec.Struct, frozen=True):
+class Mentioned(msgspec.Struct, frozen=True):
     """Whom the lines of a cause name, or come from, without showing that one of them is at fault."""
 
     ranks: tuple[int, ...] = ()
@@ -57,7 +57,7 @@ class Cause(msgspec.Struct, frozen=True):
     text: str
     evidence: tuple[EvidenceLine, ...] = ()
     ranks: tuple[int, ...] = ()
-    named: Named | None = None
+    named: Mentioned | None = None
 
     @property
     def place(self) -> str:

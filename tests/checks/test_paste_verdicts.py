@@ -151,7 +151,8 @@ def test_links_that_are_all_inactive_are_judged_on_a_model_made_for_nvswitches(
     text = "".join(
         f"GPU {n}: {model} (UUID: GPU-0000000{n}-0000-0000-0000-000000000000)\n{said}\n" for n in range(count)
     )
-    assert judge("nvlink.links", read(text)).status is status
+    (links,) = [check for check in judge_all(read(text)).checks if check.id == "nvlink.links"]
+    assert links.status is status
 
 
 def test_a_fan_that_says_err_is_no_pass() -> None:
