@@ -95,6 +95,7 @@ _MOVED = {
 # an exception with one of these was raised below the program, or by another process: "likely" the program's at best
 _BELOW = re.compile(
     rf"\b(?:{RUNTIME}|CUDA|cu[A-Z]\w+|NCCL|nccl[A-Z]\w+|HIP|hip[A-Z]\w+|ROCm|[NTHX]PUs?|(?:GPU|device) (?:lost|hang))\b"
+    r"|\b[Tt]he (?:node|host|machine) (?:is|was|has)\b"
     r"|^(?:INTERNAL|UNAVAILABLE|ABORTED|UNKNOWN|DATA_LOSS|FAILED_PRECONDITION|DEADLINE_EXCEEDED|CANCELLED): "
 )
 _IMPORT = {"ModuleNotFoundError", "ImportError"}

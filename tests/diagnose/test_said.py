@@ -47,6 +47,8 @@ _ALLOC = "n1:7:9 [4] misc/socket.cc:415 NCCL WARN socketTryAccept: Accept failed
          "slurmstepd: error:  mpi/pmix_v3: coll.c:281: Dumping collective state\n", "failed_saying", "timeout seq=0"),
         (_KEY_ERROR.replace("KeyError: 'label'", "RuntimeError: no import because of this error:\n/lib/a.so: undefined symbol: f"),
          "user_exception", "undefined symbol: f"),
+        (_KEY_ERROR.replace("KeyError: 'label'", "RuntimeError: The node is a straggler and exits."),
+         "failed_saying", "straggler"),
         (_KEY_ERROR.replace("KeyError: 'label'", "RuntimeError: RESOURCE_EXHAUSTED: Attempting to allocate 196.00M."),
          "cuda_oom", "196.00M"),
         ("2026-10-22 02:48:58 10.128.0.33 [3]   (1) Resource exhausted: Attempting to allocate 180.59M. (0x3x0_HBM1)\n",
