@@ -251,7 +251,7 @@ def _ranks_of_connections(events: list[Event]) -> dict[Process, int]:
 
 def _is_one_node(events: list[Event], hosts: set[str], world: int) -> bool:
     """Whether local ranks are the ranks: one host, one task, and no more nodes or ranks than one node may have."""
-    if any((e.number("nodes") or 0) > 1 for e in events if e.what == "nodes"):
+    if any(e.what == "several_nodes" for e in events):
         return False
     local = [e for e in events if e.local_rank is not None]
     if len(hosts) > 1 or len({e.task for e in local}) > 1 or any((e.rank or 0) >= 64 for e in local):

@@ -155,6 +155,14 @@ def test_links_that_are_all_inactive_are_judged_on_a_model_made_for_nvswitches(
     assert links.status is status
 
 
+def test_all_inactive_after_links_that_were_up_is_a_failure() -> None:
+    gpus = [f"GPU {n}: NVIDIA H100 80GB HBM3 (UUID: GPU-0000000{n}-0000-0000-0000-000000000000)\n" for n in range(2)]
+    up = "".join(gpu + "".join(f"\t Link {n}: 26.562 GB/s\n" for n in range(18)) for gpu in gpus)
+    down = "".join(f"{gpu}NVML: Unable to retrieve NVLink information as all links are inActive\n" for gpu in gpus)
+    for text, code in ((up, 0), (f"$ nvidia-smi nvlink -s\n{up}$ nvidia-smi nvlink -s\n{down}", 1)):
+        assert judge_all(read(text)).exit_code == code
+
+
 def test_a_fan_that_says_err_is_no_pass() -> None:
     (finding,) = bad("reported.failures", err_row("ERR!   47C    P2             99W /  450W "))
     assert (finding.status, "ERR! for the fan of GPU" in (finding.reason or "")) == (Status.UNKNOWN, True)

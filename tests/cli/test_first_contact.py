@@ -261,6 +261,7 @@ _NOT_UNDERSTOOD = (
     "Has GPU 3 fallen off the bus?",
     "GPUが1枚見えません",
     "nvidia-smi takes 40 seconds",
+    "# lspci\na card in slot three is not shown\n# ipmitool sel list\na gpu riser has no power signal at all\n# ls\n# ls",
 )
 
 
@@ -291,15 +292,13 @@ def test_elsewhere_such_a_text_is_refused(argv: list[str], tmp_path: Path, capsy
 @pytest.mark.parametrize(
     "text",
     [
-        "My GPU is slow.\n" * 600,
-        f"My GPU {'x' * 8000}\n",
-        "# On GPUs\n\nIf a GPU is slow, look at its clocks.\n" * 5,
+        "## On GPUs\n\nIf a GPU is slow, look at its clocks.\n" * 5,
         "It is slow.\n",
         '{"gpus": [1}\n',
         "<html>NVIDIA</html>\n",
     ],
 )
-def test_a_long_text_and_another_format_are_not_quoted(
+def test_a_page_and_another_format_are_not_quoted(
     text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     paste = tmp_path / "paste.txt"

@@ -174,7 +174,18 @@ def test_whom_the_lines_of_a_cause_name_is_told_without_blame(
     assert "dgx-06" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("nodes", ["$ torchrun --nnodes=4 --node-rank=3 t.py", "I0101   max_nodes                : 2"])
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        "$ torchrun --nnodes=4 t.py",
+        "$ torchrun --nnodes=$SLURM_NNODES t.py",
+        "$ torchrun --node_rank 1 t.py",
+        "$ srun -N 2 torchrun t.py",
+        "#SBATCH --nodes=2",
+        "NNODES=2",
+        "I0101   max_nodes                : 2",
+    ],
+)
 def test_of_several_nodes_a_local_rank_is_no_rank(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], nodes: str
 ) -> None:
@@ -184,9 +195,10 @@ def test_of_several_nodes_a_local_rank_is_no_rank(
     main(["diagnose", str(log), "--json"])
     cause = json.loads(capsys.readouterr().out)["cause"]
     assert (cause["rank"], cause["named"]["ranks"], cause["named"]["local_ranks"]) == (None, [], [2])
-    log.write_text(end)
-    main(["diagnose", str(log), "--json"])
-    assert json.loads(capsys.readouterr().out)["cause"]["rank"] == 2
+    for one in ("", "$ torchrun --nnodes=1 --node_rank=0 t.py\n"):
+        log.write_text(f"{one}{end}")
+        main(["diagnose", str(log), "--json"])
+        assert json.loads(capsys.readouterr().out)["cause"]["rank"] == 2
 
 
 def test_redacted_names_no_host_path_or_address(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

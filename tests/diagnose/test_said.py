@@ -460,6 +460,17 @@ def test_the_words_behind_last_error_are_why_nccl_failed(tmp_path: Path) -> None
     assert (answer.verdict, answer.cause and answer.cause.what) == ("cause", "failed_saying")
     assert answer.cause is not None
     assert answer.cause.text == "Error : ring 1 does not contain rank 0"
+    for other in (
+        "------",
+        "none",
+        "",
+        "Traceback (most recent call last):",
+        "wandb: Waiting for W&B process to finish",
+    ):
+        (tmp_path / "job.log").write_text("\n".join((*lines, other)) + "\n")
+        assert said(answer_of(tmp_path))[0] == "nccl_unknown"
+    (tmp_path / "job.log").write_text("\n".join((*lines, "Done waiting for the peer of channel 2")) + "\n")
+    assert said(answer_of(tmp_path))[0] == "failed_saying"
 
 
 def test_who_aborts_after_nccl_failed_has_told_why(tmp_path: Path) -> None:
@@ -468,6 +479,13 @@ def test_who_aborts_after_nccl_failed_has_told_why(tmp_path: Path) -> None:
     for text, cause in ((what + end, "nccl_unknown"), (end, "process_died_unknown")):
         (tmp_path / "job.log").write_text(f"step 1 loss 2\n{text}")
         assert said(answer_of(tmp_path))[0] == cause
+    crash = "double free or corruption (!prev)\n"
+    other = "[rank5]: step 7 loss 2\n"
+    for between, cause in ((crash, "process_died_unknown"), ("step 9 loss 2\n", "process_died_unknown")):
+        (tmp_path / "job.log").write_text(f"step 1 loss 2\n{what}{between}{end}")
+        assert said(answer_of(tmp_path))[0] == cause
+    (tmp_path / "job.log").write_text(f"{other}{what}{end}")
+    assert said(answer_of(tmp_path))[0] == "process_died_unknown"
 
 
 _LSF = """
@@ -499,6 +517,7 @@ Resource usage summary:
             "launch_failed",
         ),
         ("", "Exited with exit code 2.", "unknown", "launcher_table_only"),
+        ("", "Exited with signal termination: 6.", "cause", "process_died_unknown"),
         ("", "Successfully completed.", "nothing", None),
     ],
 )
@@ -508,10 +527,19 @@ def test_a_report_of_lsf_is_an_end(tmp_path: Path, own: str, end: str, verdict: 
     assert (answer.verdict, answer.recognised, answer.cause and answer.cause.what) == (verdict, True, what)
 
 
-def test_a_rate_is_work(tmp_path: Path) -> None:
-    (tmp_path / "job.log").write_text("40\timages/sec: 154.4 +/- 0.7 (jitter = 4.0)\t8.280\ntotal images/sec: 308.27\n")
-    answer = answer_of(tmp_path)
-    assert (answer.verdict, answer.recognised) == ("nothing", True)
+@pytest.mark.parametrize(
+    ("text", "verdict"),
+    [
+        ("40\timages/sec: 154.4 +/- 0.7 (jitter = 4.0)\t8.280\ntotal images/sec: 308.27\n", "nothing"),
+        ("NCCL version 2.19\nERROR: worker 3 lost\nsummary: total images/sec: 0.00\n", "cause"),
+        ("NCCL version 2.19\n[rank0] target throughput tokens/s: 1200\n", "unknown"),
+        ("NCCL version 2.19\n" + "40\timages/sec: 0.0\n" * 9, "unknown"),
+        ("NCCL version 2.19\nSuccessfully completed 3 of 8 shards\n", "unknown"),
+    ],
+)
+def test_a_step_with_its_rate_is_work(tmp_path: Path, text: str, verdict: str) -> None:
+    (tmp_path / "job.log").write_text(text)
+    assert answer_of(tmp_path).verdict == verdict
 
 
 _BOMBS = {

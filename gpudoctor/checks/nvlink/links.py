@@ -75,6 +75,11 @@ def links(case: Case) -> Iterator[Finding]:
     usual, gpus = _usual_speed(case), [_with_all_inactive(case, gpu) for gpu in case.gpus]
     findings = [_none_shown(case, gpu) or not_judged(case, gpu) or _links_of(case, gpu, usual) for gpu in gpus]
     judged = [gpu for gpu, f in zip(gpus, findings, strict=True) if f.status in (Status.PASS, *_BAD)]
+    told = Evidence("nvmlDeviceGetNvLinkState", ALL_INACTIVE.reason)
+    findings = [
+        replace(f, evidence=(told,)) if gpu.nvlinks == ALL_INACTIVE and f.status in _BAD else f
+        for gpu, f in zip(case.gpus, findings, strict=True)
+    ]
     dead = [f for f in findings if _is_dead(f)]
     if len(dead) > 1 and len(dead) == len(judged):
         yield _all_dead(dead)

@@ -40,8 +40,12 @@ _OF_CONNECTION = re.compile(
 )
 _GLOO = re.compile(r"\[Gloo\] Rank (?P<rank>\d{1,5}) is connected to (?P<peers>\d{1,5}) peer ranks\. Expected")
 _WORLD = re.compile(r"(?i)\b(?:dist_)?world[ _]?size[\"']?\s?(?:=|:|is)?\s?(\d{1,6})\b")
-# of torchrun: its option, and what it logs when it starts
-_NODES = re.compile(r"(?:--nnodes[= ]|\bmax_nodes\s{0,20}: )(?:\d{1,6}:)?(\d{1,6})\b")
+# options and variables of launchers for more nodes than one, or a number that the text does not have
+_NOT_ONE = r"(?![\"']?1[\"']?(?:[\s\\,;)]|$))\S"
+_NODES = re.compile(
+    rf"--n(?:nodes|um[_-]machines)[= ]{_NOT_ONE}|\bNNODES={_NOT_ONE}|#SBATCH (?:--nodes=|-N ?){_NOT_ONE}"
+    rf"|\b(?:srun|sbatch|salloc) (?:.{{0,80}} )?-N ?{_NOT_ONE}|\bmax_nodes\s{{0,20}}: {_NOT_ONE}|--node[_-]rank[= ][1-9]"
+)
 _RANK_PID = re.compile(
     r"(?i)\brank[ =:]{0,3}(?P<rank>\d{1,6})(?:\s?(?:/|of)\s?(?P<world>\d{1,6}))?\b(?:.{0,40}?\bon (?:host )?(?P<host>[\w.-]{1,253}))?"
     r".{0,40}?\bpid[ =:]{0,3}(?P<pid>\d{2,10})\b"
@@ -92,13 +96,15 @@ _RESUMED = re.compile(
     r"(?i)\b(?:resum(?:ed?|ing)|restor(?:ed?|ing)|load(?:ed|ing))\b.{0,60}\bcheckpoint|\bresum(?:ed|ing)\b.{0,40}\bfrom\b"
 )
 _DONE = re.compile(
-    r"(?i)^\W*(?:done|finished|(?:successfully )?completed?)\b|^\W*success(?:ful(?:ly)?)?\W*$|\b(?:train(?:ing)?|job|run|fit|epochs?)\b.{0,40}\b(?:finished|completed?|done|succeeded)\b"
+    r"(?i)^\W*(?:done|finished|completed?)\b|^Successfully completed\.$|^\W*success(?:ful(?:ly)?)?\W*$|\b(?:train(?:ing)?|job|run|fit|epochs?)\b.{0,40}\b(?:finished|completed?|done|succeeded)\b"
     r"|\btrain_runtime[\"']?\s{0,24}[:=]|max_(?:steps|epochs|iters?|iterations)=\d+\W{0,3} reached\b|srun exit code 0\b|exit(?:ed with)? (?:code|status) 0\b|state=COMPLETED|# Out of bounds values : 0 OK"
 )
 # any script's last line
 _ONE_WORD = re.compile(r"(?i)^\W*(?:done|finished|completed?|success(?:ful(?:ly)?)?)\W*$")
 # in LSF's report
-_EXITED = re.compile(r"Exited with exit code (\d{1,3})\.$")
+_EXITED = re.compile(
+    r"Exited (?:with exit code (?P<code>\d{1,3})|(?:with signal termination:|by signal) (?P<signal>\d{1,2}))\.?$"
+)
 # before a word like "done": "Timed out waiting for job step to complete", "training was not finished"
 _FAILED = re.compile(r"(?i)\b(?:error|exception|fail(?:ed|ure|s)?|timed out|timeout|abort(?:ed)?)\b")
 # in the same clause: "model saved to x, training completed" is an end
@@ -136,7 +142,7 @@ OF_A_KERNEL = re.compile(
 )
 # a server that is ready, a bar of tqdm that has moved, a loss: work goes on, at a step that is not known
 _WORK = re.compile(
-    r"\b(?:images|samples|examples|tokens|sequences|records)/s(?:ec(?:ond)?)?\W{1,3}\d"  # a rate
+    r"^\s*[1-9]\d*\s+(?:images|samples|examples|tokens)/sec: 0{0,3}\.?0*[1-9]"  # a count of steps and their rate
     r"|Application startup complete|\d%\|.{0,200}\| *0{0,9}[1-9]\d*/\d+ \[|(?i:\b(?:\w+_)?(?:loss|grad_norm|accuracy)\b(?:/\w+)*[\"']?\s?[:=]?\s?-?\d)"
 )
 
@@ -216,15 +222,16 @@ def read_facts(text: str) -> Iterator[Event]:
         return
     if "world" in lowered and (world := _WORLD.search(text)):
         yield Event(role="fact", what="world", detail={"world": int(world[1])})
-    if "nodes" in lowered and (nodes := _NODES.search(text)):
-        yield Event(role="fact", what="nodes", detail={"nodes": int(nodes[1])})
+    if any(word in lowered for word in ("node", "machines", " -n")) and _NODES.search(text):
+        yield Event(role="fact", what="several_nodes")
     if any(word in lowered for word in ("stopp", "exhausted", "no more")) and _EARLY.search(text):
         yield Event(role="fact", what="early_stop")
     resumed = ("resum" in lowered or "checkpoint" in lowered) and _RESUMED.search(text) is not None
     if resumed:
         yield Event(role="fact", what="resumed")
     if exited := _EXITED.match(text):
-        yield Event(role="exit", what="exit", detail={"code": int(exited[1]), "by": "lsf"})
+        code = int(exited["code"]) if exited["code"] else -int(exited["signal"])
+        yield Event(role="exit", what="exit", detail={"code": code, "by": "lsf"})
     if any(word in lowered for word in _WORDS_OF_AN_END) and is_done(text):
         yield Event(role="done", what="done", detail={"one_word": 1} if _ONE_WORD.match(text) else {})
     elif progress := _progress(text):

@@ -7,7 +7,7 @@ from signal import Signals
 
 from gpudoctor.diagnose.diagnosis import Confidence
 from gpudoctor.diagnose.events import Event, only
-from gpudoctor.diagnose.job import Attempt
+from gpudoctor.diagnose.job import Attempt, is_work
 from gpudoctor.diagnose.rules.model import Hypothesis, at_events, host_of, named, only_rank, ranks_of, undecided
 
 # of each signal: the word for it, and what is known
@@ -96,7 +96,7 @@ def _killed(attempt: Attempt, code: int, events: list[Event]) -> Hypothesis:
     unsaid = f"died of {_NAMES.get(-code, f'signal {-code}')}{own or '; why is not in these logs'}"
     what, how = _DEATHS.get(code, ("process_died_unknown", unsaid))
     first = [e for e in events if e.number("root")] or events
-    if code == _ABORTED and len(first) == 1 and (failed := _nccl_before(attempt, first[0])):
+    if code == _ABORTED and len(first) == 1 and not own and (failed := _nccl_before(attempt, first[0])):
         text = f"{who} died of SIGABRT: {failed.text.strip()}"
         return Hypothesis(failed.what, text, [failed, *first], "likely", only_rank(ranks), host_of(events))
     if ambiguous:
@@ -106,11 +106,17 @@ def _killed(attempt: Attempt, code: int, events: list[Event]) -> Hypothesis:
 
 
 def _nccl_before(attempt: Attempt, end: Event) -> Event | None:
-    """The failure of NCCL that this process reported before it aborted, as far as its line tells whose it is."""
-    said = [
-        e for e in attempt.of("wrapper") if e.what.startswith("nccl_") and e.place == end.place and e.line < end.line
-    ]
-    return next((e for e in said if e.rank in (None, end.rank)), None)
+    """The failure of NCCL that this process reported, if it did and said nothing else until it aborted.
+
+    A line without a label is its own if no other rank wrote in the text.
+    """
+    job = attempt.job
+    above = [e for e in job.events if e.place == end.place and e.line < end.line and e.rank in (None, end.rank)]
+    last = next((e for e in reversed(above) if is_work(e) or e.role in ("cause", "echo", "said", "wrapper")), None)
+    if last is None or last.role != "wrapper" or not last.what.startswith("nccl_"):
+        return None
+    alone = {e.rank for e in job.events if e.rank is not None} <= {end.rank}
+    return last if last.rank is not None or alone else None
 
 
 def _others_gone(attempt: Attempt, events: list[Event]) -> bool:

@@ -25,6 +25,7 @@ from gpudoctor.facts.model.gpu import (
     ThrottleTimes,
     Utilization,
 )
+from gpudoctor.facts.model.links import ALL_INACTIVE
 from gpudoctor.facts.model.missing import NOT_READ, Fact, Missing
 from gpudoctor.facts.model.node import Driver, Host, Variable
 
@@ -132,6 +133,9 @@ def _defaults(kind: type[Fact]) -> dict[str, Any]:
 
 
 def _known_one(one: Any, other: Any) -> Any:
+    links = other if one == ALL_INACTIVE else one if other == ALL_INACTIVE else None
+    if isinstance(links, tuple):  # as a list of inactive ones: the worse state counts
+        return tuple(msgspec.structs.replace(link, state="inactive") for link in links)
     for gap in (*_GAPS, CUT):
         if one == gap:
             return other

@@ -1,4 +1,4 @@
-"""A short text about a node in which no reader finds anything: it is quoted, and nothing in it is judged."""
+"""A text about a node in which no reader finds anything: it is quoted, and nothing in it is judged."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import re
 from gpudoctor.facts.captures import clipped
 from gpudoctor.facts.captures.text_statements import OF_A_NODE, TextStatements
 
-_MOST_CHARACTERS = 8000
 _MOST_SHOWN = 600  # of a longer text, the lines that name a part of a node
 # ASCII: no space parts "GPU" from the words of some languages
 _NAMES_A_PART = re.compile(
@@ -17,8 +16,8 @@ _NAMES_A_PART = re.compile(
 
 
 def words_about_a_node(text: str) -> str | None:
-    """The lines of a short text that names a part of a node; None if it is long, a page, or names none."""
-    if len(text) > _MOST_CHARACTERS or not _NAMES_A_PART.search(text):
+    """The lines of a text that names a part of a node, clipped; None if it is a page, or names none."""
+    if not _NAMES_A_PART.search(text):
         return None
     statements = TextStatements()
     for number, line in enumerate(text.splitlines()):

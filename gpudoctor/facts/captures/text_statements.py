@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 
 from msgspec.structs import replace
@@ -48,12 +49,14 @@ _WELL = re.compile(
     r"(?:[|:=]|\.\.|[ \t]{2})[ \t]?(?:PASS(?:ED)?|Pass(?:ed)?|Healthy|HEALTHY|SUCCESS)\b"
     r"(?: ?- ?All)?[\s|.]*$"
 )
+# in its place: "| GPU 3 | FAULT |", "GPU 1: not ok"
+_OTHER_VERDICT = re.compile(r"(?:[|:=]|\.\.|[ \t]{1,2})[ \t]*(?:-|[A-Za-z]+(?: ?-? ?[A-Za-z]+){0,2})[\s|.]*")
 # a warning that names neither a device nor a known error is kept only if it is about one of these
 _GRAVE = re.compile(r"(?i)\b(?:cuda (?:error|failure)|nvlink|nvswitch|ecc|xid|fabric)\b")
 # more lines of prose than this, and few of them bad news, or headings and tables: a page that writes about errors
 _PAGE_LINES, _PAGE_SHARE = 20, 5
 _MARKED_LINES, _PAGE_MARKS = 4, 4
-_PAGE_MARK = re.compile(r"#{1,4} \w")
+_PAGE_MARK = re.compile(r"#(#{1,3})? \w")
 _PAGE_TABLE = re.compile(r"\|(?: ?:?-{3,}:? ?\|){3,}")
 _PAGE_ROW = re.compile(r"\|(?:[^|]*\|){3}")
 _PROSE = re.compile(r"(?:\b[a-z]{1,20}\b[ ,;'\"()/-]{1,3}){5}")
@@ -83,9 +86,12 @@ class TextStatements:
         self._verdicts: dict[str, Reported] = {}  # of a tool, in lines that name nothing of a node
         self._named: set[tuple[int | None, str | None]] = set()
         self._where: set[int | None] = set()
-        self._prose_lines = self._marks = self._well_lines = 0
+        self._prose_lines = self._well_lines = 0
+        self._marks: Counter[str] = Counter()  # one # alone may be root's prompt
         self._vendors: list[str | None] = []
-        self._well, self._unread_prose = Reported(""), ""
+        self._well = Reported("")
+        self._well_forms: set[str] = set()  # what stands before a good verdict
+        self._unread: list[str] = []  # lines without a statement or a good verdict
         self._of_a_node = self._tables = False
 
     def offer(self, line: str, number: int) -> None:
@@ -116,7 +122,8 @@ class TextStatements:
         if not text or text.isspace():
             return
         self._prose_lines += _PROSE.search(text[:_LONGEST_FORM]) is not None
-        self._marks += _PAGE_MARK.match(line) is not None
+        if mark := _PAGE_MARK.match(line):
+            self._marks["##" if mark[1] else "#"] += 1
         self._tables = self._tables or _PAGE_TABLE.match(line) is not None
         if text.startswith("    ") and self._before[0] == number - 1 and _FRAME.match(self._before[2]):
             origin = Origin()  # the source line of a frame has the level of its traceback
@@ -173,8 +180,8 @@ class TextStatements:
             for each in about_errors
             if each.effect == "hardware" and each.names_a_gpu
         ][:1]
-        if not retained and is_well and self._unread_prose:
-            text = f"a tool's own verdict is good, and more is said that was not understood: {self._unread_prose}"
+        if not retained and is_well and (unread := next(filter(self._is_beside_good, self._unread), None)):
+            text = f"a tool's own verdict is good, and more is said that was not understood: {unread.strip()}"
             return (replace(self._well, loudness="unread", text=clipped(text)),)
         if not retained and is_well:
             return (replace(self._well, count=self._well_lines),)
@@ -188,15 +195,26 @@ class TextStatements:
     def is_a_page(self) -> bool:
         """Whether it is a manual or the like, which writes about errors: none happened."""
         few = len(self._kept) * _PAGE_SHARE < self._prose_lines
-        marked = self._marks >= _PAGE_MARKS and self._prose_lines >= _MARKED_LINES
+        marks = self._marks.total() if self._marks["##"] else 0
+        marked = marks >= _PAGE_MARKS and self._prose_lines >= _MARKED_LINES
         return marked or (self._prose_lines >= _PAGE_LINES and few)
+
+    def _is_beside_good(self, text: str) -> bool:
+        """Whether a line says more than a tool's good verdicts: a sentence, or another verdict in their place."""
+        form = text.translate(_ONE_DIGIT)
+        other = (
+            form[len(well) :] for well in self._well_forms if form.startswith(well) and re.search("[a-zA-Z]", well)
+        )
+        return _PROSE.search(text) is not None or any(_OTHER_VERDICT.fullmatch(rest) for rest in other)
 
     def _note(self, text: str, number: int) -> None:
         named = about(text)
         self._named.add((named.gpu_index, named.bus_id))
         is_well = _WELL.search(text[:_LONGEST_FORM])
-        if not is_well and not self._unread_prose and _PROSE.search(text[:_LONGEST_FORM]):
-            self._unread_prose = text.strip()
+        if is_well and len(self._well_forms) < _MOST_FORMS:
+            self._well_forms.add(text[: is_well.start()].translate(_ONE_DIGIT))
+        elif not is_well and len(self._unread) < MOST_STATEMENTS:
+            self._unread.append(text[:_LONGEST_FORM])
         if is_well:
             self._well_lines += 1
             if self._well_lines == 1:

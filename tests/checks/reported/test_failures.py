@@ -223,6 +223,14 @@ def test_what_asks_the_driver_in_vain_leaves_it_unknown(text: str) -> None:
         assert (finding.reason or "").startswith("does the driver or a GPU not answer? ")
 
 
+@pytest.mark.parametrize("other", ["KO", "ERR", "not ok", "Unknown", "TIMEOUT", "-"])
+def test_a_good_verdict_is_no_pass_beside_another_one_in_its_place(other: str) -> None:
+    (finding,) = said(f"GPU 0: PASS\nGPU 1: PASS\nGPU 2: {other}\n")
+    assert (finding.status, f"GPU 2: {other}" in (finding.reason or "")) == (Status.UNKNOWN, True)
+    (named,) = said("GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)\nGPU 0: PASS\nGPU 1: PASS\n")
+    assert named.status is Status.PASS
+
+
 def test_a_good_verdict_is_no_pass_beside_words_that_were_not_understood() -> None:
     (good,) = said("GPU self test: PASSED\n")
     (finding,) = said("GPU self test: PASSED\nEvery job on this box dies since noon\n")
