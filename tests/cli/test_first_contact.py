@@ -261,7 +261,7 @@ _NOT_UNDERSTOOD = (
     "Has GPU 3 fallen off the bus?",
     "GPUが1枚見えません",
     "nvidia-smi takes 40 seconds",
-    "# lspci\na card in slot three is not shown\n# ipmitool sel list\na gpu riser has no power signal at all\n# ls\n# ls",
+    "# lspci\n# no card in slot three is shown here\n# ipmitool sel list\na gpu riser has no power signal at all\n# ls",
 )
 
 
