@@ -195,8 +195,7 @@ def run_prepared(
 ) -> Report:
     """Read the facts, run the probes and judge both. Raise UserError if that is not possible.
 
-    `words`: a short text about a node in which nothing is understood is unknown and quoted, not refused.
-
+    `words`: a text about a node in which nothing is understood is unknown and quoted, not refused.
     `placement`: this process is the first of several that an engine started here; the others host ranks. `visible`: the
     CUDA_VISIBLE_DEVICES of all processes that the verdict is for; the GPUs of all of them are judged. `progress` is
     called with a line for people now and then. `hold_signals` defers signals and returns those that arrived: the

@@ -146,7 +146,7 @@ def _read_text(source: LogSource, number: int, found: GatheredLogs) -> None:
         for event in reader.read(place + 1, text):
             found.log.add(event)
             signs += 1 if event.what not in ("member", "comm", "process", "exit") else _SIGNS_OF_A_JOB
-            signs -= event.what in ("world", "done") or event.role == "said"
+            signs -= event.what in ("world", "several_nodes", "done") or event.role == "said"
     found.log.extend(reader.end())
     found.log.extend(read_ras(ras, number))
     file.lines = last

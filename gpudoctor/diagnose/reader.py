@@ -38,10 +38,9 @@ _BAR = re.compile(r"\d/\d+ \[[^\]\[]{1,80}(?:it/s|s/it)[^\]\[]{0,400}\](?=[A-Z\[
 _RULE = re.compile(r"\s*-{40,}\s*$")
 _FRAME = 2
 _LAST_ERROR = re.compile(r"^Last error:\s*$")  # of NCCL: its words are in the next line
-# not another program's, nor a frame
-_WORDS_OF_NCCL = re.compile(
-    r"(?!Traceback|Exception raised from|\w+:\d+:\d+ |[a-z]\w*: |\w*Warning: ).*[A-Za-z]{2}\W+.*[A-Za-z]{2}"
-)
+# another program's line, or a frame
+_NOT_NCCLS = re.compile(r"Traceback|Exception raised from|\w{1,80}:\d+:\d+ |[a-z]\w{0,80}: |\w{0,80}Warning: ")
+_TWO_WORDS = re.compile(r"[A-Za-z]{2,40}[^A-Za-z]{1,40}[A-Za-z]{2}")
 # a place that a line of its own names, right under the sentence that it belongs to: "  Remote host:   n7"
 _PLACE = re.compile(
     r"\s*(?P<key>(?:[A-Za-z]{1,12} )?(?:[Hh]ost(?:name)?|[Nn]ode|GPU|[Dd]evice|[Pp]ort)) *: *(?P<value>\S{1,100})\s*$"
@@ -197,7 +196,7 @@ class LogReader:
         events = [*self._events(line)]
         if line.number == self._last_error + 1 and all(e.role in ("said", "fact", "progress", "done") for e in events):
             detail: dict[str, str | int] = {"form": "program", "severity": "error", "message": text.strip()}
-            words = _WORDS_OF_NCCL.match(text) and not is_harmless(text)
+            words = _TWO_WORDS.search(text) and not _NOT_NCCLS.match(text) and not is_harmless(text)
             events = [Event(role="said", what="cause", detail={**detail, "by": "last_error"})] if words else []
         if _LAST_ERROR.search(text):
             self._last_error = line.number

@@ -53,7 +53,7 @@ class SourceError(UserError):
 
 
 class NotUnderstoodError(SourceError):
-    """A short text about a node says nothing that a reader knows. `node`: nothing is known of it but these words."""
+    """A text about a node says nothing that a reader knows. `node`: nothing is known of it but these words."""
 
     def __init__(self, message: str, node: Node) -> None:
         super().__init__(message)

@@ -54,7 +54,7 @@ def load_source(
     CUDA_*, FI_*, NCCL_* and SLURM_* variables from `environ` (default: this process's environment), so that a setting
     can be tried on it. `deadline_s` limits the reading of texts, which may be anything, and `progress` gets a line for
     each file of a directory.
-    Raise SourceError, one line with the file and the position, if it cannot be read: NotUnderstoodError for a short
+    Raise SourceError, one line with the file and the position, if it cannot be read: NotUnderstoodError for a
     text about a node of which no reader knows a word.
     """
     if not name:
