@@ -486,6 +486,10 @@ def test_who_aborts_after_nccl_failed_has_told_why(tmp_path: Path) -> None:
         assert said(answer_of(tmp_path))[0] == cause
     (tmp_path / "job.log").write_text(f"{other}{what}{end}")
     assert said(answer_of(tmp_path))[0] == "process_died_unknown"
+    # the agent names one of four that ended, and not the first
+    (tmp_path / "job.log").write_text(f"world size: 4\n{what}{end}")
+    answer = answer_of(tmp_path)
+    assert (answer.verdict, answer.cause and answer.cause.rank) == ("unknown", None)
 
 
 _LSF = """
@@ -518,6 +522,7 @@ Resource usage summary:
         ),
         ("", "Exited with exit code 2.", "unknown", "launcher_table_only"),
         ("", "Exited with signal termination: 6.", "cause", "process_died_unknown"),
+        ("", "Exited with exit code 137.", "cause", "killed_sigkill"),
         ("", "Successfully completed.", "nothing", None),
     ],
 )

@@ -88,21 +88,25 @@ def _killed(attempt: Attempt, code: int, events: list[Event]) -> Hypothesis:
         text = f"{who} died of SIGSEGV at the same time: a common cause in native code"
         shown = sorted(events, key=lambda e: not e.number("root"))[:3]
         return Hypothesis("segfault_all", text, shown, "certain", host=host_of(events))
-    # torchrun's agent names one of the processes that it found ended; the others are in the table below
-    alone = {e.detail.get("by") for e in events} == {"agent"} and not others and not attempt.of("closed")
-    ambiguous = (alone and (attempt.job.world or 0) > 1) or _others_gone(attempt, events)
-    ambiguous = ambiguous or any(e.detail.get("cut") for e in events)
     own = next((f": {e.text.strip()}" for e in events if e.detail.get("by") == "own"), "")
     unsaid = f"died of {_NAMES.get(-code, f'signal {-code}')}{own or '; why is not in these logs'}"
     what, how = _DEATHS.get(code, ("process_died_unknown", unsaid))
     first = [e for e in events if e.number("root")] or events
+    if _is_ambiguous(attempt, events, others):
+        return undecided(what, f"{who} {how}", first[:3], host=host_of(events))
     if code == _ABORTED and len(first) == 1 and not own and (failed := _nccl_before(attempt, first[0])):
         text = f"{who} died of SIGABRT: {failed.text.strip()}"
         return Hypothesis(failed.what, text, [failed, *first], "likely", only_rank(ranks), host_of(events))
-    if ambiguous:
-        return undecided(what, f"{who} {how}", first[:3], host=host_of(events))
     confidence: Confidence = "certain" if len(ranks) == 1 else "likely"
     return Hypothesis(what, f"{who} {how}", first[:3], confidence, only_rank(ranks), host_of(events))
+
+
+def _is_ambiguous(attempt: Attempt, events: list[Event], others: set[int | None]) -> bool:
+    """Whether others may have died before these: the agent names one of several, or the table is cut."""
+    # torchrun's agent names one of the processes that it found ended; the others are in the table below
+    alone = {e.detail.get("by") for e in events} == {"agent"} and not others and not attempt.of("closed")
+    named_one = (alone and (attempt.job.world or 0) > 1) or _others_gone(attempt, events)
+    return named_one or any(e.detail.get("cut") for e in events)
 
 
 def _nccl_before(attempt: Attempt, end: Event) -> Event | None:
