@@ -101,10 +101,6 @@ _DONE = re.compile(
 )
 # any script's last line
 _ONE_WORD = re.compile(r"(?i)^\W*(?:done|finished|completed?|success(?:ful(?:ly)?)?)\W*$")
-# in LSF's report
-_EXITED = re.compile(
-    r"Exited (?:with exit code (?P<code>\d{1,3})|(?:with signal termination:|by signal) (?P<signal>\d{1,2}))\.?$"
-)
 # before a word like "done": "Timed out waiting for job step to complete", "training was not finished"
 _FAILED = re.compile(r"(?i)\b(?:error|exception|fail(?:ed|ure|s)?|timed out|timeout|abort(?:ed)?)\b")
 # in the same clause: "model saved to x, training completed" is an end
@@ -220,24 +216,26 @@ def read_facts(text: str) -> Iterator[Event]:
     if own := _place_or_size(text, lowered):
         yield own
         return
-    if "world" in lowered and (world := _WORLD.search(text)):
-        yield Event(role="fact", what="world", detail={"world": int(world[1])})
-    if any(word in lowered for word in ("node", "machines", " -n")) and _NODES.search(text):
-        yield Event(role="fact", what="several_nodes")
+    yield from _extent(text, lowered)
     if any(word in lowered for word in ("stopp", "exhausted", "no more")) and _EARLY.search(text):
         yield Event(role="fact", what="early_stop")
     resumed = ("resum" in lowered or "checkpoint" in lowered) and _RESUMED.search(text) is not None
     if resumed:
         yield Event(role="fact", what="resumed")
-    if exited := _EXITED.match(text):
-        code = int(exited["code"]) if exited["code"] else -int(exited["signal"])
-        yield Event(role="exit", what="exit", detail={"code": code, "by": "lsf"})
     if any(word in lowered for word in _WORDS_OF_AN_END) and is_done(text):
         yield Event(role="done", what="done", detail={"one_word": 1} if _ONE_WORD.match(text) else {})
     elif progress := _progress(text):
         yield progress
     elif not resumed and _WORK.search(text):  # a bar of loading
         yield Event(role="fact", what="work")
+
+
+def _extent(text: str, lowered: str) -> Iterator[Event]:
+    """How many ranks there are, and that there are several nodes."""
+    if "world" in lowered and (world := _WORLD.search(text)):
+        yield Event(role="fact", what="world", detail={"world": int(world[1])})
+    if any(word in lowered for word in ("node", "machines", " -n")) and _NODES.search(text):
+        yield Event(role="fact", what="several_nodes")
 
 
 def _progress(text: str) -> Event | None:

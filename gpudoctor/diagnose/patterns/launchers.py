@@ -126,6 +126,7 @@ _ROWS: tuple[tuple[str, str, _Build], ...] = (
     ("forced", r"Unable to shutdown process (?P<pid>\d+) via \S+ forcefully exiting via|forcefully exiting via .{0,20}process (?P<pid2>\d+)", _closed),
     ("srun", rf"srun: error: (?P<host>[\w.-]+): tasks? (?P<tasks>[\d,\-]+): (?:(?P<how>{_ENDED})|Exited with exit code (?P<code>\d+))", _ended),
     ("slurmctld", r"_job_complete: JobId=\S+ (?:WTERMSIG (?P<signal>\d{1,2})|WEXITSTATUS (?P<code>\d{1,3}))\b", _ended),
+    ("lsf", r"^Exited (?:with exit code (?P<code>\d{1,3})|(?:with signal termination:|by signal) (?P<signal>\d{1,2}))\.?$", _ended),
     ("mpirun", r"noticed that process rank (?P<rank>\d+) with PID \S+ on node (?P<host>[\w.-]+) exited on signal (?P<signal>\d+)", _ended),
     # the box of MPICH's and Intel's mpiexec about the process that ended the job
     ("mpirun", r"=\s+(?:RANK (?P<rank>\d{1,6}) )?PID (?P<pid>\d{1,10}) RUNNING AT (?:\w+@)?(?P<host>[\w.-]{1,253}) .{0,80}?(?:EXIT CODE: (?P<code>[1-9]\d{0,2})\b|KILLED BY SIGNAL: (?P<signal>\d{1,2})\b)", _ended),
