@@ -97,6 +97,16 @@ class _Told(msgspec.Struct):
         return True
 
 
+def _as_last_error(text: str, events: list[Event]) -> list[Event]:
+    """What the line behind NCCL's "Last error:" says: in words that no table knows neither progress nor an end."""
+    if any(event.role not in ("said", "fact", "progress", "done") for event in events):
+        return events
+    if _TWO_WORDS.search(text) is None or _NOT_NCCLS.match(text) or is_harmless(text):
+        return []
+    detail: dict[str, str | int] = {"form": "program", "severity": "error", "message": text.strip(), "by": "last_error"}
+    return [Event(role="said", what="cause", detail=detail)]
+
+
 class LogReader:
     """Reads one file: call `read` for each line of interest in order, then `end`.
 
@@ -194,10 +204,8 @@ class LogReader:
             self._told = None
         moved, text = False, line.text
         events = [*self._events(line)]
-        if line.number == self._last_error + 1 and all(e.role in ("said", "fact", "progress", "done") for e in events):
-            detail: dict[str, str | int] = {"form": "program", "severity": "error", "message": text.strip()}
-            words = _TWO_WORDS.search(text) and not _NOT_NCCLS.match(text) and not is_harmless(text)
-            events = [Event(role="said", what="cause", detail={**detail, "by": "last_error"})] if words else []
+        if line.number == self._last_error + 1:
+            events = _as_last_error(text, events)
         if _LAST_ERROR.search(text):
             self._last_error = line.number
         for event in events:

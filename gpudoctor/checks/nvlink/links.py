@@ -72,14 +72,9 @@ _ADVICE = (
 )
 def links(case: Case) -> Iterator[Finding]:
     """Compare the number of each GPU's links that are up with the model's number, else with the peers'."""
-    usual, gpus = _usual_speed(case), [_with_all_inactive(case, gpu) for gpu in case.gpus]
-    findings = [_none_shown(case, gpu) or not_judged(case, gpu) or _links_of(case, gpu, usual) for gpu in gpus]
-    judged = [gpu for gpu, f in zip(gpus, findings, strict=True) if f.status in (Status.PASS, *_BAD)]
-    told = Evidence("nvmlDeviceGetNvLinkState", ALL_INACTIVE.reason)
-    findings = [
-        replace(f, evidence=(told,)) if gpu.nvlinks == ALL_INACTIVE and f.status in _BAD else f
-        for gpu, f in zip(case.gpus, findings, strict=True)
-    ]
+    usual = _usual_speed(case)
+    findings = [_judged(case, gpu, usual) for gpu in case.gpus]
+    judged = [gpu for gpu, f in zip(case.gpus, findings, strict=True) if f.status in (Status.PASS, *_BAD)]
     dead = [f for f in findings if _is_dead(f)]
     if len(dead) > 1 and len(dead) == len(judged):
         yield _all_dead(dead)
@@ -132,15 +127,13 @@ def _by_shared_end(case: Case, findings: Sequence[Finding]) -> Iterator[Finding]
             yield replace(finding, subject=of_pair(index, shared), found=found, expected=None, likely=None, advice=())
 
 
-def _with_all_inactive(case: Case, gpu: Gpu) -> Gpu:
-    """The GPU with the links of its model, if a text says that all are inactive and the model is made for NVSwitches.
-
-    Other models have links only behind a bridge: without one all are inactive, and nothing is wrong.
-    """
-    model = case.model_of(gpu)
-    if gpu.nvlinks != ALL_INACTIVE or model is None or model.nvlink is None or model.nvlink.kind != "switch":
-        return gpu
-    return replace(gpu, nvlinks=tuple(NvLink(number, state="inactive") for number in range(model.nvlink.links)))
+def _judged(case: Case, gpu: Gpu, usual: float | None) -> Finding:
+    if gpu.nvlinks == ALL_INACTIVE and (model := case.model_of(gpu)) and model.nvlink and model.nvlink.kind == "switch":
+        # others have links only behind a bridge: without one all are inactive, and nothing is wrong
+        down = replace(gpu, nvlinks=tuple(NvLink(number, state="inactive") for number in range(model.nvlink.links)))
+        told = Evidence("nvmlDeviceGetNvLinkState", ALL_INACTIVE.reason)
+        return replace(not_judged(case, down) or _links_of(case, down, usual), evidence=(told,))
+    return _none_shown(case, gpu) or not_judged(case, gpu) or _links_of(case, gpu, usual)
 
 
 def _none_shown(case: Case, gpu: Gpu) -> Finding | None:

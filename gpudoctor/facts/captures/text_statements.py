@@ -210,15 +210,14 @@ class TextStatements:
     def _note(self, text: str, number: int) -> None:
         named = about(text)
         self._named.add((named.gpu_index, named.bus_id))
-        is_well = _WELL.search(text[:_LONGEST_FORM])
-        if is_well and len(self._well_forms) < _MOST_FORMS:
-            self._well_forms.add(text[: is_well.start()].translate(_ONE_DIGIT))
-        elif not is_well and len(self._unread) < MOST_STATEMENTS:
-            self._unread.append(text[:_LONGEST_FORM])
-        if is_well:
+        if well := _WELL.search(text[:_LONGEST_FORM]):
             self._well_lines += 1
             if self._well_lines == 1:
                 self._well = Reported(clipped(text.strip()), loudness="ok", line=number, file=self._file)
+            if len(self._well_forms) < _MOST_FORMS:
+                self._well_forms.add(text[: well.start()].translate(_ONE_DIGIT))
+        elif len(self._unread) < MOST_STATEMENTS:
+            self._unread.append(text[:_LONGEST_FORM])
 
     def _keep(self, statement: Statement) -> None:
         self._named.add((statement.about.gpu_index, statement.about.bus_id))
