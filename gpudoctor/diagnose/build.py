@@ -22,7 +22,7 @@ from gpudoctor.diagnose.follow import Stall
 from gpudoctor.diagnose.gather import GatheredLogs
 from gpudoctor.diagnose.infer import WITHOUT_REASON, first_failed_attempt, hypotheses, recovered
 from gpudoctor.diagnose.job import Attempt, Job, clock_skews, is_work
-from gpudoctor.diagnose.named import named_in
+from gpudoctor.diagnose.mentioned import mentioned_in
 from gpudoctor.diagnose.node_reports import NodeReport, weigh
 from gpudoctor.diagnose.rules.direct import kind_of_failure
 from gpudoctor.diagnose.rules.model import Hypothesis, words_of
@@ -154,7 +154,7 @@ def _cause(job: Job, found: Hypothesis, confidence: Confidence) -> Cause:
         text=found.text,
         evidence=_evidence(job, found.events[:6]) or _dump_evidence(job, found),
         ranks=found.ranks,
-        named=None if found.ranks or found.host or found.gpu else named_in(found.events),
+        mentioned=None if found.ranks or found.host or found.gpu else mentioned_in(found.events),
     )
 
 

@@ -46,7 +46,7 @@ class Mentioned(msgspec.Struct, frozen=True):
 class Cause(msgspec.Struct, frozen=True):
     """One hypothesis. `rank` is the global rank or null: null rather than a guess; `ranks` if it is several at once.
 
-    `gpu` is a PCI bus id, or the index that the process itself counts by. `named` is null if one of them is known.
+    `gpu` is a PCI bus id, or the index that the process itself counts by. `mentioned` is null if one of them is known.
     """
 
     what: str
@@ -57,7 +57,7 @@ class Cause(msgspec.Struct, frozen=True):
     text: str
     evidence: tuple[EvidenceLine, ...] = ()
     ranks: tuple[int, ...] = ()
-    named: Mentioned | None = None
+    mentioned: Mentioned | None = None
 
     @property
     def place(self) -> str:
@@ -66,7 +66,7 @@ class Cause(msgspec.Struct, frozen=True):
         parts = (ranks_in_words(ranks), f"host {self.host}" if self.host else "", f"GPU {self.gpu}" if self.gpu else "")
         if place := ", ".join(filter(None, parts)):
             return place
-        return f"not known; its lines name {self.named.words if self.named else 'no rank or host'}"
+        return f"not known; its lines name {self.mentioned.words if self.mentioned else 'no rank or host'}"
 
 
 def ranks_in_words(ranks: Iterable[int]) -> str:

@@ -166,7 +166,7 @@ def test_whom_the_lines_of_a_cause_name_is_told_without_blame(
     main(["diagnose", str(log), "--json"])
     cause = json.loads(capsys.readouterr().out)["cause"]
     assert (cause["rank"], cause["host"], cause["gpu"]) == (None, None, None)
-    assert {key: value for key, value in (cause["named"] or {}).items() if value} == named
+    assert {key: value for key, value in (cause["mentioned"] or {}).items() if value} == named
     main(["diagnose", str(log)])
     shown = " ".join(capsys.readouterr().out.split())
     assert f"not known; its lines name {words or 'no rank or host'}" in shown
@@ -194,7 +194,7 @@ def test_of_several_nodes_a_local_rank_is_no_rank(
     log.write_text(f"{nodes}\n{end}")
     main(["diagnose", str(log), "--json"])
     cause = json.loads(capsys.readouterr().out)["cause"]
-    assert (cause["rank"], cause["named"]["ranks"], cause["named"]["local_ranks"]) == (None, [], [2])
+    assert (cause["rank"], cause["mentioned"]["ranks"], cause["mentioned"]["local_ranks"]) == (None, [], [2])
     for one in ("", "$ torchrun --nnodes=1 --node_rank=0 t.py\n"):
         log.write_text(f"{one}{end}")
         main(["diagnose", str(log), "--json"])

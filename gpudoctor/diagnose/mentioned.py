@@ -14,7 +14,7 @@ _PIDS = lazy_pattern(r"\(pid(?:\(s\))?:? (\d{1,10}(?:, \d{1,10})*)\)")
 _OF_A_JOB = lazy_pattern(r"\*\*\* (?:JOB|STEP) [\d.]+ ON (\w[\w.-]*)(?=\s)")  # Slurm's: the first host of the job
 
 
-def named_in(events: Sequence[Event]) -> Mentioned | None:
+def mentioned_in(events: Sequence[Event]) -> Mentioned | None:
     """The ranks, processes, hosts and GPUs that the events come from, or name; None if there are none.
 
     The rank of a line that gives a local rank, a task or a pid may be derived: that number is told in its place. A line
@@ -25,7 +25,7 @@ def named_in(events: Sequence[Event]) -> Mentioned | None:
     local_ranks = [e.local_rank for e in own] + [int(n) for e in events for n in _LOCAL_RANK.findall(e.text)]
     listed = [n for e in events for each in _PIDS.findall(e.text) for n in each.split(", ")]
     hosts = [e.host or (job[1] if (job := _OF_A_JOB.search(e.text)) else None) for e in events]
-    named = Mentioned(
+    mentioned = Mentioned(
         ranks=_each(e.rank for e in own if (e.local_rank, e.task) == (None, None)),
         local_ranks=_each(local_ranks),
         tasks=_each(e.task for e in own),
@@ -33,7 +33,7 @@ def named_in(events: Sequence[Event]) -> Mentioned | None:
         hosts=tuple(sorted({host for host in hosts if host})),
         gpus=tuple(sorted({e.gpu for e in events if e.gpu})),
     )
-    return named if named.words else None
+    return mentioned if mentioned.words else None
 
 
 def _each(numbers: Iterable[int | None]) -> tuple[int, ...]:
