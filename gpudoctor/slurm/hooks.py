@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import syslog
 import time
@@ -20,11 +19,14 @@ from gpudoctor.slurm.drain import DrainResult, NodeRecord, drain, read_node, und
 from gpudoctor.slurm.quick_check import HookVerdict, check, has_gpus, job_gpus
 from gpudoctor.slurm.returns import count_healthy, forget_healthy, note_load, note_return, why_not_yet
 from gpudoctor.slurm.settings import HookSettings, read_settings
+from gpudoctor.slurm.state_lock import StateInUseError, StateLockError, locked_state
 from gpudoctor.text.output import printable, say
 
 # for the driver's answers; the scripts in contrib/slurm end a prolog or epilog after 40 s, a health check after 45 s
 _DEADLINE_S = 30.0
 _LOAD_DEADLINE_S = 60.0
+# slurmd ends a health check after this time
+_HEALTH_CHECK_S = 60.0
 _LOG_BYTES_MAX = 1 << 20
 # why a failure did not drain the node
 Withheld = Literal["cap", "log", "checks", "slurmctld"]
@@ -62,11 +64,16 @@ def run_load(environ: Mapping[str, str]) -> HookResult:
 
     Raise UserError if it is not idle and drained by gpudoctor.
     """
-    name = _own_name(environ)
     settings, problem = read_settings(environ)
-    node = read_node(name)
     if problem is not None:
         raise UserError(problem)
+    # a health check beside it would judge a node under load, and write its count over this result
+    with locked_state(settings.state, _HEALTH_CHECK_S):
+        return _load(_own_name(environ), settings)
+
+
+def _load(name: str, settings: HookSettings) -> HookResult:
+    node = read_node(name)
     if node is None or not node.is_ours or node.has_jobs:
         state = "slurmctld does not answer" if node is None else f"its state is {node.state} {node.reason}".rstrip()
         raise UserError(f"{name} is no idle node that gpudoctor drained: {state}")
@@ -122,20 +129,14 @@ class _Run:
         `go_on` is always True: slurmd might not register after a health check that failed.
         """
         try:
-            lock = self._lock()
-        except OSError as error:
-            why = f"no lock could be made in {self._settings.state}: {error.strerror}"
-            self._say(f"health check: no verdict: {why}")
-            write_metrics(self._settings, self._hook, HookVerdict("unknown", why), None, None)
-            return HookResult(True, why)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return HookResult(True, self._health(wrong))
-        except BlockingIOError:
+            with locked_state(self._settings.state):
+                return HookResult(True, self._health(wrong))
+        except StateInUseError:
             return HookResult(True, "another one runs, and will give the answer")
-        finally:
-            fcntl.flock(lock, fcntl.LOCK_UN)  # explicitly: a child that hangs in the driver may hold a copy
-            os.close(lock)
+        except StateLockError as error:
+            self._say(f"health check: no verdict: {error}")
+            write_metrics(self._settings, self._hook, HookVerdict("unknown", str(error)), None, None)
+            return HookResult(True, str(error))
 
     def _health(self, wrong: HookVerdict | None) -> str:
         node = read_node(self._node)
@@ -237,10 +238,6 @@ class _Run:
         problem = write_metrics(settings, self._hook, verdict, withheld, out_of_service)
         if problem is not None:
             self._say(problem)
-
-    def _lock(self) -> int:
-        self._settings.state.mkdir(mode=0o755, parents=True, exist_ok=True)
-        return os.open(self._settings.state / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
 
 
 def _what_was_done(verdict: HookVerdict, withheld: Withheld | None) -> str:

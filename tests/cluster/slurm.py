@@ -150,7 +150,7 @@ class Slurm:
         end_s = time.monotonic() + WAIT_S
         while not ready():
             if time.monotonic() > end_s:
-                raise TimeoutError(f"after {WAIT_S} s: {self.states()} {self.reasons()}")
+                raise TimeoutError(f"after {WAIT_S} s: {self.states()} {self.reasons()}\n{self.log()[-4000:]}")
             time.sleep(0.1)
 
     def is_free(self) -> bool:

@@ -15,7 +15,7 @@ import pytest
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.cluster.check.model import ClusterReport
 from tests.cluster.hosts import Hosts
-from tests.cluster.slurm import HOOKS, Slurm, SlurmError
+from tests.cluster.slurm import HOOKS, WAIT_S, Slurm, SlurmError
 from tests.needs import fixture_needs, missing
 
 pytestmark = pytest.mark.wide
@@ -99,10 +99,11 @@ def test_first_only_logged_then_drained_up_to_a_cap_and_given_back_after_healthy
 
     for name in names:
         slurm.set_fault(name)
-    slurm.wait(lambda: slurm.states()[drained] == "IDLE")
+    back = "healthy 3 times in a row, back in service"
+    slurm.wait(lambda: back in slurm.log(drained))
     told = [f"healthy {count} of 3 times in a row, still drained" for count in (1, 2)]
-    told.append("healthy 3 times in a row, back in service")
-    assert _in_this_order(slurm.log(drained), *told)
+    assert _in_this_order(slurm.log(drained), *told, back)
+    assert slurm.states()[drained] == "IDLE"
 
 
 @pytest.mark.parametrize("typo", ["GPUDOCTOR_DRAIN_CAP=25", "GPUDOCTOR_DRAN_CAP=25%", "GPUDOCTOR_ACTION=lgo"])
@@ -170,12 +171,12 @@ def test_a_node_with_a_hardware_fault_returns_only_after_a_check_under_load(slur
     slurm.wait(lambda: "still drained, a hardware fault" in slurm.log("node3"))
     _let_a_round_pass(slurm, "node3")
     before = slurm.reasons()
-    load = slurm.run(slurm.folder / "contrib" / "load-check.sh", SLURMD_NODENAME="node3")
-    slurm.wait(lambda: slurm.states()["node3"] == "IDLE")
+    load = slurm.run(slurm.folder / "contrib" / "load-check.sh", SLURMD_NODENAME="node3", timeout=2 * WAIT_S)
+    assert (load.returncode, load.stdout.startswith("go on: SIMULATED PASS")) == (0, True), load
+    slurm.wait(lambda: "back in service (was: gpudoctor: SIMULATED FAIL gpu.xid" in slurm.log("node3"))
 
     assert drained == before == {"node3": _REASON}
-    assert (load.returncode, load.stdout.startswith("go on: SIMULATED PASS")) == (0, True), load
-    assert "back in service (was: gpudoctor: SIMULATED FAIL gpu.xid" in slurm.log("node3")
+    assert slurm.states()["node3"] == "IDLE"
 
 
 def test_a_node_that_flaps_returns_as_often_as_is_allowed_and_with_never_not_at_all(slurm: Slurm) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpudoctor.slurm import Hook
-from gpudoctor.slurm.hooks import HookResult, run_hook
+from gpudoctor.slurm.hooks import HookResult, run_hook, run_load
 
 SINCE = "[root@2026-11-21T12:00:00]"
 
@@ -49,6 +49,10 @@ class Node:
         return run_hook(
             hook, {"SLURMD_NODENAME": "n1", "SLURM_JOB_GPUS": "0,1,2,3,4,5,6,7", **self.settings, **environ}
         )
+
+    def load(self) -> HookResult:
+        """Run the check under load, as an administrator does."""
+        return run_load({"SLURMD_NODENAME": "n1", **self.settings})
 
     def updates(self) -> list[str]:
         """The changes requested of scontrol."""

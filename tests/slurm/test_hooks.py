@@ -5,12 +5,15 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+from typing import Any
 
 import pytest
 
+from gpudoctor.errors import UserError
 from gpudoctor.slurm import HOOKS, Hook
 from gpudoctor.slurm.drain import drain_reason
 from gpudoctor.slurm.quick_check import HookVerdict
+from gpudoctor.slurm.settings import HookSettings
 from tests.slurm.conftest import Node
 
 _JOB_HOOKS: tuple[Hook, ...] = ("prolog", "epilog")
@@ -331,6 +334,41 @@ def test_a_health_check_that_still_runs_keeps_a_second_one_out(node: Node) -> No
         fcntl.flock(lock, fcntl.LOCK_EX)
         result = node.run("health")
     assert (result.go_on, len(node.calls())) == (True, before)
+
+
+def test_no_health_check_writes_over_the_result_of_a_check_under_load(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.node("IDLE+DRAIN", _REASON)
+    node.settings["GPUDOCTOR_UNDRAIN_AFTER"] = "1"
+    node.trial()
+    beside: list[str] = []
+
+    def check_beside_a_health_check(settings: HookSettings, gpus: str | None, *how: Any) -> HookVerdict:
+        if how[1:] == ("standard",):
+            beside.append(node.run("health").why)
+        return HookVerdict("pass", "PASS")
+
+    monkeypatch.setattr("gpudoctor.slurm.hooks.check", check_beside_a_health_check)
+    loaded = node.load()
+    before = node.updates()
+    node.run("health")
+
+    assert (loaded.go_on, beside) == (True, ["another one runs, and will give the answer"])
+    assert (before, node.updates()) == ([], ["update nodename=n1 state=undrain"])
+
+
+def test_a_check_under_load_waits_for_a_health_check_and_says_so_if_it_does_not_end(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.node("IDLE+DRAIN", _REASON)
+    monkeypatch.setattr("gpudoctor.slurm.hooks._HEALTH_CHECK_S", 0)
+    node.run("health")
+    with (node.folder / "state" / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(UserError, match=r"state: another check of this node runs"):
+            node.load()
+    assert not node.load().go_on
 
 
 def test_a_child_that_outlives_a_health_check_keeps_none_after_it_out(
