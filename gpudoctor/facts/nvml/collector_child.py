@@ -38,10 +38,11 @@ class CollectorOrder(msgspec.Struct, frozen=True):
 
 
 class _Sender:
-    """Writes each result as one JSON line; the `ReadingListener` of `read_nvml`."""
+    """Writes results as JSON lines, parts of GPUs into shared memory; the `ReadingListener` of `read_nvml`."""
 
     def __init__(self, order: CollectorOrder) -> None:
         self._trace = SharedCallTrace(order.trace)
+        self._begun: set[int] = set()
         self._lock = threading.Lock()
         self._write = line_writer(order.pipe)
 
@@ -53,7 +54,12 @@ class _Sender:
         self.send(CollectorMessage(driver=driver))
 
     def gpu(self, gpu: Gpu, done: bool) -> None:
-        self.send(CollectorMessage(gpu=gpu, done=done))
+        message = CollectorMessage(gpu=gpu, done=done)
+        # the first part is sent: it says that the GPU is there
+        is_sent = done or gpu.index not in self._begun
+        self._begun.add(gpu.index)
+        if is_sent or not self._trace.keep_part(gpu.index, msgspec.json.encode(message)):
+            self.send(message)
 
     def handle_error(self, index: int, text: str) -> None:
         self.send(CollectorMessage(handle_error=(index, text)))
