@@ -70,7 +70,7 @@ _SENTENCE = _FORMS[-1][2]
 # one of these is in each line that any form takes: most lines are ruled out by this alone
 _MAY_BE = lazy_pattern(
     r"rror|RROR|nreachable|nresponsive|FAIL|[Ff]ail|FATAL|[Ff]atal|xception|EXCEPTION|CRIT|rit|ERR|anic|PANIC|SEVERE|EMERG|ALERT|[Aa]bort|ABORT|signal|SIG|exit|[Kk]illed|fault|FAULT|[Cc]annot|[Cc]ould|an't|nable|not |n't |n’t |No |no |ot found"
-    r"|efused|enied|[Tt]imed|imeout|lost|[Mm]issing|issed|hang|hung|stuck|down|Down|nvalid|nrecognized|nsupported|ssert|terminate|virtual method|core dump|Interrupt|Warning|mismatch|egrade|nhealthy|FAULTY|OK|off|crash|nly \d|busy|Bad |errno|doesn|many|pipe|resource|address|reached|reset|known|[Ii]llegal|breakpoint|corrup|free\(|alloc\(|chunk\(|smash|code|status|died|dies|dead|reboot|freez|froze|gone|anish|sappear|nvidia-|lspci|nv-hostengine|dcgm|what\(\)"
+    r"|efused|enied|[Tt]imed|imeout|lost|[Mm]issing|issed|hang|hung|stuck|down|Down|nvalid|nrecognized|nsupported|ssert|terminate|virtual method|core dump|Interrupt|Warning|mismatch|egrade|nhealthy|FAULTY|OK|off|crash|nly \d|busy|Bad |errno|doesn|many|pipe|resource|address|reached|reset|known|[Ii]llegal|breakpoint|corrup|free\(|alloc\(|chunk\(|smash|code|status|died|dies|dead|reboot|freez|froze|gone|anish|sappear|nvidia-|lspci|nv-hostengine|dcgm|what\(\)|xpected|ower than"
 )
 # a 0 behind one of these counts nothing: it is a number of the thing
 _INDEX = r"(?<![<>!]= )(?<![gnhx]pu )(?<!task |rank |node |card |link |port |host |slot |core )(?<!index |stage )(?<!device |worker |client )(?<!process |replica )(?<!local_rank )(?<!cuda:)"

@@ -97,10 +97,25 @@ _SHOWS = lazy_pattern(
     rf"(?: of (?:them|those|these)\b)?(?: (?:GPUs?|cards?|devices?)\b)?(?: (?:show|appear)\w*(?: up)?)?{_END}"
 )
 _BY_A_TOOL = lazy_pattern(rf"(?i)\b{_TOOL}|\b{_SEEN}|\b(?:show|appear)(?:s|ing)?(?: up)?\b")
+# "Expected 8 GPUs, found 7", "GPU count: 7 (expected 8)": two counts of GPUs, and words that say which is which
+_EXPECTED = lazy_pattern(r"(?i)\b(?:expect(?:ed|s|ing)?|configured|required)\b")
+_FOUND_WORD = r"(?:found|got|detected|sees?|seen|visible|available|reported|present|actual(?:ly)?|shows?|lists?|has|have|only|counts?|match|mismatch)"
+_FOUND = lazy_pattern(rf"(?i)\b{_FOUND_WORD}\b")
+_COUNTS_GPUS = lazy_pattern(
+    r"(?i)\bGPUs\b|\bGPU (?:count|number)|\b(?:count|number) of (?:nvidia )?GPU|\bgres/gpu count"
+)
+# with nothing beside it that makes it a rate, a version or a temperature
+_A_COUNT = lazy_pattern(
+    rf"(?i)(?:^|\b(?:GPUs|count|number|be|least|exactly|is|are|of|expect(?:ed|s|ing)?|configured|required|{_FOUND_WORD})\W{{1,3}}|[(<,;:=] ?)"
+    r"(\d{1,4})(?=\W*$|[,;)]| ?[(<!=]|\.(?!\d)| (?:(?:nvidia|H\d00|A\d00) )?(?:GPUs?|cards?|devices?|expected|configured|required|but|and|are|were|is|does|do"
+    rf"|{_FOUND_WORD})\b)"
+)
+_BETWEEN_COUNTS = lazy_pattern(r"(?i)[,;:(<]|\b(?:but|and|not|than|instead|differs?)\b")
 _SEVERAL_NODES = lazy_pattern(r"(?i)\b(?:each|per|every|(?:nodes|hosts|servers|machines))\b")
 # what one process or container sees is no count of the node
 _IN_A_PROCESS = lazy_pattern(
-    r"(?i)\b(?:container|docker|pod|job|process|rank|srun|sbatch|VM|notebook|session|user|\w*torch\w*|jax|tensorflow|python)\b"
+    r"(?i)\b(?:container|docker|pod|job|process|rank|srun|sbatch|VM|notebook|session|user|\w*torch\w*|jax|tensorflow|python"
+    r"|nproc\w*|world|\w*parallel\w*|\w*visible_devices|(?-i:[A-Za-z]+(?:Error|Exception)))\b"
 )
 _FAR = 1000
 
@@ -119,7 +134,7 @@ def missing_gpus(text: str) -> Literal["missing", "perhaps"] | None:
     gone = _gone(text)
     if gone == "missing":
         return gone
-    share = _share(text)
+    share = _share(text) or ("missing" if _fewer_than_expected(text) else None)
     if share == "missing" and _IN_A_PROCESS.search(text):
         return "perhaps"
     return share or gone or ("perhaps" if _counts_fewer(text) or goes_down(text) else None)
@@ -175,6 +190,36 @@ def _share(text: str) -> Literal["missing", "perhaps"] | None:
         return "missing"
     told = _LATER_SEEN.search(behind) or _SOMEBODY_SEES.search(before) or not re.search(r"\w", before + behind)
     return "perhaps" if told else None
+
+
+def _fewer_than_expected(text: str) -> bool:
+    """Whether a sentence about GPUs gives the count that is expected, and a lower one that was found.
+
+    >>> _fewer_than_expected("GPU count: 7 (expected 8)"), _fewer_than_expected("expected 8 GPUs, found 8")
+    (True, False)
+    """
+    for sentence in _SENTENCE_END.split(text):
+        counts = list(_A_COUNT.finditer(sentence))
+        if len(counts) != 2 or not _COUNTS_GPUS.search(sentence):
+            continue
+        if not _FOUND.search(sentence) or _SUPPOSED.search(sentence.replace("not match", "")):
+            continue
+        first, second = counts
+        between = sentence[first.end() : second.start(1)]
+        if between.strip() == "<":  # "lower than configured (7 < 8)"
+            return _EXPECTED.search(sentence) is not None and int(first[1]) < int(second[1])
+        named = _EXPECTED.search(between)
+        if _EXPECTED.search(sentence[: first.start(1)]):
+            expected, found = first, second
+        elif named and not _BETWEEN_COUNTS.search(between[: named.start()]):
+            expected, found = first, second
+        elif named or _EXPECTED.search(sentence[second.end() :]):
+            expected, found = second, first
+        else:
+            continue
+        if int(found[1]) < int(expected[1]):
+            return True
+    return False
 
 
 def _counts_fewer(text: str) -> bool:

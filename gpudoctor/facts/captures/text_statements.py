@@ -138,7 +138,7 @@ class TextStatements:
             if len(self._no_news) < _MOST_FORMS and "GPU" not in text and not _FRAME.match(text):
                 self._no_news.add(form)
         else:
-            self._keep(statement)
+            self._keep(statement, of_a_rank=origin.rank is not None or origin.local_rank is not None)
 
     def _wrapped(self, line: str, text: str, number: int) -> Statement | None:
         """The statement of this line and the one before, if only both together have the words of a known error."""
@@ -219,9 +219,9 @@ class TextStatements:
         elif len(self._unread) < MOST_STATEMENTS:
             self._unread.append(text[:_LONGEST_FORM])
 
-    def _keep(self, statement: Statement) -> None:
+    def _keep(self, statement: Statement, *, of_a_rank: bool = False) -> None:
         self._named.add((statement.about.gpu_index, statement.about.bus_id))
-        reported = _reported(statement, self._file)
+        reported = _reported(statement, self._file, of_a_rank=of_a_rank)
         named = reported.names_a_gpu or reported.device is not None or reported.label is not None
         named = named or missing_gpus(reported.text) is not None
         about_node = _GRAVE if reported.loudness == "warning" else OF_A_NODE
@@ -267,11 +267,11 @@ def worst_first(reported: Iterable[Reported]) -> tuple[Reported, ...]:
     return tuple(each for each in unique if each.loudness != "ok") or unique[:1]
 
 
-def _reported(statement: Statement, file: str) -> Reported:
+def _reported(statement: Statement, file: str, *, of_a_rank: bool = False) -> Reported:
     named, known, code = statement.about, known_error(statement.message), xid_code(statement.message)
     port = f" port {named.port}" if named.port is not None else ""
     past = statement.form == "sentence" and is_past(statement.message)
-    lacks = missing_gpus(statement.message) == "missing"
+    lacks = not of_a_rank and missing_gpus(statement.message) == "missing"  # a rank may be given fewer
     return Reported(
         # a tab is a gap here, and would be printed as an escape
         text=("told as past, and not whether it is over: " if past else "")

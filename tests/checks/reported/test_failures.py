@@ -330,6 +330,42 @@ def test_fewer_gpus_than_there_are_is_a_failure_unless_it_may_be_of_a_process(
     assert [finding.status for finding in said(f"{CLEAN}\n{text}\n")] == statuses
 
 
+@pytest.mark.parametrize(
+    ("text", "statuses"),
+    [
+        *(
+            (text, [Status.FAIL])
+            for text in (
+                "Expected 8 GPUs, found 7",
+                "GPU count: 7 (expected 8)",
+                "GPUs: expected=8 found=7",
+                "8 GPUs expected, 7 found",
+                "number of GPUs 7 does not match expected 8",
+                "n1: gres/gpu count reported lower than configured (7 < 8)",
+            )
+        ),
+        # of what a process is given
+        ("the container has 4 GPUs, expected 8", [Status.UNKNOWN]),
+        ("ValueError: expected 8 GPUs, but found 7", [Status.UNKNOWN]),
+        ("[rank0]: expected 8 GPUs, found 7", [Status.WARN]),
+        # no fewer, and no counts of GPUs
+        *(
+            (text, [])
+            for text in (
+                "expected 8 GPUs, found 8",
+                "Expected 7 GPUs, found 8",
+                "if 8 GPUs are expected and 7 found, reboot",
+                "GPUs reached 400 GB/s, expected 450",
+                "temperature of GPUs: 40, expected 85",
+                "expected GPU clock 1980, found 1410",
+            )
+        ),
+    ],
+)
+def test_fewer_gpus_than_expected_are_a_failure_unless_a_process_says_so(text: str, statuses: list[Status]) -> None:
+    assert [finding.status for finding in said(f"{CLEAN}\n{text}\n")] == statuses
+
+
 def test_a_value_that_a_person_calls_unreadable_is_unknown() -> None:
     (finding,) = said("On our node the power of the GPU reads ERR!.\n")
     assert (finding.status, "reads ERR!" in (finding.reason or "")) == (Status.UNKNOWN, True)
