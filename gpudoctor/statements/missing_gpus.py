@@ -209,14 +209,11 @@ def _fewer_than_expected(text: str) -> bool:
         if between.strip() == "<":  # "lower than configured (7 < 8)"
             return _EXPECTED.search(sentence) is not None and int(first[1]) < int(second[1])
         named = _EXPECTED.search(between)
-        if _EXPECTED.search(sentence[: first.start(1)]):
-            expected, found = first, second
-        elif named and not _BETWEEN_COUNTS.search(between[: named.start()]):
-            expected, found = first, second
-        elif named or _EXPECTED.search(sentence[second.end() :]):
-            expected, found = second, first
-        else:
+        leads = _EXPECTED.search(sentence[: first.start(1)]) is not None
+        leads = leads or (named is not None and not _BETWEEN_COUNTS.search(between[: named.start()]))
+        if not (leads or named or _EXPECTED.search(sentence[second.end() :])):
             continue
+        expected, found = counts if leads else (second, first)
         if int(found[1]) < int(expected[1]):
             return True
     return False
