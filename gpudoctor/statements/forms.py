@@ -43,8 +43,8 @@ _TEXTS: tuple[_Row, ...] = (
     ("death", "fatal",
      r"(?P<message>terminate called\b.*|\s{0,8}what\(\):.*|pure virtual method called.*|(?:Segmentation fault|Bus error|Aborted|Illegal instruction|Floating point exception|Killed|Trace/breakpoint trap)(?: \(core dumped\))?\W*"
      r"|Fatal Python error: .*|(?:free|malloc|realloc|munmap_chunk)\(\): .*|double free or corruption.*|corrupted (?:size|double-linked).*|\*\*\* (?:stack smashing|SIG\w+).*|thread '[^']{1,80}' panicked at .*|panic: .*)"),
-    ("death", "fatal", r".{0,400}?(?P<message>\b(?:Assertion|assertion|Check|CHECK) ?(?:`|'|\"|\().{1,400}?(?:failed|`|')\.?.*|\bAssertion failed\b.*|\bCheck failed: .*|\bcore dumped\b.*)"),
-    ("level", "error", r"(?:time=\S{1,60} )?level=\"?(?:error|fatal|panic|critical)\"? (?:.{0,200}?\bmsg=)?(?P<message>.*)"),
+    ("death", "fatal", r".{0,400}?(?P<message>\b(?:Assertion|assertion|Check|CHECK) ?(?:`|'|\"|\().{1,400}?(?:failed|`|')\.?.*|\bAssertion failed\b.*|\bASSERT(?:ION)? (?:in expression|failed|FAILED)\b.*|\bCheck failed: .*|\bcore dumped\b.*)"),
+    ("level", "error", r"(?:(?P<program>[A-Za-z][\w./-]{1,60}) )?(?:(?:time=)?\"?\d\S{1,60} |time=\S{1,60} )?level=\"?(?:error|fatal|panic|critical)\"? (?:.{0,200}?\bmsg=)?(?P<message>.*)"),
     ("level", "fatal", r"\W{0,4}(?:FATAL|Fatal|fatal|CRITICAL|PANIC|EMERG)(?:\]| ?:| error:| -|\)| \[|$) ?(?P<message>.*)"),
     ("level", "error", rf"\W{{0,4}}(?:\[?(?:{_LEVELS}|Error|error|ERROR!|Failure)\b[\]:!|)]{{1,3}}|(?:{_LEVELS}) (?:[-|] |(?=\[|\d\d|\S+\.\w+:\d+|[\w.-]{{1,60}}: ))) ?(?P<message>.*)"),
     ("level", "error", rf".{{0,160}}?(?:(?:[ \[(|<]|(?<!\w):|:(?=[A-Z]+:? ))(?:{_LEVELS})(?:[\]):|>]| -| \[| \|)|- (?:{_LEVELS}) - ) ?(?P<message>.*)"),
@@ -78,7 +78,7 @@ _INDEX = r"(?<![<>!]= )(?<![gnhx]pu )(?<!task |rank |node |card |link |port |hos
 _NONE = lazy_pattern(
     r"(?-i:(?<![\w:])(?:INFO|DEBUG|TRACE|NOTICE)(?:[\]:|)]|\b(?![:=]))|\bInfo:|\[I\])|level=\"?(?:info|debug|trace)|\b(?:retry|retrying|retries|ignor(?:ed|ing)|expected failure|xfail\w*)\b|\bwill (?:be )?(?:retried|ignored|continue)"
     rf"|\b(?:no|{_INDEX}0|zero|without|any|non) "
-    r"(?:\w+ ){0,2}(?:errors?|exceptions?|failures?|failed|faults?)\b|\b(?:errors?|failures?|failed|exceptions?)\b(?: \w+){0,2}\s?[:=]\s?(?:0|none|null|false|\[\])\b"
+    r"(?:\w+ ){0,2}(?:errors?|exceptions?|failures?|failed|faults?)\b|\b(?:errors?|failures?|failed|exceptions?|unhealthy)\b(?: \w+){0,2}\s?[:=]\s?(?:0|none|null|false|\[\])\b"
     r"|\berror(?: rate)?\s?[:=]?\s?-?\d+\.\d|\b(?:mean|absolute|squared|relative|validation|train|test|reconstruction|rounding|numerical|max|avg|val)\w*[_ ](?:\w+[_ ])?error\b"
     r"|^\s*(?:except|raise|def|class|if|return|import|from|elif|assert|try|with|#|//)\b|^(?:wandb|Message|Arguments): |^\s*#\s|\berror[_-](?:\w+)\s?[=:]|--\w*(?:error|fail)\w*|\b(?:on|if|when|in case of|continue_on|stop_on|skip)[_ -](?:an? )?(?:error|failure|fail)s?\b",
     re.IGNORECASE,
@@ -89,6 +89,10 @@ _FREE = r"free(?=\W*$| ?[.,;:!?)|]| (?:since|for|after|on|in|at|from|over|during
 _NO_FAILURE = lazy_pattern(
     r"(?i)\b(?:(?:errors?|failures?|failed|faults?)(?: counts?| total)? 0\b(?![.:%-]|,? ?(?:and |to )?\d)|failed (?:\w+ ){1,3}0 times\b"
     rf"|errors? (?:{_FREE}|not found|log (?:is )?empty|counters? (?:reset|cleared)|containment (?:is )?(?:on|enabled|supported))\b)"
+)
+# who gives GPUs out no longer gives this one, at whatever level it says so
+TAKEN_OUT = lazy_pattern(
+    r"(?i)\b(?:mark(?:ed|ing|s) (?:\S+ ){0,6}?(?:as )?|(?:is|was|been|are) set to )unhealthy\b(?!\W{1,3}(?:0|no|none|false)\b)"
 )
 _WARNS = lazy_pattern(
     r"(?i)(?:^|[\s\[(|:])(?:warn(?:ing)?s?)\b[\]:|)]?|\w+Warning: |level=\"?warn|\binfoROM is corrupted at gpu\b"
@@ -181,7 +185,8 @@ def _behind_but(sentence: str) -> str:
 
 def _tells_of_none(text: str, level: str | None) -> bool:
     """Whether the line has no words of bad news, is of a quiet level, or says that nothing is wrong."""
-    if level in _QUIET_LEVELS or _MAY_BE.search(text) is None or _NONE.search(text):
+    quiet = level in _QUIET_LEVELS and not ("nhealthy" in text and TAKEN_OUT.search(text))
+    if quiet or _MAY_BE.search(text) is None or _NONE.search(text):
         return True
     rest = _NO_FAILURE.sub("", text)
     return rest != text and form_of(rest, level) is None

@@ -352,7 +352,7 @@ def test_sinfo_names_the_nodes_that_get_no_jobs() -> None:
     assert said(reasons) == [("error", "n1 is down or drained: gpu is gone")]
     many = "PARTITION AVAIL  TIMELIMIT  NODES  STATE NODELIST\ngpu*  up  infinite  4  idle n[1-4]"
     assert said(many) == []
-    assert said(f"{many}\ngpu*  up  infinite  2  down n[5-6]") == [("unread", "n[5-6] is down: no reason given")]
+    assert said(f"{many}\ngpu*  up  infinite  2  down n[5-6]") == [("error", "n[5-6] is down: no reason given")]
     assert said(f"{many}\ngpu*  up  infinite  2  drain n[5-6]") == [("warning", "n[5-6] is drain: no reason given")]
 
 

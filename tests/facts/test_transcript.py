@@ -451,7 +451,6 @@ def test_of_a_long_journal_the_last_lines_are_kept(monkeypatch: pytest.MonkeyPat
 
 
 NOTHING_OF_A_NODE = (
-    "nvbandwidth",
     "lspci -t",
     "AMD's tool",
     "tegrastats",
@@ -528,16 +527,34 @@ def test_a_tab_in_a_statement_is_shown_as_a_blank() -> None:
     assert "found     LnkSta: Speed 16GT/s, Width x4 (downgraded)\n" in text
 
 
-def test_the_checksum_of_a_benchmark_passes_nothing() -> None:
-    with pytest.raises(NotUnderstoodError, match="nothing in it is understood"):
-        read(transcripts.NOT_JUDGED["nccl-tests"])
-
-
-@pytest.mark.parametrize("name", ["bandwidthTest", "p2pBandwidthLatencyTest"])
+@pytest.mark.parametrize("name", ["bandwidthTest", "p2pBandwidthLatencyTest", "nccl-tests", "nvbandwidth"])
 def test_figures_alone_are_no_pass(name: str) -> None:
     report = judge(read(transcripts.NOT_JUDGED[name]))
     assert (report.verdict, report.exit_code) == ("unknown", 3)
     assert report.run.notes[0].startswith(f"standard input: {name}: ")
+
+
+def test_wrong_values_of_a_benchmark_fail() -> None:
+    nccl = (
+        transcripts.NOT_JUDGED["nccl-tests"].replace("216.50      0", "216.50     12").replace(": 0 OK", ": 12 FAILED")
+    )
+    copies = transcripts.NOT_JUDGED["nvbandwidth"].replace(
+        "memcpy CE", " Invalid value when checking the pattern at 0x7\nm"
+    )
+    for text, words in ((nccl, "12 wrong values at a size of 67108864 bytes"), (copies, "Invalid value when checking")):
+        report = judge(read(text))
+        assert (report.verdict, words in report.reason) == ("fail", True)
+
+
+@pytest.mark.parametrize(
+    ("without", "verdict"), [("14.95", "pass"), ("1.90", "warn"), ("2.32", "pass"), ("2.30", "unknown")]
+)
+def test_peer_to_peer_is_judged_by_each_pair_with_it_and_without(without: str, verdict: str) -> None:
+    matrix = "P2P={}abled Latency{} Matrix (us)\n   GPU     0      1\n     0   2.61  {}\n     1   {}   2.10\n"
+    off = matrix.format("Dis", "", without, "14.95" if without > "2" else without)
+    text = off + matrix.format("En", " (P2P Writes)", "2.31", "2.26")
+    numbered = "".join(f"{number:3} {line}\n" for number, line in enumerate(text.splitlines(), 1))
+    assert judge(read(text)).verdict == judge(read(numbered)).verdict == verdict
 
 
 @pytest.mark.wide(every=4)

@@ -26,7 +26,7 @@ _NUMBERS = lazy_pattern(r"\d+")
 # whose word about a failed start, a missing device or a failed service is about the node
 _NODE_WORDS = (
     r"nvidia[\w.-]*|nv-\w+|NVRM|dcgm\w*|nhc|slurm(?:d|ctld|stepd)|kubelet|fabric ?manager|opensm|ib\w+|mlx\w+"
-    r"|scontrol|sinfo|kubectl|modprobe|insmod|dkms|kernel|gpu[-_]burn"
+    r"|scontrol|sinfo|kubectl|modprobe|insmod|dkms|kernel|gpu[-_]burn|nvbandwidth|nccl-tests"
 )
 _OF_THE_NODE = lazy_pattern(_NODE_WORDS, re.IGNORECASE)
 _BEGINS_WITH_NODE = lazy_pattern(rf"\W*(?:\w+\W+){{0,2}}?(?:{_NODE_WORDS})\b[^:]{{0,40}}:", re.IGNORECASE)
@@ -141,6 +141,8 @@ def _is_of_node(reported: Reported) -> bool:
     if reported.xid is not None:
         return xid(reported.xid).bucket in ("hardware", "reset")
     if reported.effect == "hardware" or reported.label in _SETUP_OF_NODE[1:]:
+        return True
+    if forms.TAKEN_OUT.search(reported.text):
         return True
     if reported.loudness == "warning":
         return False

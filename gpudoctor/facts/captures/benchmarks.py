@@ -1,4 +1,4 @@
-"""Benchmarks whose verdict is in their figures: gpu-burn, p2pBandwidthLatencyTest, bandwidthTest.
+"""Benchmarks whose verdict is in their figures: gpu-burn, nccl-tests, nvbandwidth, and two of the CUDA samples.
 
 The figures are compared with each other or with zero only; what a node should reach, gpudoctor measures itself.
 """
@@ -21,14 +21,33 @@ _BURN_PROGRESS = re.compile(r"(\d{1,3})\.\d%\s+proc'd: ([^e]{1,20000})errors: ?(
 _BURN_ERRORS = re.compile(r"(-?\d{1,20})\s*(\(DIED!\))?")
 _BURN_ENDED = re.compile(r"Couldn't init a GPU test|No clients are alive")
 _P2P_MATRIX = re.compile(
-    r"(?:(?P<way>Uni|Bi)directional P2P=(?P<on>En|Dis)abled Bandwidth|P2P Connectivity Matrix).*\n\s+(?:D\\D|GPU)\s.*\n"
-    r"(?P<rows>(?:[ \t]{1,12}\d{1,4}(?:[ \t]+(?:N/A|\d{1,9}(?:\.\d{1,6})?)){1,1024}[ \t]*\n)+)"
+    r"(?:(?P<way>Uni|Bi)directional P2P=(?P<on>En|Dis)abled Bandwidth|P2P=(?P<latency>En|Dis)abled Latency"
+    r"|P2P Connectivity Matrix).*\n"
+    r"\s+(?:D\\D|GPU)\s.*\n(?P<rows>(?:[ \t]{1,12}\d{1,4}(?:[ \t]+(?:N/A|\d{1,9}(?:\.\d{1,6})?)){1,1024}[ \t]*\n)+)"
 )
+_P2P_KINDS = {
+    "Uni": ("unidirectional copies", "GB/s"),
+    "Bi": ("bidirectional copies", "GB/s"),
+    "latency": ("latency", "us"),
+}
+_ALIKE = 2.0  # the best pair and the worst of GPUs that are joined alike differ by less
+_EDITORS_NUMBER = re.compile(r"^[ \t]{0,8}\d{1,4}(?: |$)", re.MULTILINE)
 # those of pageable memory do not reach a link's rate
 _COPIES = re.compile(
     r"(?P<way>Host to Device|Device to Host) Bandwidth, .*\n PINNED Memory .*\n\s+Transfer Size \(Bytes\)\s+"
     r"Bandwidth\((?P<unit>[MG])B/s\)\n(?P<rows>(?:[ \t]+\d{3,12}[ \t]+\d{1,7}(?:\.\d{1,3})?[ \t]*\n)+)"
 )
+# size, count, type, redop, root; then time, algbw, busbw and #wrong, out of place and in place
+_NCCL_ROW = re.compile(
+    r"\s*(?P<size>\d{1,15})\s+\d{1,15}\s+\w{2,12}\s+\w{2,12}\s+-?\d{1,4}\s+[\d.]{1,12}\s+[\d.]{1,12}\s+(?P<busbw>[\d.]{1,12})"
+    r"\s+(?P<wrong>\d{1,12}|N/A)(?:\s+[\d.]{1,12}\s+[\d.]{1,12}\s+(?P<other_busbw>[\d.]{1,12})\s+(?P<other_wrong>\d{1,12}|N/A))?\s*$"
+)
+_NCCL_HEAD = re.compile(
+    r"#\s*(?:$|Using devices|Rank\s+\d|Avg bus bandwidth|Out of bounds values|Collective test|size\s|\(B\)|out-of)"
+)
+_NCCL_WRONG = re.compile(r"#\s*Out of bounds values\s*:\s*(\d{1,12})\s+FAILED")
+_WRONG_COPY = re.compile(r"\s*(?:Invalid value when checking|ASSERT in expression)")
+_COPY_FIGURES = re.compile(r"SUM (\S{1,80}) +([\d.]{1,12})\s*$")
 _SLOW_COPY_GB_S = 5  # PCIe 3.0 x8 carries 6
 _LARGE_COPY_BYTES = 16_000_000  # smaller ones do not reach it either
 
@@ -66,6 +85,48 @@ def _burn_troubles(progress: list[re.Match[str]]) -> Iterator[str]:
 
 
 @text_reader(
+    "nccl-tests",
+    r"#\s*nThread \d|#\s+nccl-tests version|#\s+size\s+count\s+type\b",
+    lambda line: _NCCL_HEAD.match(line) or _NCCL_ROW.match(line),
+)
+def read_nccl_tests(block: Block) -> Part:
+    """Sums that came out wrong; the bandwidth is only noted, as no text tells what these links should reach."""
+    rows = [row for line in block.lines if (row := _NCCL_ROW.match(line))]
+    counts = {row["size"]: max(_count(row["wrong"]), _count(row["other_wrong"])) for row in rows}
+    bad = [f"{count} wrong values at a size of {size} bytes" for size, count in counts.items() if count]
+    if not bad:
+        bad = [f"{found[1]} values out of bounds" for line in block.lines if (found := _NCCL_WRONG.match(line))]
+    if bad:
+        return Part(reported=tuple(from_tool("nccl-tests", text) for text in bad[:3]))
+    if not rows:
+        return Part()
+    best = max(float(row[way] or 0) for row in rows for way in ("busbw", "other_busbw"))
+    text = (
+        f"nccl-tests: no wrong value in {len(rows)} sizes; at most {best:g} GB/s busbw, which only a measurement judges"
+    )
+    return Part(notes=(f"{text} (gpudoctor check collective)",))
+
+
+def _count(cell: str | None) -> int:
+    return int(cell) if cell and cell.isdigit() else 0
+
+
+@text_reader(
+    "nvbandwidth",
+    r"nvbandwidth Version:|Running (?:host|device|all|one)_to_\w+\.|memcpy (?:CE|SM) .{1,60} bandwidth \(GB/s\)",
+    r"Built from|CUDA (?:Runtime|Driver) Version:|Driver Version:|NOTE: |Device \d{1,3}: "
+    rf"|\s{{1,12}}\d{{1,3}}(?:\s+\d{{1,3}})*\s*$|\s{{0,12}}\d{{1,3}}{_CELLS}|SUM "
+    rf"|{_WRONG_COPY.pattern}| Current offset : ",
+)
+def read_nvbandwidth(block: Block) -> Part:
+    """Copies that arrived with other values; the rates are only noted."""
+    if bad := [line.strip() for line in block.lines if _WRONG_COPY.match(line)]:
+        return Part(reported=tuple(from_tool("nvbandwidth", text) for text in dict.fromkeys(bad)))
+    sums = ", ".join(f"{found[1]} {found[2]} GB/s" for line in block.lines if (found := _COPY_FIGURES.match(line)))
+    return Part(notes=(f"nvbandwidth: {sums}, which only a measurement judges (gpudoctor check link)",) if sums else ())
+
+
+@text_reader(
     "p2pBandwidthLatencyTest",
     # with an editor's line number
     r"(?:[ \t]{0,8}\d{1,4} )?(?:\[P2P \(Peer-to-Peer\) GPU Bandwidth Latency Test\]|P2P Connectivity Matrix"
@@ -75,20 +136,51 @@ def _burn_troubles(progress: list[re.Match[str]]) -> Iterator[str]:
 )
 def read_p2p(block: Block) -> Part:
     """Copies from GPU to GPU that are no faster with peer to peer than without, if the GPUs can reach each other."""
-    rates: dict[tuple[str, str], list[float]] = {}
-    for matrix in _P2P_MATRIX.finditer(block.text):
-        for row, *cells in map(str.split, matrix["rows"].splitlines()):
-            others = (cell for column, cell in enumerate(cells) if column != int(row) and cell != "N/A")
-            rates.setdefault((matrix["way"] or "access", matrix["on"] or ""), []).extend(map(float, others))
-    if not any(rates.get(("access", ""), [1.0])):
+    # of each kind of matrix, with peer to peer and without: the value of each pair
+    figures: dict[str, dict[str, dict[tuple[int, int], float]]] = {}
+    reach: list[float] = []
+    text = block.text
+    if block.lines and _EDITORS_NUMBER.match(block.lines[0]):
+        text = _EDITORS_NUMBER.sub("", text)
+    for matrix in _P2P_MATRIX.finditer(text):
+        cells = _pairs(matrix["rows"])
+        kind = "latency" if matrix["latency"] else matrix["way"]
+        if kind is None:
+            reach += cells.values()
+        else:
+            figures.setdefault(kind, {}).setdefault(matrix["on"] or matrix["latency"], {}).update(cells)
+    if reach and not any(reach):
         return Part(notes=("p2pBandwidthLatencyTest: these GPUs have no peer to peer",))
-    slow = []
-    for way in ("Uni", "Bi"):
-        on, off = sorted(rates.get((way, "En"), [])), sorted(rates.get((way, "Dis"), []))
-        if on and off and on[len(on) // 2] <= off[len(off) // 2]:
-            figures = f"{on[len(on) // 2]:g} GB/s with peer to peer, {off[len(off) // 2]:g} without"
-            slow.append(from_tool("p2pBandwidthLatencyTest", f"{way.lower()}directional copies: {figures}", "warning"))
-    return Part(reported=tuple(slow), notes=() if slow else ("p2pBandwidthLatencyTest: faster with peer to peer",))
+    slow: list[Reported] = []
+    clear: list[bool] = []  # of each kind: whether every pair is faster, and none much slower than the others
+    for kind, (words, unit) in _P2P_KINDS.items():
+        on, off = figures.get(kind, {}).get("En", {}), figures.get(kind, {}).get("Dis", {})
+        if not on or on.keys() != off.keys():
+            continue
+        sign = -1 if kind == "latency" else 1
+        alike = max(on.values()) <= _ALIKE * min(on.values())
+        clear.append(alike and all(sign * (value - off[pair]) > 0 for pair, value in on.items()))
+        middle, middle_off = (sorted(values)[len(values) // 2] for values in (on.values(), off.values()))
+        if sign * (middle - middle_off) <= 0:
+            said = f"{words}: {middle:g} {unit} with peer to peer, {middle_off:g} without"
+            slow.append(from_tool("p2pBandwidthLatencyTest", said, "warning"))
+    if slow:
+        return Part(reported=tuple(slow))
+    if clear and all(clear):
+        said = "every pair of GPUs is faster with peer to peer"
+        return Part(reported=(from_tool("p2pBandwidthLatencyTest", said, "ok"),))
+    note = "faster with peer to peer, but not alike between all GPUs" if clear else "nothing to compare"
+    return Part(notes=(f"p2pBandwidthLatencyTest: {note}",))
+
+
+def _pairs(rows: str) -> dict[tuple[int, int], float]:
+    """The value of each pair of two GPUs that a matrix has."""
+    return {
+        (int(row), column): float(cell)
+        for row, *cells in map(str.split, rows.splitlines())
+        for column, cell in enumerate(cells)
+        if column != int(row) and cell != "N/A"
+    }
 
 
 def _copies(block: Block) -> Iterator[tuple[str, float]]:
@@ -122,4 +214,4 @@ def read_copies(block: Block) -> Part:
     return Part(reported=tuple(reported), notes=(f"bandwidthTest: {figures or 'no rate of a link'}",))
 
 
-BENCHMARK_READERS: tuple[TextReader, ...] = (read_burn, read_p2p, read_copies)
+BENCHMARK_READERS: tuple[TextReader, ...] = (read_burn, read_nccl_tests, read_nvbandwidth, read_p2p, read_copies)

@@ -331,6 +331,31 @@ def test_fewer_gpus_than_there_are_is_a_failure_unless_it_may_be_of_a_process(
 
 
 @pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        *(
+            (text, Status.FAIL)
+            for text in (
+                "Warning: GPU with UUID GPU-edae6d5d-6698-fb8d-2c6b-2a791224f089 is too old. Marking it unhealthy",
+                'level=warning msg="GPU 0 is set to unhealthy"',
+                "I0102 03:04:05.123456 1 server.go:12] 'nvidia.com/gpu' device marked unhealthy: "
+                "GPU-edae6d5d-6698-fb8d-2c6b-2a791224f089",
+            )
+        ),
+        ('level=warning msg="if GPU 0 is set to unhealthy, reset it"', None),
+        ("Marking GPU 1 as healthy again", None),
+        ("health check of the GPUs: devices marked unhealthy: 0", None),
+        # a program of the node, behind the name of its container
+        ('nvidia-mig-manager time="2025-10-30T07:33:20Z" level=error msg="cannot set MIG mode"', Status.FAIL),
+        ('nvidia-mig-manager time="2025-10-30T07:33:20Z" level=info msg="cannot set MIG mode"', None),
+    ],
+)
+def test_who_gives_gpus_out_and_takes_one_away_says_that_it_is_bad(text: str, status: Status | None) -> None:
+    found = [finding.status for finding in said(f"{CLEAN}\n{text}\n")]
+    assert found == ([status] if status else [])
+
+
+@pytest.mark.parametrize(
     ("text", "statuses"),
     [
         *(
@@ -399,14 +424,19 @@ def test_a_taint_says_no_more_than_the_condition_that_it_follows(taint: str, con
 @pytest.mark.parametrize(
     ("state", "status"),
     [
-        *((state, Status.UNKNOWN) for state in ("DOWN*", "IDLE*", "DOWN+NOT_RESPONDING", "UNKNOWN*", "DRAIN*")),
-        *((state, Status.UNKNOWN) for state in ("DOWN", "DOWN+DRAIN", "FAIL", "INVAL", "FAIL*", "FAIL+DRAIN")),
+        *((state, Status.FAIL) for state in ("DOWN", "DOWN*", "DOWN+NOT_RESPONDING", "DOWN+DRAIN")),
+        *((state, Status.FAIL) for state in ("FAIL", "FAIL*", "FAIL+DRAIN")),
+        *((state, Status.UNKNOWN) for state in ("IDLE*", "UNKNOWN*", "DRAIN*", "INVAL", "DOWN+POWERED_DOWN", "DOWN~")),
         *((state, Status.WARN) for state in ("IDLE+DRAIN", "DRAINING", "MIXED+DRAIN")),
     ],
 )
-def test_a_node_that_slurm_does_not_hear_from_or_calls_down_is_unknown(state: str, status: Status) -> None:
+def test_a_node_that_slurm_calls_down_fails_and_one_that_it_does_not_hear_from_is_unknown(
+    state: str, status: Status
+) -> None:
     record = f"NodeName=n1 Arch=x86_64 Gres=gpu:8\n   State={state} Weight=1\n   Reason=as told [slurm@now]\n"
     assert [finding.status for finding in said(record)] == [status]
+    planned = said(record.replace("as told", "maintenance window"))
+    assert [finding.status for finding in planned] == [Status.UNKNOWN if status is Status.FAIL else status]
 
 
 def test_slurms_reason_that_a_node_does_not_respond_is_unknown_without_its_state() -> None:

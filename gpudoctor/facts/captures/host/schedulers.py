@@ -30,6 +30,9 @@ _NOT_READY = re.compile(
     r"unreachable|\bUnknown\b|\bReady False|^(?:NotReady|not-ready|out-of-service)|^(?:network-un|NetworkUn)available"
     r"|not_respond|no_respond|\*|\b(?:unk|fail|err|inval|down(?! or drained))"
 )
+# Slurm runs no job there; behind another letter a node is off, starts or is reserved, as somebody planned
+_DOWN = re.compile(r"(?:down|fail|failing|error)\*?(?:\+(?!maint|power|reboot)[a-z_]+\*?)*")
+_PLANNED = re.compile(r"(?i)maint|upgrad|updat|plan|schedul|reboot|reserv|power|mov(?:e|ing)|test")
 _NO_ANSWER = re.compile(r"not responding", re.IGNORECASE)
 _CONDITION = re.compile(r"\s+([A-Z]\w{2,60})\s+(True|False|Unknown)\s+(.*)")
 # "KernelReady"; most others are problems: "MemoryPressure", "NetworkUnavailable", "GpuNotReady"
@@ -72,12 +75,13 @@ _CONTAINER = re.compile(r"  ([\w.-]{1,100}):\s*$")
 
 
 def _out_of_service(tool: str, node: str, state: str, reason: str) -> Reported:
-    """A node that gets no jobs: an error if the reason says that it is broken, unknown if it is not ready or silent.
+    """A node that gets no jobs: an error if it is down or its reason says so, unknown if it is not ready or silent.
 
     By whatever word a scheduler says so. Whom a person drained or cordoned may be fine: a warning.
     """
     unread = _NOT_READY.search(state) or _NO_ANSWER.search(reason)
-    loudness: Loudness = "error" if _BROKEN.search(reason) else "unread" if unread else "warning"
+    broken = _BROKEN.search(reason) or (_DOWN.fullmatch(state) and not _PLANNED.search(reason))
+    loudness: Loudness = "error" if broken else "unread" if unread else "warning"
     told = from_tool(tool, f"{node} is {state}: {reason or 'no reason given'}", loudness)
     return replace(told, gpu=about(reason).gpu_index)  # a node may be called like a GPU
 
