@@ -564,6 +564,43 @@ def test_a_dump_that_would_exhaust_its_reader_is_refused(name: str, tmp_path: Pa
     assert said(answer)[0] == "user_exception"
 
 
+@pytest.mark.parametrize(
+    ("text", "what", "words"),
+    [
+        (
+            "Exception in device=TPU:6: mesh_service.cc:294 : Failed to meet rendezvous 'loss_reduce': Socket closed (14)\n",
+            "victims_only",
+            "Socket closed (14): a connection was closed by the other end",
+        ),
+        ("the shards of it are not available\n", "unknown_error", "are not available: it looks like an error"),
+        (
+            "[rank6]:[E421 04:13:43.4 ProcessGroupGloo.cpp:143] Rank 6 successfully reached monitoredBarrier, but received "
+            "errors while waiting for send/recv from rank 0. Please check rank 0 logs for faulty rank.\n",
+            "victims_only",
+            "rank 6 only lost a connection: rank 0 ended before that",
+        ),
+        (
+            f"{_STEPS}ABORT!!! Out of all 4 trainers, the trainer process with rank=[1, 2, 3] was aborted. Please check "
+            "its log.\n",
+            "launcher_table_only",
+            "ranks 1, 2 and 3 failed; their own words are in logs that are not in this text",
+        ),
+    ],
+)
+def test_what_only_points_elsewhere_is_unknown_and_says_whereto(
+    text: str, what: str, words: str, tmp_path: Path
+) -> None:
+    answer = answer_to(text, tmp_path)
+    assert answer.cause is not None
+    assert (answer.verdict, answer.cause.what, answer.cause.rank) == ("unknown", what, None)
+    assert words in answer.cause.text
+
+
+def test_a_death_that_a_page_wrote_with_escaped_stars_is_one(tmp_path: Path) -> None:
+    line = "**\\* SIGSEGV (@0x73f160000) received by PID 2911 (TID 0x7f) from PID 1058406400; stack trace: ***\n"
+    assert said(answer_to(line, tmp_path)) == ("segfault", None)
+
+
 def test_a_signal_to_the_group_ends_it_at_once_and_leaves_no_worker(tmp_path: Path) -> None:
     log = tmp_path / "job.log"
     line = b"x" * 126 + b"\n"

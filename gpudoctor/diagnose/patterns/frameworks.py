@@ -49,7 +49,7 @@ TORCH = rows(
     ("rendezvous_timeout", "rendezvoustimeouterror| joined", r"RendezvousTimeoutError|waiting for (?:clients|workers)\. (?P<joined>\d+)/(?P<world>\d+) \w+ joined", "cause", 3, False),
     ("port_in_use", "address already in use|eaddrinuse", r"[Aa]ddress already in use|EADDRINUSE", "cause", 3, False),
     ("barrier_failed", "monitoredbarrier", r"(?P<ranks>Rank[s ]*[\d, ]+)(?:failed to pass|in) monitoredBarrier|Ranks? (?P<more>[\d, ]+) failed to pass monitoredBarrier", "cause", 3, False),
-    ("peer_lost", "monitoredbarrier", r"reached monitoredBarrier, but received errors while waiting", "victim"),
+    ("peer_lost", "monitoredbarrier", r"reached monitoredBarrier, but received errors while waiting(?: for send/recv from rank (?P<named>\d+))?", "victim"),
     ("barrier_waits", "monitoredbarrier", r"(?:Detected rank|Please check rank) (?P<named>\d+).{0,80}monitoredBarrier|monitoredBarrier", "wait"),
     # FSDP; DeepSpeed; of torch's analyser of dumps, the incidents that are no question of how far a rank had come
     ("collective_mismatch", "order differs across ranks|disagreement between rank", r"(?:Forward|Backward) order differs across ranks|disagreement between rank\d+ and rank\d+", "cause", 3, False),

@@ -9,6 +9,7 @@ from gpudoctor.diagnose.diagnosis import Confidence
 from gpudoctor.diagnose.events import Event, only
 from gpudoctor.diagnose.job import Attempt, is_work
 from gpudoctor.diagnose.rules.model import Hypothesis, at_events, host_of, named, only_rank, ranks_of, undecided
+from gpudoctor.lazy import lazy_pattern
 
 # of each signal: the word for it, and what is known
 _DEATHS = {
@@ -25,6 +26,7 @@ _FROM_OUTSIDE = (0, -15, -1, -2, 143)
 # (torch.distributed.elastic.multiprocessing, PContext.close); its table has whole seconds
 _AGENT_KILLS_AFTER_S = 29.0
 _ABORTED = -6
+_OTHER_LOG = lazy_pattern(r"(?i)\b(?:check|see|read|look (?:at|into)) (?:its|their|the) (?:own )?logs?\b")
 
 
 def deaths(attempt: Attempt) -> Iterator[Hypothesis]:
@@ -160,6 +162,8 @@ def _silent(attempt: Attempt, events: list[Event]) -> Hypothesis | None:
         text = f"{named(ranks)} exited with code {events[0].number('code')}; why is not in this text"
         return Hypothesis("launcher_table_only", text, events[:3], ranks=ranks, unknown=True)
     text = "the launcher's table has exit codes only: the errors of the ranks are not in this text"
+    if ranks and any(_OTHER_LOG.search(e.text) for e in events):
+        text = f"the launcher says that {named(ranks)} failed; their own words are in logs that are not in this text"
     if {e.number("code") for e in exits} == {2}:
         text += "; code 2 is nearly always an argument that the program does not know"
     return undecided("launcher_table_only", text, events[:3], host=host_of(exits))
@@ -168,6 +172,8 @@ def _silent(attempt: Attempt, events: list[Event]) -> Hypothesis | None:
 def _would_have_spoken(attempt: Attempt, events: list[Event], ranks: tuple[int, ...]) -> bool:
     """Whether a traceback of these ranks would be in the text: a file is theirs, or holds what ranks write."""
     job = attempt.job
+    if any(_OTHER_LOG.search(e.text) for e in events):
+        return False
     own_files = {f.local_rank for f in job.files if f.attempt == attempt.number}
     own_files |= {f.rank for f in job.files if f.rank is not None}
     if any(e.rank in own_files or (e.local_rank is not None and e.local_rank in own_files) for e in events):

@@ -20,6 +20,12 @@ _FORMS = ("exception", "program", "death", "level", "event", "errno")
 _MOST_LINES_AFTER = 40  # whatever a program goes on to say for longer, it survived
 _NEAR = 4
 _NUMBERS = re.compile(r"\d+")
+_NO_RULE = "it looks like an error, no rule knows it, and nothing after it shows that the job went on"
+# what an error tells by its class alone, if no rule knows its words
+_POINTS_ELSEWHERE = {
+    "peer": ("victims_only", "a connection was closed by the other end, whose own words are not in this text"),
+    "wait": ("timeout_undecidable", "somebody was waited for in vain; who, and why, is not in this text"),
+}
 
 
 def failed_saying(attempt: Attempt) -> Iterator[Hypothesis]:
@@ -89,8 +95,8 @@ def unknown_errors(job: Job) -> Iterator[Hypothesis]:
     """The first lines that look like an error, if no rule explains any line; not those behind the end of the job."""
     events = [e for e in lasting(job, job.of("said")) if _is_loud(e) and not ended_before(job, e)]
     if events := [e for e in events if not _introduces(e)] or events:
-        text = "this line looks like an error, no rule knows it, and nothing after it shows that the job went on"
-        yield undecided("unknown_error", text, events, host=host_of(events))
+        what, text = _POINTS_ELSEWHERE.get(events[0].what, ("unknown_error", _NO_RULE))
+        yield undecided(what, f"{_message(events[0]).rstrip('.')}: {text}", events, host=host_of(events))
 
 
 def stood_still(job: Job) -> Iterator[Hypothesis]:

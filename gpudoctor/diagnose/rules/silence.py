@@ -70,7 +70,8 @@ def only_victims(attempt: Attempt) -> Iterator[Hypothesis]:
         yield undecided("ib_completion_error", text, victims[:3], host=host_of(victims))
     elif victims:
         peer = only(peer for e in (*victims, *attempt.of("fact", what="peer")) if (peer := e.word("peer")))
-        lost = f"the peer at {peer}" if peer else "a peer"
+        rank = only(number for e in victims if (number := e.word("named")))
+        lost = f"the peer at {peer}" if peer else f"rank {rank}" if rank else "a peer"
         if any(e.what == "store_lost" for e in victims):
             lost = "the holder of the store (rank 0)"
         exits = [e for e in attempt.of("exit") if peer and e.host and f"{peer}.".startswith(f"{e.host}.")]

@@ -13,7 +13,8 @@ from gpudoctor.facts.captures.text_statements import from_tool
 from gpudoctor.facts.model.reported import Reported
 from gpudoctor.text.units import ranges
 
-_CELLS = r"(?:\s+(?:N/A|\d{1,9}(?:\.\d{1,6})?)){1,1024}\s*$"
+_RATE = r"\d{1,9}(?:\.\d{1,6})?"
+_CELLS = rf"(?:\s+(?:N/A|{_RATE})){{1,1024}}\s*$"
 _DEVICE = r"\s*Device:? ?\d{1,4}[,:] "
 
 _BURN_GPU = re.compile(r"\s*GPU (\d{1,4}): (OK|FAULTY)")
@@ -39,15 +40,19 @@ _COPIES = re.compile(
 )
 # size, count, type, redop, root; then time, algbw, busbw and #wrong, out of place and in place
 _NCCL_ROW = re.compile(
-    r"\s*(?P<size>\d{1,15})\s+\d{1,15}\s+\w{2,12}\s+\w{2,12}\s+-?\d{1,4}\s+[\d.]{1,12}\s+[\d.]{1,12}\s+(?P<busbw>[\d.]{1,12})"
-    r"\s+(?P<wrong>\d{1,12}|N/A)(?:\s+[\d.]{1,12}\s+[\d.]{1,12}\s+(?P<other_busbw>[\d.]{1,12})\s+(?P<other_wrong>\d{1,12}|N/A))?\s*$"
+    r"\s*(?P<size>\d{1,15})\s+\d{1,15}\s+\w{2,12}\s+\w{2,12}\s+-?\d{1,4}"
+    rf"\s+{_RATE}\s+{_RATE}\s+(?P<busbw>{_RATE})\s+(?P<wrong>\d{{1,12}}|N/A)"
+    rf"(?:\s+{_RATE}\s+{_RATE}\s+(?P<in_busbw>{_RATE})\s+(?P<in_wrong>\d{{1,12}}|N/A))?\s*$"
 )
 _NCCL_HEAD = re.compile(
     r"#\s*(?:$|Using devices|Rank\s+\d|Avg bus bandwidth|Out of bounds values|Collective test|size\s|\(B\)|out-of)"
 )
 _NCCL_WRONG = re.compile(r"#\s*Out of bounds values\s*:\s*(\d{1,12})\s+FAILED")
 _WRONG_COPY = re.compile(r"\s*(?:Invalid value when checking|ASSERT in expression)")
-_COPY_FIGURES = re.compile(r"SUM (\S{1,80}) +([\d.]{1,12})\s*$")
+_COPY_FIGURES = re.compile(
+    r"(?P<title>memcpy .{1,60}?) bandwidth \(GB/s\)\n.*\n"
+    rf"(?P<rows>(?:[ \t]{{0,12}}\d{{1,4}}(?:[ \t]+(?:N/A|{_RATE})){{1,1024}}[ \t]*\n)+)"
+)
 _SLOW_COPY_GB_S = 5  # PCIe 3.0 x8 carries 6
 _LARGE_COPY_BYTES = 16_000_000  # smaller ones do not reach it either
 
@@ -92,7 +97,7 @@ def _burn_troubles(progress: list[re.Match[str]]) -> Iterator[str]:
 def read_nccl_tests(block: Block) -> Part:
     """Sums that came out wrong; the bandwidth is only noted, as no text tells what these links should reach."""
     rows = [row for line in block.lines if (row := _NCCL_ROW.match(line))]
-    counts = {row["size"]: max(_count(row["wrong"]), _count(row["other_wrong"])) for row in rows}
+    counts = {row["size"]: max(_count(row["wrong"]), _count(row["in_wrong"])) for row in rows}
     bad = [f"{count} wrong values at a size of {size} bytes" for size, count in counts.items() if count]
     if not bad:
         bad = [f"{found[1]} values out of bounds" for line in block.lines if (found := _NCCL_WRONG.match(line))]
@@ -100,7 +105,7 @@ def read_nccl_tests(block: Block) -> Part:
         return Part(reported=tuple(from_tool("nccl-tests", text) for text in bad[:3]))
     if not rows:
         return Part()
-    best = max(float(row[way] or 0) for row in rows for way in ("busbw", "other_busbw"))
+    best = max(float(row[way] or 0) for row in rows for way in ("busbw", "in_busbw"))
     text = (
         f"nccl-tests: no wrong value in {len(rows)} sizes; at most {best:g} GB/s busbw, which only a measurement judges"
     )
@@ -122,8 +127,13 @@ def read_nvbandwidth(block: Block) -> Part:
     """Copies that arrived with other values; the rates are only noted."""
     if bad := [line.strip() for line in block.lines if _WRONG_COPY.match(line)]:
         return Part(reported=tuple(from_tool("nvbandwidth", text) for text in dict.fromkeys(bad)))
-    sums = ", ".join(f"{found[1]} {found[2]} GB/s" for line in block.lines if (found := _COPY_FIGURES.match(line)))
-    return Part(notes=(f"nvbandwidth: {sums}, which only a measurement judges (gpudoctor check link)",) if sums else ())
+    ranges_gb_s = []
+    for found in _COPY_FIGURES.finditer(block.text):
+        cells = (cell for row in found["rows"].splitlines() for cell in row.split()[1:] if cell != "N/A")
+        rates = sorted(map(float, cells))
+        ranges_gb_s += [f"{found['title']} {rates[0]:g} to {rates[-1]:g} GB/s"] if rates else []
+    text = f"nvbandwidth: {'; '.join(ranges_gb_s)}, which only a measurement judges (gpudoctor check link)"
+    return Part(notes=(text,) if ranges_gb_s else ())
 
 
 @text_reader(
