@@ -62,7 +62,7 @@ _TEXTS: tuple[_Row, ...] = (
     ("errno", "error", rf"(?P<message>.{{0,600}}?(?:{ERRNO}|errno ?[:=]? ?\d{{1,3}}\b).*)"),
     ("sentence", "error",
      r"(?P<message>.{0,400}?(?:(?i:\b(?:failed|failure|cannot|can't|couldn't|could not|unable to|can not|error|fatal|crash(?:ed|es)?|abort(?:ed|ing)|panic|exception|segfault(?:ed|s)?|not reachable|unreachable|unresponsive|unrecognized|not recognized"
-     r"|does not (?:work|respond|exist|support|match)|doesn't (?:work|respond|exist)|(?:not|\w{1,8}n['’]t) (?:responding|listed|visible|available|detected|found|usable|working|allocatable|loaded|running)\b(?! as (?!it\b|they\b|expected|usual|before|intended))(?! (?:in|by|on) (?:the|our|my|this|that|any) (?!\W?(?:node|host|server|machine|system|bus|box|BIOS|PCI\w*|output|list|kernel|OS|driver|cluster|VM|container|nvidia|lspci|nvidia-smi)\b))|lspci\W{1,4}but not (?:(?:in|by|with) )?\W?nvidia-smi|no longer (?:answers|responds)|is lost|lost (?:a|one|its) (?:GPU|card|link)|downgraded|fallen off|fell off|is missing|only (?P<seen>\d+) ?(?:of|/) ?(?!(?P=seen)\b)\d+|(?:is|are|nodes?) down|timed out|hangs|hung|stuck|unhealthy|degraded|mismatch|corrupt(?:ed|ion))\b)"
+     r"|does not (?:work|respond|exist|support|match)|doesn't (?:work|respond|exist)|(?:not|\w{1,8}n['’]t) (?:responding|listed|visible|available|detected|found|usable|working|allocatable|loaded|running)\b(?! as (?!it\b|they\b|expected|usual|before|intended))(?! (?:in|by|on) (?:the|our|my|this|that|any) (?!\W?(?:node|host|server|machine|system|bus|box|BIOS|PCI\w*|output|list|kernel|OS|driver|cluster|VM|container|nvidia|lspci|nvidia-smi)\b))|lspci\W{1,4}but not (?:(?:in|by|with) )?\W?nvidia-smi|no longer (?:answers|responds)|is lost|lost (?:a|one|its) (?:GPU|card|link)|downgraded|fallen off|fell off|is missing|uncorrectable (?:[\w-]{1,20} ){0,3}errors(?!.{0,80}(?:[:=|]|\t| {2,})\s*(?:0|N/A|none|no)\b)|only (?P<seen>\d+) ?(?:of|/) ?(?!(?P=seen)\b)\d+|(?:is|are|nodes?) down|timed out|hangs|hung|stuck|unhealthy|degraded|mismatch|corrupt(?:ed|ion))\b)"
      rf"|{_HAS_ERRORS}|\bERR!).*)"),
 )  # fmt: skip
 _FORMS = tuple((form, severity, lazy_pattern(text)) for form, severity, text in _TEXTS)
@@ -78,7 +78,7 @@ _INDEX = r"(?<![<>!]= )(?<![gnhx]pu )(?<!task |rank |node |card |link |port |hos
 _NONE = lazy_pattern(
     r"(?-i:(?<![\w:])(?:INFO|DEBUG|TRACE|NOTICE)(?:[\]:|)]|\b(?![:=]))|\bInfo:|\[I\])|level=\"?(?:info|debug|trace)|\b(?:retry|retrying|retries|ignor(?:ed|ing)|expected failure|xfail\w*)\b|\bwill (?:be )?(?:retried|ignored|continue)"
     rf"|\b(?:no|{_INDEX}0|zero|without|any|non) "
-    r"(?:\w+ ){0,2}(?:errors?|exceptions?|failures?|failed|faults?)\b|\b(?:errors?|failures?|failed|exceptions?|unhealthy)\b(?: \w+){0,2}\s?[:=]\s?(?:0|none|null|false|\[\])\b"
+    r"(?:\w+ ){0,2}(?:errors?|exceptions?|failures?|failed|faults?)\b|\b(?:errors?|failures?|failed|exceptions?|unhealthy)\b(?: \w+){0,2}\s?[:=]\s?(?:0(?!: ?[a-z])|none|null|false|\[\])\b"
     r"|\berror(?: rate)?\s?[:=]?\s?-?\d+\.\d|\b(?:mean|absolute|squared|relative|validation|train|test|reconstruction|rounding|numerical|max|avg|val)\w*[_ ](?:\w+[_ ])?error\b"
     r"|^\s*(?:except|raise|def|class|if|return|import|from|elif|assert|try|with|#|//)\b|^(?:wandb|Message|Arguments): |^\s*#\s|\berror[_-](?:\w+)\s?[=:]|--\w*(?:error|fail)\w*|\b(?:on|if|when|in case of|continue_on|stop_on|skip)[_ -](?:an? )?(?:error|failure|fail)s?\b",
     re.IGNORECASE,
@@ -92,7 +92,8 @@ _NO_FAILURE = lazy_pattern(
 )
 # who gives GPUs out no longer gives this one, at whatever level it says so
 TAKEN_OUT = lazy_pattern(
-    r"(?i)\b(?:mark(?:ed|ing|s) (?:\S+ ){0,6}?(?:as )?|(?:is|was|been|are) set to )unhealthy\b(?!\W{1,3}(?:0|no|none|false)\b)"
+    r"(?i)\b(?:(?:mark(?:ed|ing|s) (?:\S+ ){0,6}?(?:as )?|(?:is|was|been|are) set to )unhealthy\b(?!\W{1,3}(?:0|no|none|false)\b)"
+    r"|no healthy devices present)"
 )
 _WARNS = lazy_pattern(
     r"(?i)(?:^|[\s\[(|:])(?:warn(?:ing)?s?)\b[\]:|)]?|\w+Warning: |level=\"?warn|\binfoROM is corrupted at gpu\b"

@@ -35,6 +35,10 @@ _QUOTED_TOOL = lazy_pattern(r"\bnvidia-[\w.-]+: (?:\w+ ){0,3}(?:error|failed|fat
 # "GPU 3 does not answer", "the card at 0000:3b:00.0 is gone": the device is what the sentence is about
 _SUBJECT_FIRST = lazy_pattern(r"\W*(?:\w+ ){0,3}?\(?(?:GPUs?\b|card\b|[0-9a-fA-F:]{4,13}\.[0-7])", re.IGNORECASE)
 # errors of driver, library or system: any program of CUDA meets them
+_UNCORRECTABLE = lazy_pattern(
+    r"(?i)(?<!\bno )(?<!\d )\b(?:uncorrect(?:able|ed)|double[- ]bit) (?:(?:ECC|NVLink|memory|HBM|DRAM|SRAM) )+errors?\b"
+    r"(?!\W{0,3}(?:counts?|rate|\d))(?!.{0,80}(?:[:=|]|\t| {2,})\s*(?:0|N/A|none|no)\b)"
+)
 _SETUP_OF_NODE = ("cuda_init_failed", "cuda_system_not_ready", "cuda_driver_mismatch")
 # its folder is not there unless GPUs of several nodes share one NVLink domain
 _ABSENT_IMEX = lazy_pattern(r".*/dev/nvidia-caps-imex-channels\b.*No such file or directory")
@@ -142,7 +146,7 @@ def _is_of_node(reported: Reported) -> bool:
         return xid(reported.xid).bucket in ("hardware", "reset")
     if reported.effect == "hardware" or reported.label in _SETUP_OF_NODE[1:]:
         return True
-    if forms.TAKEN_OUT.search(reported.text):
+    if forms.TAKEN_OUT.search(reported.text) or _UNCORRECTABLE.search(reported.text):
         return True
     if reported.loudness == "warning":
         return False

@@ -344,6 +344,10 @@ def test_fewer_gpus_than_there_are_is_a_failure_unless_it_may_be_of_a_process(
         ),
         ('level=warning msg="if GPU 0 is set to unhealthy, reset it"', None),
         ("Marking GPU 1 as healthy again", None),
+        (
+            "Allocate failed due to no healthy devices present; cannot allocate unhealthy devices nvidia.com/gpu",
+            Status.FAIL,
+        ),
         ("health check of the GPUs: devices marked unhealthy: 0", None),
         # a program of the node, behind the name of its container
         ('nvidia-mig-manager time="2025-10-30T07:33:20Z" level=error msg="cannot set MIG mode"', Status.FAIL),
@@ -389,6 +393,31 @@ def test_who_gives_gpus_out_and_takes_one_away_says_that_it_is_bad(text: str, st
 )
 def test_fewer_gpus_than_expected_are_a_failure_unless_a_process_says_so(text: str, statuses: list[Status]) -> None:
     assert [finding.status for finding in said(f"{CLEAN}\n{text}\n")] == statuses
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        ("The instance has a GPU with uncorrectable ECC errors and will be retired", Status.FAIL),
+        ("the driver tore down the channels with an uncorrectable NVLink error.", Status.FAIL),
+        ("nvidia-container-cli: device error: 0: unknown device", Status.FAIL),
+        *(
+            (text, None)
+            for text in (
+                "GPU 3 has no uncorrectable ECC errors",
+                "Uncorrectable ECC errors: 0 on GPU 1",
+                "uncorrectable ECC errors on GPU 1: 0",
+                "| GPU 1 | uncorrectable ECC errors |  0 |",
+                "if you see uncorrectable ECC errors, reset the GPU",
+                "errors: 0, GPU 3",
+            )
+        ),
+    ],
+)
+def test_an_uncorrectable_error_fails_in_any_sentence_and_a_count_of_none_does_not(
+    text: str, status: Status | None
+) -> None:
+    assert [finding.status for finding in said(f"{CLEAN}\n{text}\n")] == ([status] if status else [])
 
 
 def test_a_value_that_a_person_calls_unreadable_is_unknown() -> None:
