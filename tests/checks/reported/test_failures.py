@@ -345,7 +345,8 @@ def test_fewer_gpus_than_there_are_is_a_failure_unless_it_may_be_of_a_process(
         ('level=warning msg="if GPU 0 is set to unhealthy, reset it"', None),
         ("Marking GPU 1 as healthy again", None),
         (
-            "Allocate failed due to no healthy devices present; cannot allocate unhealthy devices nvidia.com/gpu",
+            "  Warning  UnexpectedAdmissionError  2m  kubelet  Allocate failed due to no healthy devices present; "
+            "cannot allocate unhealthy devices nvidia.com/gpu",
             Status.FAIL,
         ),
         ("health check of the GPUs: devices marked unhealthy: 0", None),
