@@ -78,7 +78,7 @@ _INDEX = r"(?<![<>!]= )(?<![gnhx]pu )(?<!task |rank |node |card |link |port |hos
 _NONE = lazy_pattern(
     r"(?-i:(?<![\w:])(?:INFO|DEBUG|TRACE|NOTICE)(?:[\]:|)]|\b(?![:=]))|\bInfo:|\[I\])|level=\"?(?:info|debug|trace)|\b(?:retry|retrying|retries|ignor(?:ed|ing)|expected failure|xfail\w*)\b|\bwill (?:be )?(?:retried|ignored|continue)"
     rf"|\b(?:no|{_INDEX}0|zero|without|any|non) "
-    r"(?:\w+ ){0,2}(?:errors?|exceptions?|failures?|failed|faults?)\b|\b(?:errors?|failures?|failed|exceptions?|unhealthy)\b(?: \w+){0,2}\s?[:=]\s?(?:0(?!: ?[a-z])|none|null|false|\[\])\b"
+    r"(?:\w+ ){0,2}(?:errors?|exceptions?|failures?|failed|faults?)\b|\b(?:errors?|failures?|failed|exceptions?)\b(?: \w+){0,2}\s?[:=]\s?(?:0(?!: ?[a-z])|none|null|false|\[\])\b"
     r"|\berror(?: rate)?\s?[:=]?\s?-?\d+\.\d|\b(?:mean|absolute|squared|relative|validation|train|test|reconstruction|rounding|numerical|max|avg|val)\w*[_ ](?:\w+[_ ])?error\b"
     r"|^\s*(?:except|raise|def|class|if|return|import|from|elif|assert|try|with|#|//)\b|^(?:wandb|Message|Arguments): |^\s*#\s|\berror[_-](?:\w+)\s?[=:]|--\w*(?:error|fail)\w*|\b(?:on|if|when|in case of|continue_on|stop_on|skip)[_ -](?:an? )?(?:error|failure|fail)s?\b",
     re.IGNORECASE,
@@ -92,9 +92,9 @@ _NO_FAILURE = lazy_pattern(
 )
 # who gives GPUs out no longer gives this one, at whatever level it says so
 TAKEN_OUT = lazy_pattern(
-    r"(?i)\b(?:(?:mark(?:ed|ing|s) (?:\S+ ){0,6}?(?:as )?|(?:is|was|been|are) set to )unhealthy\b(?!\W{1,3}(?:0|no|none|false)\b)"
-    r"|no healthy devices present)"
+    r"(?i)\b(?:mark(?:ed|ing|s) (?:\S+ ){0,6}?(?:as )?|(?:is|was|been|are) set to )unhealthy\b(?!\W{1,3}(?:0|no|none|false)\b)"
 )
+_ONE_GPU = lazy_pattern(r"GPU-[0-9a-f]{8}|[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]")
 _WARNS = lazy_pattern(
     r"(?i)(?:^|[\s\[(|:])(?:warn(?:ing)?s?)\b[\]:|)]?|\w+Warning: |level=\"?warn|\binfoROM is corrupted at gpu\b"
 )
@@ -186,7 +186,8 @@ def _behind_but(sentence: str) -> str:
 
 def _tells_of_none(text: str, level: str | None) -> bool:
     """Whether the line has no words of bad news, is of a quiet level, or says that nothing is wrong."""
-    quiet = level in _QUIET_LEVELS and not ("nhealthy" in text and TAKEN_OUT.search(text))
+    taken_out = "nhealthy" in text and TAKEN_OUT.search(text) and _ONE_GPU.search(text)
+    quiet = level in _QUIET_LEVELS and not taken_out
     if quiet or _MAY_BE.search(text) is None or _NONE.search(text):
         return True
     rest = _NO_FAILURE.sub("", text)

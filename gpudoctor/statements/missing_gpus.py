@@ -98,18 +98,24 @@ _SHOWS = lazy_pattern(
 )
 _BY_A_TOOL = lazy_pattern(rf"(?i)\b{_TOOL}|\b{_SEEN}|\b(?:show|appear)(?:s|ing)?(?: up)?\b")
 # "Expected 8 GPUs, found 7", "GPU count: 7 (expected 8)": two counts of GPUs, and words that say which is which
-_EXPECTED = lazy_pattern(r"(?i)\b(?:expect(?:ed|s|ing)?|configured|required)\b")
-_FOUND_WORD = r"(?:found|got|detected|sees?|seen|visible|available|reported|present|actual(?:ly)?|shows?|lists?|has|have|only|counts?|match|mismatch)"
+_EXPECTED = lazy_pattern(r"(?i)\b(?:expect(?:ed|s|ing)?|configured)\b")
+_FOUND_WORD = r"(?:found|got|detected|sees?|seen|visible|available|reported|reports|present|actual(?:ly)?|shows?|lists?|has|have|only|counts?|match)"
 _FOUND = lazy_pattern(rf"(?i)\b{_FOUND_WORD}\b")
 _COUNTS_GPUS = lazy_pattern(
-    r"(?i)\bGPUs\b|\bGPU (?:count|number)|\b(?:count|number) of (?:nvidia )?GPU|\bgres/gpu count"
+    r"(?i)\bGPUs\b|\bGPU ?\(s\)|\bGPU (?:count|number|device)|\b(?:count|number) of (?:nvidia )?GPU|\bgres/gpu count"
 )
-# with nothing beside it that makes it a rate, a version or a temperature
+_MOST_GPUS = 32  # of one node; more are of a rack or a cluster, or no count of GPUs
 _A_COUNT = lazy_pattern(
-    rf"(?i)(?:^|\b(?:GPUs|count|number|be|least|exactly|is|are|of|expect(?:ed|s|ing)?|configured|required|{_FOUND_WORD})\W{{1,3}}|[(<,;:=] ?)"
-    r"(\d{1,4})(?=\W*$|[,;)]| ?[(<!=]|\.(?!\d)| (?:(?:nvidia|H\d00|A\d00) )?(?:GPUs?|cards?|devices?|expected|configured|required|but|and|are|were|is|does|do"
+    rf"(?i)(?:^|\b(?:GPUs|count|number|be|least|exactly|is|are|of|but|while|and|expect(?:ed|s|ing)?|configured|{_FOUND_WORD})\W{{1,3}}|[(<,;:=] ?)"
+    r"(\d{1,4})(?=\W*$|[,;)]| ?[(<!=]|\.(?!\d)| (?:(?:nvidia|H\d00|A\d00) )?(?:GPUs?|cards?|devices?|expected|configured|but|and|are|were|is|does|do"
     rf"|{_FOUND_WORD})\b)"
 )
+# with another word among them, they may count something else, or be of several nodes
+_OF_COUNTS = lazy_pattern(
+    rf"(?i)(?:\W|\d|\b(?:GPU(?:s|\(s\))?|gres/gpu|nvidia|cards?|devices?|numbers?|of|is|are|was|were|the|but|and|while|does|do|not|lower|than|less|fewer"
+    rf"|instead|expect(?:ed|s|ing)?|configured|mismatch|{_FOUND_WORD})\b)*"
+)
+_OF_THEM = lazy_pattern(r"(?i)\bof (?:the |our |all )?$")
 _BETWEEN_COUNTS = lazy_pattern(r"(?i)[,;:(<]|\b(?:but|and|not|than|instead|differs?)\b")
 _SEVERAL_NODES = lazy_pattern(r"(?i)\b(?:each|per|every|(?:nodes|hosts|servers|machines))\b")
 # what one process or container sees is no count of the node
@@ -198,25 +204,38 @@ def _fewer_than_expected(text: str) -> bool:
     >>> _fewer_than_expected("GPU count: 7 (expected 8)"), _fewer_than_expected("expected 8 GPUs, found 8")
     (True, False)
     """
+    if _SEVERAL_NODES.search(text):
+        return False
     for sentence in _SENTENCE_END.split(text):
-        counts = list(_A_COUNT.finditer(sentence))
-        if len(counts) != 2 or not _COUNTS_GPUS.search(sentence):
-            continue
-        if not _FOUND.search(sentence) or _SUPPOSED.search(sentence.replace("not match", "")):
+        if (counts := _two_counts(sentence)) is None:
             continue
         first, second = counts
         between = sentence[first.end() : second.start(1)]
         if between.strip() == "<":  # "lower than configured (7 < 8)"
-            return _EXPECTED.search(sentence) is not None and int(first[1]) < int(second[1])
+            return int(first[1]) < int(second[1])
         named = _EXPECTED.search(between)
         leads = _EXPECTED.search(sentence[: first.start(1)]) is not None
         leads = leads or (named is not None and not _BETWEEN_COUNTS.search(between[: named.start()]))
-        if not (leads or named or _EXPECTED.search(sentence[second.end() :])):
-            continue
-        expected, found = counts if leads else (second, first)
+        expected, found = (first, second) if leads else (second, first)
         if int(found[1]) < int(expected[1]):
             return True
     return False
+
+
+def _two_counts(sentence: str) -> tuple[re.Match[str], re.Match[str]] | None:
+    """The counts of a sentence that gives two counts of GPUs, an expected one and one that was found, and no more."""
+    counts = list(_A_COUNT.finditer(sentence))
+    gpus, expected = _COUNTS_GPUS.search(sentence), _EXPECTED.search(sentence)
+    if len(counts) != 2 or gpus is None or expected is None or not _FOUND.search(sentence):
+        return None
+    first, second = counts
+    begin = min(first.start(), gpus.start(), expected.start())
+    # "temperature of GPUs: ...", "mismatch: 0"
+    other = _OF_THEM.search(sentence[:begin]) or "mismatch" in sentence[first.end() :].lower()
+    too_many = max(int(first[1]), int(second[1])) > _MOST_GPUS
+    if other or too_many or _SUPPOSED.search(sentence.replace("not match", "")):
+        return None
+    return (first, second) if _OF_COUNTS.fullmatch(sentence, begin) else None
 
 
 def _counts_fewer(text: str) -> bool:

@@ -186,7 +186,7 @@ def stripped(line: str, labels: Labels = NO_LABELS) -> tuple[Origin, str]:
         line = _COLOURS.sub("", line)
     line = line.replace("\0", "")
     if "\\*" in line:  # as a page writes "***"
-        line = line.replace("\\*", "*")
+        line = line.replace("\\*\\*\\*", "***").replace("**\\*", "***")
     if line[:8] == '{"log":"' or line[:9] == '{"log": "':
         line = _docker_text(line)
     for _ in range(_MOST_PREFIXES):

@@ -569,7 +569,7 @@ def test_a_dump_that_would_exhaust_its_reader_is_refused(name: str, tmp_path: Pa
     [
         (
             "Exception in device=TPU:6: mesh_service.cc:294 : Failed to meet rendezvous 'loss_reduce': Socket closed (14)\n",
-            "victims_only",
+            "unknown_error",
             "Socket closed (14): a connection was closed by the other end",
         ),
         ("the shards of it are not available\n", "unknown_error", "are not available: it looks like an error"),

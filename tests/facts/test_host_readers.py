@@ -352,7 +352,12 @@ def test_sinfo_names_the_nodes_that_get_no_jobs() -> None:
     assert said(reasons) == [("error", "n1 is down or drained: gpu is gone")]
     many = "PARTITION AVAIL  TIMELIMIT  NODES  STATE NODELIST\ngpu*  up  infinite  4  idle n[1-4]"
     assert said(many) == []
-    assert said(f"{many}\ngpu*  up  infinite  2  down n[5-6]") == [("error", "n[5-6] is down: no reason given")]
+    # which one of them is judged is not said
+    assert said(f"{many}\ngpu*  up  infinite  2  down n[5-6]") == [("unread", "n[5-6] is down: no reason given")]
+    assert said(f"{many}\ngpu*  up  infinite  0  down") == []
+    assert said("2  down* n[5-6]\n3  fail* n[7-9]") == [
+        ("error", f"{nodes} is {state}: no reason given") for nodes, state in (("n[5-6]", "down*"), ("n[7-9]", "fail*"))
+    ]
     assert said(f"{many}\ngpu*  up  infinite  2  drain n[5-6]") == [("warning", "n[5-6] is drain: no reason given")]
 
 

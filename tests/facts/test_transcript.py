@@ -547,14 +547,41 @@ def test_wrong_values_of_a_benchmark_fail() -> None:
 
 
 @pytest.mark.parametrize(
-    ("without", "verdict"), [("14.95", "pass"), ("1.90", "warn"), ("2.32", "pass"), ("2.30", "unknown")]
+    ("without", "verdict", "words"),
+    [
+        ("14.95", "unknown", "every pair is faster with peer to peer"),
+        ("1.90", "warn", "latency: 2.31 us with peer to peer, 1.9 without"),
+        ("2.30", "unknown", "1 of 2 figures are no better with peer to peer"),
+        ("N/A", "unknown", "nothing to compare"),
+    ],
 )
-def test_peer_to_peer_is_judged_by_each_pair_with_it_and_without(without: str, verdict: str) -> None:
+def test_peer_to_peer_is_compared_by_each_pair_with_it_and_without(without: str, verdict: str, words: str) -> None:
     matrix = "P2P={}abled Latency{} Matrix (us)\n   GPU     0      1\n     0   2.61  {}\n     1   {}   2.10\n"
-    off = matrix.format("Dis", "", without, "14.95" if without > "2" else without)
+    off = matrix.format("Dis", "", without, "14.95" if without != "1.90" else without)
     text = off + matrix.format("En", " (P2P Writes)", "2.31", "2.26")
     numbered = "".join(f"{number:3} {line}\n" for number, line in enumerate(text.splitlines(), 1))
-    assert judge(read(text)).verdict == judge(read(numbered)).verdict == verdict
+    for each in (text, numbered):
+        report = judge(read(each))
+        assert report.verdict == verdict
+        assert words in f"{report.run.notes} {report.reason}"
+
+
+@pytest.mark.parametrize("name", ["nccl-tests", "nvbandwidth"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "# Rank  3 Group 0 GPU 3 fell off the bus",
+        "# size GPU 3 is lost: Xid 79",
+        "NOTE: GPU 3 has fallen off the bus",
+        "Device 3: GPU has fallen off the bus",
+        "Device 0: NVIDIA H100 80GB HBM3: Xid 79",
+        "Built from GPU 3, which is lost: Xid 79",
+    ],
+)
+def test_no_line_of_a_fault_is_taken_for_one_of_a_benchmark(name: str, line: str) -> None:
+    lines = transcripts.NOT_JUDGED[name].splitlines()
+    report = judge(read("\n".join([*lines[:3], line, *lines[3:], ""])))
+    assert report.verdict == "fail"
 
 
 @pytest.mark.wide(every=4)

@@ -146,7 +146,9 @@ def _is_of_node(reported: Reported) -> bool:
         return xid(reported.xid).bucket in ("hardware", "reset")
     if reported.effect == "hardware" or reported.label in _SETUP_OF_NODE[1:]:
         return True
-    if forms.TAKEN_OUT.search(reported.text) or _UNCORRECTABLE.search(reported.text):
+    if forms.TAKEN_OUT.search(reported.text) and reported.names_a_gpu:
+        return True
+    if _UNCORRECTABLE.search(reported.text) or "no healthy devices present" in reported.text:
         return True
     if reported.loudness == "warning":
         return False

@@ -22,9 +22,9 @@ _NEAR = 4
 _NUMBERS = re.compile(r"\d+")
 _NO_RULE = "it looks like an error, no rule knows it, and nothing after it shows that the job went on"
 # what an error tells by its class alone, if no rule knows its words
-_POINTS_ELSEWHERE = {
-    "peer": ("victims_only", "a connection was closed by the other end, whose own words are not in this text"),
-    "wait": ("timeout_undecidable", "somebody was waited for in vain; who, and why, is not in this text"),
+_BY_CLASS = {
+    "peer": "a connection was closed by the other end, whose own words are not in this text",
+    "wait": "somebody was waited for in vain; who, and why, is not in this text",
 }
 
 
@@ -95,8 +95,8 @@ def unknown_errors(job: Job) -> Iterator[Hypothesis]:
     """The first lines that look like an error, if no rule explains any line; not those behind the end of the job."""
     events = [e for e in lasting(job, job.of("said")) if _is_loud(e) and not ended_before(job, e)]
     if events := [e for e in events if not _introduces(e)] or events:
-        what, text = _POINTS_ELSEWHERE.get(events[0].what, ("unknown_error", _NO_RULE))
-        yield undecided(what, f"{_message(events[0]).rstrip('.')}: {text}", events, host=host_of(events))
+        text = f"{_message(events[0]).rstrip('.')}: {_BY_CLASS.get(events[0].what, _NO_RULE)}"
+        yield undecided("unknown_error", text, events, host=host_of(events))
 
 
 def stood_still(job: Job) -> Iterator[Hypothesis]:

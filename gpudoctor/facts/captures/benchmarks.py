@@ -15,7 +15,9 @@ from gpudoctor.text.units import ranges
 
 _RATE = r"\d{1,9}(?:\.\d{1,6})?"
 _CELLS = rf"(?:\s+(?:N/A|{_RATE})){{1,1024}}\s*$"
-_DEVICE = r"\s*Device:? ?\d{1,4}[,:] "
+# a name has no word in lower case
+_NAME = r"(?:[A-Z0-9][\w./-]{0,30}|with)(?: (?:[A-Z0-9][\w./-]{0,30}|with)){0,8}"
+_DEVICE = rf"\s*Device:? ?\d{{1,4}}[,:] {_NAME}(?:, pciBusID: .{{1,80}}| \([0-9A-Fa-f:.]{{4,20}}\))?\s*$"
 
 _BURN_GPU = re.compile(r"\s*GPU (\d{1,4}): (OK|FAULTY)")
 _BURN_PROGRESS = re.compile(r"(\d{1,3})\.\d%\s+proc'd: ([^e]{1,20000})errors: ?([^t]{0,20000})")
@@ -31,7 +33,6 @@ _P2P_KINDS = {
     "Bi": ("bidirectional copies", "GB/s"),
     "latency": ("latency", "us"),
 }
-_ALIKE = 2.0  # the best pair and the worst of GPUs that are joined alike differ by less
 _EDITORS_NUMBER = re.compile(r"^[ \t]{0,8}\d{1,4}(?: |$)", re.MULTILINE)
 # those of pageable memory do not reach a link's rate
 _COPIES = re.compile(
@@ -45,9 +46,13 @@ _NCCL_ROW = re.compile(
     rf"(?:\s+{_RATE}\s+{_RATE}\s+(?P<in_busbw>{_RATE})\s+(?P<in_wrong>\d{{1,12}}|N/A))?\s*$"
 )
 _NCCL_HEAD = re.compile(
-    r"#\s*(?:$|Using devices|Rank\s+\d|Avg bus bandwidth|Out of bounds values|Collective test|size\s|\(B\)|out-of)"
+    r"#\s*(?:Using devices|Avg bus bandwidth\s*:\s*[\d.]{1,20}|Collective test (?:starting|concluded): \w{1,40}"
+    r"|size\s+count\s+type(?:\s+(?:redop|root|time|algbw|busbw|#wrong|error))*|\(B\)\s+\(elements\)(?:\s+\((?:us|GB/s)\))*"
+    rf"|out-of-place\s+in-place|Rank\s+\d+\s+(?:Group\s+\d+\s+)?Pid\s+\d+\s+on\s+\S+\s+device\s+\d+\s+\[0x[0-9a-f]+\]\s+{_NAME})?\s*$"
 )
-_NCCL_WRONG = re.compile(r"#\s*Out of bounds values\s*:\s*(\d{1,12})\s+FAILED")
+_NCCL_WRONG = re.compile(
+    r"\s*#\s*(?P<words>Out of bounds values\s*:.{0,60}FAILED)|\s*#\s*Out of bounds values\s*:\s*0\s+OK\s*$"
+)
 _WRONG_COPY = re.compile(r"\s*(?:Invalid value when checking|ASSERT in expression)")
 _COPY_FIGURES = re.compile(
     r"(?P<title>memcpy .{1,60}?) bandwidth \(GB/s\)\n.*\n"
@@ -92,7 +97,7 @@ def _burn_troubles(progress: list[re.Match[str]]) -> Iterator[str]:
 @text_reader(
     "nccl-tests",
     r"#\s*nThread \d|#\s+nccl-tests version|#\s+size\s+count\s+type\b",
-    lambda line: _NCCL_HEAD.match(line) or _NCCL_ROW.match(line),
+    lambda line: _NCCL_HEAD.match(line) or _NCCL_ROW.match(line) or _NCCL_WRONG.match(line),
 )
 def read_nccl_tests(block: Block) -> Part:
     """Sums that came out wrong; the bandwidth is only noted, as no text tells what these links should reach."""
@@ -100,7 +105,8 @@ def read_nccl_tests(block: Block) -> Part:
     counts = {row["size"]: max(_count(row["wrong"]), _count(row["in_wrong"])) for row in rows}
     bad = [f"{count} wrong values at a size of {size} bytes" for size, count in counts.items() if count]
     if not bad:
-        bad = [f"{found[1]} values out of bounds" for line in block.lines if (found := _NCCL_WRONG.match(line))]
+        words = (found["words"] for line in block.lines if (found := _NCCL_WRONG.match(line)))
+        bad = [" ".join(each.split()) for each in words if each]
     if bad:
         return Part(reported=tuple(from_tool("nccl-tests", text) for text in bad[:3]))
     if not rows:
@@ -119,9 +125,11 @@ def _count(cell: str | None) -> int:
 @text_reader(
     "nvbandwidth",
     r"nvbandwidth Version:|Running (?:host|device|all|one)_to_\w+\.|memcpy (?:CE|SM) .{1,60} bandwidth \(GB/s\)",
-    r"Built from|CUDA (?:Runtime|Driver) Version:|Driver Version:|NOTE: |Device \d{1,3}: "
-    rf"|\s{{1,12}}\d{{1,3}}(?:\s+\d{{1,3}})*\s*$|\s{{0,12}}\d{{1,3}}{_CELLS}|SUM "
-    rf"|{_WRONG_COPY.pattern}| Current offset : ",
+    r"Built from Git version: \S{0,60}$|(?:CUDA (?:Runtime|Driver)|Driver) Version: [\d.]{1,20}\s*$"
+    rf"|NOTE: (?:This tool reports current|The reported results)|{_DEVICE}"
+    rf"|\s{{1,12}}\d{{1,3}}(?:\s+\d{{1,3}})*\s*$|\s{{0,12}}\d{{1,3}}{_CELLS}"
+    r"|SUM \S{1,80}\s+[\d.]{1,20}\s*$"
+    rf"|{_WRONG_COPY.pattern}| Current offset : \d{{1,20}}\s*$",
 )
 def read_nvbandwidth(block: Block) -> Part:
     """Copies that arrived with other values; the rates are only noted."""
@@ -162,24 +170,22 @@ def read_p2p(block: Block) -> Part:
     if reach and not any(reach):
         return Part(notes=("p2pBandwidthLatencyTest: these GPUs have no peer to peer",))
     slow: list[Reported] = []
-    clear: list[bool] = []  # of each kind: whether every pair is faster, and none much slower than the others
+    better: list[bool] = []  # of each pair, in each kind
     for kind, (words, unit) in _P2P_KINDS.items():
         on, off = figures.get(kind, {}).get("En", {}), figures.get(kind, {}).get("Dis", {})
         if not on or on.keys() != off.keys():
             continue
         sign = -1 if kind == "latency" else 1
-        alike = max(on.values()) <= _ALIKE * min(on.values())
-        clear.append(alike and all(sign * (value - off[pair]) > 0 for pair, value in on.items()))
+        better += [sign * (value - off[pair]) > 0 for pair, value in on.items()]
         middle, middle_off = (sorted(values)[len(values) // 2] for values in (on.values(), off.values()))
         if sign * (middle - middle_off) <= 0:
             said = f"{words}: {middle:g} {unit} with peer to peer, {middle_off:g} without"
             slow.append(from_tool("p2pBandwidthLatencyTest", said, "warning"))
     if slow:
         return Part(reported=tuple(slow))
-    if clear and all(clear):
-        said = "every pair of GPUs is faster with peer to peer"
-        return Part(reported=(from_tool("p2pBandwidthLatencyTest", said, "ok"),))
-    note = "faster with peer to peer, but not alike between all GPUs" if clear else "nothing to compare"
+    note = "nothing to compare" if not better else "every pair is faster with peer to peer"
+    if better and not all(better):
+        note = f"{better.count(False)} of {len(better)} figures are no better with peer to peer"
     return Part(notes=(f"p2pBandwidthLatencyTest: {note}",))
 
 

@@ -58,7 +58,9 @@ _TOLD = (
     r"(?! +(?:says|said|shows|showed|reports|reported|tells|sees|lists|gives|prints|hangs|hung|fails|failed|does|did"
     r"|is|was|has|had)\b)"
 )
-_BARE = re.compile(rf"(?!.* level=)(?P<command>(?:sudo +)?{_PROGRAMS}{_TOLD}(?: +[-|/\w.*'\"=,:$~]+){{0,40}} *)$")
+_BARE = re.compile(
+    rf"(?!.* level=\S{{1,10}} msg=)(?P<command>(?:sudo +)?{_PROGRAMS}{_TOLD}(?: +[-|/\w.*'\"=,:$~]+){{0,40}} *)$"
+)
 _FENCE = re.compile(
     r"[ \t]{0,8}(?:`{3,}|~{3,})[\w +.-]{0,40}$|[ \t]{0,8}</?(?:details|summary|pre|code|br)\b.{0,200}>$"
 )

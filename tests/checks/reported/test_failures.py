@@ -349,7 +349,9 @@ def test_fewer_gpus_than_there_are_is_a_failure_unless_it_may_be_of_a_process(
             "cannot allocate unhealthy devices nvidia.com/gpu",
             Status.FAIL,
         ),
-        ("health check of the GPUs: devices marked unhealthy: 0", None),
+        ("I0501 10:00:00.000000 1 nvidia.go:12] GPUs are marked unhealthy on these Xids: 48,79", None),
+        ("health check of the GPUs: devices marked unhealthy: 0", Status.WARN),
+        ("ERROR gpu-monitor: unhealthy devices: 0,1 (Xid 48)", Status.FAIL),
         # a program of the node, behind the name of its container
         ('nvidia-mig-manager time="2025-10-30T07:33:20Z" level=error msg="cannot set MIG mode"', Status.FAIL),
         ('nvidia-mig-manager time="2025-10-30T07:33:20Z" level=info msg="cannot set MIG mode"', None),
@@ -388,6 +390,11 @@ def test_who_gives_gpus_out_and_takes_one_away_says_that_it_is_bad(text: str, st
                 "GPUs reached 400 GB/s, expected 450",
                 "temperature of GPUs: 40, expected 85",
                 "expected GPU clock 1980, found 1410",
+                "Max temperature of GPUs: expected 30, found 25",
+                "GPUs: clocks expected 19, found 17",
+                "GPUs expected: 8, NVSwitches found: 4",
+                "32 GPUs expected in the rack, 8 found in this node",
+                "Expected 64 GPUs, found 8",
             )
         ),
     ],
@@ -456,17 +463,19 @@ def test_a_taint_says_no_more_than_the_condition_that_it_follows(taint: str, con
     [
         *((state, Status.FAIL) for state in ("DOWN", "DOWN*", "DOWN+NOT_RESPONDING", "DOWN+DRAIN")),
         *((state, Status.FAIL) for state in ("FAIL", "FAIL*", "FAIL+DRAIN")),
-        *((state, Status.UNKNOWN) for state in ("IDLE*", "UNKNOWN*", "DRAIN*", "INVAL", "DOWN+POWERED_DOWN", "DOWN~")),
+        *((state, Status.UNKNOWN) for state in ("IDLE*", "UNKNOWN*", "DRAIN*", "INVAL", "DOWN+POWERED_DOWN")),
+        *((state, Status.UNKNOWN) for state in ("DOWN~", "DOWN+PLANNED", "DOWN+RESERVED")),
         *((state, Status.WARN) for state in ("IDLE+DRAIN", "DRAINING", "MIXED+DRAIN")),
     ],
 )
 def test_a_node_that_slurm_calls_down_fails_and_one_that_it_does_not_hear_from_is_unknown(
     state: str, status: Status
 ) -> None:
-    record = f"NodeName=n1 Arch=x86_64 Gres=gpu:8\n   State={state} Weight=1\n   Reason=as told [slurm@now]\n"
-    assert [finding.status for finding in said(record)] == [status]
-    planned = said(record.replace("as told", "maintenance window"))
-    assert [finding.status for finding in planned] == [Status.UNKNOWN if status is Status.FAIL else status]
+    record = f"NodeName=n1 Arch=x86_64 Gres=gpu:8\n   State={state} Weight=1\n"
+    for reason in ("", "   Reason=Node unexpectedly rebooted [slurm@now]\n"):
+        assert [finding.status for finding in said(record + reason)] == [status]
+    by_a_person = said(f"{record}   Reason=firmware rollout [root@now]\n")
+    assert [finding.status for finding in by_a_person] == [Status.UNKNOWN if status is Status.FAIL else status]
 
 
 def test_slurms_reason_that_a_node_does_not_respond_is_unknown_without_its_state() -> None:

@@ -30,9 +30,8 @@ _NOT_READY = re.compile(
     r"unreachable|\bUnknown\b|\bReady False|^(?:NotReady|not-ready|out-of-service)|^(?:network-un|NetworkUn)available"
     r"|not_respond|no_respond|\*|\b(?:unk|fail|err|inval|down(?! or drained))"
 )
-# Slurm runs no job there; behind another letter a node is off, starts or is reserved, as somebody planned
-_DOWN = re.compile(r"(?:down|fail|failing|error)\*?(?:\+(?!maint|power|reboot)[a-z_]+\*?)*")
-_PLANNED = re.compile(r"(?i)maint|upgrad|updat|plan|schedul|reboot|reserv|power|mov(?:e|ing)|test")
+# Slurm runs no job there; with another word or letter a node is off, starts or is reserved, as somebody planned
+_DOWN = re.compile(r"(?:down|fail|failing|error)\*?(?:\+(?:drain|not_respond|no_respond)[a-z_]*\*?)*")
 _NO_ANSWER = re.compile(r"not responding", re.IGNORECASE)
 _CONDITION = re.compile(r"\s+([A-Z]\w{2,60})\s+(True|False|Unknown)\s+(.*)")
 # "KernelReady"; most others are problems: "MemoryPressure", "NetworkUnavailable", "GpuNotReady"
@@ -54,9 +53,12 @@ _STATES = (
 )
 # sinfo -o "%D %t %N" and a row of sinfo -R, pasted without their headers; the latter with Slurm's own reasons
 _WITHOUT_HEADER = re.compile(rf"\s*\d{{1,6}}\s+{_STATES}\s+[\w.-]{{1,100}}\[[\d,-]{{1,500}}\]\s*$")
-_REASON_ROW = re.compile(
+_OF_SLURM = re.compile(
     r"(?:Kill task failed|Not responding|Node unexpectedly rebooted|Low RealMemory|Prolog error|Epilog error"
-    r"|gres/gpu count)\b.{0,120}?\s[\w.-]{1,40}\s+\d{4}-\d\d-\d\dT[\d:]{8}\s+[\w.,\[\]-]{1,300}\s*$"
+    r"|gres/gpu count)\b"
+)
+_REASON_ROW = re.compile(
+    rf"{_OF_SLURM.pattern}.{{0,120}}?\s[\w.-]{{1,40}}\s+\d{{4}}-\d\d-\d\dT[\d:]{{8}}\s+[\w.,\[\]-]{{1,300}}\s*$"
 )
 _POD = re.compile(
     r"(?:[\w.-]{1,100}\s+)?(?:pod/)?(?P<pod>[\w.-]{1,253})\s+(?P<ready>\d{1,3})/(?P<containers>\d{1,3})"
@@ -74,13 +76,16 @@ _POD_WAITING = re.compile(
 _CONTAINER = re.compile(r"  ([\w.-]{1,100}):\s*$")
 
 
-def _out_of_service(tool: str, node: str, state: str, reason: str) -> Reported:
+def _out_of_service(tool: str, node: str, state: str, reason: str, *, of_many: bool = False) -> Reported:
     """A node that gets no jobs: an error if it is down or its reason says so, unknown if it is not ready or silent.
 
-    By whatever word a scheduler says so. Whom a person drained or cordoned may be fine: a warning.
+    By whatever word a scheduler says so. `of_many`: the text shows nodes in service too, and does not say which
+    one is judged. Whom a person drained or cordoned may be fine: a warning.
     """
     unread = _NOT_READY.search(state) or _NO_ANSWER.search(reason)
-    broken = _BROKEN.search(reason) or (_DOWN.fullmatch(state) and not _PLANNED.search(reason))
+    # a person who took it out, for whatever reason, has written that
+    down = not of_many and _DOWN.fullmatch(state) and (not reason or _OF_SLURM.match(reason))
+    broken = _BROKEN.search(reason) or down
     loudness: Loudness = "error" if broken else "unread" if unread else "warning"
     told = from_tool(tool, f"{node} is {state}: {reason or 'no reason given'}", loudness)
     return replace(told, gpu=about(reason).gpu_index)  # a node may be called like a GPU
@@ -124,7 +129,8 @@ def read_scontrol(block: Block) -> Part:
 def read_sinfo(block: Block) -> Part:
     """`sinfo` in its usual forms: the nodes that get no jobs, with the reason if there is one."""
     header: list[str] = []
-    away: list[Reported] = []
+    away: list[tuple[str, str, str]] = []  # nodes, state, reason
+    serving = False
     for line in block.lines:
         if _SINFO.match(line):
             header = line.split()
@@ -139,13 +145,16 @@ def read_sinfo(block: Block) -> Part:
         row = dict(zip(header, cells, strict=False))
         # sinfo -R lists no other nodes
         state = row.get("STATE", "down or drained" if header[0] == "REASON" else "").lower()
+        if row.get("NODES") == "0":
+            continue
         if header[0] == "REASON" or _AWAY.fullmatch(state):
             reason = row.get("REASON", "")
-            away.append(
-                _out_of_service("sinfo", row.get("NODELIST", "a node"), state, "" if reason == "none" else reason)
-            )
+            away.append((row.get("NODELIST", "a node"), state, "" if reason == "none" else reason))
+        else:
+            serving = serving or state.startswith(("idle", "alloc", "mix", "comp"))
     if away or header[:1] == ["REASON"]:
-        return Part(reported=tuple(away[:_MOST_NODES]))
+        reported = (_out_of_service("sinfo", *nodes, of_many=serving) for nodes in away[:_MOST_NODES])
+        return Part(reported=tuple(reported))
     return Part(notes=("sinfo: no node is out of service",))
 
 
