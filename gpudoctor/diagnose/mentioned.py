@@ -9,7 +9,7 @@ from gpudoctor.diagnose.diagnosis import Mentioned
 from gpudoctor.diagnose.events import Event
 from gpudoctor.lazy import lazy_pattern
 
-_LOCAL_RANK = lazy_pattern(r"--local[_-]rank[= ](\d{1,6})\b")
+_LOCAL_RANK = lazy_pattern(r"(?:--|\()local[_-]rank[= :]{1,2}(\d{1,6})\b")
 _PIDS = lazy_pattern(r"\(pid(?:\(s\))?:? (\d{1,10}(?:, \d{1,10})*)\)")
 _OF_A_JOB = lazy_pattern(r"\*\*\* (?:JOB|STEP) [\d.]+ ON (\w[\w.-]*)(?=\s)")  # Slurm's: the first host of the job
 

@@ -596,6 +596,23 @@ def test_what_only_points_elsewhere_is_unknown_and_says_whereto(
     assert words in answer.cause.text
 
 
+def test_who_says_that_other_ranks_failed_is_not_blamed_for_it(tmp_path: Path) -> None:
+    text = (
+        'Traceback (most recent call last):\n  File "/w/model_runner.py", line 417, in load_model\n    raise ValueError(\n'
+        "ValueError: rank 1 has its shards, but there are other ranks that hold none of them\n"
+    )
+    answer = answer_to("".join(f"[rank1]: {line}\n" for line in text.splitlines()), tmp_path)
+    assert answer.cause is not None
+    assert (answer.cause.what, answer.cause.rank) == ("failed_saying", None)
+
+
+def test_of_a_traceback_that_is_cut_the_words_are_told_and_not_its_last_frame(tmp_path: Path) -> None:
+    frame = '  File "/p/ray/worker.py", line 937, in get_objects\n'
+    answer = answer_to(f"{frame}ray.exceptions.RayTaskError(OutOfMemoryError): ray::W.f() (pid=9)\n{frame}", tmp_path)
+    assert answer.cause is not None
+    assert answer.cause.text.startswith("ray.exceptions.RayTaskError(OutOfMemoryError)")
+
+
 def test_a_death_that_a_page_wrote_with_escaped_stars_is_one(tmp_path: Path) -> None:
     line = "**\\* SIGSEGV (@0x73f160000) received by PID 2911 (TID 0x7f) from PID 1058406400; stack trace: ***\n"
     assert said(answer_to(line, tmp_path)) == ("segfault", None)

@@ -94,6 +94,7 @@ def with_reason(attempt: Attempt, found: Hypothesis) -> Hypothesis:
 def unknown_errors(job: Job) -> Iterator[Hypothesis]:
     """The first lines that look like an error, if no rule explains any line; not those behind the end of the job."""
     events = [e for e in lasting(job, job.of("said")) if _is_loud(e) and not ended_before(job, e)]
+    events = [e for e in events if e.word("message")] or events  # a frame of a traceback that is cut off has none
     if events := [e for e in events if not _introduces(e)] or events:
         text = f"{_message(events[0]).rstrip('.')}: {_BY_CLASS.get(events[0].what, _NO_RULE)}"
         yield undecided("unknown_error", text, events, host=host_of(events))

@@ -64,7 +64,7 @@ _LARGE_COPY_BYTES = 16_000_000  # smaller ones do not reach it either
 
 @text_reader(
     "gpu-burn",
-    r"Tested \d{1,4} GPUs:|GPU Burn$|\d{1,3}\.\d%\s+proc'd: |Couldn't init a GPU test|No clients are alive",
+    r"Tested \d{1,4} GPUs:|GPU Burn$|\W{0,4}\d{1,3}\.\d%\s+proc'd: |Couldn't init a GPU test|No clients are alive",
     r"\s*GPU \d{1,4}: (?:OK|FAULTY)|Burning for |Killing processes|Initialized device ",
 )
 def read_burn(block: Block) -> Part:

@@ -404,6 +404,30 @@ def test_fewer_gpus_than_expected_are_a_failure_unless_a_process_says_so(text: s
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "while training GPU 3 fell off the bus",
+        "> while training GPU 3 fell off the bus",
+        "head node gpu-1 is down: GPU 3 is lost",
+        "for 3 days GPU 2 is missing",
+        "python crashed on GPU 3 with Xid 79",
+        "nvidia-driver-daemonset-x pod reports that GPU 3 fell off the bus",
+    ],
+)
+def test_a_sentence_that_begins_like_a_command_is_one(text: str) -> None:
+    (finding,) = said(f"{CLEAN}\n{text}\n")
+    assert finding.status is Status.FAIL
+
+
+@pytest.mark.parametrize("text", ["Node gpu-1-9 down", "our server gpu17 is unreachable since noon, all GPUs"])
+def test_a_node_that_is_said_to_be_down_fails_and_another_thing_does_not(text: str) -> None:
+    (finding,) = said(f"{CLEAN}\n{text}\n")
+    assert finding.status is Status.FAIL
+    for other in ("if node gpu-1-9 is down, call me", "the license server 2 is reachable", "node gpu-1-9 is up"):
+        assert said(f"{CLEAN}\n{other}\n") == []
+
+
+@pytest.mark.parametrize(
     ("text", "status"),
     [
         ("The instance has a GPU with uncorrectable ECC errors and will be retired", Status.FAIL),
