@@ -55,8 +55,8 @@ _ELSEWHERE = re.compile(
 )
 # "dmesg shows Xid 79", "while training GPU 3 fell off the bus": somebody tells of it
 _TOLD = (
-    r"(?!(?: +[^|&;<>]*?)? (?:says|said|shows|showed|reports|reported|tells|sees|lists|gives|prints|hangs|hung|fails|does"
-    r"|did|is|was|are|were|has|had|have|will|cannot|crashe[ds]|died|dies|fell|lost|it|we|I|my|our)\b)"
+    r"(?!(?: +[^|&;<>]*?)? (?:says|said|shows|showed|reports|reported|tells|sees|lists|gives|prints|hangs|hung|fails"
+    r"|does|did|is|was|are|were|has|had|have|will|cannot|crashe[ds]|died|dies|fell|lost|it|we|I|my|our)\b)"
 )
 _ROOT = re.compile(rf"(?:#|\+{{1,3}}|>|PS>) ?(?P<command>{_PROGRAMS}\b{_TOLD}.{{0,2000}})$")
 _BARE = re.compile(
