@@ -55,6 +55,7 @@ _ELSEWHERE = re.compile(
     r"|(?:\bexited|\b(?:process|worker|child|command)\b.{0,60}\b(?:returned|ended|finished))"
     r" with (?:an? )?(?:non-?zero )?(?:exit )?(?:code|status)"
 )
+_OTHER_RANKS = re.compile(r"\bthere are other ranks\b|\bother ranks (?:did|do|have|could)(?: not\b|n['’]t\b)")
 _GUILTY = re.compile(r"CheckpointException ranks:dict_keys\(\[([\d, ]+)\]\)")
 _LIBRARY = re.compile(
     r"site-packages|dist-packages|/lib/python3|lib64/python3|<frozen|/opt/conda/lib|/torch/|/bin/[\w-]+$"
@@ -303,7 +304,9 @@ def exception_event(text: str, functions: set[str] = frozenset()) -> Event:  # t
     if kind in ("network", "peer", "wait", "death") or _BELOW.search(message):
         role: Role = "echo" if kind in ("peer", "wait", "death") else "cause"
         return Event(role=role, what="failed_saying", strength=2, names_rank=False, detail=detail)
-    return Event(role="cause", what="user_exception", strength=3, detail=detail)
+    # who says that others did not come that far is not at fault
+    told_of = _OTHER_RANKS.search(message) is not None
+    return Event(role="cause", what="user_exception", strength=3, names_rank=not told_of, detail=detail)
 
 
 def quoted_exception(text: str) -> Event | None:

@@ -26,7 +26,7 @@ _WORDS: tuple[tuple[Kind, str], ...] = (
         "peer",
         r"\b(?:closed|reset|aborted|lost|dropped|terminated) by (?:\w+ )?(?:peer|remote|foreign|other)|\bbroken pipe\b|\bremote (?:process|peer|side|end)\b|\bconnection (?:was |to \S+ |with \S+ )?(?:closed|reset|lost|aborted)"
         r"|\b(?:socket|stream|transport|channel) (?:was |is )?closed\b|\bpeer (?:\S+ )?(?:is |was |has )?(?:gone|dead|lost|disconnected|exited|unexpectedly)|\bunexpected(?:ly)? (?:eof|disconnect|closed)|\bend of file\b"
-        r"|\bshut ?down by another\b|\bthere are other ranks\b|\bother ranks (?:have |had |did |could )?(?:not |n['’]t )?\w*(?:fail|finish|die|crash)|\bcommunicator (?:was|is) aborted",
+        r"|\bshut ?down by another\b|\bcommunicator (?:was|is) aborted",
     ),
     (
         "wait",

@@ -62,7 +62,7 @@ _TEXTS: tuple[_Row, ...] = (
     ("errno", "error", rf"(?P<message>.{{0,600}}?(?:{ERRNO}|errno ?[:=]? ?\d{{1,3}}\b).*)"),
     ("sentence", "error",
      r"(?P<message>.{0,400}?(?:(?i:\b(?:failed|failure|cannot|can't|couldn't|could not|unable to|can not|error|fatal|crash(?:ed|es)?|abort(?:ed|ing)|panic|exception|segfault(?:ed|s)?|not reachable|unreachable|unresponsive|unrecognized|not recognized"
-     r"|does not (?:work|respond|exist|support|match)|doesn't (?:work|respond|exist)|(?:not|\w{1,8}n['’]t) (?:responding|listed|visible|available|detected|found|usable|working|allocatable|loaded|running)\b(?! as (?!it\b|they\b|expected|usual|before|intended))(?! (?:in|by|on) (?:the|our|my|this|that|any) (?!\W?(?:node|host|server|machine|system|bus|box|BIOS|PCI\w*|output|list|kernel|OS|driver|cluster|VM|container|nvidia|lspci|nvidia-smi)\b))|lspci\W{1,4}but not (?:(?:in|by|with) )?\W?nvidia-smi|no longer (?:answers|responds)|is lost|lost (?:a|one|its) (?:GPU|card|link)|downgraded|fallen off|fell off|is missing|uncorrectable (?:[\w-]{1,20} ){0,3}errors(?!.{0,80}(?:[:=|]|\t| {2,})\s*(?:0|N/A|none|no)\b)|only (?P<seen>\d+) ?(?:of|/) ?(?!(?P=seen)\b)\d+|(?:is|are|nodes?(?: [\w.-]*\d[\w.-]*)?) down|timed out|hangs|hung|stuck|unhealthy|degraded|mismatch|corrupt(?:ed|ion))\b)"
+     r"|does not (?:work|respond|exist|support|match)|doesn't (?:work|respond|exist)|(?:not|\w{1,8}n['’]t) (?:responding|listed|visible|available|detected|found|usable|working|allocatable|loaded|running)\b(?! as (?!it\b|they\b|expected|usual|before|intended))(?! (?:in|by|on) (?:the|our|my|this|that|any) (?!\W?(?:node|host|server|machine|system|bus|box|BIOS|PCI\w*|output|list|kernel|OS|driver|cluster|VM|container|nvidia|lspci|nvidia-smi)\b))|lspci\W{1,4}but not (?:(?:in|by|with) )?\W?nvidia-smi|no longer (?:answers|responds)|is lost|lost (?:a|one|its) (?:GPU|card|link)|downgraded|fallen off|fell off|is missing|only (?P<seen>\d+) ?(?:of|/) ?(?!(?P=seen)\b)\d+|(?:is|are|nodes?) down|timed out|hangs|hung|stuck|unhealthy|degraded|mismatch|corrupt(?:ed|ion))\b)"
      rf"|{_HAS_ERRORS}|\bERR!).*)"),
 )  # fmt: skip
 _FORMS = tuple((form, severity, lazy_pattern(text)) for form, severity, text in _TEXTS)
@@ -94,7 +94,7 @@ _NO_FAILURE = lazy_pattern(
 TAKEN_OUT = lazy_pattern(
     r"(?i)\b(?:mark(?:ed|ing|s) (?:\S+ ){0,6}?(?:as )?|(?:is|was|been|are) set to )unhealthy\b(?!\W{1,3}(?:0|no|none|false)\b)"
 )
-_ONE_GPU = lazy_pattern(r"GPU-[0-9a-f]{8}|[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]")
+ONE_GPU = lazy_pattern(r"(?:GPU|MIG)-[0-9a-f]{8}|[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]")
 _WARNS = lazy_pattern(
     r"(?i)(?:^|[\s\[(|:])(?:warn(?:ing)?s?)\b[\]:|)]?|\w+Warning: |level=\"?warn|\binfoROM is corrupted at gpu\b"
 )
@@ -186,7 +186,7 @@ def _behind_but(sentence: str) -> str:
 
 def _tells_of_none(text: str, level: str | None) -> bool:
     """Whether the line has no words of bad news, is of a quiet level, or says that nothing is wrong."""
-    taken_out = "nhealthy" in text and TAKEN_OUT.search(text) and _ONE_GPU.search(text)
+    taken_out = "nhealthy" in text and TAKEN_OUT.search(text) and ONE_GPU.search(text)
     quiet = level in _QUIET_LEVELS and not taken_out
     if quiet or _MAY_BE.search(text) is None or _NONE.search(text):
         return True

@@ -102,7 +102,7 @@ _EXPECTED = lazy_pattern(r"(?i)\b(?:expect(?:ed|s|ing)?|configured)\b")
 _FOUND_WORD = r"(?:found|got|detected|sees?|seen|visible|available|reported|reports|present|actual(?:ly)?|shows?|lists?|has|have|only|counts?|match)"
 _FOUND = lazy_pattern(rf"(?i)\b{_FOUND_WORD}\b")
 _COUNTS_GPUS = lazy_pattern(
-    r"(?i)\bGPUs\b|\bGPU ?\(s\)|\bGPU (?:count|number|device)|\b(?:count|number) of (?:nvidia )?GPU|\bgres/gpu count"
+    r"(?i)\bGPUs\b|\bGPU ?\(s\)|\bGPU (?:count|device)|\b(?:count|number) of (?:nvidia )?GPU|\bgres/gpu count"
 )
 _MOST_GPUS = 32  # of one node; more are of a rack or a cluster, or no count of GPUs
 _A_COUNT = lazy_pattern(
@@ -113,7 +113,7 @@ _A_COUNT = lazy_pattern(
 # with another word among them, they may count something else, or be of several nodes
 _OF_COUNTS = lazy_pattern(
     rf"(?i)(?:\W|\d|\b(?:GPU(?:s|\(s\))?|gres/gpu|nvidia|cards?|devices?|numbers?|of|is|are|was|were|the|but|and|while|does|do|not|lower|than|less|fewer"
-    rf"|instead|expect(?:ed|s|ing)?|configured|mismatch|{_FOUND_WORD})\b)*"
+    rf"|instead|expect(?:ed|s|ing)?|configured|mismatch|on|in|this|node|host|system|at|least|exactly|[ABHLV]\d{{2,3}}|{_FOUND_WORD})\b)*"
 )
 _OF_THEM = lazy_pattern(r"(?i)\bof (?:the |our |all )?$")
 _BETWEEN_COUNTS = lazy_pattern(r"(?i)[,;:(<]|\b(?:but|and|not|than|instead|differs?)\b")

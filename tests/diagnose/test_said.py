@@ -603,7 +603,7 @@ def test_who_says_that_other_ranks_failed_is_not_blamed_for_it(tmp_path: Path) -
     )
     answer = answer_to("".join(f"[rank1]: {line}\n" for line in text.splitlines()), tmp_path)
     assert answer.cause is not None
-    assert (answer.cause.what, answer.cause.rank) == ("failed_saying", None)
+    assert (answer.cause.what, answer.cause.rank) == ("user_exception", None)
 
 
 def test_of_a_traceback_that_is_cut_the_words_are_told_and_not_its_last_frame(tmp_path: Path) -> None:

@@ -576,6 +576,8 @@ def test_peer_to_peer_is_compared_by_each_pair_with_it_and_without(without: str,
         "Device 3: GPU has fallen off the bus",
         "Device 0: NVIDIA H100 80GB HBM3: Xid 79",
         "Built from GPU 3, which is lost: Xid 79",
+        "NOTE: The reported results are wrong, GPU 1 fell off the bus",
+        "Device 1: NVIDIA H100, GPU 1 LOST: Xid 79",
     ],
 )
 def test_no_line_of_a_fault_is_taken_for_one_of_a_benchmark(name: str, line: str) -> None:

@@ -34,14 +34,6 @@ _BEGINS_WITH_NODE = lazy_pattern(rf"\W*(?:\w+\W+){{0,2}}?(?:{_NODE_WORDS})\b[^:]
 _QUOTED_TOOL = lazy_pattern(r"\bnvidia-[\w.-]+: (?:\w+ ){0,3}(?:error|failed|fatal)\b", re.IGNORECASE)
 # "GPU 3 does not answer", "the card at 0000:3b:00.0 is gone": the device is what the sentence is about
 _SUBJECT_FIRST = lazy_pattern(r"\W*(?:\w+ ){0,3}?\(?(?:GPUs?\b|card\b|[0-9a-fA-F:]{4,13}\.[0-7])", re.IGNORECASE)
-_NODE_DOWN = lazy_pattern(
-    r"(?i)^\W*(?:(?:the|our|my) )?(?:node|host|server|machine) [\w.-]*\d[\w.-]* (?:(?:is|has gone|went) )?"
-    r"(?:down|dead|unreachable)\b"
-)
-_UNCORRECTABLE = lazy_pattern(
-    r"(?i)(?<!\bno )(?<!\d )\b(?:uncorrect(?:able|ed)|double[- ]bit) (?:(?:ECC|NVLink|memory|HBM|DRAM|SRAM) )+errors?\b"
-    r"(?!\W{0,3}(?:counts?|rate|\d))(?!.{0,80}(?:[:=|]|\t| {2,})\s*(?:0|N/A|none|no)\b)"
-)
 # errors of driver, library or system: any program of CUDA meets them
 _SETUP_OF_NODE = ("cuda_init_failed", "cuda_system_not_ready", "cuda_driver_mismatch")
 # its folder is not there unless GPUs of several nodes share one NVLink domain
@@ -150,9 +142,9 @@ def _is_of_node(reported: Reported) -> bool:
         return xid(reported.xid).bucket in ("hardware", "reset")
     if reported.effect == "hardware" or reported.label in _SETUP_OF_NODE[1:]:
         return True
-    if forms.TAKEN_OUT.search(reported.text) and reported.names_a_gpu:
+    if forms.TAKEN_OUT.search(reported.text) and (reported.names_a_gpu or forms.ONE_GPU.search(reported.text)):
         return True
-    if _UNCORRECTABLE.search(reported.text) or "no healthy devices present" in reported.text:
+    if "no healthy devices present" in reported.text:
         return True
     if reported.loudness == "warning":
         return False
@@ -164,8 +156,6 @@ def _is_of_node(reported: Reported) -> bool:
         return False
     of_device = (reported.names_a_gpu and not reported.only_gpu) or (reported.device or "").startswith("/dev/nvidia")
     if reported.form == "sentence":
-        if _NODE_DOWN.search(reported.text):
-            return True
         return (of_device and _SUBJECT_FIRST.match(reported.text) is not None) or _speaks_for_node(reported)
     return reported.form in _BY_PROGRAM and (of_device or _speaks_for_node(reported))
 

@@ -15,8 +15,11 @@ from gpudoctor.text.units import ranges
 
 _RATE = r"\d{1,9}(?:\.\d{1,6})?"
 _CELLS = rf"(?:\s+(?:N/A|{_RATE})){{1,1024}}\s*$"
-# a name has no word in lower case
-_NAME = r"(?:[A-Z0-9][\w./-]{0,30}|with)(?: (?:[A-Z0-9][\w./-]{0,30}|with)){0,8}"
+# a name, and no news of the device
+_NAME = (
+    r"(?=.*(?:NVIDIA|nvidia|Tesla|GeForce|Quadro|GRID|TITAN|Graphics|Orin|[A-Z]{1,3}\d))"
+    r"(?!.*(?i:error|fail|lost|fall|fell|hung|\bnot\b|unre|xid))[\w ./()-]{2,80}"
+)
 _DEVICE = rf"\s*Device:? ?\d{{1,4}}[,:] {_NAME}(?:, pciBusID: .{{1,80}}| \([0-9A-Fa-f:.]{{4,20}}\))?\s*$"
 
 _BURN_GPU = re.compile(r"\s*GPU (\d{1,4}): (OK|FAULTY)")
@@ -46,9 +49,9 @@ _NCCL_ROW = re.compile(
     rf"(?:\s+{_RATE}\s+{_RATE}\s+(?P<in_busbw>{_RATE})\s+(?P<in_wrong>\d{{1,12}}|N/A))?\s*$"
 )
 _NCCL_HEAD = re.compile(
-    r"#\s*(?:Using devices|Avg bus bandwidth\s*:\s*[\d.]{1,20}|Collective test (?:starting|concluded): \w{1,40}"
+    r"#\s*(?:Using devices|Avg bus bandwidth\s*:\s*[\d.]{1,20}|Collective test (?:starting|concluded): \w{1,30}_perf"
     r"|size\s+count\s+type(?:\s+(?:redop|root|time|algbw|busbw|#wrong|error))*|\(B\)\s+\(elements\)(?:\s+\((?:us|GB/s)\))*"
-    rf"|out-of-place\s+in-place|Rank\s+\d+\s+(?:Group\s+\d+\s+)?Pid\s+\d+\s+on\s+\S+\s+device\s+\d+\s+\[0x[0-9a-f]+\]\s+{_NAME})?\s*$"
+    rf"|out-of-place\s+in-place|Rank\s+\d+\s+(?:Group\s+\d+\s+)?Pid\s+\d+\s+on\s+\S+\s+device\s+\d+\s+\[[0-9a-fA-Fx:.]+\]\s+{_NAME})?\s*$"
 )
 _NCCL_WRONG = re.compile(
     r"\s*#\s*(?P<words>Out of bounds values\s*:.{0,60}FAILED)|\s*#\s*Out of bounds values\s*:\s*0\s+OK\s*$"
@@ -126,7 +129,8 @@ def _count(cell: str | None) -> int:
     "nvbandwidth",
     r"nvbandwidth Version:|Running (?:host|device|all|one)_to_\w+\.|memcpy (?:CE|SM) .{1,60} bandwidth \(GB/s\)",
     r"Built from Git version: \S{0,60}$|(?:CUDA (?:Runtime|Driver)|Driver) Version: [\d.]{1,20}\s*$"
-    rf"|NOTE: (?:This tool reports current|The reported results)|{_DEVICE}"
+    r"|NOTE: (?:This tool reports current measured bandwidth on your system|The reported results may not reflect"
+    rf" the full capabilities of the platform)\.?\s*$|{_DEVICE}"
     rf"|\s{{1,12}}\d{{1,3}}(?:\s+\d{{1,3}})*\s*$|\s{{0,12}}\d{{1,3}}{_CELLS}"
     r"|SUM \S{1,80}\s+[\d.]{1,20}\s*$"
     rf"|{_WRONG_COPY.pattern}| Current offset : \d{{1,20}}\s*$",

@@ -31,7 +31,7 @@ _MOST_RANGES = 1000
 # a line that begins with one of these names is a command, also after root's prompt ("# dmesg") or without a prompt
 _PROGRAMS = (
     r"(?:sudo +(?:-\w+ +)*)?(?:[\w./~-]*/)?(?:nvidia-smi(?! +(?!\w*mon\b|topo|nvlink|c2c|mig|vgpu|clocks|drain)[a-z])"
-    r"|nvidia-(?:bug-report(?:\.sh)?|debugdump|settings|modprobe|persistenced|ctk|container-cli|docker|xconfig|cuda-mps-control)"
+    r"|nvidia-(?:ctk|container-cli|docker|cuda-mps-control)|nvidia-(?!smi\b)[a-z-]+(?:\.sh)?(?= *$| +-)"
     r"|dmesg|journalctl|lspci|lsmod|modinfo|modprobe|insmod|rmmod"
     r"|dkms|systemctl|uname|cat|grep|egrep|zgrep|awk|sed|ls|lsb_release|mokutil|df|free|ulimit|docker|podman|kubectl"
     r"|crictl|nvidia-container-cli|sinfo|scontrol|srun|ibstat|ibstatus|ibv_devinfo|ip|ethtool|mst|mlxlink|numactl|env"
@@ -53,10 +53,11 @@ _ELSEWHERE = re.compile(
     r"\b(?:rsh|[pcm]?ssh|mosh|telnet|parallel-ssh|x?dsh|pdsh|clush|srun|salloc|mpirun|mpiexec|ansible(?:-\w+)?|salt|kubectl|oc|scontrol|sinfo"
     r"|(?:docker|podman|nerdctl|crictl|lxc|incus)(?: compose)? exec|ipmitool|nsenter)\s"
 )
-# "dmesg shows Xid 79", "while training GPU 3 fell off the bus": somebody tells of it
+# "dmesg shows Xid 79", "while training GPU 3 fell off the bus": somebody tells of it; what is quoted is looked for
 _TOLD = (
-    r"(?!(?: +[^|&;<>]*?)? (?:says|said|shows|showed|reports|reported|tells|sees|lists|gives|prints|hangs|hung|fails"
-    r"|does|did|is|was|are|were|has|had|have|will|cannot|crashe[ds]|died|dies|fell|lost|it|we|I|my|our)\b)"
+    r"(?! +(?:says|said|shows|showed|reports|reported|tells|sees|lists|gives|prints|hangs|hung|fails|failed|does|did"
+    r"|is|was|has|had)\b)"
+    r"(?:(?<=echo)|(?!(?: [^|&;<>\"'/]*?)? (?:is|was|are|were|has|had|have|cannot|crashe[ds]|died|dies|fell)\b))"
 )
 _ROOT = re.compile(rf"(?:#|\+{{1,3}}|>|PS>) ?(?P<command>{_PROGRAMS}\b{_TOLD}.{{0,2000}})$")
 _BARE = re.compile(

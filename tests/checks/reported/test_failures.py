@@ -371,6 +371,7 @@ def test_who_gives_gpus_out_and_takes_one_away_says_that_it_is_bad(text: str, st
                 "Expected 8 GPUs, found 7",
                 "GPU count: 7 (expected 8)",
                 "GPUs: expected=8 found=7",
+                "Expected at least 8 H100 GPUs on this node, found 7",
                 "8 GPUs expected, 7 found",
                 "number of GPUs 7 does not match expected 8",
                 "n1: gres/gpu count reported lower than configured (7 < 8)",
@@ -419,36 +420,28 @@ def test_a_sentence_that_begins_like_a_command_is_one(text: str) -> None:
     assert finding.status is Status.FAIL
 
 
-@pytest.mark.parametrize("text", ["Node gpu-1-9 down", "our server gpu17 is unreachable since noon, all GPUs"])
-def test_a_node_that_is_said_to_be_down_fails_and_another_thing_does_not(text: str) -> None:
-    (finding,) = said(f"{CLEAN}\n{text}\n")
-    assert finding.status is Status.FAIL
-    for other in ("if node gpu-1-9 is down, call me", "the license server 2 is reachable", "node gpu-1-9 is up"):
-        assert said(f"{CLEAN}\n{other}\n") == []
+@pytest.mark.parametrize(
+    "command",
+    [
+        'grep -r "GPU has fallen off the bus" /var/log/',
+        "# grep -i 'GPU is lost' /var/log/messages",
+        "awk '/GPU has fallen off the bus/' /var/log/syslog",
+        'journalctl -k --grep "GPU has fallen off the bus"',
+        "echo GPU 3 is lost",
+        "cat my-gpu-error.log",
+        "docker run --gpus all my-image nvidia-smi",
+        "nvidia-fabricmanager --version",
+    ],
+)
+def test_a_command_is_no_finding_whatever_it_looks_for(command: str) -> None:
+    assert said(f"{command}\n{CLEAN}\n{command}\n") == []
 
 
 @pytest.mark.parametrize(
     ("text", "status"),
-    [
-        ("The instance has a GPU with uncorrectable ECC errors and will be retired", Status.FAIL),
-        ("the driver tore down the channels with an uncorrectable NVLink error.", Status.FAIL),
-        ("nvidia-container-cli: device error: 0: unknown device", Status.FAIL),
-        *(
-            (text, None)
-            for text in (
-                "GPU 3 has no uncorrectable ECC errors",
-                "Uncorrectable ECC errors: 0 on GPU 1",
-                "uncorrectable ECC errors on GPU 1: 0",
-                "| GPU 1 | uncorrectable ECC errors |  0 |",
-                "if you see uncorrectable ECC errors, reset the GPU",
-                "errors: 0, GPU 3",
-            )
-        ),
-    ],
+    [("nvidia-container-cli: device error: 0: unknown device", Status.FAIL), ("errors: 0, GPU 3", None)],
 )
-def test_an_uncorrectable_error_fails_in_any_sentence_and_a_count_of_none_does_not(
-    text: str, status: Status | None
-) -> None:
+def test_a_text_behind_error_0_is_no_count_of_none(text: str, status: Status | None) -> None:
     assert [finding.status for finding in said(f"{CLEAN}\n{text}\n")] == ([status] if status else [])
 
 
