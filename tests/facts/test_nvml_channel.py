@@ -60,23 +60,6 @@ def test_more_gpus_than_slots_do_not_leave_the_memory() -> None:
     trace.close()
 
 
-def test_the_last_part_of_each_gpu_is_kept_and_none_if_it_is_too_long() -> None:
-    memory = anonymous_file(SIZE_BYTES)
-    writer, reader = SharedCallTrace(memory), SharedCallTrace(memory)
-    os.close(memory)
-    assert reader.part(7) == b""
-    assert [writer.keep_part(index, part) for index, part in ((7, b"longer"), (8, b"other"), (7, b"last"))] == [
-        True
-    ] * 3
-    assert (reader.part(7), reader.part(8)) == (b"last", b"other")
-    assert not writer.keep_part(7, b"x" * SIZE_BYTES)
-    assert (reader.part(7), reader.part(8)) == (b"", b"other")
-    assert writer.keep_part(100_000, b"far")
-    assert reader.part(100_000) == b"far"
-    writer.close()
-    reader.close()
-
-
 def test_the_collector_says_every_fact_and_then_the_end(tmp_path: Path) -> None:
     root, node = make_root(tmp_path / "root"), make_node(2)
     spec = write_script(tmp_path / "script.json", Script(node, (ScriptedFault("*GetHandleByIndex", gpu=1, code=16),)))

@@ -1,8 +1,7 @@
-"""What passes between the collector process and its parent: messages, the call trace, and parts of GPUs.
+"""What passes between the collector process and its parent: messages, and the call trace.
 
 The call trace names the driver call that each thread of the collector is in. It is in shared memory, so
-the parent can read it when the collector no longer answers. Beside it is what was read so far of each GPU that is not
-complete: as messages, these would be ten for each GPU, of which nobody needs but the last.
+the parent can read it when the collector no longer answers.
 """
 
 from __future__ import annotations
@@ -24,10 +23,7 @@ _HEAD = struct.Struct(
 _FINISHED, _BETWEEN_CALLS = 0.0, -1.0
 _NAME_BYTES = 72
 _SLOT_BYTES = _HEAD.size + _NAME_BYTES
-_TRACE_BYTES = SLOTS * _SLOT_BYTES
-_PART_HEAD = struct.Struct("=I")  # length of the message; 0: none
-_PART_BYTES = 1 << 15  # a GPU with 18 links and one process needs an eighth
-SIZE_BYTES = _TRACE_BYTES + SLOTS * _PART_BYTES
+SIZE_BYTES = SLOTS * _SLOT_BYTES
 
 
 class CollectorMessage(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -99,7 +95,7 @@ class Slot(CallTrace):
 
 
 class SharedCallTrace:
-    """The call trace and the parts in shared memory, for both processes."""
+    """The call trace in shared memory, for both processes."""
 
     def __init__(self, fd: int) -> None:
         self._memory = mmap.mmap(fd, SIZE_BYTES)
@@ -124,24 +120,6 @@ class SharedCallTrace:
             call = name.decode("ascii", "replace")
             found.append(InFlight(slot, call, None if gpu < 0 else gpu, started, thread))
         return tuple(found), between
-
-    def keep_part(self, index: int, message: bytes) -> bool:
-        """Keep what was read so far of a GPU in place of what was kept before; False, with none kept, if too long."""
-        place = _TRACE_BYTES + index % SLOTS * _PART_BYTES
-        start = place + _PART_HEAD.size
-        _PART_HEAD.pack_into(self._memory, place, 0)  # a process that is killed here leaves none
-        if len(message) > _PART_BYTES - _PART_HEAD.size:
-            return False
-        self._memory[start : start + len(message)] = message
-        _PART_HEAD.pack_into(self._memory, place, len(message))
-        return True
-
-    def part(self, index: int) -> bytes:
-        """The message that was kept last for a GPU; empty if there is none."""
-        place = _TRACE_BYTES + index % SLOTS * _PART_BYTES
-        (length,) = _PART_HEAD.unpack_from(self._memory, place)
-        start = place + _PART_HEAD.size
-        return self._memory[start : start + min(length, _PART_BYTES - _PART_HEAD.size)]
 
     def close(self) -> None:
         self._memory.close()

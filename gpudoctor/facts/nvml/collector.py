@@ -119,7 +119,6 @@ class Collector:
         if not self._heard.wait(_SLACK_S):
             return CollectorResult(interrupted or "the collector could not be listened to")
         os.close(self._pipe.descriptor)
-        self._take_parts()
         self._process.close()
         collected = self._collected
         if interrupted is not None and not was_over and not collected.ended:
@@ -180,15 +179,6 @@ class Collector:
         for line in lines or ():
             self._collected.take(msgspec.json.decode(line, type=CollectorMessage))
         return None if lines is None else bool(lines)
-
-    def _take_parts(self) -> None:
-        """Take what the collector had read of the GPUs that it did not complete."""
-        collected = self._collected
-        for index in collected.gpus.keys() - collected.done:
-            with suppress(*_UNREADABLE):  # none was kept, or it was killed while it wrote
-                part = msgspec.json.decode(self._process.trace.part(index), type=CollectorMessage)
-                if part.gpu is not None and part.gpu.index == index:  # more than `SLOTS` GPUs share places
-                    collected.take(part)
 
     def _give_up(self, calls: tuple[InFlight, ...], hung: tuple[InFlight, ...], now: float, patience: Patience) -> None:
         # also report starts that are within their own deadline: the checks know how long a start may take

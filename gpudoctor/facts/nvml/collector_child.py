@@ -38,11 +38,10 @@ class CollectorOrder(msgspec.Struct, frozen=True):
 
 
 class _Sender:
-    """Writes results as JSON lines, parts of GPUs into shared memory; the `ReadingListener` of `read_nvml`."""
+    """Writes each result as one JSON line; the `ReadingListener` of `read_nvml`."""
 
     def __init__(self, order: CollectorOrder) -> None:
         self._trace = SharedCallTrace(order.trace)
-        self._begun: set[int] = set()
         self._lock = threading.Lock()
         self._write = line_writer(order.pipe)
 
@@ -54,12 +53,7 @@ class _Sender:
         self.send(CollectorMessage(driver=driver))
 
     def gpu(self, gpu: Gpu, done: bool) -> None:
-        message = CollectorMessage(gpu=gpu, done=done)
-        # the first part is sent: it says that the GPU is there
-        is_sent = done or gpu.index not in self._begun
-        self._begun.add(gpu.index)
-        if is_sent or not self._trace.keep_part(gpu.index, msgspec.json.encode(message)):
-            self.send(message)
+        self.send(CollectorMessage(gpu=gpu, done=done))
 
     def handle_error(self, index: int, text: str) -> None:
         self.send(CollectorMessage(handle_error=(index, text)))
