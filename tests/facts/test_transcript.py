@@ -534,6 +534,15 @@ def test_figures_alone_are_no_pass(name: str) -> None:
     assert report.run.notes[0].startswith(f"standard input: {name}: ")
 
 
+def test_of_two_runs_of_nccl_tests_the_one_with_wrong_values_counts_and_without_a_comparison_none_is_told() -> None:
+    clean = transcripts.NOT_JUDGED["nccl-tests"]
+    wrong = clean.replace("216.50      0", "216.50     12").replace("# Out of bounds values : 0 OK\n", "")
+    for text in (wrong + clean, clean + wrong):
+        assert judge(read(text)).verdict == "fail"
+    (note,) = judge(read(re.sub(r"(?m)(\d\.\d\d)      0", r"\1    N/A", clean))).run.notes
+    assert "values not compared in 2 rows" in note
+
+
 def test_wrong_values_of_a_benchmark_fail() -> None:
     nccl = (
         transcripts.NOT_JUDGED["nccl-tests"].replace("216.50      0", "216.50     12").replace(": 0 OK", ": 12 FAILED")

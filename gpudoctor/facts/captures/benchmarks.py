@@ -105,24 +105,24 @@ def _burn_troubles(progress: list[re.Match[str]]) -> Iterator[str]:
 def read_nccl_tests(block: Block) -> Part:
     """Sums that came out wrong; the bandwidth is only noted, as no text tells what these links should reach."""
     rows = [row for line in block.lines if (row := _NCCL_ROW.match(line))]
-    counts = {row["size"]: max(_count(row["wrong"]), _count(row["in_wrong"])) for row in rows}
-    bad = [f"{count} wrong values at a size of {size} bytes" for size, count in counts.items() if count]
+    bad = [
+        f"{cell} wrong values at a size of {row['size']} bytes"
+        for row in rows
+        for cell in (row["wrong"], row["in_wrong"])
+        if cell is not None and cell.strip("0N/A")
+    ]
     if not bad:
         words = (found["words"] for line in block.lines if (found := _NCCL_WRONG.match(line)))
         bad = [" ".join(each.split()) for each in words if each]
     if bad:
-        return Part(reported=tuple(from_tool("nccl-tests", text) for text in bad[:3]))
+        return Part(reported=tuple(from_tool("nccl-tests", text) for text in list(dict.fromkeys(bad))[:3]))
     if not rows:
         return Part()
     best = max(float(row[way] or 0) for row in rows for way in ("busbw", "in_busbw"))
-    text = (
-        f"nccl-tests: no wrong value in {len(rows)} sizes; at most {best:g} GB/s busbw, which only a measurement judges"
-    )
+    # run with -c 0, it compares no value
+    values = "values not compared" if any("N/A" in row.group("wrong", "in_wrong") for row in rows) else "no wrong value"
+    text = f"nccl-tests: {values} in {len(rows)} rows; at most {best:g} GB/s busbw, which only a measurement judges"
     return Part(notes=(f"{text} (gpudoctor check collective)",))
-
-
-def _count(cell: str | None) -> int:
-    return int(cell) if cell and cell.isdigit() else 0
 
 
 @text_reader(
