@@ -439,7 +439,11 @@ def test_a_command_is_no_finding_whatever_it_looks_for(command: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "status"),
-    [("nvidia-container-cli: device error: 0: unknown device", Status.FAIL), ("errors: 0, GPU 3", None)],
+    [
+        ("nvidia-container-cli: device error: 0: unknown device", Status.FAIL),
+        ("errors: 0, GPU 3", None),
+        ("GPU 3 Correctable Error           : 0", None),
+    ],
 )
 def test_a_text_behind_error_0_is_no_count_of_none(text: str, status: Status | None) -> None:
     assert [finding.status for finding in said(f"{CLEAN}\n{text}\n")] == ([status] if status else [])
