@@ -142,9 +142,7 @@ def _is_of_node(reported: Reported) -> bool:
         return xid(reported.xid).bucket in ("hardware", "reset")
     if reported.effect == "hardware" or reported.label in _SETUP_OF_NODE[1:]:
         return True
-    if forms.TAKEN_OUT.search(reported.text) and (reported.names_a_gpu or forms.ONE_GPU.search(reported.text)):
-        return True
-    if "no healthy devices present" in reported.text:
+    if _is_taken_out(reported):
         return True
     if reported.loudness == "warning":
         return False
@@ -158,6 +156,14 @@ def _is_of_node(reported: Reported) -> bool:
     if reported.form == "sentence":
         return (of_device and _SUBJECT_FIRST.match(reported.text) is not None) or _speaks_for_node(reported)
     return reported.form in _BY_PROGRAM and (of_device or _speaks_for_node(reported))
+
+
+def _is_taken_out(reported: Reported) -> bool:
+    """Whether who gives GPUs out no longer gives this one, or none; how loudly it says so does not matter."""
+    if "no healthy devices present" in reported.text:  # the kubelet
+        return True
+    one = reported.names_a_gpu or forms.ONE_GPU.search(reported.text) is not None
+    return one and forms.TAKEN_OUT.search(reported.text) is not None
 
 
 def _speaks_for_node(reported: Reported) -> bool:

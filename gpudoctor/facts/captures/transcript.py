@@ -31,7 +31,7 @@ _MOST_RANGES = 1000
 # a line that begins with one of these names is a command, also after root's prompt ("# dmesg") or without a prompt
 _PROGRAMS = (
     r"(?:sudo +(?:-\w+ +)*)?(?:[\w./~-]*/)?(?:nvidia-smi(?! +(?!\w*mon\b|topo|nvlink|c2c|mig|vgpu|clocks|drain)[a-z])"
-    r"|nvidia-(?:ctk|container-cli|docker|cuda-mps-control)|nvidia-(?!smi\b)[a-z-]+(?:\.sh)?(?= *$| +-)"
+    r"|nvidia-(?:ctk|docker|cuda-mps-control)|nvidia-(?!smi\b)[a-z-]+(?:\.sh)?(?= *$| +-)"
     r"|dmesg|journalctl|lspci|lsmod|modinfo|modprobe|insmod|rmmod"
     r"|dkms|systemctl|uname|cat|grep|egrep|zgrep|awk|sed|ls|lsb_release|mokutil|df|free|ulimit|docker|podman|kubectl"
     r"|crictl|nvidia-container-cli|sinfo|scontrol|srun|ibstat|ibstatus|ibv_devinfo|ip|ethtool|mst|mlxlink|numactl|env"
