@@ -41,7 +41,7 @@ _WORDS: tuple[tuple[Kind, str], ...] = (
     ),
     (
         "resource",
-        r"\bout of memory\b|\boom\b|\bcannot allocate\b|\b(?:unable|failed|can't|not enough|insufficient)\b.{0,40}\b(?:memory|space|disk|storage|shm|resources?)\b|\bno space left\b|\bquota\b|\btoo many open files\b"
+        r"\bout of memory\b|\boom\b|\bcannot allocate\b|\b(?:unable|failed|can't|not enough|insufficient)\b.{0,40}\b(?:memory|space|disk|storage|shm|resources?)\b(?! (?:tests?|checks?|diag|errors?|faults?|repair|remap))|\bno space left\b|\bquota\b|\btoo many open files\b"
         r"|\baddress already in use\b|\bport (?:\d+ )?is (?:already )?in use\b|\bresource temporarily unavailable\b|\bstart new thread\b|\bread-only file system\b|\bmemoryerror\b|\boutofmemory\w*|\bbus error\b",
     ),
     (

@@ -34,6 +34,14 @@ _BEGINS_WITH_NODE = lazy_pattern(rf"\W*(?:\w+\W+){{0,2}}?(?:{_NODE_WORDS})\b[^:]
 _QUOTED_TOOL = lazy_pattern(r"\bnvidia-[\w.-]+: (?:\w+ ){0,3}(?:error|failed|fatal)\b", re.IGNORECASE)
 # "GPU 3 does not answer", "the card at 0000:3b:00.0 is gone": the device is what the sentence is about
 _SUBJECT_FIRST = lazy_pattern(r"\W*(?:\w+ ){0,3}?\(?(?:GPUs?\b|card\b|[0-9a-fA-F:]{4,13}\.[0-7])", re.IGNORECASE)
+# "the nvidia driver is not loaded": not what one container or user sees, nor what happened once
+_DRIVER_FAILS = lazy_pattern(
+    r"(?i)(?!.*\b(?:container|docker|podman?|pods?|VM|WSL2?|conda|venv|users?|sudo|root|Windows|laptop)\b)"
+    r"\W*(?:(?:the|our|my|this) )?(?:nvidia-smi|(?:nvidia|GPU) (?:kernel )?(?:driver|modules?)|NVML|(?:nvidia[- ])?fabric ?manager(?:\.service)?"
+    r"|(?:modprobe|dkms \w+) nvidia(?: [\d.]+)?) (?:(?:service|is|does|do|can|could|be|still|also) ){0,3}"
+    r"(?:(?:not|cannot|(?:is|does|do|ca|could)n['’]t) (?:be )?(?:work|load(?:ed)?|start(?:ed)?|initiali[sz]ed?|running|working)"
+    r"|fail(?:s|ed)(?: to (?:load|start|initiali[sz]e))?|down)(?=\W*$|[.,;:(]| (?:on|at|after|since|with|because|in|for|and|any ?more)\b)"
+)
 # errors of driver, library or system: any program of CUDA meets them
 _SETUP_OF_NODE = ("cuda_init_failed", "cuda_system_not_ready", "cuda_driver_mismatch")
 # its folder is not there unless GPUs of several nodes share one NVLink domain
@@ -154,7 +162,8 @@ def _is_of_node(reported: Reported) -> bool:
         return False
     of_device = (reported.names_a_gpu and not reported.only_gpu) or (reported.device or "").startswith("/dev/nvidia")
     if reported.form == "sentence":
-        return (of_device and _SUBJECT_FIRST.match(reported.text) is not None) or _speaks_for_node(reported)
+        about_node = _DRIVER_FAILS if not of_device else _SUBJECT_FIRST
+        return about_node.match(reported.text) is not None or _speaks_for_node(reported)
     return reported.form in _BY_PROGRAM and (of_device or _speaks_for_node(reported))
 
 

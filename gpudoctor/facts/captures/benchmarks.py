@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from statistics import median_high
 
 from gpudoctor.facts.captures.reader import Block, Part, TextReader, text_reader
 from gpudoctor.facts.captures.text_statements import from_tool
@@ -61,6 +62,7 @@ _COPY_FIGURES = re.compile(
     r"(?P<title>memcpy .{1,60}?) bandwidth \(GB/s\)\n.*\n"
     rf"(?P<rows>(?:[ \t]{{0,12}}\d{{1,4}}(?:[ \t]+(?:N/A|{_RATE})){{1,1024}}[ \t]*\n)+)"
 )
+_SLOW_SHARE = 0.6  # of the others
 _SLOW_COPY_GB_S = 5  # PCIe 3.0 x8 carries 6
 _LARGE_COPY_BYTES = 16_000_000  # smaller ones do not reach it either
 
@@ -79,12 +81,24 @@ def read_burn(block: Block) -> Part:
     bad += [line.strip() for line in block.lines if _BURN_ENDED.match(line)]
     if bad:
         return Part(reported=tuple(from_tool("gpu-burn", text) for text in dict.fromkeys(bad)))
-    return Part(reported=(from_tool("gpu-burn", f"{len(verdicts)} GPUs OK", "ok"),) if verdicts else ())
+    rates = _burn_rates(progress[-1]) if progress else []
+    if slow := [n for n, rate in enumerate(rates) if rate < _SLOW_SHARE * median_high(rates)]:
+        text = f"GPU {ranges(slow)} of {len(rates)} computed at less than {_SLOW_SHARE:.0%} of the others' rate"
+        return Part(reported=(from_tool("gpu-burn", text, "warning"),))
+    if verdicts:
+        return Part(reported=(from_tool("gpu-burn", f"{len(verdicts)} GPUs OK", "ok"),))
+    if progress and int(progress[-1][1]) == 100:
+        return Part(reported=(from_tool("gpu-burn", "100 % of its time without an error", "ok"),))
+    return Part()
+
+
+def _burn_rates(progress: re.Match[str]) -> list[float]:
+    return [float(rate) for rate in re.findall(r"\((\d{1,12}(?:\.\d{1,6})?) Gflop/s\)", progress[2])]
 
 
 def _burn_troubles(progress: list[re.Match[str]]) -> Iterator[str]:
     """What the lines of progress say; the first ones come before the first result."""
-    rates = [float(rate) for rate in re.findall(r"\((\d{1,12}(?:\.\d{1,6})?) Gflop/s\)", progress[-1][2])]
+    rates = _burn_rates(progress[-1])
     idle = [n for n, rate in enumerate(rates) if rate == 0]
     if idle and int(progress[-1][1]) >= 50:
         yield f"GPU {ranges(idle)} of {len(rates)} computed nothing: 0 Gflop/s"
@@ -185,6 +199,10 @@ def read_p2p(block: Block) -> Part:
         if sign * (middle - middle_off) <= 0:
             said = f"{words}: {middle:g} {unit} with peer to peer, {middle_off:g} without"
             slow.append(from_tool("p2pBandwidthLatencyTest", said, "warning"))
+        # a GPU without a link of its own, as of bridged pairs, is no better beside others
+        if kind != "latency" and (weak := _weak_gpus(on)):
+            text = f"{words}: the fastest of GPU {ranges(weak)} is below {_SLOW_SHARE:.0%} of the others' fastest"
+            slow.append(from_tool("p2pBandwidthLatencyTest", text, "warning"))
     if slow:
         return Part(reported=tuple(slow))
     note = "nothing to compare" if not better else "every pair is faster with peer to peer"
@@ -201,6 +219,16 @@ def _pairs(rows: str) -> dict[tuple[int, int], float]:
         for column, cell in enumerate(cells)
         if column != int(row) and cell != "N/A"
     }
+
+
+def _weak_gpus(rates: dict[tuple[int, int], float]) -> list[int]:
+    """The GPUs, at most a quarter, of which the fastest copy to any other is slow beside those of the others."""
+    best: dict[int, float] = {}
+    for pair, rate in rates.items():
+        for gpu in pair:
+            best[gpu] = max(best.get(gpu, 0.0), rate)
+    weak = sorted(gpu for gpu, rate in best.items() if rate < _SLOW_SHARE * median_high(best.values()))
+    return weak if 4 * len(weak) <= len(best) else []
 
 
 def _copies(block: Block) -> Iterator[tuple[str, float]]:

@@ -413,6 +413,9 @@ def test_fewer_gpus_than_expected_are_a_failure_unless_a_process_says_so(text: s
         "for 3 days GPU 2 is missing",
         "python crashed on GPU 3 with Xid 79",
         "nvidia-driver-daemonset-x pod reports that GPU 3 fell off the bus",
+        "dcgmi marked GPU 3 unhealthy",
+        "modprobe nvidia failed",
+        "dkms install nvidia 550.54 failed",
     ],
 )
 def test_a_sentence_that_begins_like_a_command_is_one(text: str) -> None:
@@ -431,10 +434,33 @@ def test_a_sentence_that_begins_like_a_command_is_one(text: str) -> None:
         "cat my-gpu-error.log",
         "docker run --gpus all my-image nvidia-smi",
         "nvidia-fabricmanager --version",
+        "systemctl reset-failed nvidia-persistenced",
+        "grep error nvidia.log",
     ],
 )
 def test_a_command_is_no_finding_whatever_it_looks_for(command: str) -> None:
     assert said(f"{command}\n{CLEAN}\n{command}\n") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        ("nvidia-smi doesn't work after the kernel upgrade", Status.FAIL),
+        ("the nvidia driver can't be loaded", Status.FAIL),
+        ("Fabric manager failed to start on this host", Status.FAIL),
+        ("NVML could not be initialized", Status.FAIL),
+        ("The GPUs fall off the bus after 2 hours of training", Status.FAIL),
+        ("All GPUs disappeared after the reboot", Status.FAIL),
+        ("dcgm says GPU 4 failed memory test", Status.FAIL),
+        ("nvidia-smi does not work in the container", Status.WARN),
+        ("nvidia driver crashed last night", Status.WARN),
+        ("nvidia driver failed to load symbol table for debug", Status.WARN),
+        ("nvidia-persistenced failed to start", Status.WARN),
+        ("nvidia-smi: command not found", Status.WARN),
+    ],
+)
+def test_a_driver_that_does_not_work_is_a_failure_unless_it_is_of_a_container(text: str, status: Status) -> None:
+    assert [finding.status for finding in said(f"{text}\n")] == [status]
 
 
 @pytest.mark.parametrize(
