@@ -37,10 +37,12 @@ _SUBJECT_FIRST = lazy_pattern(r"\W*(?:\w+ ){0,3}?\(?(?:GPUs?\b|card\b|[0-9a-fA-F
 # "the nvidia driver is not loaded": not what one container or user sees, nor what happened once
 _DRIVER_FAILS = lazy_pattern(
     r"(?i)(?!.*\b(?:container|docker|podman?|pods?|VM|WSL2?|conda|venv|users?|sudo|root|Windows|laptop)\b)"
-    r"\W*(?:(?:the|our|my|this) )?(?:nvidia-smi|(?:nvidia|GPU) (?:kernel )?(?:driver|modules?)|NVML|(?:nvidia[- ])?fabric ?manager(?:\.service)?"
-    r"|(?:modprobe|dkms \w+) nvidia(?: [\d.]+)?) (?:(?:service|is|does|do|can|could|be|still|also) ){0,3}"
-    r"(?:(?:not|cannot|(?:is|does|do|ca|could)n['’]t) (?:be )?(?:work|load(?:ed)?|start(?:ed)?|initiali[sz]ed?|running|working)"
-    r"|fail(?:s|ed)(?: to (?:load|start|initiali[sz]e))?|down)(?=\W*$|[.,;:(]| (?:on|at|after|since|with|because|in|for|and|any ?more)\b)"
+    r"\W*(?:(?:the|our|my|this) )?(?:nvidia-smi|(?:nvidia|GPU) (?:kernel )?(?:driver|modules?)|NVML"
+    r"|(?:nvidia[- ])?fabric ?manager(?:\.service)?|(?:modprobe|dkms \w+) nvidia(?: [\d.]+)?) "
+    r"(?:(?:service|is|does|do|can|could|be|still|also) ){0,3}(?:(?:not|cannot|(?:is|does|do|ca|could)n['’]t) (?:be )?"
+    r"(?:work|load(?:ed)?|start(?:ed)?|initiali[sz]ed?|running|working)"
+    r"|fail(?:s|ed)(?: to (?:load|start|initiali[sz]e))?|down)"
+    r"(?=\W*$|[.,;:(]| (?:on|at|after|since|with|because|in|for|and|any ?more)\b)"
 )
 # errors of driver, library or system: any program of CUDA meets them
 _SETUP_OF_NODE = ("cuda_init_failed", "cuda_system_not_ready", "cuda_driver_mismatch")
