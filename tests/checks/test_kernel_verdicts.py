@@ -346,6 +346,8 @@ def test_a_function_that_reads_all_ones_is_lost() -> None:
         ("pcieport 0000:00:03.0: DPC: containment event, status:0x1f01 source:0x0000", "pcie.errors", "warn"),
         (f"amdgpu {BUS}: amdgpu: GPU reset begin!", "host.kernel", "unknown"),
         (f"amdgpu {BUS}: [drm:amdgpu_job_timedout [amdgpu]] *ERROR* ring sdma0 timeout", "host.kernel", "unknown"),
+        ("habanalabs hl6: failed to initialize the H/W", "host.kernel", "unknown"),
+        (f"habanalabs {BUS}: Failed to initialize hl2. Device is NOT usable !", "host.kernel", "fail"),
     ],
 )
 def test_an_event_that_is_alone_in_its_log_is_no_pass_of_the_node(line: str, check_id: str, status: str) -> None:
@@ -430,8 +432,9 @@ def test_a_gpu_that_the_kernel_cannot_recover_fails_beside_the_port_that_lost_da
 
 
 def test_a_display_of_another_vendor_beside_nvidia_gpus_is_no_gap() -> None:
-    line = "amdgpu 0000:c1:00.0: amdgpu: GPU reset begin!"
-    assert bad("host.kernel", logged(line, gpus=(gpu(0),))) == []
+    for words in ("GPU reset begin!", "uncorrectable hardware error(ERREVENT_ATHUB_INTERRUPT) detected!"):
+        line = f"amdgpu 0000:c1:00.0: amdgpu: {words}"
+        assert bad("host.kernel", logged(line, gpus=(gpu(0),))) == []
 
 
 def test_what_a_program_did_is_named_in_the_report_of_a_healthy_node_and_a_warning_in_a_text() -> None:

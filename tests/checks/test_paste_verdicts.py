@@ -112,22 +112,25 @@ def test_the_lines_that_grep_leaves_of_lspci_are_of_the_function_it_was_asked_fo
     assert finding.subject.gpu == 1
 
 
-def err_row(cells: str) -> str:
-    """The table of two GPUs, with these cells of the second one's row of state."""
+def err_row(cells: str, others: str | None = None) -> str:
+    """The table of two GPUs, with these cells of the second one's row of state; `others` in place of the next two."""
     rows = table(load_node("rtx4090-4", {})).splitlines(keepends=True)
     at = [number for number, row in enumerate(rows) if "MiB /" in row][1]
-    rows[at] = f"|{cells} |{rows[at].split('|', 2)[2]}"
+    rows[at] = f"|{cells} |{rows[at].split('|', 2)[2] if others is None else f'{others} |' + chr(10)}"
     return "".join(rows)
 
 
-def test_a_gpu_that_the_table_could_not_read_is_one_unknown_with_what_to_do() -> None:
-    text = err_row(" ERR!  ERR! ERR!          ERR! / ERR! ")
+@pytest.mark.parametrize(
+    ("cells", "status"), [("   0MiB / 24564MiB |    ERR!      Default", Status.FAIL), (None, Status.UNKNOWN)]
+)
+def test_a_gpu_that_the_table_could_not_read_is_one_finding_with_what_to_do(cells: str | None, status: Status) -> None:
+    text = err_row(" ERR!  ERR! ERR!          ERR! / ERR! ", cells)
     (finding,) = bad("gpu.lost", text)
-    assert (finding.status, finding.subject.gpu) == (Status.UNKNOWN, 1)
-    assert "ERR!" in (finding.reason or "")
+    assert (finding.status, finding.subject.gpu) == (status, 1)
+    assert "ERR!" in text_of(finding)
     assert finding.advice
     report = judge_all(read(text))
-    heads = [r.id for r in report.checks for f in r.findings if f.status is Status.UNKNOWN and f.explained_by is None]
+    heads = [r.id for r in report.checks for f in r.findings if f.status is status and f.explained_by is None]
     assert heads == ["gpu.lost"]
 
 

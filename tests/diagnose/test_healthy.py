@@ -71,6 +71,11 @@ def test_noise_of_the_start_alone_is_nothing(tmp_path: Path) -> None:
             assert answer.verdict != "cause", line
 
 
+def test_counts_with_a_time_to_their_end_are_work(tmp_path: Path) -> None:
+    counts = "".join(f"  [{n:3}/782]  eta: 0:01:24    time: 0.170265  data: 0.000275\n" for n in range(290, 400, 10))
+    assert answer_to(counts, tmp_path).verdict == "nothing"
+
+
 def test_a_job_that_still_runs_is_well(tmp_path: Path) -> None:
     assert said(answer_to(noisy(9), tmp_path)) == ("healthy", None)
 

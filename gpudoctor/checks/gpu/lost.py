@@ -123,7 +123,11 @@ def _alive(case: Case, gpu: Gpu) -> Finding:
     if errors := condemning(gpu):
         return _condemned(subject, errors)
     if doubt := unreadable(gpu):
-        return unknown(subject, doubt, advice=_ERR_ADVICE if "ERR!" in doubt else ())
+        core = (gpu.thermal.gpu_c, gpu.power.draw_w, gpu.clocks.performance_state, gpu.utilization.gpu_pct)
+        if not (says_err(gpu.name) or all(map(says_err, core))):
+            return unknown(subject, doubt, advice=_ERR_ADVICE if "ERR!" in doubt else ())
+        likely = "the GPU or its processor (GSP) no longer answers the driver"
+        return fail(subject, doubt, "values that the driver can read", likely=likely, advice=_ERR_ADVICE)
     hung = next((u for u in case.node.driver.unanswered if u.gpu == gpu.index), None)
     if hung:
         text = f"{hung.call} {hung.reason} within {hung.waited_s:g} s" if hung.hangs else hung.words

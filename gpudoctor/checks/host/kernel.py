@@ -14,9 +14,9 @@ from gpudoctor.checks.core.driver_messages import (
     is_recent,
     log_lines,
 )
-from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, Status, ok, unknown
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, Status, fail, ok, unknown
 from gpudoctor.checks.core.registry import check
-from gpudoctor.checks.core.subject import NODE
+from gpudoctor.checks.core.subject import NODE, Subject
 from gpudoctor.checks.core.unread import unread
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import HostEvent, HostEventKind, KernelLog
@@ -129,7 +129,7 @@ _OTHER_GPU = "the driver of another vendor's GPU reports errors, which gpudoctor
     impact="costs",
     needs_gpu=False,
     limits=(_CORRECTED,),
-    events=(*_RULES, "nfs-ok", "other-gpu"),
+    events=(*_RULES, "nfs-ok", "other-gpu", "other-gpu-unusable"),
 )
 def kernel(case: Case) -> Iterator[Finding]:
     """Fail for uncorrectable errors of CPU and memory; warn of what stopped or slowed a training in the last day."""
@@ -163,9 +163,25 @@ def kernel(case: Case) -> Iterator[Finding]:
 
 
 def _of_other_gpus(case: Case, events: tuple[HostEvent, ...]) -> Iterator[Finding]:
-    """An unknown finding for errors of AMD's driver, if nothing shows a GPU that gpudoctor judges."""
+    """What another vendor's driver says of its accelerators, if nothing shows a GPU that gpudoctor judges.
+
+    Only by the driver's own verdict is one of them at fault.
+    """
+    if case.node.gpus:
+        return
+    if known(case.node.pci.nvidia_devices):
+        return
+    for event in (unusable := [event for event in events if event.kind == "other-gpu-unusable"]):
+        yield fail(
+            Subject(kind="gpu", bus_id=event.device),
+            "its driver says that it is not usable, or has an uncorrectable error",
+            "an accelerator that works",
+            *log_lines([event]),
+            likely="another vendor's accelerator: gpudoctor knows no more of it than these words",
+            advice=[Advice("Drain the node, and ask the vendor's own tool.")],
+        )
     logged = [event for event in events if event.kind == "other-gpu"]
-    if logged and not case.node.gpus and not known(case.node.pci.nvidia_devices):
+    if logged and not unusable:
         named = ", ".join(event.device for event in logged if event.device)
         lines = log_lines(logged[:3])
         yield unknown(NODE, _OTHER_GPU + (f" ({named})" if named else ""), *lines)

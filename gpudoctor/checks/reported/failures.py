@@ -41,7 +41,8 @@ _DRIVER_FAILS = lazy_pattern(
     r"|(?:nvidia[- ])?fabric ?manager(?:\.service)?|(?:modprobe|dkms \w+) nvidia(?: [\d.]+)?) "
     r"(?:(?:service|is|does|do|can|could|be|still|also) ){0,3}(?:(?:not|cannot|(?:is|does|do|ca|could)n['’]t) (?:be )?"
     r"(?:work|load(?:ed)?|start(?:ed)?|initiali[sz]ed?|running|working)"
-    r"|fail(?:s|ed)(?: to (?:load|start|initiali[sz]e))?|down)"
+    r"|fail(?:s|ed)(?: to (?:load|start|initiali[sz]e))?|down|lost"
+    r"|(?:not|cannot|can't|failed to|unable to) communicate (?:to|with) the (?:nvidia )?driver)"
     r"(?=\W*$|[.,;:(]| (?:on|at|after|since|with|because|in|for|and|any ?more)\b)"
 )
 # errors of driver, library or system: any program of CUDA meets them
@@ -125,6 +126,8 @@ def _finding(case: Case, reported: Reported) -> Finding:
         return unknown(subject, text, evidence, advice=_advice(case, reported))
     if missing_gpus.missing_gpus(reported.text) == "perhaps" and not _is_of_node(reported):
         return unknown(subject, reported.text, evidence, advice=_advice(case, reported))
+    if reported.vendor is not None and not case.node.gpus and reported.kind == "cause" and not _is_of_node(reported):
+        return unknown(subject, reported.text, evidence, advice=_advice(case, reported))  # nothing else judges it
     often = f" ({reported.count} lines say so)" if reported.count > 1 else ""
     found = Found(reported.text + often, reported.xid, "Xid" if reported.xid is not None else None)
     return (fail if _is_of_node(reported) else warn)(

@@ -57,6 +57,11 @@ def signals_and_cancels(attempt: Attempt) -> Iterator[Hypothesis]:
         found.events, found.confidence = reported[:3], "certain" if strongest > 1 else "likely"
         if what == "cancelled":
             found.host, found.unknown = None, all(" STEP " in e.text for e in reported)
+            # srun ends the step after the first task that failed
+            if found.unknown and any(
+                (e.number("code") or 0) > 0 and _before(e, reported[0]) for e in attempt.of("exit")
+            ):
+                continue
         yield found
 
 

@@ -134,7 +134,7 @@ def read_nccl_tests(block: Block) -> Part:
         return Part()
     best = max(float(row[way] or 0) for row in rows for way in ("busbw", "in_busbw"))
     # run with -c 0, it compares no value
-    values = "values not compared" if any("N/A" in row.group("wrong", "in_wrong") for row in rows) else "no wrong value"
+    values = "values not compared" if any("N/A" in row["wrong"] for row in rows) else "no wrong value"
     text = f"nccl-tests: {values} in {len(rows)} rows; at most {best:g} GB/s busbw, which only a measurement judges"
     return Part(notes=(f"{text} (gpudoctor check collective)",))
 

@@ -26,7 +26,8 @@ _ONE_DIGIT = str.maketrans("123456789", "000000000")
 OF_A_NODE = re.compile(
     r"\b(?:GPUs?|CUDA|cu(?:blas|dnn)\w*|NVML|NVLink|NVSwitch|NVRM|nvidia[\w.-]*|nv-\w+|NCCL|DCGM|dcgmi?|Xid|ECC|HBM|PCIe|MIG"
     r"|fabric ?manager|infiniband|RDMA|mlx\d\w*|ib\d|gres|slurm\w*|nhc|LnkSta|Unknown Error"
-    r"|NPUs?|HPUs?|ROCm\w*|GeForce|Quadro|Radeon|[GR]TX|bus bandwidth)\b|nvidia|cuda",
+    r"|NPUs?|HPUs?|ROCm\w*|ROCk|amdgpu|amd-smi|rocm-smi|habanalabs|hl-smi|ascend\w*|npu-smi"
+    r"|GeForce|Quadro|Radeon|[GR]TX|bus bandwidth)\b|nvidia|cuda",
     re.IGNORECASE,
 )
 # whose accelerators a text is about, by the words and forms of the tools
@@ -57,6 +58,12 @@ _GRAVE = re.compile(r"(?i)\b(?:cuda (?:error|failure)|nvlink|nvswitch|ecc|xid|fa
 _PAGE_LINES, _PAGE_SHARE = 20, 5
 _MARKED_LINES, _PAGE_MARKS = 4, 4
 _PAGE_MARK = re.compile(r"#(#{1,3})? \w")
+# of a form to report a problem: its headings are no manual's
+_REPORT_MARK = re.compile(
+    r"(?i)#{1,6} \W*(?:\d\W+)?(?:(?:problem|bug|issue) (?:description|summary)|describe the"
+    r"|(?:current|actual|expected) (?:behaviou?r|result)|(?:steps )?to reproduce|reproduction|what happened"
+    r"|additional context|operating system|your environment)"
+)
 _PAGE_TABLE = re.compile(r"\|(?: ?:?-{3,}:? ?\|){3,}")
 _PAGE_ROW = re.compile(r"\|(?:[^|]*\|){3}")
 _PROSE = re.compile(r"(?:\b[a-z]{1,20}\b[ ,;'\"()/-]{1,3}){5}")
@@ -92,7 +99,7 @@ class TextStatements:
         self._well = Reported("")
         self._well_forms: set[str] = set()  # what stands before a good verdict
         self._unread: list[str] = []  # lines without a statement or a good verdict
-        self._of_a_node = self._tables = False
+        self._of_a_node = self._tables = self._reports = False
 
     def offer(self, line: str, number: int) -> None:
         """Look at a line that no reader took; of a longer one than any message, at its beginning.
@@ -124,6 +131,7 @@ class TextStatements:
         self._prose_lines += _PROSE.search(text[:_LONGEST_FORM]) is not None
         if mark := _PAGE_MARK.match(line):
             self._marks["##" if mark[1] else "#"] += 1
+            self._reports = self._reports or _REPORT_MARK.match(line) is not None
         self._tables = self._tables or _PAGE_TABLE.match(line) is not None
         if text.startswith("    ") and self._before[0] == number - 1 and _FRAME.match(self._before[2]):
             origin = Origin()  # the source line of a frame has the level of its traceback
@@ -195,7 +203,7 @@ class TextStatements:
     def is_a_page(self) -> bool:
         """Whether it is a manual or the like, which writes about errors: none happened."""
         few = len(self._kept) * _PAGE_SHARE < self._prose_lines
-        marks = self._marks.total() if self._marks["##"] else 0
+        marks = self._marks.total() if self._marks["##"] and not self._reports else 0
         marked = marks >= _PAGE_MARKS and self._prose_lines >= _MARKED_LINES
         return marked or (self._prose_lines >= _PAGE_LINES and few)
 

@@ -50,6 +50,7 @@ HostEventKind = Literal[
     "other-kernel",
     "other-driver",
     "other-gpu",
+    "other-gpu-unusable",
 ]
 
 
