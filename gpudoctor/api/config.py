@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import msgspec
@@ -27,7 +27,7 @@ with lazy_imports():
 if TYPE_CHECKING:
     from gpudoctor.text.yaml_file import KeyPath, YamlFile
 
-SYSTEM_FILE = Path("/etc/gpudoctor/config.yaml")
+SYSTEM_FILE = "/etc/gpudoctor/config.yaml"
 
 Thresholds = dict[str, dict[str, float | dict[str, dict[str, float]]]]
 FailOn = Literal["fail", "warn", "never"]
@@ -94,10 +94,10 @@ def config_of_host(config: Config, host: str | None) -> Config:
 
 
 def load_config(
-    explicit: Path | None,
+    explicit: str | os.PathLike[str] | None,
     environ: Mapping[str, str],
     checks: Callable[[], Iterable[Check]],
-    system_file: Path = SYSTEM_FILE,
+    system_file: str | os.PathLike[str] = SYSTEM_FILE,
     silent: Callable[[str], None] | None = None,
     left_out: Callable[[str], None] | None = None,
 ) -> Config:
@@ -115,25 +115,25 @@ def load_config(
             if silent is None:
                 raise ConfigError(f"{path}: {why}; XDG_CONFIG_HOME=/ leaves it out")
             silent(f"the configuration {path} was not read: it {why}")
-        elif _is_there(path):
+        elif os.path.exists(path):  # not in a folder that may not be entered
             merged = _merge(merged, _read(path, tuple(checks()), left_out))
     if explicit is not None:
         merged = _merge(merged, _read(explicit, tuple(checks()), left_out))
     return msgspec.convert(merged, Config) if merged else Config()
 
 
-def _users_file(environ: Mapping[str, str]) -> tuple[Path, ...]:
+def _users_file(environ: Mapping[str, str]) -> tuple[str, ...]:
     """The path of the user's file; empty if relative to the working directory, which may belong to another user."""
-    home = Path(environ.get("HOME") or "/") / ".config"
+    home = os.path.join(environ.get("HOME") or "/", ".config")
     # XDG base directory specification: relative paths must be ignored
-    named = Path(environ.get("XDG_CONFIG_HOME", ""))
-    place = named if named.is_absolute() else home
-    return (place / "gpudoctor" / "config.yaml",) if place.is_absolute() else ()
+    named = environ.get("XDG_CONFIG_HOME", "")
+    place = named if named.startswith("/") else home
+    return (os.path.join(place, "gpudoctor", "config.yaml"),) if place.startswith("/") else ()
 
 
-def _does_not_answer(path: Path) -> str | None:
+def _does_not_answer(path: str | os.PathLike[str]) -> str | None:
     """Why the file cannot be looked up, if the server of HOME is dead: stat() without a deadline would hang."""
-    [status] = ask_paths([str(path)])
+    [status] = ask_paths([os.fspath(path)])
     return status.reason if isinstance(status, Missing) else None
 
 
@@ -232,16 +232,9 @@ def _merge(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _is_there(path: Path) -> bool:
-    """Whether there is anything of that name. A folder that may not be entered counts as without it."""
-    try:
-        path.stat()
-    except (OSError, ValueError):
-        return False
-    return True
-
-
-def _read(path: Path, checks: tuple[Check, ...], left_out: Callable[[str], None] | None) -> dict[str, Any]:
+def _read(
+    path: str | os.PathLike[str], checks: tuple[Check, ...], left_out: Callable[[str], None] | None
+) -> dict[str, Any]:
     """The keys of one file, validated before merging so that errors can name file and line. Raise ConfigError."""
     try:
         file = yaml_file.read_yaml(path)

@@ -9,7 +9,6 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -39,6 +38,8 @@ with lazy_imports():
     from gpudoctor.report import model as report_model
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from gpudoctor.report.judge import FailOn
     from gpudoctor.report.model import Report
 

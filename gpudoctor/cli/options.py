@@ -8,7 +8,6 @@ import stat
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -19,6 +18,8 @@ from gpudoctor.process.exit_codes import COULD_NOT
 from gpudoctor.text.output import ClosedStdoutError, is_terminal, printable, say, write_stdout
 
 with lazy_imports():
+    import pathlib
+
     from gpudoctor.api import node_check
     from gpudoctor.report import output_files, progress
 
@@ -62,9 +63,14 @@ class _Once(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
+def file_path(name: str) -> pathlib.Path:
+    """The type of an option that names a file."""
+    return pathlib.Path(name)
+
+
 def output_option(parser: _Options, text: str) -> None:
     """Add `-o FILE`, which may be given once; `text` is its help."""
-    parser.add_argument("-o", "--output", type=Path, action=_Once, metavar="FILE", help=text)
+    parser.add_argument("-o", "--output", type=file_path, action=_Once, metavar="FILE", help=text)
 
 
 def redact_option(parser: _Options) -> None:

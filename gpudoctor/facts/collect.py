@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from itertools import combinations
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -18,6 +17,7 @@ from gpudoctor.facts.model.node import Driver, Node, Source
 from gpudoctor.facts.nvml.collector_ahead import dismiss_ahead
 from gpudoctor.facts.nvml.fake_driver_context import AROUND, read_fake_driver_context
 from gpudoctor.facts.nvml.kernel_module import read_kernel_module
+from gpudoctor.facts.system.sysfs import ROOT, AnyPath
 from gpudoctor.lazy import lazy_imports
 
 with lazy_imports():
@@ -41,7 +41,7 @@ _HIDDEN_BINDING = (
 
 
 def collect_live(
-    root: Path = Path("/"),
+    root: AnyPath = ROOT,
     deadline_s: float = COLLECTION.seconds,
     call_deadline_s: float = CALL.seconds,
     progress: Callable[[str], None] | None = None,
@@ -61,7 +61,7 @@ def collect_live(
     this process (such as one raised by a signal handler) the collector is ended first, and
     `on_interrupt` gets what was known so far. `data` are absolute paths that training reads from.
     """
-    simulated = read_fake_driver_context(os.environ) if root == Path("/") else None
+    simulated = read_fake_driver_context(os.environ) if os.fspath(root) == ROOT else None
     if simulated is not None:
         root = simulated.root
     driver = read_kernel_module(root)
@@ -106,7 +106,7 @@ def collect_live(
     return node
 
 
-def _read_host(root: Path, deadline_s: float, into: dict[str, Any], data: Sequence[str]) -> None:
+def _read_host(root: AnyPath, deadline_s: float, into: dict[str, Any], data: Sequence[str]) -> None:
     """Add everything but the driver to `into`, by the field names of `Node`; the slow reader comes last."""
     with storage.StorageReader(root, os.environ, data) as paths:
         into["pci"] = pci.read_pci(root)
@@ -122,7 +122,7 @@ def _read_host(root: Path, deadline_s: float, into: dict[str, Any], data: Sequen
 
 
 def _merge(
-    root: Path, driver: Driver, gpus: tuple[Gpu, ...], pairs: tuple[GpuPair, ...] | Missing, host: dict[str, Any]
+    root: AnyPath, driver: Driver, gpus: tuple[Gpu, ...], pairs: tuple[GpuPair, ...] | Missing, host: dict[str, Any]
 ) -> Node:
     placed = (replace(gpu, pcie=replace(gpu.pcie, path=pci.read_path(root, gpu.bus_id))) for gpu in gpus)
     source = Source(

@@ -8,7 +8,6 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from pathlib import Path
 from time import monotonic
 from typing import NoReturn
 
@@ -112,7 +111,8 @@ def ending_words(status: int | None) -> str:
 def process_state(pid: int) -> str:
     """The letter of a process's state (proc(5), third field of stat); empty if there is no such process."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1]
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(") ")[2][:1]
     except OSError:
         return ""
 
@@ -139,8 +139,9 @@ def send_signals(pids: Iterable[int], number: int) -> None:
 def _children() -> tuple[int, ...]:
     found = []
     try:
-        for task in Path("/proc/self/task").iterdir():
-            found += [int(pid) for pid in (task / "children").read_text(encoding="ascii").split()]
+        for task in os.listdir("/proc/self/task"):
+            with open(f"/proc/self/task/{task}/children", encoding="ascii") as file:
+                found += [int(pid) for pid in file.read().split()]
     except (OSError, ValueError):
         return ()
     return tuple(found)

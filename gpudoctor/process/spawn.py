@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import IO
 
 from gpudoctor.process.ending import RunningProcess
@@ -32,7 +31,7 @@ class Child(RunningProcess):
         stdout: Stream = DEVNULL,
         stderr: Stream = DEVNULL,
         env: Mapping[str, str] | None = None,
-        cwd: Path | None = None,
+        cwd: str | os.PathLike[str] | None = None,
         pass_fds: Sequence[int] = (),
         new_session: bool = True,
     ) -> None:
@@ -101,12 +100,12 @@ class Child(RunningProcess):
                 stream.close()
 
 
-def _working_directory() -> Path | None:
+def _working_directory() -> str | None:
     """The directory to start in; None to inherit ours."""
     try:
         os.getcwd()  # noqa: PTH109 - a system call that does not touch the file system
     except FileNotFoundError:
-        return Path("/")  # in a removed directory torch with MKL ends the process when it is imported
+        return "/"  # in a removed directory torch with MKL ends the process when it is imported
     return None
 
 

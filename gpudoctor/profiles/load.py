@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
 
 import msgspec
 
@@ -21,8 +21,8 @@ with lazy_imports():
 # The packaged profiles are read from one JSON document, which a test generates from the YAML files that people edit
 # (make accept): importing a YAML parser takes longer than judging a node.
 
-FOLDER = Path(__file__).parent
-DOCUMENT = FOLDER / "packaged.json"
+FOLDER = os.path.dirname(__file__)
+DOCUMENT = os.path.join(FOLDER, "packaged.json")
 
 
 class IndexEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -51,7 +51,8 @@ class Packaged(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @cache
 def packaged() -> Packaged:
     """The content of DOCUMENT."""
-    return msgspec.json.decode(DOCUMENT.read_bytes(), type=Packaged)
+    with open(DOCUMENT, "rb") as file:
+        return msgspec.json.decode(file.read(), type=Packaged)
 
 
 def profile_for(node: Node, wanted: str | None = None) -> Profile:
@@ -65,17 +66,9 @@ def profile_for(node: Node, wanted: str | None = None) -> Profile:
     """
     if wanted is None or wanted == "auto":
         return _matched(node)
-    if wanted.endswith((".yaml", ".yml")) or "/" in wanted or _is_file(wanted):
-        return _from_file(Path(wanted))
+    if wanted.endswith((".yaml", ".yml")) or "/" in wanted or os.path.isfile(wanted):
+        return _from_file(wanted)
     return _packaged(wanted)
-
-
-def _is_file(name: str) -> bool:
-    # Path.is_file raises for a name that is too long, or a folder that may not be entered
-    try:
-        return Path(name).is_file()
-    except (OSError, ValueError):
-        return False
 
 
 def profile_names() -> tuple[str, ...]:
@@ -154,7 +147,7 @@ class _UserProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     node: NodeProfile | None = None
 
 
-def _from_file(path: Path) -> Profile:
+def _from_file(path: str) -> Profile:
     try:
         file = yaml_file.read_yaml(path)
         raw = file.data
@@ -176,7 +169,12 @@ def _from_file(path: Path) -> Profile:
                     raise file.error(("gpu", "patterns", number), f"{pattern!r} is no regular expression")
     except yaml_file.YamlFileError as error:
         raise UserError(f"profile {error}") from None
-    return Profile(name=own.name or path.stem, matched_by=f"asked for: {path}", node=own.node, gpu=gpu)
+    return Profile(
+        name=own.name or file.path.stem,
+        matched_by=f"asked for: {file.path}",
+        node=own.node,
+        gpu=gpu,
+    )
 
 
 def _is_expression(pattern: str) -> bool:

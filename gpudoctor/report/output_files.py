@@ -6,11 +6,13 @@ import os
 import stat
 import time
 from contextlib import suppress
-from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from gpudoctor.errors import UserError
 from gpudoctor.lazy import lazy_pattern
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 # how long to wait for a program to open a named pipe for reading
 READER_DEADLINE_S = 5.0

@@ -86,12 +86,13 @@ class YamlFile(NamedTuple):
             raise self.error(key_path, message) from None
 
 
-def read_yaml(path: Path) -> YamlFile:
+def read_yaml(path: str | os.PathLike[str]) -> YamlFile:
     """The file as plain data: mappings with unique text keys, lists, text, dates, and numbers from 0 to 1e15.
 
     Opens only a regular file (or /dev/null) of at most 1 MiB. Aliases, tags and deep nesting are refused while the text
     is scanned, before any value is built. Raise YamlFileError.
     """
+    path = Path(path)
     text = _text(path)
     if not text.strip():
         return YamlFile(path, None, {})

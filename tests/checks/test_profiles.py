@@ -235,8 +235,8 @@ def test_a_name_too_long_for_a_file_is_no_profile() -> None:
 def packaged_from_yaml() -> str:
     """Generate the text of DOCUMENT from the YAML files; what people edit is what a run reads."""
     whole: dict[str, dict[str, object]] = {"index": {}, "models": {}, "nodes": {}}
-    for family, entries in yaml.safe_load((FOLDER / "names.yaml").read_text(encoding="utf-8")).items():
-        file = yaml.safe_load((FOLDER / f"{family}.yaml").read_text(encoding="utf-8"))
+    for family, entries in yaml.safe_load(Path(FOLDER, "names.yaml").read_text(encoding="utf-8")).items():
+        file = yaml.safe_load(Path(FOLDER, f"{family}.yaml").read_text(encoding="utf-8"))
         for key, entry in entries.items():
             whole["index"][key] = entry
             whole["models"][key] = {**file["gpus"][key], "patterns": entry["names"]}
@@ -250,7 +250,7 @@ def packaged_from_yaml() -> str:
 
 
 def test_what_a_run_reads_is_what_the_yaml_files_say() -> None:
-    assert_golden(packaged_from_yaml(), DOCUMENT)
+    assert_golden(packaged_from_yaml(), Path(DOCUMENT))
 
 
 def test_every_packaged_entry_is_valid_and_the_index_names_every_kind_of_node() -> None:
@@ -265,7 +265,7 @@ def test_every_packaged_entry_is_valid_and_the_index_names_every_kind_of_node() 
 
 
 def test_every_number_judged_has_a_source_that_is_explained() -> None:
-    page = (FOLDER / "names.yaml").read_text()
+    page = Path(FOLDER, "names.yaml").read_text()
     for key, model in gpu_models().items():
         for field, ids in (entry.split("=") for entry in ", ".join(model.sources).split(", ") if entry):
             assert hasattr(model, field) or field in ("pcie", "nvlink"), (key, field)

@@ -44,6 +44,12 @@ def test_no_heavy_module_is_loaded(argv: tuple[str, ...]) -> None:
     assert [name for name in (*HEAVY, *SLOW) if name in loaded] == []
 
 
+def test_a_live_quick_check_does_without_pathlib_and_what_that_needs_for_urls() -> None:
+    loaded = modules_after("check", "--level", "quick", "--json")
+    assert "gpudoctor.facts.system.host" in loaded
+    assert not {"pathlib", "urllib.parse", "ipaddress"} & loaded
+
+
 def test_the_text_report_loads_rich_but_neither_textual_nor_torch() -> None:
     loaded = modules_after("check", "--level", "quick", "--node", "hgx-h100-8")
     assert "rich" in loaded

@@ -28,7 +28,7 @@ def test_a_reading_is_absent_denied_or_failed(tmp_path: Path, monkeypatch: pytes
     def forbidden(path: Path, mode: str) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(Path, "open", forbidden)
+    monkeypatch.setattr("builtins.open", forbidden)
     assert kind_of(read_text(tmp_path / "words")) == "denied"
 
 

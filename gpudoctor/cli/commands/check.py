@@ -6,13 +6,13 @@ import argparse
 import os
 import time
 import uuid
-from pathlib import Path
 
 from gpudoctor.cli.options import (
     NODE_HELP,
     color_option,
     facts_deadline_option,
     fault_option,
+    file_path,
     format_options,
     node_option,
     output_color,
@@ -24,6 +24,7 @@ from gpudoctor.cli.options import (
     up_to,
     write_as_asked,
 )
+from gpudoctor.facts.system.sysfs import ROOT
 from gpudoctor.lazy import lazy_imports
 from gpudoctor.probes.runner.launch_engine import MAX_RANKS, LocalPlacement, local_placement
 from gpudoctor.process.exit_codes import COULD_NOT, OK
@@ -115,7 +116,7 @@ def _add_policy(policy: argparse._ArgumentGroup) -> None:
         "--require", action="append", default=[], metavar="ID", help="exit 3 if this check gave no verdict"
     )
     policy.add_argument("--profile", metavar="NAME|FILE", help="judge against this profile (default: matched)")
-    policy.add_argument("--config", type=Path, metavar="FILE", help="thresholds, suppressions, expectations")
+    policy.add_argument("--config", type=file_path, metavar="FILE", help="thresholds, suppressions, expectations")
     policy.add_argument("--strict", action="store_true", help="refuse keys that this version does not know in it")
 
 
@@ -225,7 +226,7 @@ def _write_report(report: model.Report, args: argparse.Namespace) -> int:
         return COULD_NOT
     if args.format == "prometheus" and to_file(args) and args.output.is_file():
         # with metrics in a folder that node_exporter does not read, the node would silently be missing
-        why_not = prometheus.why_not_read(args.output, services.read_node_exporters(Path("/")))
+        why_not = prometheus.why_not_read(args.output, services.read_node_exporters(ROOT))
         if why_not is not None:
             say(why_not)
     return code

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from contextlib import suppress
-from pathlib import Path
 
 import msgspec
 
@@ -13,7 +12,7 @@ from gpudoctor.facts.kernel_log.lines import KernelEvents, collect, is_of_intere
 from gpudoctor.facts.kernel_log.records import LogRecord, first_of_kmsg, kmsg_records, text_records
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import KernelEvent, KernelLog
-from gpudoctor.facts.system.sysfs import missing_from, run_command
+from gpudoctor.facts.system.sysfs import ROOT, AnyPath, missing_from, run_command
 from gpudoctor.lazy import lazy_imports, lazy_pattern
 
 with lazy_imports():
@@ -54,7 +53,7 @@ class _Journal(msgspec.Struct, frozen=True):
     cut: bool
 
 
-def read_kernel_log(root: Path, deadline_s: float = _JOURNAL_DEADLINE_S) -> KernelLog:
+def read_kernel_log(root: AnyPath, deadline_s: float = _JOURNAL_DEADLINE_S) -> KernelLog:
     """The events since boot; Missing if neither /dev/kmsg nor the journal may be read.
 
     If journalctl hangs (longer than 5 s or `deadline_s`, whichever is less) or is killed by a signal, the reading
@@ -76,10 +75,10 @@ def read_kernel_log(root: Path, deadline_s: float = _JOURNAL_DEADLINE_S) -> Kern
             if not overwritten and not ring.overtaken:
                 log = found.log(_RING_BUFFER)
                 return msgspec.structs.replace(log, starts_s=starts_s if sequence > 0 else None)
-            journal = _read_journal(limit_s) if root == Path("/") else None
+            journal = _read_journal(limit_s) if os.fspath(root) == ROOT else None
             return _joined(ring, found, starts_s if overwritten else None, journal)
         ring = Missing(f"{_RING_BUFFER} holds no kernel messages", "absent")
-    if root == Path("/"):
+    if os.fspath(root) == ROOT:
         journal = _read_journal(limit_s)
         if isinstance(journal, Missing):
             return KernelLog(events=journal, source=journal)
@@ -130,7 +129,7 @@ def _each_once(journal: Iterable[LogRecord], ring: Iterable[LogRecord]) -> list[
     return sorted(records.values(), key=lambda record: record.time_s or 0.0)
 
 
-def _read_ring_buffer(path: Path) -> _Ring | Missing:
+def _read_ring_buffer(path: AnyPath) -> _Ring | Missing:
     """Every record in the buffer; the device returns one per read, and EAGAIN after the last."""
     try:
         device = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -191,7 +190,7 @@ class KernelTail:
     Lines that the kernel overwrote before they were read are reported as one event of kind "gap". Call `close`.
     """
 
-    def __init__(self, root: Path = Path("/")) -> None:
+    def __init__(self, root: AnyPath = ROOT) -> None:
         self._device: int | None = None
         self._has_end = False
         with suppress(OSError):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
 from time import monotonic
 from types import ModuleType
 from typing import Any
@@ -62,7 +62,7 @@ def _own_s(started_s: float, starts: list[_Start]) -> float:
 def queued_s() -> float:
     """How long this thread has been runnable without a CPU since it began; 0 if the kernel does not count that."""
     try:
-        with open("/proc/thread-self/schedstat", "rb") as file:  # noqa: PTH123 - read while calls are timed
+        with open("/proc/thread-self/schedstat", "rb") as file:
             return int(file.read(200).split()[1]) / 1e9
     except (OSError, ValueError, IndexError):
         return 0.0
@@ -301,10 +301,10 @@ def unhidden() -> Any:
     if _NAME in sys.modules:
         return sys.modules[_NAME]
     try:
-        path = Path(str(metadata.distribution("nvidia-ml-py").locate_file("pynvml.py")))
+        path = str(metadata.distribution("nvidia-ml-py").locate_file("pynvml.py"))
     except metadata.PackageNotFoundError:
         return None
-    spec = spec_from_file_location(_NAME, path) if path.is_file() else None
+    spec = spec_from_file_location(_NAME, path) if os.path.isfile(path) else None
     if spec is None or spec.loader is None:
         return None
     module: Any = module_from_spec(spec)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from pathlib import Path
 from threading import Event, Thread
 from time import monotonic
 
@@ -17,6 +16,7 @@ from gpudoctor.facts.model.node import Driver, Unanswered
 from gpudoctor.facts.nvml.channel import CollectorMessage, InFlight
 from gpudoctor.facts.nvml.collector_ahead import take_ahead
 from gpudoctor.facts.nvml.spawn import MAX_WORDS, DriverProcess
+from gpudoctor.facts.system.sysfs import AnyPath
 from gpudoctor.process.pipes import LineReader, LongLineError, pipe_with_child
 
 _TICK_S = 0.05
@@ -68,7 +68,7 @@ class Collector:
     if the process cannot be started.
     """
 
-    def __init__(self, root: Path, nvml: str | None = None) -> None:
+    def __init__(self, root: AnyPath, nvml: str | None = None) -> None:
         self._starting_until_s = 0.0
         self._collected = CollectorResult()
         # not Thread.join: an exception from a signal handler inside it marks the thread as ended

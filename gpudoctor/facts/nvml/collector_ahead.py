@@ -11,7 +11,6 @@ import sys
 import threading  # noqa: F401
 from contextlib import ExitStack, suppress
 from fcntl import fcntl
-from pathlib import Path
 from time import monotonic
 
 import msgspec
@@ -20,6 +19,7 @@ from gpudoctor.facts import deadlines  # noqa: F401 - this one and the next two:
 from gpudoctor.facts.nvml import codes, kernel_module  # noqa: F401
 from gpudoctor.facts.nvml.channel import SIZE_BYTES, SharedCallTrace
 from gpudoctor.facts.system import pci  # noqa: F401
+from gpudoctor.facts.system.sysfs import AnyPath
 from gpudoctor.process.die_with_parent import die_with_parent
 from gpudoctor.process.ending import kill_all
 from gpudoctor.process.forked import ForkedProcess
@@ -58,7 +58,7 @@ class ForkedCollector:
         self.ordered: tuple[str, str | None] | None = None
         self.ordered_s = 0.0
 
-    def send(self, root: Path, nvml: str | None) -> None:
+    def send(self, root: AnyPath, nvml: str | None) -> None:
         """Have it read the driver. If it has already ended, the reader of the pipe will notice."""
         self.ordered, self.ordered_s = (str(root), nvml), monotonic()
         order = msgspec.json.encode({**self._order, "root": str(root), "nvml": nvml})
@@ -83,20 +83,20 @@ def start_ahead() -> None:
     """Fork the process if that is safe: this one must have a single thread. Otherwise, and on failure, do nothing."""
     global _waiting
     try:
-        if len(os.listdir("/proc/self/task")) != 1:  # noqa: PTH208 - names, not Paths
+        if len(os.listdir("/proc/self/task")) != 1:
             return
         _waiting = ForkedCollector()
     except OSError:  # not Linux, or a limit on processes or files: `Collector` reports it if one is needed
         return
 
 
-def order_ahead(root: Path, nvml: str | None = None) -> None:
+def order_ahead(root: AnyPath, nvml: str | None = None) -> None:
     """Let the process, if there is one, start to read the driver now. Later orders are ignored."""
     if _waiting is not None and _waiting.ordered is None:
         _waiting.send(root, nvml)
 
 
-def take_ahead(root: Path, nvml: str | None) -> ForkedCollector | None:
+def take_ahead(root: AnyPath, nvml: str | None) -> ForkedCollector | None:
     """The process with its order, once; None if there is none, or if it was ordered to read something else."""
     global _waiting
     ahead, _waiting = _waiting, None
@@ -124,7 +124,7 @@ def _collect(orders: int, pipe: int, memory: int, errors: int, parent: int) -> N
         os.dup2(fd, stream)
     if sys.stderr is None:  # it was closed when Python started
         sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
-    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names, not Paths
+    for name in os.listdir("/proc/self/fd"):
         if int(name) not in (0, 1, 2, orders, pipe, memory):
             with suppress(OSError):  # the descriptor of the listing itself
                 os.close(int(name))

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
-from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
@@ -18,6 +17,7 @@ from gpudoctor.facts.model.node import Driver
 from gpudoctor.facts.nvml.channel import CallTrace, CollectorMessage, SharedCallTrace
 from gpudoctor.facts.nvml.client import load_pynvml
 from gpudoctor.facts.nvml.read_node import read_nvml
+from gpudoctor.facts.system.sysfs import SysPath
 from gpudoctor.process.ending import leave
 from gpudoctor.process.pipes import write_all
 
@@ -93,7 +93,7 @@ def serve(order: CollectorOrder) -> None:
     """Read NVML and send everything, the end message included."""
     nvml = load(order.nvml) if order.nvml else None
     sender = _Sender(order)
-    driver = read_nvml(sender, nvml, Path(order.root), own_pid=order.parent_pid)
+    driver = read_nvml(sender, nvml, SysPath(order.root), own_pid=order.parent_pid)
     sender.send(CollectorMessage(driver=driver, end=True))
 
 

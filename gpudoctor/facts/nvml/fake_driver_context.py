@@ -7,8 +7,7 @@ GPUs on the PCI bus, the kernel log) and the rest of the machine come from the s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec.structs import replace
@@ -17,6 +16,10 @@ from gpudoctor.errors import UserError
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node, from_json, to_json
+from gpudoctor.facts.system.sysfs import ROOT, AnyPath, SysPath
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 VARIABLE = "GPUDOCTOR_FAKE_DRIVER"
 _NODE, _ROOT = "node.json", "root"
@@ -29,7 +32,7 @@ class FakeDriverContext(msgspec.Struct, frozen=True):
     """The node whose driver is simulated, and the folder used as / to look for its kernel module."""
 
     node: Node
-    root: Path
+    root: AnyPath
 
     def around(self) -> dict[str, Any]:
         """The facts that do not come from the driver, by field name of `Node`."""
@@ -60,10 +63,10 @@ def _completed(gpu: Gpu, simulated: Gpu | None) -> Gpu:
     return replace(gpu, pcie=slot, processes=processes)
 
 
-def root_of(environ: Mapping[str, str]) -> Path:
+def root_of(environ: Mapping[str, str]) -> AnyPath:
     """The root below which to look for the driver's kernel module; usable before the context is read."""
     name = environ.get(VARIABLE)
-    return Path("/") if name is None else Path(name) / _ROOT
+    return ROOT if name is None else SysPath(name) / _ROOT
 
 
 def read_fake_driver_context(environ: Mapping[str, str]) -> FakeDriverContext | None:
@@ -75,9 +78,9 @@ def read_fake_driver_context(environ: Mapping[str, str]) -> FakeDriverContext | 
     name = environ.get(VARIABLE)
     if name is None:
         return None
-    folder = Path(name)
     try:
-        node = from_json((folder / _NODE).read_bytes())
+        with open(SysPath(name) / _NODE, "rb") as file:
+            node = from_json(file.read())
     except (OSError, ValueError, msgspec.MsgspecError) as error:
         why = getattr(error, "strerror", None) or error
         raise UserError(

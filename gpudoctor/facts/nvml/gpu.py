@@ -7,7 +7,6 @@ in one nvmlDeviceGetFieldValues; the getters that it replaces are called only if
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -25,6 +24,7 @@ from gpudoctor.facts.nvml.settings import (
     read_processes,
     read_settings,
 )
+from gpudoctor.facts.system.sysfs import ROOT, AnyPath
 
 MIB_SHIFT = 20
 
@@ -48,7 +48,7 @@ class System(msgspec.Struct, frozen=True):
 
     driver_version: tuple[int, ...] = ()
     confidential: bool | Missing = NOT_READ
-    root: Path = Path("/")
+    root: AnyPath = ROOT
     own_pid: int = 0
 
 

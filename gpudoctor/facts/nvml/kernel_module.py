@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import re
 import stat
-from pathlib import Path
 
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Driver
-from gpudoctor.facts.system.sysfs import read_text
+from gpudoctor.facts.system.sysfs import AnyPath, read_text
 
 NOT_LOADED = 9
 _LIBRARY = "libnvidia-ml.so.1"
@@ -24,7 +23,7 @@ _OWN_FOLDERS = (
 )
 
 
-def read_kernel_module(root: Path) -> Driver:
+def read_kernel_module(root: AnyPath) -> Driver:
     """`module_loaded`, `module_version` and `nouveau_loaded`; `init_code` 9 if the module is not loaded.
 
     As root and without the module, nvmlInit runs nvidia-modprobe and creates device nodes, so
@@ -40,7 +39,7 @@ def read_kernel_module(root: Path) -> Driver:
         known(read_text(folder / "version")) or _proc_version(proc) or Missing("no module version in /sys")
     )
     nouveau = _nouveau(root)
-    if state == "live" or (state is None and (folder.is_dir() or proc)):
+    if state == "live" or (state is None and (os.path.isdir(folder) or proc)):
         return Driver(module_loaded=True, module_version=version, nouveau_loaded=nouveau)
     unknown = _why_unknown(root) if state is None else None
     if unknown is not None:
@@ -62,18 +61,18 @@ def read_kernel_module(root: Path) -> Driver:
     )
 
 
-def _why_unknown(root: Path) -> Missing | None:
+def _why_unknown(root: AnyPath) -> Missing | None:
     """Why /sys cannot show whether the module is loaded, so that the library is called; None if it can."""
-    if (root / "dev/dxg").exists():
+    if os.path.exists(root / "dev/dxg"):
         return Missing("WSL: the driver runs in Windows")
-    if not (root / "sys/module").is_dir() and (root / "dev/nvidiactl").exists():
+    if not os.path.isdir(root / "sys/module") and os.path.exists(root / "dev/nvidiactl"):
         return Missing("this sandbox shows no /sys/module")
     if _may_be_asked(root):
         return Missing("there is no /sys/module/nvidia; the driver's library was asked")
     return None
 
 
-def _may_be_asked(root: Path) -> bool:
+def _may_be_asked(root: AnyPath) -> bool:
     """Whether the library that would be loaded may know a driver that /sys does not show, without side effects.
 
     A library outside of the distribution's folders was put there for this environment. With a device node, or for a
@@ -82,36 +81,36 @@ def _may_be_asked(root: Path) -> bool:
     library = _library(root)
     if library is None or _loads_modules(root):
         return False
-    is_own = str(library).startswith(_OWN_FOLDERS)
-    return not is_own or (root / "dev/nvidiactl").exists() or os.geteuid() != 0
+    is_own = library.startswith(_OWN_FOLDERS)
+    return not is_own or os.path.exists(root / "dev/nvidiactl") or os.geteuid() != 0
 
 
-def _loads_modules(root: Path) -> bool:
+def _loads_modules(root: AnyPath) -> bool:
     """Whether nvmlInit, called by this user, would find an nvidia-modprobe that can load the module."""
     try:
-        mode = (root / "usr/bin/nvidia-modprobe").stat().st_mode
+        mode = os.stat(root / "usr/bin/nvidia-modprobe").st_mode
     except OSError:
         return False
     return os.geteuid() == 0 or bool(mode & stat.S_ISUID)
 
 
-def _library(root: Path) -> Path | None:
+def _library(root: AnyPath) -> str | None:
     """Where the dynamic loader (ld.so(8)) would find libnvidia-ml.so.1, without the root; None if nowhere."""
     named = [f"{folder}/{_LIBRARY}" for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":")]
     try:
-        cache = (root / "etc/ld.so.cache").read_bytes()
+        with open(root / "etc/ld.so.cache", "rb") as file:
+            cache = file.read()
     except OSError:
         cache = b""
     cached = [found.decode() for found in re.findall(rb"/[!-~]*/libnvidia-ml\.so\.1(?=\0)", cache)]
     usual = [f"{folder}{_LIBRARY}" for folder in _OWN_FOLDERS]
     for path in (*named, *cached, *usual):
-        # not Path.is_file, which raises if a folder may not be entered
-        if path.startswith("/") and "i386" not in path and os.path.isfile(root / path.lstrip("/")):  # noqa: PTH113
-            return Path(path)
+        if path.startswith("/") and "i386" not in path and os.path.isfile(root / path.lstrip("/")):
+            return str(path)
     return None
 
 
-def _nouveau(root: Path) -> bool | Missing:
+def _nouveau(root: AnyPath) -> bool | Missing:
     modules = known(read_text(root / "proc/modules"))
     if modules is None:
         return Missing("/proc/modules cannot be read")

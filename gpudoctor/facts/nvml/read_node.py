@@ -9,7 +9,6 @@ from collections.abc import Callable, Container, Iterator
 from contextlib import suppress
 from ctypes import CDLL
 from functools import partial
-from pathlib import Path
 from time import monotonic
 from typing import Any, Protocol
 
@@ -24,7 +23,7 @@ from gpudoctor.facts.nvml.gpu import System, read_gpu
 from gpudoctor.facts.nvml.kernel_module import read_kernel_module
 from gpudoctor.facts.nvml.links import read_pair
 from gpudoctor.facts.system.pci import BUS_ID
-from gpudoctor.facts.system.sysfs import key_values, list_names, present, read_text
+from gpudoctor.facts.system.sysfs import ROOT, AnyPath, key_values, list_names, present, read_text
 
 _GPUS = "proc/driver/nvidia/gpus"
 _LIBRARY_NOT_FOUND = 12
@@ -55,7 +54,7 @@ class ReadingListener(Protocol):
 def read_nvml(
     listener: ReadingListener,
     nvml: Any = None,
-    root: Path = Path("/"),
+    root: AnyPath = ROOT,
     own_pid: int = 0,
 ) -> Driver:
     """Pass everything that NVML has to the listener; return the driver with its statistics.
@@ -94,7 +93,7 @@ def read_nvml(
     return replace(driver, drained_gpus=tuple(bus_id for bus_id in hidden if _is_drained(client, bus_id)))
 
 
-def read_hidden_gpus(root: Path, shown: Container[str]) -> dict[str, dict[str, str]] | Missing:
+def read_hidden_gpus(root: AnyPath, shown: Container[str]) -> dict[str, dict[str, str]] | Missing:
     """`information` of each GPU that the kernel module drives and NVML does not show, by bus id.
 
     The kernel module may take its locks to produce it, so this must run in the collector process.
@@ -110,7 +109,7 @@ def read_hidden_gpus(root: Path, shown: Container[str]) -> dict[str, dict[str, s
     return hidden
 
 
-def is_denied(root: Path, information: dict[str, str]) -> bool:
+def is_denied(root: AnyPath, information: dict[str, str]) -> bool:
     """Whether the GPU's /dev/nvidiaN may not be opened.
 
     access(2) checks only the permission, including the device cgroup, and never opens the file: that would

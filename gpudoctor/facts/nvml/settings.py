@@ -9,16 +9,15 @@ from collections.abc import Mapping
 from contextlib import suppress
 from ctypes import byref, c_uint
 from functools import lru_cache
-from pathlib import Path
 from threading import Thread
 from typing import Any
 
 from gpudoctor.facts.model.gpu import GpuProcess, MigInstance, Settings
-from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, if_known
+from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, if_known, known
 from gpudoctor.facts.nvml import codes
 from gpudoctor.facts.nvml.client import DriverError, NvmlClient, in_range
 from gpudoctor.facts.nvml.memory_health import flag
-from gpudoctor.facts.system.sysfs import format_cpu_list, key_values, read_int, read_text
+from gpudoctor.facts.system.sysfs import AnyPath, format_cpu_list, key_values, read_int, read_text
 
 _MASK_BITS = 64
 _MASK_WORDS = 64  # 4096 CPUs
@@ -31,7 +30,7 @@ _NAME_LOOKUP_S = 0.5
 _COMM_LENGTH = 15
 
 
-def read_identity(client: NvmlClient, root: Path, bus_id: str) -> dict[str, Any]:
+def read_identity(client: NvmlClient, root: AnyPath, bus_id: str) -> dict[str, Any]:
     """The leaves of `Gpu` that identify the board, by name."""
     capability = client.ask("nvmlDeviceGetCudaComputeCapability")
     return {
@@ -65,7 +64,7 @@ def _module_id(client: NvmlClient) -> int | Missing:
     return number
 
 
-def _minor_number(client: NvmlClient, root: Path, bus_id: str) -> int | Missing:
+def _minor_number(client: NvmlClient, root: AnyPath, bus_id: str) -> int | Missing:
     """From /proc if possible, which costs no driver call: "Device Minor: 	 0"."""
     text = read_text(root / "proc/driver/nvidia/gpus" / bus_id / "information")
     minor = "" if isinstance(text, Missing) else key_values(text).get("Device Minor", "")
@@ -133,7 +132,7 @@ def _mig_instance(client: NvmlClient, handle: Any) -> MigInstance:
 
 
 def read_processes(
-    client: NvmlClient, root: Path, own_pid: int, driver: tuple[int, ...]
+    client: NvmlClient, root: AnyPath, own_pid: int, driver: tuple[int, ...]
 ) -> tuple[GpuProcess, ...] | Missing:
     """Processes by pid; names and users from /proc. MPS clients are read only if an MPS server is seen."""
     compute = running(client, "Compute", driver)
@@ -183,27 +182,28 @@ def running(client: NvmlClient, kind: str, driver: tuple[int, ...]) -> dict[int,
     return found
 
 
-def process_name(root: Path, pid: int) -> str | Missing:
+def process_name(root: AnyPath, pid: int) -> str | Missing:
     """The name of the process's program, from its command line if the kernel truncated it."""
     folder = root / "proc" / str(pid)
-    try:
-        comm = (folder / "comm").read_text(encoding="utf-8", errors="replace").strip()
-        if len(comm) < _COMM_LENGTH:
-            return comm
-        command = (folder / "cmdline").read_bytes().split(b"\0", 1)[0].decode("utf-8", "replace")
-        full = os.path.basename(command)  # noqa: PTH119 - a command line, not a path
-        return full if full.startswith(comm) else comm
-    except OSError:
+    comm = known(read_text(folder / "comm"))
+    if comm is None:
         return _no_process(pid)
+    if len(comm) < _COMM_LENGTH:
+        return comm
+    command = known(read_text(folder / "cmdline"))
+    if command is None:
+        return _no_process(pid)
+    full = os.path.basename(command.split("\0", 1)[0])
+    return full if full.startswith(comm) else comm
 
 
 def _no_process(pid: int) -> Missing:
     return Missing(f"no process {pid} is seen here: it ended, or lives in another PID namespace")
 
 
-def _user(root: Path, pid: int) -> str | Missing:
+def _user(root: AnyPath, pid: int) -> str | Missing:
     try:
-        uid = (root / "proc" / str(pid)).stat().st_uid
+        uid = os.stat(root / "proc" / str(pid)).st_uid
     except OSError:
         return _no_process(pid)
     return _user_name(uid)
@@ -225,21 +225,20 @@ def _user_name(uid: int) -> str:
     return found[0] if found else str(uid)
 
 
-def _ancestors(root: Path, pid: int) -> set[int]:
+def _ancestors(root: AnyPath, pid: int) -> set[int]:
     """The process and its ancestors."""
     line: set[int] = set()
     while pid > 0 and pid not in line:
         line.add(pid)
-        try:
-            status = (root / "proc" / str(pid) / "status").read_text(encoding="utf-8", errors="replace")
-        except OSError:
+        status = known(read_text(root / "proc" / str(pid) / "status"))
+        if status is None:
             break
         parent = re.search(r"^PPid:\s+(\d+)", status, re.MULTILINE)
         pid = int(parent.group(1)) if parent else 0
     return line
 
 
-def read_numa_node(client: NvmlClient, device: Path) -> int | Missing | None:
+def read_numa_node(client: NvmlClient, device: AnyPath) -> int | Missing | None:
     """The NUMA node nearest to the GPU; None if neither the firmware nor the driver has one.
 
     From the GPU's folder in /sys, else from the driver. Not nvmlDeviceGetNumaNodeId, which on
@@ -252,7 +251,7 @@ def read_numa_node(client: NvmlClient, device: Path) -> int | Missing | None:
     return if_known(nodes, lambda numbers: min(numbers, default=None))
 
 
-def read_cpu_affinity(client: NvmlClient, device: Path) -> str | Missing:
+def read_cpu_affinity(client: NvmlClient, device: AnyPath) -> str | Missing:
     """The CPUs near the GPU as a kernel list (0-55,112-167), from /sys, else from the driver."""
     local = read_text(device / "local_cpulist")
     if isinstance(local, str) and local:

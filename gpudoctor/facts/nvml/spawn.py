@@ -11,7 +11,6 @@ import signal
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from threading import Lock
 from time import monotonic
 
@@ -21,6 +20,7 @@ from msgspec.structs import replace
 from gpudoctor.facts.deadlines import START_CALLS
 from gpudoctor.facts.model.node import Unanswered
 from gpudoctor.facts.nvml.channel import SIZE_BYTES, InFlight, SharedCallTrace
+from gpudoctor.facts.system.sysfs import ROOT, AnyPath
 from gpudoctor.lazy import lazy_imports
 from gpudoctor.process.die_with_parent import dependent_python
 from gpudoctor.process.ending import RunningProcess, signal_name
@@ -47,7 +47,7 @@ class CpuStarvation:
     If the kernel has no schedstat, only the latter is known.
     """
 
-    def __init__(self, pid: int, root: Path = Path("/"), clock: Callable[[], float] = monotonic) -> None:
+    def __init__(self, pid: int, root: AnyPath = ROOT, clock: Callable[[], float] = monotonic) -> None:
         self._tasks = str(root / "proc" / str(pid) / "task")
         self._clock = clock
         self._waited_ns: dict[str, int] = {}
@@ -81,12 +81,12 @@ class CpuStarvation:
         """The time that all threads together waited for a CPU since the last look."""
         before, self._waited_ns = self._waited_ns, {}
         try:
-            threads = os.listdir(self._tasks)  # noqa: PTH208 - names, not Paths: runs twenty times a second
+            threads = os.listdir(self._tasks)
         except OSError:
             return 0.0
         for thread in threads:
             try:
-                with open(f"{self._tasks}/{thread}/schedstat", "rb") as file:  # noqa: PTH123
+                with open(f"{self._tasks}/{thread}/schedstat", "rb") as file:
                     self._waited_ns[thread] = int(file.read(200).split()[1])
             except (OSError, ValueError, IndexError):
                 continue

@@ -12,11 +12,10 @@ import socket
 import stat
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Environment, NcclNetPlugin, Software, Variable
-from gpudoctor.facts.system.sysfs import list_names, missing_from, present, read_text
+from gpudoctor.facts.system.sysfs import ROOT, AnyPath, SysPath, list_names, missing_from, present, read_text
 from gpudoctor.lazy import lazy_imports, lazy_pattern
 
 with lazy_imports():  # starts processes, which the readers of captures do not
@@ -65,7 +64,7 @@ _DEFAULT_FOLDERS = (
 )
 
 
-def read_environment(environ: Mapping[str, str], root: Path = Path("/")) -> Environment:
+def read_environment(environ: Mapping[str, str], root: AnyPath = ROOT) -> Environment:
     """The variables of interest, by name; `path_exists` is set if one names a file, and its file system answers.
 
     Variables whose name suggests a secret are never kept. Values are truncated to 4096 characters.
@@ -91,7 +90,7 @@ def parse_env_text(text: str) -> Environment:
     return Environment(variables=_kept(variables.items(), None))
 
 
-def _kept(items: Iterable[tuple[str, str]], root: Path | None) -> tuple[Variable, ...]:
+def _kept(items: Iterable[tuple[str, str]], root: AnyPath | None) -> tuple[Variable, ...]:
     expected = ((name, value) for name, value in sorted(items) if name in _NAMES or name.startswith(_PREFIXES))
     retained = [(name, value) for name, value in expected if not _SECRET.search(name)]
     exist = {} if root is None else _paths_exist([value for name, value in retained if _names_file(name, value)], root)
@@ -115,12 +114,12 @@ def _names_file(name: str, value: str) -> bool:
     return name in _FILES or (name in _LIBRARIES and "/" in value)
 
 
-def _paths_exist(paths: list[str], root: Path) -> dict[str, bool | None]:
+def _paths_exist(paths: list[str], root: AnyPath) -> dict[str, bool | None]:
     """Whether each path exists; None if it is on a mount that does not answer, which would block this process."""
     absolute = [path for path in paths if path.startswith("/")]
-    found: dict[str, bool | None] = {path: os.path.exists(path) for path in paths if path not in absolute}  # noqa: PTH110 - Path.exists raises on odd text
-    if root != Path("/"):
-        return found | {path: os.path.exists(root / path.lstrip("/")) for path in absolute}  # noqa: PTH110
+    found: dict[str, bool | None] = {path: os.path.exists(path) for path in paths if path not in absolute}
+    if os.fspath(root) != ROOT:
+        return found | {path: os.path.exists(root / path.lstrip("/")) for path in absolute}
     for path, status in zip(absolute, path_status.ask_paths(absolute) if absolute else (), strict=True):
         found[path] = None if isinstance(status, Missing) else status.error is None
     return found
@@ -148,9 +147,9 @@ def read_software(search_path: Sequence[str] | None = None) -> Software:
     them in one process make NCCL fail in unpredictable ways.
     """
     search_path = sys.path if search_path is None else search_path
-    folders = [Path(entry or ".") for entry in search_path if _is_folder(entry or ".")]
+    folders = [SysPath(entry or ".") for entry in search_path if os.path.isdir(entry or ".")]
     python = ".".join(str(part) for part in sys.version_info[:3])
-    torch = next((folder / "torch" for folder in folders if (folder / "torch/__init__.py").is_file()), None)
+    torch = next((folder / "torch" for folder in folders if os.path.isfile(folder / "torch/__init__.py")), None)
     if torch is None:
         return Software(python, _NOT_INSTALLED, _NOT_INSTALLED, _NOT_INSTALLED, _NOT_INSTALLED)
     text = known(read_text(torch / "version.py")) or ""
@@ -173,14 +172,14 @@ def _assigned(text: str, name: str) -> str | None:
     return found.group(1) if found else None
 
 
-def _nccl_version(folders: list[Path], copies: list[Path], cuda: str | None) -> str | Missing:
+def _nccl_version(folders: list[SysPath], copies: list[SysPath], cuda: str | None) -> str | Missing:
     for folder in folders:
-        for entry in sorted(folder.glob("nvidia_nccl_cu*.dist-info")):
-            found = re.fullmatch(r"nvidia_nccl_cu\d+-(.+)\.dist-info", entry.name)
+        for name in known(list_names(folder)) or ():
+            found = re.fullmatch(r"nvidia_nccl_cu\d+-(.+)\.dist-info", name)
             if found:
                 return found.group(1)
     for copy in copies:
-        found = re.search(r"\.so\.(\d+\.\d+.*)$", copy.resolve().name)
+        found = re.search(r"\.so\.(\d+\.\d+.*)$", os.path.basename(os.path.realpath(copy)))
         if found:
             return found.group(1)
     if cuda is None:
@@ -191,27 +190,22 @@ def _nccl_version(folders: list[Path], copies: list[Path], cuda: str | None) -> 
     return Missing("no NCCL library beside PyTorch: it may be linked into it")
 
 
-def _nccl_copies(torch: Path, folders: list[Path]) -> list[Path]:
+def _nccl_copies(torch: SysPath, folders: list[SysPath]) -> list[SysPath]:
     """libnccl in torch's folder, in the nvidia packages, and in LD_LIBRARY_PATH; each file once."""
     places = [torch / "lib", *(folder / "nvidia/nccl/lib" for folder in folders)]
-    places += [Path(entry) for entry in os.environ.get("LD_LIBRARY_PATH", "").split(":") if entry]
-    found: dict[Path, Path] = {}
+    places += [SysPath(entry) for entry in os.environ.get("LD_LIBRARY_PATH", "").split(":") if entry]
+    found: dict[str, SysPath] = {}
     for place in places:
-        for file in sorted(place.glob("libnccl.so.*")) if _is_folder(place) else ():
-            if os.path.exists(file):  # noqa: PTH110 - a link that leads nowhere is no copy
-                found.setdefault(file.resolve(), file)
+        for name in known(list_names(place)) or ():
+            if name.startswith("libnccl.so.") and os.path.exists(place / name):  # a link that leads nowhere is no copy
+                found.setdefault(os.path.realpath(place / name), place / name)
     return list(found.values())
-
-
-def _is_folder(path: str | Path) -> bool:
-    # Path.is_dir and glob raise if a parent folder may not be entered or the name is too long
-    return os.path.isdir(path)  # noqa: PTH112
 
 
 # NCCL's network plugins
 
 
-def read_nccl_net_plugins(root: Path, environment: Mapping[str, str]) -> tuple[NcclNetPlugin, ...] | Missing:
+def read_nccl_net_plugins(root: AnyPath, environment: Mapping[str, str]) -> tuple[NcclNetPlugin, ...] | Missing:
     """The plugins in the loader's order: LD_LIBRARY_PATH, its cache, its default folders; each once.
 
     A path in NCCL_NET_PLUGIN comes first. No library is loaded: the one for libfabric is recognised by its strings.
@@ -229,15 +223,15 @@ def read_nccl_net_plugins(root: Path, environment: Mapping[str, str]) -> tuple[N
     return tuple(NcclNetPlugin(path, _is_for_libfabric(root / path.lstrip("/"))) for path in dict.fromkeys(found))
 
 
-def _in_folder(root: Path, folder: str) -> list[str]:
+def _in_folder(root: AnyPath, folder: str) -> list[str]:
     names = known(list_names(root / folder.lstrip("/"))) or ()
     return [f"{folder.rstrip('/')}/{name}" for name in names if _FILE.fullmatch(name)]
 
 
-def _in_cache(root: Path) -> list[str] | Missing:
+def _in_cache(root: AnyPath) -> list[str] | Missing:
     """Existing paths of plugins among the strings of the loader's cache (ldconfig(8))."""
     try:
-        with (root / _CACHE).open("rb") as file:
+        with open(root / _CACHE, "rb") as file:
             text = file.read(_CACHE_BYTES)
     except FileNotFoundError:
         return []  # musl, and images without a cache
@@ -247,10 +241,10 @@ def _in_cache(root: Path) -> list[str] | Missing:
     return [path for path in paths if present(root / path.lstrip("/"))]
 
 
-def _is_for_libfabric(path: Path) -> bool | Missing:
+def _is_for_libfabric(path: AnyPath) -> bool | Missing:
     try:
         # O_NONBLOCK: a FIFO of that name would wait for its writer
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # noqa: PTH123 - a descriptor
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             plain = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
             return plain and _LIBFABRIC in file.read(_LIBRARY_BYTES)
     except OSError as error:

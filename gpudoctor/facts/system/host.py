@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 import time
-from pathlib import Path
 
 from gpudoctor.facts.model.missing import Missing, if_known, known
 from gpudoctor.facts.model.node import Host, NumaNode
 from gpudoctor.facts.system.environment import given_node_name
 from gpudoctor.facts.system.sysfs import (
+    ROOT,
+    AnyPath,
     format_cpu_list,
     key_values,
     list_names,
@@ -30,7 +31,7 @@ _CPU = lazy_pattern(r"cpu\d+")
 _NUMBER = lazy_pattern(r"\d{1,15}(?:\.\d{1,15})?")
 
 
-def read_host(root: Path) -> Host:
+def read_host(root: AnyPath) -> Host:
     """Every fact of `Host`; one that cannot be read is Missing and does not affect the others."""
     machine = _machine(root)
     nodes = read_numa_nodes(root, machine)
@@ -69,31 +70,31 @@ def read_host(root: Path) -> Host:
     )
 
 
-def _is_this_machine(root: Path) -> bool:
-    return root == Path("/")
+def _is_this_machine(root: AnyPath) -> bool:
+    return os.fspath(root) == ROOT
 
 
-def _hostname(root: Path) -> str | Missing:
+def _hostname(root: AnyPath) -> str | Missing:
     """GPUDOCTOR_NODE_NAME if set, because the kernel's name in a pod is the pod's."""
     given = given_node_name() if _is_this_machine(root) else None
     return given or read_text(root / "proc/sys/kernel/hostname")
 
 
-def _machine(root: Path) -> str | Missing:
+def _machine(root: AnyPath) -> str | Missing:
     """/proc has the architecture only since Linux 6.1; uname has that of the running kernel."""
     if _is_this_machine(root):
         return os.uname().machine
     return read_text(root / "proc/sys/kernel/arch")
 
 
-def _uptime_s(root: Path) -> float | Missing:
+def _uptime_s(root: AnyPath) -> float | Missing:
     """Seconds since the kernel's boot, as its log counts them: /proc/uptime in LXC is that of the container."""
     if _is_this_machine(root):
         return round(time.clock_gettime(time.CLOCK_BOOTTIME), 2)
     return _first_number(root / "proc/uptime")
 
 
-def _os_name(root: Path) -> str | Missing:
+def _os_name(root: AnyPath) -> str | Missing:
     text = read_text(root / "etc/os-release")
     if isinstance(text, Missing):
         text = read_text(root / "usr/lib/os-release")
@@ -103,7 +104,7 @@ def _os_name(root: Path) -> str | Missing:
     return named[1].strip().strip("\"'") if named else Missing("os-release has no PRETTY_NAME", "absent")
 
 
-def _first_number(path: Path) -> float | Missing:
+def _first_number(path: AnyPath) -> float | Missing:
     text = read_text(path)
     if isinstance(text, Missing):
         return text
@@ -128,7 +129,7 @@ def _without_gpu_memory(memory_mib: int | Missing, gpu_memory_mib: int | Missing
     return max(0, memory_mib - gpu_memory_mib)
 
 
-def _cpus(root: Path) -> tuple[int | Missing, frozenset[int] | Missing]:
+def _cpus(root: AnyPath) -> tuple[int | Missing, frozenset[int] | Missing]:
     """How many CPUs are online, and those that this process may run on.
 
     The kernel's Cpus_allowed_list may name CPUs that do not exist, so only online ones are kept.
@@ -148,7 +149,7 @@ def _cpus(root: Path) -> tuple[int | Missing, frozenset[int] | Missing]:
     return total, (allowed & online if online else allowed)
 
 
-def _one_of_all_cpus(root: Path, attribute: str) -> str | Missing:
+def _one_of_all_cpus(root: AnyPath, attribute: str) -> str | Missing:
     """A cpufreq attribute of all CPUs: the common value, or the different ones joined by commas."""
     folder = root / "sys/devices/system/cpu"
     names = list_names(folder)
@@ -169,7 +170,7 @@ def _one_of_all_cpus(root: Path, attribute: str) -> str | Missing:
     return unread or Missing("the CPUs' clocks are not under this kernel's control", "absent")
 
 
-def _shared_memory(root: Path) -> tuple[int | Missing, int | Missing]:
+def _shared_memory(root: AnyPath) -> tuple[int | Missing, int | Missing]:
     """Size and free space of /dev/shm in MiB."""
     try:
         stats = os.statvfs(root / "dev/shm")
@@ -183,7 +184,7 @@ def _shared_memory(root: Path) -> tuple[int | Missing, int | Missing]:
     return stats.f_blocks * stats.f_frsize // mib, stats.f_bavail * stats.f_frsize // mib
 
 
-def _ulimit(root: Path, name: str, unit: int = 1) -> int | Missing | None:
+def _ulimit(root: AnyPath, name: str, unit: int = 1) -> int | Missing | None:
     """The soft limit of this process, which is the effective one; None if it is unlimited."""
     text = read_text(root / "proc/self/limits")
     if isinstance(text, Missing):
@@ -201,7 +202,7 @@ def _ulimit(root: Path, name: str, unit: int = 1) -> int | Missing | None:
 # NUMA nodes, and which of them are GPU memory rather than RAM
 
 
-def read_numa_nodes(root: Path, machine: str | Missing) -> tuple[NumaNode, ...] | Missing:
+def read_numa_nodes(root: AnyPath, machine: str | Missing) -> tuple[NumaNode, ...] | Missing:
     """The nodes by number.
 
     A node without CPUs is GPU memory if the NVIDIA driver names it in a GPU's `numa_status`, or
@@ -224,7 +225,7 @@ def read_numa_nodes(root: Path, machine: str | Missing) -> tuple[NumaNode, ...] 
     return tuple(nodes)
 
 
-def gpu_memory_free_mib(root: Path, nodes: tuple[NumaNode, ...]) -> int:
+def gpu_memory_free_mib(root: AnyPath, nodes: tuple[NumaNode, ...]) -> int:
     """Free memory of the GPU-memory nodes, which the kernel includes in MemAvailable."""
     total = 0
     for node in nodes:
@@ -234,7 +235,7 @@ def gpu_memory_free_mib(root: Path, nodes: tuple[NumaNode, ...]) -> int:
     return total
 
 
-def read_meminfo_mib(path: Path, key: str) -> int | Missing:
+def read_meminfo_mib(path: AnyPath, key: str) -> int | Missing:
     """One line of a meminfo file in MiB (the file has kB)."""
     text = read_text(path)
     if isinstance(text, Missing):
@@ -248,7 +249,7 @@ def read_meminfo_mib(path: Path, key: str) -> int | Missing:
     return int(number) // 1024
 
 
-def _nodes_named_by_driver(root: Path) -> frozenset[int]:
+def _nodes_named_by_driver(root: AnyPath) -> frozenset[int]:
     folder = root / "proc/driver/nvidia/gpus"
     names = known(list_names(folder)) or ()
     reported = (_NUMA_STATUS.search(known(read_text(folder / name / "numa_status")) or "") for name in names)

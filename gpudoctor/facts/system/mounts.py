@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import msgspec
 from msgspec.structs import replace
@@ -12,7 +11,7 @@ from msgspec.structs import replace
 from gpudoctor.facts.model.missing import Missing, if_known, known
 from gpudoctor.facts.model.storage import StorageDevice
 from gpudoctor.facts.system.pci import BUS_ID, read_path
-from gpudoctor.facts.system.sysfs import list_names, present, read_int, read_match, read_text
+from gpudoctor.facts.system.sysfs import ROOT, AnyPath, SysPath, list_names, present, read_int, read_match, read_text
 from gpudoctor.lazy import lazy_pattern
 
 # File systems without user data: the kernel generates their content
@@ -57,7 +56,7 @@ class Mount(msgspec.Struct, frozen=True):
     below: int = 0
 
 
-def read_mounts(root: Path = Path("/")) -> tuple[Mount, ...] | Missing:
+def read_mounts(root: AnyPath = ROOT) -> tuple[Mount, ...] | Missing:
     """All mounts in the order in which they were made; lines that cannot be parsed are left out."""
     text = read_text(root / "proc/self/mountinfo", _MAX_BYTES)
     return if_known(text, lambda text: tuple(filter(None, map(_parsed, text.split("\n")))))
@@ -132,7 +131,7 @@ def _may_be_silent(mounts: Sequence[Mount]) -> set[str]:
 def _target_of(path: str) -> str | None:
     """Where a symbolic link leads; None if it is none, or does not exist."""
     try:
-        return os.readlink(path)  # noqa: PTH115 - keeps bytes that are not text as they are
+        return os.readlink(path)  # keeps bytes that are not text as they are
     except (OSError, ValueError):  # ValueError: a NUL in the path
         return None
 
@@ -177,7 +176,7 @@ def without_escapes(text: str) -> str:
 # The disks behind a file system, from /sys: through partitions, md and device mapper down to the hardware
 
 
-def read_devices(mount: Mount, root: Path) -> tuple[StorageDevice, ...] | Missing:
+def read_devices(mount: Mount, root: AnyPath) -> tuple[StorageDevice, ...] | Missing:
     """The disks of a mount, by name; Missing (absent) for a file system that has none, or does not name them."""
     folder = _folder(mount, root)
     if folder is None:
@@ -186,7 +185,7 @@ def read_devices(mount: Mount, root: Path) -> tuple[StorageDevice, ...] | Missin
     return tuple(_device(leaf, root) for leaf in sorted(leaves))
 
 
-def _folder(mount: Mount, root: Path) -> Path | None:
+def _folder(mount: Mount, root: AnyPath) -> AnyPath | None:
     if _DEVICE.fullmatch(mount.device) and present(root / "sys/dev/block" / mount.device):
         return _real(root / "sys/dev/block" / mount.device)
     # btrfs makes up its device number, but names a disk as its source
@@ -195,7 +194,7 @@ def _folder(mount: Mount, root: Path) -> Path | None:
     return _real(path) if path is not None and present(path) else None
 
 
-def _leaves(folder: Path, depth: int) -> Iterator[Path]:
+def _leaves(folder: AnyPath, depth: int) -> Iterator[AnyPath]:
     if present(folder / "partition"):
         folder = folder.parent
     below = known(list_names(folder / "slaves")) or ()
@@ -205,7 +204,7 @@ def _leaves(folder: Path, depth: int) -> Iterator[Path]:
         yield from _leaves(_real(folder / "slaves" / name), depth - 1)
 
 
-def _device(folder: Path, root: Path) -> StorageDevice:
+def _device(folder: AnyPath, root: AnyPath) -> StorageDevice:
     on_bus = _pci_function(folder)
     disk = StorageDevice(
         name=folder.name,
@@ -232,18 +231,23 @@ def _device(folder: Path, root: Path) -> StorageDevice:
     )
 
 
-def _pci_function(folder: Path) -> tuple[Path, str] | None:
+def _pci_function(folder: AnyPath) -> tuple[AnyPath, str] | None:
     """The folder of an NVMe disk's controller, and its bus id; None if it has none, or several (multipath)."""
-    above = [parent for parent in folder.parents if _CONTROLLER.fullmatch(parent.name)]
+    above = [parent for parent in _parents(folder) if _CONTROLLER.fullmatch(parent.name)]
     if not above:
         # native multipath: the disk's folder is in its subsystem, next to links to its controllers
         names = known(list_names(folder.parent)) or ()
         above = [_real(folder.parent / name) for name in names if _CONTROLLER.fullmatch(name)]
     if len(above) != 1:
         return None
-    bus_id = next((parent.name for parent in above[0].parents if BUS_ID.fullmatch(parent.name)), None)
+    bus_id = next((parent.name for parent in _parents(above[0]) if BUS_ID.fullmatch(parent.name)), None)
     return None if bus_id is None else (above[0], bus_id)
 
 
-def _real(path: Path) -> Path:
-    return Path(os.path.realpath(path))
+def _parents(folder: AnyPath) -> Iterator[AnyPath]:
+    while (above := folder.parent) != folder:
+        yield (folder := above)
+
+
+def _real(path: AnyPath) -> SysPath:
+    return SysPath(os.path.realpath(path))

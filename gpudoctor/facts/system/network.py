@@ -6,12 +6,21 @@ import os
 import socket
 import threading
 from collections.abc import Mapping
-from pathlib import Path
 
 from gpudoctor.facts.model.missing import NOT_READ, Fact, Missing, MissingKind, if_known, known
 from gpudoctor.facts.model.node import Interface, Network, RdmaPort
 from gpudoctor.facts.system.pci import BUS_ID, read_numa_node
-from gpudoctor.facts.system.sysfs import link_name, list_names, present, read_int, read_match, read_text
+from gpudoctor.facts.system.sysfs import (
+    ROOT,
+    AnyPath,
+    SysPath,
+    link_name,
+    list_names,
+    present,
+    read_int,
+    read_match,
+    read_text,
+)
 from gpudoctor.lazy import lazy_imports, lazy_pattern
 
 with lazy_imports():
@@ -34,7 +43,7 @@ _NO_SUCH_NAME = (socket.EAI_NONAME, socket.EAI_NODATA)  # every other error says
 SETTINGS = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_IB_DISABLE")
 
 
-def read_network(root: Path) -> Network:
+def read_network(root: AnyPath) -> Network:
     """Interfaces by name, RDMA ports by device and port.
 
     A machine without RDMA devices has an empty `rdma_ports`. States are without the kernel's
@@ -49,7 +58,7 @@ def read_network(root: Path) -> Network:
     )
 
 
-def _interfaces(root: Path) -> tuple[Interface, ...] | Missing:
+def _interfaces(root: AnyPath) -> tuple[Interface, ...] | Missing:
     folder = root / "sys/class/net"
     names = list_names(folder)
     if isinstance(names, Missing):
@@ -66,7 +75,7 @@ def _interfaces(root: Path) -> tuple[Interface, ...] | Missing:
     )
 
 
-def _interface_speed(interface: Path) -> float | Missing:
+def _interface_speed(interface: AnyPath) -> float | Missing:
     """Speed in Gbit/s. If there is none, reading it fails or returns -1, which is no fault of the interface."""
     speed = read_int(interface / "speed")
     # 4294967295 is the kernel's SPEED_UNKNOWN, unsigned
@@ -79,7 +88,7 @@ def _interface_speed(interface: Path) -> float | Missing:
     return Missing("the adapter does not tell its speed", "unsupported")
 
 
-def _rdma_ports(root: Path) -> tuple[RdmaPort, ...] | Missing:
+def _rdma_ports(root: AnyPath) -> tuple[RdmaPort, ...] | Missing:
     folder = root / "sys/class/infiniband"
     devices = list_names(folder)
     if isinstance(devices, Missing):
@@ -92,9 +101,9 @@ def _rdma_ports(root: Path) -> tuple[RdmaPort, ...] | Missing:
     return tuple(sorted(ports, key=lambda port: (port.device, port.port)))
 
 
-def _rdma_port(device: Path, number: int) -> RdmaPort:
+def _rdma_port(device: AnyPath, number: int) -> RdmaPort:
     port = device / "ports" / str(number)
-    behind = Path(os.path.realpath(device / "device"))
+    behind = SysPath(os.path.realpath(device / "device"))
     rate, driver = read_match(port / "rate", _RATE), link_name(device / "device/driver")
     on_pci = BUS_ID.fullmatch(behind.name) is not None
     return RdmaPort(
@@ -119,7 +128,7 @@ def _rdma_port(device: Path, number: int) -> RdmaPort:
     )
 
 
-def _interface_of(behind: Path, port: Path) -> str | Missing:
+def _interface_of(behind: AnyPath, port: AnyPath) -> str | Missing:
     """The network interface of the port: that of its GIDs (RoCE), or the device's only one (IPoIB)."""
     folder = port / "gid_attrs/ndevs"
     # reading an unused GID fails with EINVAL; the used ones come first
@@ -132,7 +141,7 @@ def _interface_of(behind: Path, port: Path) -> str | Missing:
     return Missing("the port has no network interface", "absent")
 
 
-def _peermem_loaded(root: Path) -> bool | Missing:
+def _peermem_loaded(root: AnyPath) -> bool | Missing:
     if any(present(root / "sys/module" / name) for name in _PEERMEM):
         return True
     names = tuple(f"{name} " for name in _PEERMEM)
@@ -140,7 +149,7 @@ def _peermem_loaded(root: Path) -> bool | Missing:
     return if_known(modules, lambda text: any(line.startswith(names) for line in text.splitlines()))
 
 
-def _peermem_registered(root: Path) -> bool | Missing:
+def _peermem_registered(root: AnyPath) -> bool | Missing:
     """Whether the module is registered with the InfiniBand core: in its list of peers, else among its holders.
 
     Source: NCCL's net_ib.cc checks the same list, which MLNX_OFED's ib_core creates.
@@ -153,7 +162,7 @@ def _peermem_registered(root: Path) -> bool | Missing:
     return any(present(holder) for holder in holders)
 
 
-def _dmabuf_supported(root: Path) -> bool | Missing:
+def _dmabuf_supported(root: AnyPath) -> bool | Missing:
     """Whether an RDMA adapter can map GPU memory without nvidia_peermem: both kernel and driver support it."""
     release = read_text(root / "proc/sys/kernel/osrelease")
     if isinstance(release, Missing):
@@ -202,7 +211,7 @@ class Reach(Fact, frozen=True):
         return next((interface for interface in interfaces if address in interface.addresses), None)
 
 
-def read_reach(root: Path, environment: Mapping[str, str]) -> Reach:
+def read_reach(root: AnyPath, environment: Mapping[str, str]) -> Reach:
     """Query kernel and resolver; interfaces are not read from /sys, which may show another network namespace."""
     hostname = socket.gethostname()
     return Reach(
@@ -271,4 +280,4 @@ def own_addresses() -> list[str]:
 
 def read_here() -> Reach:
     """How this machine is reached."""
-    return read_reach(Path("/"), os.environ)
+    return read_reach(ROOT, os.environ)

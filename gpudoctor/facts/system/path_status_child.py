@@ -60,14 +60,14 @@ def _answer_one(descriptor: int, writing: threading.Lock, place: int, path: str)
 
 def _of_nearest(path: str) -> dict[str, object]:
     """The status of the nearest existing parent folder, where a cache that does not exist yet will be created."""
-    while (path := os.path.dirname(path)) != "/":  # noqa: PTH120
+    while (path := os.path.dirname(path)) != "/":
         with suppress(OSError):
             return _status(path)
     return _status(path)
 
 
 def _status(path: str) -> dict[str, object]:
-    seen = os.stat(path)  # noqa: PTH116 - Path would be one more import
+    seen = os.stat(path)
     kind = _KINDS.get(stat.S_IFMT(seen.st_mode), "special file")
     space = os.statvfs(path)
     return {

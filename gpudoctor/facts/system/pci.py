@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Literal
 
 from gpudoctor.facts.model.gpu import PcieHop
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import PciBus, PciDevice, short_bus_id
-from gpudoctor.facts.system.sysfs import link_name, list_names, missing_from, present, read_int, read_text
+from gpudoctor.facts.system.sysfs import (
+    AnyPath,
+    SysPath,
+    link_name,
+    list_names,
+    missing_from,
+    present,
+    read_int,
+    read_text,
+)
 from gpudoctor.lazy import lazy_pattern
 
 DEVICES = "sys/bus/pci/devices"
@@ -27,7 +35,7 @@ _ACS_REQUEST_REDIRECT = 0x4
 _ACS_COMPLETION_REDIRECT = 0x8
 
 
-def read_pci(root: Path) -> PciBus:
+def read_pci(root: AnyPath) -> PciBus:
     """NVIDIA's display, 3D and NVSwitch functions on the bus, by bus id, and the state of the IOMMU.
 
     Audio, USB and UCSI functions of a graphics card are left out. `driver` is None if none is
@@ -37,7 +45,7 @@ def read_pci(root: Path) -> PciBus:
     return PciBus(nvidia_devices=devices, iommu=_iommu(root, devices))
 
 
-def read_path(root: Path, bus_id: str) -> tuple[PcieHop, ...] | Missing:
+def read_path(root: AnyPath, bus_id: str) -> tuple[PcieHop, ...] | Missing:
     """Every PCIe device from the GPU (first) up to the root port (last).
 
     If a hypervisor or a container hides the bridges, the GPU is the only hop; link values that such a
@@ -49,8 +57,8 @@ def read_path(root: Path, bus_id: str) -> tuple[PcieHop, ...] | Missing:
         return Missing(f"{bus_id[:40]!r} is not a PCI bus id", "failed")
     if not present(link):
         return Missing(f"{bus_id} is not in {root / DEVICES}", "absent")
-    folder = Path(os.path.realpath(link))
-    folders: list[Path] = []
+    folder = SysPath(os.path.realpath(link))
+    folders: list[AnyPath] = []
     while BUS_ID.fullmatch(folder.name):
         folders.append(folder)
         folder = folder.parent
@@ -58,7 +66,7 @@ def read_path(root: Path, bus_id: str) -> tuple[PcieHop, ...] | Missing:
     return tuple(_hop(device, is_gpu=position == 0, alone=alone) for position, device in enumerate(folders))
 
 
-def _nvidia_devices(root: Path) -> tuple[PciDevice, ...] | Missing:
+def _nvidia_devices(root: AnyPath) -> tuple[PciDevice, ...] | Missing:
     names = list_names(root / DEVICES)
     if isinstance(names, Missing):
         return names
@@ -83,14 +91,14 @@ def _nvidia_devices(root: Path) -> tuple[PciDevice, ...] | Missing:
     return tuple(found)
 
 
-def read_numa_node(device: Path) -> int | Missing | None:
+def read_numa_node(device: AnyPath) -> int | Missing | None:
     """The NUMA node of a device's sysfs folder; None if the firmware names none (-1)."""
     node = read_int(device / "numa_node")
     return None if isinstance(node, int) and node < 0 else node
 
 
 def _iommu(
-    root: Path, devices: tuple[PciDevice, ...] | Missing
+    root: AnyPath, devices: tuple[PciDevice, ...] | Missing
 ) -> Literal["off", "passthrough", "translated"] | Missing:
     """The mode of the groups that contain NVIDIA devices; without such devices, of all groups."""
     if isinstance(devices, Missing):
@@ -117,7 +125,7 @@ def _iommu(
     return "passthrough"
 
 
-def _hop(device: Path, *, is_gpu: bool, alone: bool) -> PcieHop:
+def _hop(device: AnyPath, *, is_gpu: bool, alone: bool) -> PcieHop:
     return PcieHop(
         bus_id=device.name,
         vendor_id=read_text(device / "vendor"),
@@ -135,13 +143,13 @@ def _hop(device: Path, *, is_gpu: bool, alone: bool) -> PcieHop:
     )
 
 
-def _no_link(path: Path, reading: str, alone: bool) -> Missing:
+def _no_link(path: AnyPath, reading: str, alone: bool) -> Missing:
     if alone:
         return Missing(f"{path.name} reads {reading!r}: the link is hidden by the hypervisor", "unsupported")
     return Missing(f"{path.name} reads {reading!r}", "failed")
 
 
-def _speed(path: Path, alone: bool) -> float | Missing:
+def _speed(path: AnyPath, alone: bool) -> float | Missing:
     text = read_text(path)
     if isinstance(text, Missing):
         return text
@@ -149,14 +157,14 @@ def _speed(path: Path, alone: bool) -> float | Missing:
     return float(match[1]) if match else _no_link(path, text[:40], alone)
 
 
-def _width(path: Path, alone: bool) -> int | Missing:
+def _width(path: AnyPath, alone: bool) -> int | Missing:
     width = read_int(path)
     if isinstance(width, Missing) or width in _WIDTHS:
         return width
     return _no_link(path, str(width), alone)
 
 
-def _aer_total(path: Path) -> int | Missing:
+def _aer_total(path: AnyPath) -> int | Missing:
     """The TOTAL_ERR_* line if the kernel has one, else the sum of the counters."""
     text = read_text(path)
     if isinstance(text, Missing):
@@ -173,7 +181,7 @@ def _aer_total(path: Path) -> int | Missing:
     return sum(counts.values()) if total is None else total
 
 
-def _acs_redirect(config: Path) -> bool | Missing:
+def _acs_redirect(config: AnyPath) -> bool | Missing:
     """Whether ACS redirects peer-to-peer traffic upstream; a bridge without the capability does not.
 
     The kernel shows the first 64 bytes to all users and the rest only to root; the extended

@@ -6,13 +6,12 @@ From control groups, unit files, logs and processes.
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import msgspec
 
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import FabricManager
-from gpudoctor.facts.system.sysfs import list_names, missing_from, present, read_text
+from gpudoctor.facts.system.sysfs import AnyPath, list_names, missing_from, present, read_text
 from gpudoctor.facts.system.virtualization import container_engine, engine_of
 from gpudoctor.lazy import lazy_pattern
 
@@ -37,7 +36,7 @@ _ALL_OFF = "--collector.disable-defaults"
 _MAX_ARGUMENTS = 1 << 14  # any user can start a program of that name
 
 
-def read_fabric_manager(root: Path) -> FabricManager:
+def read_fabric_manager(root: AnyPath) -> FabricManager:
     """State, version and errors. `service` is active, inactive or not-found; a failed service is inactive too.
 
     `service` is Missing (absent) if the services of the machine are not visible: a container shows its own, if any.
@@ -51,7 +50,7 @@ def read_fabric_manager(root: Path) -> FabricManager:
     return FabricManager(service=service, version=version, errors=errors)
 
 
-def _service(root: Path) -> str | Missing:
+def _service(root: AnyPath) -> str | Missing:
     slices = [root / folder for folder in _SLICES if present(root / folder)]
     held = [read_text(folder / UNIT / "cgroup.procs") for folder in slices if present(folder / UNIT)]
     if any(map(known, held)):
@@ -63,7 +62,7 @@ def _service(root: Path) -> str | Missing:
     return "inactive" if any(present(root / folder / UNIT) for folder in _UNIT_FOLDERS) else "not-found"
 
 
-def _runs_elsewhere(root: Path) -> bool:
+def _runs_elsewhere(root: AnyPath) -> bool:
     # without the driver's folder for switches there is nothing to run for, and no need to look at every process
     if not present(root / "proc/driver/nvidia-nvswitch"):
         return False
@@ -71,9 +70,9 @@ def _runs_elsewhere(root: Path) -> bool:
     return any(read_text(root / "proc" / pid / "comm", 64) == _PROCESS for pid in pids)
 
 
-def _read_log(path: Path) -> tuple[str | Missing, tuple[str, ...] | Missing]:
+def _read_log(path: AnyPath) -> tuple[str | Missing, tuple[str, ...] | Missing]:
     try:
-        with path.open("rb") as file:
+        with open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - _MAX_LOG))
             text = file.read(_MAX_LOG).decode("utf-8", "replace")
@@ -100,7 +99,7 @@ class NodeExporter(msgspec.Struct, frozen=True):
     folders: tuple[str, ...]
 
 
-def read_node_exporters(root: Path) -> tuple[NodeExporter, ...]:
+def read_node_exporters(root: AnyPath) -> tuple[NodeExporter, ...]:
     """Those in the same file system namespace: not in a container, and readable by this user."""
     found, proc = [], root / "proc"
     for pid in filter(str.isdecimal, known(list_names(proc)) or ()):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
@@ -14,7 +13,7 @@ from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.storage import Storage, StorageClass, StorageDevice, StorageMount, StoragePath
 from gpudoctor.facts.system.mounts import RAM_DISK, Mount, mount_of, read_devices, read_mounts, without_escapes
 from gpudoctor.facts.system.path_status import PathQuestion, PathStatus
-from gpudoctor.facts.system.sysfs import key_values, present, read_text
+from gpudoctor.facts.system.sysfs import ROOT, AnyPath, key_values, present, read_text
 from gpudoctor.lazy import lazy_pattern
 
 DATA = "--data"
@@ -51,12 +50,12 @@ class StorageReader:
     `data` are absolute paths that the user named. To be used in a `with` block, which ends the query's process.
     """
 
-    def __init__(self, root: Path, environ: Mapping[str, str], data: Sequence[str] = ()) -> None:
+    def __init__(self, root: AnyPath, environ: Mapping[str, str], data: Sequence[str] = ()) -> None:
         self._root = root
         # without a mount table the answers could not be used
         has_table = not isinstance(read_mounts(root), Missing)
         self._roles = _paths_of_interest(environ, data) if has_table else {}
-        prefix = "" if root == Path("/") else str(root)
+        prefix = "" if os.fspath(root) == ROOT else str(root)
         # it may be on a dead mount too, as the user chose it
         self._config = environ.get("CUFILE_ENV_PATH_JSON") or "/etc/cufile.json"
         config = f"{prefix}/{self._config.lstrip('/')}"
@@ -122,7 +121,7 @@ class StorageReader:
         if isinstance(status, Missing) or not status.resolved:
             return path
         resolved = status.resolved
-        root = "" if self._root == Path("/") else os.path.realpath(self._root)
+        root = "" if os.fspath(self._root) == ROOT else os.path.realpath(self._root)
         return resolved[len(root) :] or "/"
 
     def _held(self, mount: Mount, status: PathStatus | Missing) -> StorageMount:
@@ -141,13 +140,13 @@ class StorageReader:
 
 
 def _paths_of_interest(environ: Mapping[str, str], data: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Path -> its roles; the paths that the user named come first."""
+    """AnyPath -> its roles; the paths that the user named come first."""
     found: dict[str, tuple[str, ...]] = dict.fromkeys(data, (DATA,))
     named = [(WORKING_DIRECTORY, _working_directory()), *((name, environ.get(name, "")) for name in _VARIABLES)]
     if not environ.get("TMPDIR"):
         named.append(("TMPDIR", "/tmp"))
     for role, path in named:
-        if os.path.isabs(path) and "\0" not in path:  # noqa: PTH117 - only the text
+        if os.path.isabs(path) and "\0" not in path:
             path = os.path.normpath(path)
             found[path] = (*found.get(path, ()), role)
     return found
@@ -155,7 +154,7 @@ def _paths_of_interest(environ: Mapping[str, str], data: Sequence[str]) -> dict[
 
 def _working_directory() -> str:
     try:
-        return os.getcwd()  # noqa: PTH109 - does not access the file system
+        return os.getcwd()
     except OSError:  # it was removed
         return ""
 
@@ -203,7 +202,7 @@ def _options(mount: Mount) -> tuple[str, ...]:
     return tuple(retained[:_MAX_OPTIONS])
 
 
-def _declared_mounts(root: Path) -> Iterator[str]:
+def _declared_mounts(root: AnyPath) -> Iterator[str]:
     """Yield the mount points in /etc/fstab that are mounted at boot, without the root."""
     for line in (known(read_text(root / "etc/fstab")) or "").splitlines():
         fields = line.split()
@@ -219,7 +218,7 @@ def _lies_below(path: str, point: str, mounted: str) -> bool:
     return (path == point or path.startswith(f"{point}/")) and len(point) > len(mounted.rstrip("/"))
 
 
-def _page_cache_bytes(root: Path) -> int | Missing:
+def _page_cache_bytes(root: AnyPath) -> int | Missing:
     text = read_text(root / "proc/meminfo")
     if isinstance(text, Missing):
         return text
@@ -227,7 +226,7 @@ def _page_cache_bytes(root: Path) -> int | Missing:
     return int(number) * 1024 if number.isdecimal() and unit == "kB" else Missing("meminfo has no Cached", "failed")
 
 
-def _compat_mode(config: Path) -> bool | Missing:
+def _compat_mode(config: AnyPath) -> bool | Missing:
     text = read_text(config)
     if isinstance(text, Missing):
         return text

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from pathlib import Path, PurePosixPath
 from typing import Any
 
 import msgspec
 
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.system.mounts import read_mounts
-from gpudoctor.facts.system.sysfs import parse_cpu_list, present, read_int, read_text
+from gpudoctor.facts.system.sysfs import AnyPath, parse_cpu_list, present, read_int, read_text
 from gpudoctor.lazy import lazy_pattern
 
 _NO_NAME = "unnamed"
@@ -51,7 +50,7 @@ _UNLIMITED_BYTES = 1 << 62
 _Limit = float | Missing | None
 
 
-def read_virtualization(root: Path) -> dict[str, str | Missing]:
+def read_virtualization(root: AnyPath) -> dict[str, str | Missing]:
     """The leaves of `Host` for virtualisation: "container" also for one inside a virtual machine.
 
     Looks for the traces of a container, then of a hypervisor. A hypervisor without a name is "unnamed".
@@ -66,7 +65,7 @@ def read_virtualization(root: Path) -> dict[str, str | Missing]:
     }
 
 
-def container_engine(root: Path) -> str | None:
+def container_engine(root: AnyPath) -> str | None:
     """The name of the container engine; None outside of a container."""
     variables = {**_variables(root / "proc/1/environ"), **_variables(root / "proc/self/environ")}
     if "KUBERNETES_SERVICE_HOST" in variables or present(root / "var/run/secrets/kubernetes.io"):
@@ -85,12 +84,12 @@ def engine_of(cgroups: str) -> str | None:
     return next((engine for hint, engine in _CGROUP_HINTS if hint in cgroups), None)
 
 
-def _variables(path: Path) -> dict[str, str]:
+def _variables(path: AnyPath) -> dict[str, str]:
     pairs = (entry.partition("=") for entry in (known(read_text(path)) or "").split("\0"))
     return {name: value for name, equals, value in pairs if equals}
 
 
-def _hypervisor(root: Path) -> str | Missing | None:
+def _hypervisor(root: AnyPath) -> str | Missing | None:
     """The hypervisor's name; None on bare metal. On x86 the CPU flags decide, elsewhere only firmware strings can."""
     if "control_d" in (known(read_text(root / "proc/xen/capabilities")) or ""):
         return None  # Xen's control domain (dom0)
@@ -107,7 +106,7 @@ def _hypervisor(root: Path) -> str | Missing | None:
     return None if ".metal" in product else name
 
 
-def _firmware_name(root: Path) -> str | None:
+def _firmware_name(root: AnyPath) -> str | None:
     if kind := known(read_text(root / "sys/hypervisor/type")):
         return kind
     if "wsl" in (known(read_text(root / "proc/sys/kernel/osrelease")) or "").lower():
@@ -128,7 +127,7 @@ class _Hierarchy(msgspec.Struct, frozen=True):
     version: int
 
 
-def read_limits(root: Path) -> dict[str, Any]:
+def read_limits(root: AnyPath) -> dict[str, Any]:
     """The leaves of `Host` for the limits of memory and CPU time: the smallest ones of this process's group and its
     ancestors, and the files that set them; None if there is no limit.
     """
@@ -142,7 +141,7 @@ def read_limits(root: Path) -> dict[str, Any]:
     }
 
 
-def read_cpuset(root: Path) -> int | Missing:
+def read_cpuset(root: AnyPath) -> int | Missing:
     """How many CPUs this process's group may use, from cpuset.cpus.effective or cpuset.effective_cpus."""
     groups = read_text(root / "proc/self/cgroup")
     if isinstance(groups, Missing):
@@ -160,7 +159,7 @@ def read_cpuset(root: Path) -> int | Missing:
 
 
 def _smallest(
-    root: Path, controller: str, readers: dict[int, Callable[[Path], tuple[_Limit, str]]]
+    root: AnyPath, controller: str, readers: dict[int, Callable[[AnyPath], tuple[_Limit, str]]]
 ) -> tuple[_Limit, str | Missing]:
     groups = read_text(root / "proc/self/cgroup")
     if isinstance(groups, Missing):
@@ -182,7 +181,7 @@ def _smallest(
     return unread, unread or Missing("no limit", "absent")
 
 
-def _hierarchies(root: Path, groups: str) -> Iterator[_Hierarchy]:
+def _hierarchies(root: AnyPath, groups: str) -> Iterator[_Hierarchy]:
     """Join /proc/self/cgroup (which group) with /proc/self/mountinfo (where it is mounted)."""
     mounts = _mounts(root)
     for line in groups.splitlines():
@@ -199,7 +198,7 @@ def _hierarchies(root: Path, groups: str) -> Iterator[_Hierarchy]:
         yield _Hierarchy(controllers, mount, top, group, version)
 
 
-def _mounts(root: Path) -> dict[str, tuple[str, str]]:
+def _mounts(root: AnyPath) -> dict[str, tuple[str, str]]:
     """`cgroup2` or a version 1 controller -> mount point and the group that is mounted there."""
     found: dict[str, tuple[str, str]] = {}
     for mount in known(read_mounts(root)) or ():
@@ -215,31 +214,27 @@ def _way_up(hierarchy: _Hierarchy) -> Iterator[str]:
     A container may see the host's group name while only its own group is mounted: groups above
     the mounted group are not visible, and for a group outside of it only the mount point is left.
     """
-    group, top = PurePosixPath(hierarchy.group), PurePosixPath(hierarchy.top)
-    inside = group.relative_to(top) if group.is_relative_to(top) else PurePosixPath()
-    if ".." in inside.parts:
-        inside = PurePosixPath()
-    here = PurePosixPath(hierarchy.mount) / inside
-    while True:
-        yield str(here)
-        if here == PurePosixPath(hierarchy.mount):
-            return
-        here = here.parent
+    group, top = f"{hierarchy.group.rstrip('/')}/", f"{hierarchy.top.rstrip('/')}/"
+    inside = group[len(top) : -1].split("/") if group.startswith(top) else []
+    if ".." not in inside:
+        for depth in range(len(inside), 0, -1):
+            yield "/".join((hierarchy.mount, *inside[:depth]))
+    yield hierarchy.mount
 
 
-def _memory_v2(folder: Path) -> tuple[_Limit, str]:
+def _memory_v2(folder: AnyPath) -> tuple[_Limit, str]:
     is_unlimited = read_text(folder / "memory.max") == "max"
     return None if is_unlimited else read_int(folder / "memory.max"), "memory.max"
 
 
-def _memory_v1(folder: Path) -> tuple[_Limit, str]:
+def _memory_v1(folder: AnyPath) -> tuple[_Limit, str]:
     limit = read_int(folder / "memory.limit_in_bytes")
     if not isinstance(limit, Missing) and not 0 <= limit < _UNLIMITED_BYTES:
         return None, "memory.limit_in_bytes"
     return limit, "memory.limit_in_bytes"
 
 
-def _quota_v2(folder: Path) -> tuple[_Limit, str]:
+def _quota_v2(folder: AnyPath) -> tuple[_Limit, str]:
     text = read_text(folder / "cpu.max")
     if isinstance(text, Missing):
         return text, "cpu.max"
@@ -251,7 +246,7 @@ def _quota_v2(folder: Path) -> tuple[_Limit, str]:
     return int(quota) / int(period), "cpu.max"
 
 
-def _quota_v1(folder: Path) -> tuple[_Limit, str]:
+def _quota_v1(folder: AnyPath) -> tuple[_Limit, str]:
     quota, period = read_int(folder / "cpu.cfs_quota_us"), read_int(folder / "cpu.cfs_period_us")
     if isinstance(quota, Missing) or isinstance(period, Missing):
         return (quota if isinstance(quota, Missing) else period), "cpu.cfs_quota_us"
