@@ -39,7 +39,7 @@ _ROWS: tuple[_Row, ...] = (
     ("nvlink_failed", "nvlink|contained", r"Invalid access of peer GPU memory over nvlink|CUDA_ERROR_CONTAINED|cudaErrorContained", "hardware", "the GPU contained an error of its hardware or of a peer's", "CUDA 226", 3, False),
     ("gpu_lost", "device handle", r"Unable to (?:determine|detect) the device handle for (?:GPU|gpu) ?(?P<gpu>[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])", "hardware", _LOST, "nvidia-smi", 3, True),
     ("gpu_lost", "lost", r"(?i)GPU[ _]?is[ _]?lost", "hardware", _LOST, "NVML 15", 3, True),
-    ("gpu_lost", "the bus", r"(?i)\b(?:fall(?:en|s)?|fell) off the bus", "hardware", "the GPU fell off the bus", "NVML 15, Xid 79", 3, True),
+    ("gpu_lost", "the bus", r"(?i)(?:fallen|fell) off the bus", "hardware", "the GPU fell off the bus", "NVML 15, Xid 79", 3, True),
     ("gpu_reset_required", "reset", r"(?i)GPU requires (?:a )?reset|ERROR_RESET_REQUIRED", "hardware", "the GPU must be reset", "NVML 16", 3, True),
     ("cuda_launch_failure", "hardware", r"hardware stack error|CUDA_ERROR_HARDWARE_STACK_ERROR|cudaErrorHardwareStackError", "hardware", "the GPU lost its call stack", "CUDA 714", 2, True),
     ("cuda_launch_failure", "illegal", r"an illegal instruction was encountered|CUDA_ERROR_ILLEGAL_INSTRUCTION|cudaErrorIllegalInstruction", "kernel", "the GPU met an instruction that does not exist", "CUDA 715", 2, True),

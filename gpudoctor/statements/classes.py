@@ -30,8 +30,8 @@ _WORDS: tuple[tuple[Kind, str], ...] = (
     ),
     (
         "wait",
-        r"\b(?:timed?[ -]?out|timeouts?|deadline[_ ]exceeded|no progress|not responding in time)\b.{0,200}\b(?:collective|barrier|tcpstore|c10d|rendezvous|all_?reduce|all_?gather|broadcast|heartbeat|workers?|ranks?|watchdog|synchroni[sz]\w+|join\w*|rpc)\b"
-        r"|\b(?:collective|barrier|tcpstore|c10d|rendezvous|all_?reduce|all_?gather|broadcast|heartbeat|worker|rank|watchdog|wait\w*|join\w*|rpc)\b.{0,200}\b(?:timed?[ -]?out|timeouts?|deadline[_ ]exceeded|exceeded)\b"
+        r"\b(?:timed?[ -]?out|timeouts?|deadline[_ ]exceeded|no progress|not responding in time)\b.{0,200}\b(?:collective|barrier|tcpstore|c10d|rendezvous|all_?reduce|all_?gather|broadcast|heartbeat|workers?|ranks?|watchdog|synchroni[sz]\w+|join\w*|(?<!gsp )rpc)\b"
+        r"|\b(?:collective|barrier|tcpstore|c10d|rendezvous|all_?reduce|all_?gather|broadcast|heartbeat|worker|rank|watchdog|wait\w*|join\w*|(?<!gsp )rpc)\b.{0,200}\b(?:timed?[ -]?out|timeouts?|deadline[_ ]exceeded|exceeded)\b"
         r"|\bmay be stuck\b|\bis stuck\b|\bno (?:\w+ ){1,5}(?:found|received|heard) (?:in|for|within) \d+ ?s",
     ),
     (

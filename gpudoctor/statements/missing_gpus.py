@@ -54,7 +54,7 @@ _GOES_DOWN = lazy_pattern(
     rf"(?:(?:reboots?|crash(?:es|ed)|freezes|froze|hangs|hung|shuts (?:down|off)|dies|died)(?: (?:it?self|by itself|on its own|completely|again|twice))*"
     rf"(?:{_END}|(?= (?:under|in the middle|in training|whenever|as soon as)\b)))"
 )
-_COUNTED = lazy_pattern(rf"(?i)\b(?:{_COUNT}|all|both)\b")
+_COUNTED = lazy_pattern(rf"(?i)\b{_COUNT}\b")
 _TAKEN_OUT = lazy_pattern(r"(?i)\b(?:sold|bought|moved|removed|pulled|lent|borrowed|donated)\b")
 # what stands before it in its sentence takes it back, or says that it is not known
 _SUPPOSED = lazy_pattern(

@@ -346,7 +346,6 @@ def test_a_function_that_reads_all_ones_is_lost() -> None:
         ("pcieport 0000:00:03.0: DPC: containment event, status:0x1f01 source:0x0000", "pcie.errors", "warn"),
         (f"amdgpu {BUS}: amdgpu: GPU reset begin!", "host.kernel", "unknown"),
         (f"amdgpu {BUS}: [drm:amdgpu_job_timedout [amdgpu]] *ERROR* ring sdma0 timeout", "host.kernel", "unknown"),
-        ("habanalabs hl6: failed to initialize the H/W", "host.kernel", "unknown"),
         (f"habanalabs {BUS}: Failed to initialize hl2. Device is NOT usable !", "host.kernel", "fail"),
     ],
 )

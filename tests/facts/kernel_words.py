@@ -72,7 +72,6 @@ HOST_LINES: list[tuple[str, str, str | None]] = [
     (f"amdgpu {BUS_9B}: amdgpu: uncorrectable hardware error(ERREVENT_ATHUB_INTERRUPT) detected!",
      "other-gpu-unusable", BUS_9B),
     (f"habanalabs {BUS_9B}: Failed to initialize hl2. Device is NOT usable !", "other-gpu-unusable", BUS_9B),
-    ("habanalabs hl6: failed to initialize the H/W", "other-gpu", None),
     ("[drm:amdgpu_gfx_enable_kcq [amdgpu]] *ERROR* KCQ enable failed", "other-gpu", None),
     (f"ice {BUS_9B} ens1: NIC Link is Down", "nic-link-down", BUS_9B),
     (f"mlx5_core {BUS_9B} ens1np0: Link up", "nic-link-up", BUS_9B),

@@ -34,16 +34,16 @@ _BEGINS_WITH_NODE = lazy_pattern(rf"\W*(?:\w+\W+){{0,2}}?(?:{_NODE_WORDS})\b[^:]
 _QUOTED_TOOL = lazy_pattern(r"\bnvidia-[\w.-]+: (?:\w+ ){0,3}(?:error|failed|fatal)\b", re.IGNORECASE)
 # "GPU 3 does not answer", "the card at 0000:3b:00.0 is gone": the device is what the sentence is about
 _SUBJECT_FIRST = lazy_pattern(r"\W*(?:\w+ ){0,3}?\(?(?:GPUs?\b|card\b|[0-9a-fA-F:]{4,13}\.[0-7])", re.IGNORECASE)
-# "the nvidia driver is not loaded": not what one container or user sees, nor what happened once
+# "the nvidia driver is not loaded on this node", and no word more: any may say that it is over, or elsewhere
 _DRIVER_FAILS = lazy_pattern(
-    r"(?i)(?!.*\b(?:container|docker|podman?|pods?|VM|WSL2?|conda|venv|users?|sudo|root|Windows|laptop)\b)"
-    r"\W*(?:(?:the|our|my|this) )?(?:nvidia-smi|(?:nvidia|GPU) (?:kernel )?(?:driver|modules?)|NVML"
-    r"|(?:nvidia[- ])?fabric ?manager(?:\.service)?|(?:modprobe|dkms \w+) nvidia(?: [\d.]+)?) "
-    r"(?:(?:service|is|does|do|can|could|be|still|also) ){0,3}(?:(?:not|cannot|(?:is|does|do|ca|could)n['’]t) (?:be )?"
+    r"(?i)\W*(?:(?:the|our|my|this) )?(?:nvidia-smi|(?:nvidia|GPU) (?:kernel )?(?:driver|modules?)|NVML"
+    r"|(?:nvidia[- ])?fabric ?manager(?:\.service)?|(?:modprobe|dkms install) nvidia(?: [\d.]+)?) "
+    r"(?:(?:service|is|are|does|do|can|could|be|still) ){0,3}"
+    r"(?:(?:not|cannot|(?:is|are|does|do|ca|could)n['’]t) (?:be )?"
     r"(?:work|load(?:ed)?|start(?:ed)?|initiali[sz]ed?|running|working)"
-    r"|fail(?:s|ed)(?: to (?:load|start|initiali[sz]e))?|down|lost"
-    r"|(?:not|cannot|can't|failed to|unable to) communicate (?:to|with) the (?:nvidia )?driver)"
-    r"(?=\W*$|[.,;:(]| (?:on|at|after|since|with|because|in|for|and|any ?more)\b)"
+    r"|fail(?:s|ed) to (?:load|start|initiali[sz]e))"
+    r"(?: any ?more)?(?: on (?:this|the|our|my) (?:node|host|machine|server))?"
+    r"(?: (?:after|since) (?:the|a|our) (?:\w+ ){0,2}(?:upgrade|update|reboot))?[\s.!]*$"
 )
 # errors of driver, library or system: any program of CUDA meets them
 _SETUP_OF_NODE = ("cuda_init_failed", "cuda_system_not_ready", "cuda_driver_mismatch")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from statistics import median_high
 
 from gpudoctor.facts.captures.reader import Block, Part, TextReader, text_reader
 from gpudoctor.facts.captures.text_statements import from_tool
@@ -81,15 +80,27 @@ def read_burn(block: Block) -> Part:
     bad += [line.strip() for line in block.lines if _BURN_ENDED.match(line)]
     if bad:
         return Part(reported=tuple(from_tool("gpu-burn", text) for text in dict.fromkeys(bad)))
-    rates = _burn_rates(progress[-1]) if progress else []
-    if slow := [n for n, rate in enumerate(rates) if rate < _SLOW_SHARE * median_high(rates)]:
-        text = f"GPU {ranges(slow)} of {len(rates)} computed at less than {_SLOW_SHARE:.0%} of the others' rate"
+    if slow := _slow_in_burn(progress[-1]) if progress else []:
+        text = f"GPU {ranges(slow)} computed at less than {_SLOW_SHARE:.0%} of the others' rate"
         return Part(reported=(from_tool("gpu-burn", text, "warning"),))
     if verdicts:
         return Part(reported=(from_tool("gpu-burn", f"{len(verdicts)} GPUs OK", "ok"),))
-    if progress and int(progress[-1][1]) == 100:
+    if progress and _is_well(progress[-1]):
         return Part(reported=(from_tool("gpu-burn", "100 % of its time without an error", "ok"),))
     return Part()
+
+
+def _slow_in_burn(progress: re.Match[str]) -> list[int]:
+    """The GPUs, fewer than half, that are far behind the others when most of the time is over."""
+    rates = _burn_rates(progress) if int(progress[1]) >= 50 else []
+    return [n for n, rate in enumerate(rates) if rate < _SLOW_SHARE * sorted(rates)[(len(rates) - 1) // 2]]
+
+
+def _is_well(progress: re.Match[str]) -> bool:
+    """Whether it is the line of the end, with a rate and no error of each GPU, and no GPU far behind another."""
+    rates, errors = _burn_rates(progress), _BURN_ERRORS.findall(progress[3])
+    alike = bool(rates) and min(rates) >= _SLOW_SHARE * max(rates)
+    return int(progress[1]) == 100 and alike and len(rates) == len(errors)
 
 
 def _burn_rates(progress: re.Match[str]) -> list[float]:
@@ -199,10 +210,6 @@ def read_p2p(block: Block) -> Part:
         if sign * (middle - middle_off) <= 0:
             said = f"{words}: {middle:g} {unit} with peer to peer, {middle_off:g} without"
             slow.append(from_tool("p2pBandwidthLatencyTest", said, "warning"))
-        # a GPU without a link of its own, as of bridged pairs, is no better beside others
-        if kind != "latency" and (weak := _weak_gpus(on)):
-            text = f"{words}: the fastest of GPU {ranges(weak)} is below {_SLOW_SHARE:.0%} of the others' fastest"
-            slow.append(from_tool("p2pBandwidthLatencyTest", text, "warning"))
     if slow:
         return Part(reported=tuple(slow))
     note = "nothing to compare" if not better else "every pair is faster with peer to peer"
@@ -219,16 +226,6 @@ def _pairs(rows: str) -> dict[tuple[int, int], float]:
         for column, cell in enumerate(cells)
         if column != int(row) and cell != "N/A"
     }
-
-
-def _weak_gpus(rates: dict[tuple[int, int], float]) -> list[int]:
-    """The GPUs, at most a quarter, of which the fastest copy to any other is slow beside those of the others."""
-    best: dict[int, float] = {}
-    for pair, rate in rates.items():
-        for gpu in pair:
-            best[gpu] = max(best.get(gpu, 0.0), rate)
-    weak = sorted(gpu for gpu, rate in best.items() if rate < _SLOW_SHARE * median_high(best.values()))
-    return weak if 4 * len(weak) <= len(best) else []
 
 
 def _copies(block: Block) -> Iterator[tuple[str, float]]:

@@ -12,6 +12,7 @@ from gpudoctor.facts.captures import clipped
 from gpudoctor.facts.model.reported import Loudness, Reported
 from gpudoctor.statements.about import about
 from gpudoctor.statements.catalogue import known_error, xid_code
+from gpudoctor.statements.forms import form_of
 from gpudoctor.statements.missing_gpus import missing_gpus
 from gpudoctor.statements.model import Statement
 from gpudoctor.statements.prefixes import Origin, stripped, unmarked, with_short_numbers
@@ -35,7 +36,7 @@ _VENDORS = tuple(
     (vendor, re.compile(pattern))
     for vendor, pattern in (
         (None, r"(?i:nvidia|nvml|nvrm|cuda\b|geforce|quadro|\b[GR]TX\b)|\bXid\b|\bNVLink"),
-        ("AMD", r"(?i:\b(?:rocm|amdgpu|amd-smi|radeon|instinct))|\bGPU\[\d+\]\s*:"),
+        ("AMD", r"(?i:\b(?:rocm|rock\b|amdgpu|amd-smi|radeon|instinct))|\bGPU\[\d+\]\s*:"),
         ("Intel", r"(?i:\b(?:xpu-smi|xpumanager|i915|level[ -]zero|intel\b.{0,30}\b(?:GPU|Max|Flex|Arc)\b))"),
         ("Intel Gaudi", r"(?i:\b(?:hl-smi|habana|gaudi))"),
         ("Huawei", r"(?i:\b(?:npu-smi|ascend|hccl|hccn))"),
@@ -58,12 +59,6 @@ _GRAVE = re.compile(r"(?i)\b(?:cuda (?:error|failure)|nvlink|nvswitch|ecc|xid|fa
 _PAGE_LINES, _PAGE_SHARE = 20, 5
 _MARKED_LINES, _PAGE_MARKS = 4, 4
 _PAGE_MARK = re.compile(r"#(#{1,3})? \w")
-# of a form to report a problem: its headings are no manual's
-_REPORT_MARK = re.compile(
-    r"(?i)#{1,6} \W*(?:\d\W+)?(?:(?:problem|bug|issue) (?:description|summary)|describe the"
-    r"|(?:current|actual|expected) (?:behaviou?r|result)|(?:steps )?to reproduce|reproduction|what happened"
-    r"|additional context|operating system|your environment)"
-)
 _PAGE_TABLE = re.compile(r"\|(?: ?:?-{3,}:? ?\|){3,}")
 _PAGE_ROW = re.compile(r"\|(?:[^|]*\|){3}")
 _PROSE = re.compile(r"(?:\b[a-z]{1,20}\b[ ,;'\"()/-]{1,3}){5}")
@@ -77,6 +72,7 @@ _WHERE = re.compile(
     r"(?:on|with|at|for) (?:the |my |our )?(?P<gpu>GPU ?#?\d{1,3})\b"
     r"(?=\W*$|[.;!] |, (?!(?:and |or )?(?:GPU ?)?#?\d)| (?:of|in|but|since|after|when|while|every)\b)"
 )
+_COMPOUND = re.compile(r"\w+-[\w-]+")  # "systemctl reset-failed"
 _OWN_VERDICT = re.compile(r"\b(?:FAIL(?:ED)?|FAULTY)\W*$")
 _FRAME = re.compile(r'\s*File "[^"]{1,400}"(?:, line \d|$)')
 
@@ -99,7 +95,7 @@ class TextStatements:
         self._well = Reported("")
         self._well_forms: set[str] = set()  # what stands before a good verdict
         self._unread: list[str] = []  # lines without a statement or a good verdict
-        self._of_a_node = self._tables = self._reports = False
+        self._of_a_node = self._tables = False
 
     def offer(self, line: str, number: int) -> None:
         """Look at a line that no reader took; of a longer one than any message, at its beginning.
@@ -116,6 +112,16 @@ class TextStatements:
         for each, text in lines:
             self._offer(text, each)
 
+    def offer_command(self, line: str, number: int) -> None:
+        """Look at a line that seems to be a command: one that may be a sentence of bad news is unknown."""
+        form = line[:_LONGEST_FORM].translate(_ONE_DIGIT)
+        if form in self._no_news or len(self._kept) >= MOST_STATEMENTS:
+            return
+        if len(self._no_news) < _MOST_FORMS:
+            self._no_news.add(form)
+        if form_of(_COMPOUND.sub("-", line)) and (statement := statement_of(number, Origin(), line)):
+            self._keep(statement, perhaps=True)
+
     def end(self) -> None:
         """Look at the lines of a record that did not end."""
         for number, line in self._records.rest():
@@ -131,7 +137,6 @@ class TextStatements:
         self._prose_lines += _PROSE.search(text[:_LONGEST_FORM]) is not None
         if mark := _PAGE_MARK.match(line):
             self._marks["##" if mark[1] else "#"] += 1
-            self._reports = self._reports or _REPORT_MARK.match(line) is not None
         self._tables = self._tables or _PAGE_TABLE.match(line) is not None
         if text.startswith("    ") and self._before[0] == number - 1 and _FRAME.match(self._before[2]):
             origin = Origin()  # the source line of a frame has the level of its traceback
@@ -203,7 +208,7 @@ class TextStatements:
     def is_a_page(self) -> bool:
         """Whether it is a manual or the like, which writes about errors: none happened."""
         few = len(self._kept) * _PAGE_SHARE < self._prose_lines
-        marks = self._marks.total() if self._marks["##"] and not self._reports else 0
+        marks = self._marks.total() if self._marks["##"] else 0
         marked = marks >= _PAGE_MARKS and self._prose_lines >= _MARKED_LINES
         return marked or (self._prose_lines >= _PAGE_LINES and few)
 
@@ -227,9 +232,11 @@ class TextStatements:
         elif len(self._unread) < MOST_STATEMENTS:
             self._unread.append(text[:_LONGEST_FORM])
 
-    def _keep(self, statement: Statement, *, of_a_rank: bool = False) -> None:
+    def _keep(self, statement: Statement, *, of_a_rank: bool = False, perhaps: bool = False) -> None:
         self._named.add((statement.about.gpu_index, statement.about.bus_id))
         reported = _reported(statement, self._file, of_a_rank=of_a_rank)
+        if perhaps:
+            reported = replace(reported, loudness="unread", text=f"a command, or bad news: {reported.text}")
         named = reported.names_a_gpu or reported.device is not None or reported.label is not None
         named = named or missing_gpus(reported.text) is not None
         about_node = _GRAVE if reported.loudness == "warning" else OF_A_NODE

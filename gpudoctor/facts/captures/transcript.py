@@ -14,7 +14,6 @@ from gpudoctor.facts.captures import SourceError
 from gpudoctor.facts.captures.lines import unescaped, unprefixed, without_terminal
 from gpudoctor.facts.captures.reader import Block, TextReader
 from gpudoctor.facts.captures.text_statements import TextStatements
-from gpudoctor.statements.forms import form_of
 
 PIECE_LINES = 20_000  # per piece of a log
 MAX_BLOCK_LINES = 500_000
@@ -64,11 +63,10 @@ _ROOT = re.compile(rf"(?:#|\+{{1,3}}|>|PS>) ?(?P<command>{_PROGRAMS}\b{_TOLD}.{{
 _BARE = re.compile(
     rf"(?!.* level=\S{{1,10}} msg=)(?P<command>(?:sudo +)?{_PROGRAMS}{_TOLD}(?: +[-|/\w.*'\"=,:$~]+){{0,40}} *)$"
 )
-# no option, quote, path or pipe: perhaps a sentence about the program, if it tells of bad news ("dkms install failed")
+# no option, quote, path or pipe: it may be a sentence about the program ("dkms install failed")
 _PLAIN_WORDS = re.compile(
     r"(?!(?:sudo +)?(?:[ez]?grep|awk|sed|cat|echo|watch|ls|which)\b)\w[\w.-]*(?: +[\w(#][\w.,:)%#-]*)+ *$"
 )
-_COMPOUND = re.compile(r"\w+-[\w-]+")  # "systemctl reset-failed"
 _FENCE = re.compile(
     r"[ \t]{0,8}(?:`{3,}|~{3,})[\w +.-]{0,40}$|[ \t]{0,8}</?(?:details|summary|pre|code|br)\b.{0,200}>$"
 )
@@ -315,8 +313,8 @@ class Transcript:
     def _run(self, line: _Line, number: int) -> None:
         self._close_all()
         self._command = line.command
-        if _PLAIN_WORDS.match(line.text) and form_of(_COMPOUND.sub("-", line.text)):
-            self.statements.offer(line.text, number)
+        if _PLAIN_WORDS.match(line.text):
+            self.statements.offer_command(line.text, number)
         if _ELSEWHERE.search(f"{line.command} "):
             self.hosts.add(None)
         if (prompt := _HOST.match(line.text)) and len(self.hosts) < 2:

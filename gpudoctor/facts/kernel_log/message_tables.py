@@ -187,14 +187,12 @@ HOST_MESSAGES: tuple[HostMessage, ...] = (
         "NVIDIA nv.c"),
     HostMessage("other-driver", "nouveau", r"NVRM: nouveau, ", "NVIDIA nv.c"),
     HostMessage("other-gpu-unusable", "uncorrectable hardware error",
-        rf"amdgpu {_BUS}: (?:amdgpu: )?uncorrectable hardware error", "drm/amd/amdgpu"),
-    HostMessage("other-gpu-unusable", "NOT usable", rf"habanalabs {_BUS}: .{{0,80}}NOT usable",
-        "drivers/accel/habanalabs"),
+        rf"amdgpu {_BUS}: (?:amdgpu: )?uncorrectable hardware error\(", "drm/amd/amdgpu"),
+    HostMessage("other-gpu-unusable", "NOT usable",
+        rf"habanalabs {_BUS}: Failed to initialize hl\d{{1,3}}\. Device is NOT usable", "drivers/accel/habanalabs"),
     HostMessage("other-gpu", "amdgpu",
         rf"(?:amdgpu {_BUS}: (?:amdgpu: )?)?(?:\[drm:\w{{1,60}} \[amdgpu\]\] \*ERROR\* |Fatal error |GPU reset begin"
         r"|ring \S{1,20} timeout|\w{1,60} failed)", "drm/amd/amdgpu"),
-    HostMessage("other-gpu", "habanalabs", rf"habanalabs (?:{_BUS}|hl\d{{1,2}}): [Ff]ailed to ",
-        "drivers/accel/habanalabs"),
     HostMessage("other-driver", "already bound", rf"NVRM: GPU {_BUS} is already bound to ", "NVIDIA nv-pci.c"),
 )  # fmt: skip
 # one of these is in every message of the table
