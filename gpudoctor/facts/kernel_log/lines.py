@@ -31,6 +31,7 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.lazy import lazy_pattern
 
 MAX_EVENTS = 10_000
+_ONE_PROBED = "probe routine failed for 1 device"
 # A flood of one message must not push out the one that matters: this many are kept of each kind, code and device
 MAX_REPEATS = 100
 MAX_SUBJECTS = 1000  # distinct kinds and devices of host events
@@ -139,6 +140,9 @@ def collect(records: Iterable[LogRecord]) -> KernelEvents:
             if event is not None and event.kind in ("off-bus", "rm") and event.bus_id is None:
                 event = msgspec.structs.replace(event, bus_id=named_at_boot)
             named_at_boot = None
+        elif event is not None and event.bus_id is None and _ONE_PROBED in message:
+            # the line with the fault itself, which does not begin with NVRM, was not pasted as the kernel's
+            event = msgspec.structs.replace(event, bus_id=named_at_boot)
         if event is None:
             if record.origin in ("kernel", "text") and not record.continued and (detail := sxid_detail(message)):
                 detail = msgspec.structs.replace(detail, text=record.line, time_s=record.time_s)
