@@ -115,7 +115,7 @@ def load_config(
             if silent is None:
                 raise ConfigError(f"{path}: {why}; XDG_CONFIG_HOME=/ leaves it out")
             silent(f"the configuration {path} was not read: it {why}")
-        elif os.path.exists(path):  # not in a folder that may not be entered
+        elif os.path.exists(path):  # False also if a folder above may not be entered
             merged = _merge(merged, _read(path, tuple(checks()), left_out))
     if explicit is not None:
         merged = _merge(merged, _read(explicit, tuple(checks()), left_out))

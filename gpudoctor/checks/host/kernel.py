@@ -119,6 +119,7 @@ _CORRECTED = Limit(
 )
 
 
+_OF_OTHER_GPUS: tuple[HostEventKind, ...] = ("other-gpu", "other-gpu-unusable")
 # of a multi-GPU node that this package judges, the GPUs of another vendor drive a display at most
 _OTHER_GPU = "the driver of another vendor's GPU reports errors, which gpudoctor does not judge"
 
@@ -129,7 +130,7 @@ _OTHER_GPU = "the driver of another vendor's GPU reports errors, which gpudoctor
     impact="costs",
     needs_gpu=False,
     limits=(_CORRECTED,),
-    events=(*_RULES, "nfs-ok", "other-gpu", "other-gpu-unusable"),
+    events=(*_RULES, "nfs-ok", *_OF_OTHER_GPUS),
 )
 def kernel(case: Case) -> Iterator[Finding]:
     """Fail for uncorrectable errors of CPU and memory; warn of what stopped or slowed a training in the last day."""
@@ -137,8 +138,8 @@ def kernel(case: Case) -> Iterator[Finding]:
     if isinstance(log.host_events, Missing):
         yield unread(NODE, "kernel log", log.host_events)
         return
-    beside = [event.device or "no device named" for event in log.host_events if event.kind == "other-gpu"]
-    passed = [f"errors of amdgpu, which is not judged ({', '.join(beside)})"] if beside else []
+    beside = [event.device or "no device named" for event in log.host_events if event.kind in _OF_OTHER_GPUS]
+    passed = [f"errors of another vendor's GPU, which is not judged ({', '.join(beside)})"] if beside else []
     reported = []
     yield from (others := tuple(_of_other_gpus(case, log.host_events)))
     for event in log.host_events:
@@ -167,9 +168,7 @@ def _of_other_gpus(case: Case, events: tuple[HostEvent, ...]) -> Iterator[Findin
 
     Only by the driver's own verdict is one of them at fault.
     """
-    if case.node.gpus:
-        return
-    if known(case.node.pci.nvidia_devices):
+    if known(case.node.pci.nvidia_devices) or case.node.gpus:
         return
     for event in (unusable := [event for event in events if event.kind == "other-gpu-unusable"]):
         yield fail(

@@ -29,6 +29,7 @@ class SysPath(str):
     __slots__ = ()
 
     def __truediv__(self, below: str) -> SysPath:
+        """`below` is relative."""
         return SysPath(f"{self.rstrip('/')}/{below}")
 
     @property
