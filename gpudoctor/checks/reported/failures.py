@@ -34,7 +34,7 @@ _BEGINS_WITH_NODE = lazy_pattern(rf"\W*(?:\w+\W+){{0,2}}?(?:{_NODE_WORDS})\b[^:]
 _QUOTED_TOOL = lazy_pattern(r"\bnvidia-[\w.-]+: (?:\w+ ){0,3}(?:error|failed|fatal)\b", re.IGNORECASE)
 # "GPU 3 does not answer", "the card at 0000:3b:00.0 is gone": the device is what the sentence is about
 _SUBJECT_FIRST = lazy_pattern(r"\W*(?:\w+ ){0,3}?\(?(?:GPUs?\b|card\b|[0-9a-fA-F:]{4,13}\.[0-7])", re.IGNORECASE)
-# "the nvidia driver is not loaded on this node", "node n7 down": not a word more, which may say that it is over or elsewhere
+# "the nvidia driver is not loaded on this node", "node n7 down": a word more may say that it is over or elsewhere
 _FAILURE_ALONE = lazy_pattern(
     r"(?i)\W*(?:(?:the|our|my|this) )?(?:nvidia-smi|(?:nvidia|GPU) (?:kernel )?(?:driver|modules?)|NVML"
     r"|(?:nvidia[- ])?fabric ?manager(?:\.service)?|(?:modprobe|dkms install) nvidia(?: [\d.]+)?) "
