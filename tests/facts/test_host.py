@@ -228,6 +228,8 @@ def test_a_limit_that_cannot_be_read_is_not_taken_for_none(tmp_path: Path) -> No
     host = read_host(tmp_path)
     assert kind_of(host.memory_limit_mib) == "failed"
     assert kind_of(host.cpu_quota) == "failed"
+    assert isinstance(host.memory_limit_mib, Missing)
+    assert host.memory_limit_mib.reason == f"{tmp_path}/sys/fs/cgroup/memory.max: reads 'plenty', not a number"
 
 
 # --- CPUs --------------------------------------------------------------------------------------

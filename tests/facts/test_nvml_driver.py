@@ -151,6 +151,16 @@ def test_a_library_named_by_the_environment_is_asked_and_its_gpus_pass(
     assert told == {"driver.loaded": "pass", "driver.version-match": "skip", "gpu.count": "pass"}
 
 
+def test_the_distributions_own_folder_in_another_spelling_is_still_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LD_LIBRARY_PATH", DEBIAN.replace("/lib/", "//lib/./").rpartition("/")[0])
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    nvml = FakeNvml(make_node(1))
+    assert read_nvml(Heard(), nvml, with_library(tmp_path, DEBIAN, cached=False)).module_loaded is False
+    assert not nvml.calls
+
+
 def test_a_library_that_finds_no_driver_is_a_driver_that_is_not_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,7 +66,7 @@ def _completed(gpu: Gpu, simulated: Gpu | None) -> Gpu:
 def root_of(environ: Mapping[str, str]) -> AnyPath:
     """The root below which to look for the driver's kernel module; usable before the context is read."""
     name = environ.get(VARIABLE)
-    return ROOT if name is None else SysPath(name) / _ROOT
+    return ROOT if name is None else SysPath(name or ".") / _ROOT
 
 
 def read_fake_driver_context(environ: Mapping[str, str]) -> FakeDriverContext | None:
@@ -79,7 +79,7 @@ def read_fake_driver_context(environ: Mapping[str, str]) -> FakeDriverContext | 
     if name is None:
         return None
     try:
-        with open(SysPath(name) / _NODE, "rb") as file:
+        with open(SysPath(name or ".") / _NODE, "rb") as file:
             node = from_json(file.read())
     except (OSError, ValueError, msgspec.MsgspecError) as error:
         why = getattr(error, "strerror", None) or error

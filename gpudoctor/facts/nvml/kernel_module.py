@@ -106,7 +106,7 @@ def _library(root: AnyPath) -> str | None:
     usual = [f"{folder}{_LIBRARY}" for folder in _OWN_FOLDERS]
     for path in (*named, *cached, *usual):
         if path.startswith("/") and "i386" not in path and os.path.isfile(root / path.lstrip("/")):
-            return str(path)
+            return str(os.path.normpath(path))
     return None
 
 

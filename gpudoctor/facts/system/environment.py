@@ -147,7 +147,7 @@ def read_software(search_path: Sequence[str] | None = None) -> Software:
     them in one process make NCCL fail in unpredictable ways.
     """
     search_path = sys.path if search_path is None else search_path
-    folders = [SysPath(entry or ".") for entry in search_path if os.path.isdir(entry or ".")]
+    folders = [SysPath(os.path.normpath(entry)) for entry in search_path if os.path.isdir(entry or ".")]
     python = ".".join(str(part) for part in sys.version_info[:3])
     torch = next((folder / "torch" for folder in folders if os.path.isfile(folder / "torch/__init__.py")), None)
     if torch is None:
@@ -193,7 +193,7 @@ def _nccl_version(folders: list[SysPath], copies: list[SysPath], cuda: str | Non
 def _nccl_copies(torch: SysPath, folders: list[SysPath]) -> list[SysPath]:
     """libnccl in torch's folder, in the nvidia packages, and in LD_LIBRARY_PATH; each file once."""
     places = [torch / "lib", *(folder / "nvidia/nccl/lib" for folder in folders)]
-    places += [SysPath(entry) for entry in os.environ.get("LD_LIBRARY_PATH", "").split(":") if entry]
+    places += [SysPath(os.path.normpath(entry)) for entry in os.environ.get("LD_LIBRARY_PATH", "").split(":") if entry]
     found: dict[str, SysPath] = {}
     for place in places:
         for name in known(list_names(place)) or ():

@@ -215,7 +215,7 @@ def _way_up(hierarchy: _Hierarchy) -> Iterator[str]:
     the mounted group are not visible, and for a group outside of it only the mount point is left.
     """
     group, top = f"{hierarchy.group.rstrip('/')}/", f"{hierarchy.top.rstrip('/')}/"
-    inside = group[len(top) : -1].split("/") if group.startswith(top) else []
+    inside = [part for part in group[len(top) :].split("/") if part not in ("", ".")] if group.startswith(top) else []
     if ".." not in inside:
         for depth in range(len(inside), 0, -1):
             yield "/".join((hierarchy.mount, *inside[:depth]))
