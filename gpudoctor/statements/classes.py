@@ -30,8 +30,8 @@ _WORDS: tuple[tuple[Kind, str], ...] = (
     ),
     (
         "wait",
-        r"\b(?:timed?[ -]?out|timeouts?|deadline[_ ]exceeded|no progress|not responding in time)\b.{0,200}\b(?:collective|barrier|tcpstore|c10d|rendezvous|all_?reduce|all_?gather|broadcast|heartbeat|workers?|ranks?|watchdog|synchroni[sz]\w+|join\w*|(?<!gsp )rpc)\b"
-        r"|\b(?:collective|barrier|tcpstore|c10d|rendezvous|all_?reduce|all_?gather|broadcast|heartbeat|worker|rank|watchdog|wait\w*|join\w*|(?<!gsp )rpc)\b.{0,200}\b(?:timed?[ -]?out|timeouts?|deadline[_ ]exceeded|exceeded)\b"
+        r"\b(?:timed?[ -]?out|timeouts?|deadline[_ ]exceeded|no progress|not responding in time)\b.{0,200}\b(?:collective|barrier|tcpstore|c10d|rendezvous|all_?reduce|all_?gather|broadcast|heartbeat|workers?|ranks?|watchdog|synchroni[sz]\w+|join\w*|(?<!gsp )rpc(?!.{0,40}\bgsp))\b"
+        r"|\b(?:collective|barrier|tcpstore|c10d|rendezvous|all_?reduce|all_?gather|broadcast|heartbeat|worker|rank|watchdog|wait\w*|join\w*|(?<!gsp )rpc(?!.{0,40}\bgsp))\b.{0,200}\b(?:timed?[ -]?out|timeouts?|deadline[_ ]exceeded|exceeded)\b"
         r"|\bmay be stuck\b|\bis stuck\b|\bno (?:\w+ ){1,5}(?:found|received|heard) (?:in|for|within) \d+ ?s",
     ),
     (
@@ -41,8 +41,8 @@ _WORDS: tuple[tuple[Kind, str], ...] = (
     ),
     (
         "resource",
-        r"\bout of memory\b|\boom\b|\bcannot allocate\b|\b(?:unable|failed|can't|not enough|insufficient)\b.{0,40}\b(?:memory|space|disk|storage|shm|resources?)\b(?! (?:tests?|checks?|diag|errors?|faults?|repair|remap))|\bno space left\b|\bquota\b|\btoo many open files\b"
-        r"|\baddress already in use\b|\bport (?:\d+ )?is (?:already )?in use\b|\bresource temporarily unavailable\b|\bstart new thread\b|\bread-only file system\b|\bmemoryerror\b|\boutofmemory\w*|(?<!pcie )\bbus error\b",
+        r"\bout of memory\b|\boom\b|\bcannot allocate\b|\b(?:unable|failed|can't|not enough|insufficient)\b.{0,40}\b(?:memory|space|disk|storage|shm|resources?)\b(?! tests?\b)|\bno space left\b|\bquota\b|\btoo many open files\b"
+        r"|\baddress already in use\b|\bport (?:\d+ )?is (?:already )?in use\b|\bresource temporarily unavailable\b|\bstart new thread\b|\bread-only file system\b|\bmemoryerror\b|\boutofmemory\w*|\bbus error\b",
     ),
     (
         "network",

@@ -53,8 +53,6 @@ _PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         # UCX
         ("[", r"(?:\[\d{1,12}\.\d{1,9}\] )?\[(?P<host>[\w.-]{1,253}):(?P<pid>\d{1,10}) *:\d{1,10}(?::\d{1,10})?\] +"
          r"(?P<source>\w{1,80}\.c:\d+) +"),
-        # Cray's MPICH
-        ("M", r"MPICH (?P<level_word>ERROR) \[Rank (?P<rank>\d{1,6})\] \[job id [\d.]{1,30}\] \[[^\]]{1,40}\] \[(?P<host>[\w.-]{1,253})\] - "),
         # SkyPilot: this rank is the node's
         ("(", r"\((?P<label>[\w.-]{1,64}), rank=\d{1,6}, pid=\d{1,10}(?:, ip=(?P<ip>[0-9a-fA-F.:]{3,45}))?\) ?"),
         ("(", r"\((?P<actor>raylet|autoscaler|gcs_server)(?: ip=(?P<ip>[0-9a-fA-F.:]{3,45}))?\) ?"),

@@ -251,16 +251,6 @@ CASES: list[tuple[str, int | None, str]] = [
         "0: step 100 loss 2.3\n0: slurmstepd-gpu01: error: *** STEP 12.0 ON gpu01 CANCELLED AT 2025-01-02T03:04:05 ***\nslurmstepd-gpu01: error: *** JOB 12 ON gpu01 CANCELLED AT 2025-01-02T03:04:05 ***\nsrun: Job step aborted: Waiting up to 7 seconds for job step to finish.\nsrun: error: gpu01: tasks 0-1: Terminated\nsrun: error: gpu02: tasks 2-3: Terminated\n",
     ),
     (
-        "failed_saying",
-        5,
-        "MPICH ERROR [Rank 5] [job id 7.0] [Tue Dec 12 17:52:24 2023] [n9] - Abort(40) (rank 5 in comm 0): Fatal error in PMPI_Send: Other MPI error\n",
-    ),
-    (
-        "launcher_table_only",  # srun ends the step after the first task that failed
-        None,
-        "srun: error: n1: tasks 1,3: Exited with exit code 1\nsrun: Terminating job step 2.1\nslurmstepd: error: *** STEP 2.1 ON n1 CANCELLED AT 2021-06-15T10:05:43 ***\nsrun: error: n1: tasks 0,2: Exited with exit code 1\n",
-    ),
-    (
         "unknown_error",
         None,
         "EngineCore encountered a fatal error.\nTimeoutError: RPC call to sample_tokens timed out.\n",

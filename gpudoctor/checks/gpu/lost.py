@@ -123,9 +123,7 @@ def _alive(case: Case, gpu: Gpu) -> Finding:
     if errors := condemning(gpu):
         return _condemned(subject, errors)
     if doubt := unreadable(gpu):
-        core = (gpu.thermal.gpu_c, gpu.power.draw_w, gpu.clocks.performance_state, gpu.utilization.gpu_pct)
-        laptop = "laptop gpu" in (known(gpu.name) or "").lower()  # off while nothing uses it
-        if laptop or not (says_err(gpu.name) or all(map(says_err, core))):
+        if not says_err(gpu.name):  # that of a GPU which sleeps can be read
             return unknown(subject, doubt, advice=_ERR_ADVICE if "ERR!" in doubt else ())
         likely = "the GPU or its processor (GSP) no longer answers the driver"
         return fail(subject, doubt, "values that the driver can read", likely=likely, advice=_ERR_ADVICE)

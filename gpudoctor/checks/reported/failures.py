@@ -34,19 +34,6 @@ _BEGINS_WITH_NODE = lazy_pattern(rf"\W*(?:\w+\W+){{0,2}}?(?:{_NODE_WORDS})\b[^:]
 _QUOTED_TOOL = lazy_pattern(r"\bnvidia-[\w.-]+: (?:\w+ ){0,3}(?:error|failed|fatal)\b", re.IGNORECASE)
 # "GPU 3 does not answer", "the card at 0000:3b:00.0 is gone": the device is what the sentence is about
 _SUBJECT_FIRST = lazy_pattern(r"\W*(?:\w+ ){0,3}?\(?(?:GPUs?\b|card\b|[0-9a-fA-F:]{4,13}\.[0-7])", re.IGNORECASE)
-# "the nvidia driver is not loaded on this node", "node n7 down": a word more may say that it is over or elsewhere
-_FAILURE_ALONE = lazy_pattern(
-    r"(?i)\W*(?:(?:the|our|my|this) )?(?:nvidia-smi|(?:nvidia|GPU) (?:kernel )?(?:driver|modules?)|NVML"
-    r"|(?:nvidia[- ])?fabric ?manager(?:\.service)?|(?:modprobe|dkms install) nvidia(?: [\d.]+)?) "
-    r"(?:(?:service|is|are|does|do|can|could|be|still) ){0,3}"
-    r"(?:(?:not|cannot|(?:is|are|does|do|ca|could)n['’]t) (?:be )?"
-    r"(?:work|load(?:ed)?|start(?:ed)?|initiali[sz]ed?|running|working)"
-    r"|fail(?:s|ed) to (?:load|start|initiali[sz]e))"
-    r"(?: any ?more)?(?: on (?:this|the|our|my) (?:node|host|machine|server))?"
-    r"(?: (?:after|since) (?:the|a|our) (?:\w+ ){0,2}(?:upgrade|update|reboot))?[\s.!]*$"
-    r"|\W*(?:(?:the|all|our|many|several|both|\d+) ){0,2}(?:GPU |compute )?nodes?(?: (?=\S*[\d\[])[\w.,\[\]-]{2,80})? "
-    r"(?:(?:is|are|went|has gone|have gone) )?(?:down|offline|unreachable)[\s.!]*$"
-)
 # errors of driver, library or system: any program of CUDA meets them
 _SETUP_OF_NODE = ("cuda_init_failed", "cuda_system_not_ready", "cuda_driver_mismatch")
 # its folder is not there unless GPUs of several nodes share one NVLink domain
@@ -128,8 +115,6 @@ def _finding(case: Case, reported: Reported) -> Finding:
         return unknown(subject, text, evidence, advice=_advice(case, reported))
     if missing_gpus.missing_gpus(reported.text) == "perhaps" and not _is_of_node(reported):
         return unknown(subject, reported.text, evidence, advice=_advice(case, reported))
-    if reported.vendor is not None and not case.node.gpus and reported.kind == "cause" and not _is_of_node(reported):
-        return unknown(subject, reported.text, evidence, advice=_advice(case, reported))  # nothing else judges it
     often = f" ({reported.count} lines say so)" if reported.count > 1 else ""
     found = Found(reported.text + often, reported.xid, "Xid" if reported.xid is not None else None)
     return (fail if _is_of_node(reported) else warn)(
@@ -169,8 +154,7 @@ def _is_of_node(reported: Reported) -> bool:
         return False
     of_device = (reported.names_a_gpu and not reported.only_gpu) or (reported.device or "").startswith("/dev/nvidia")
     if reported.form == "sentence":
-        about_node = _FAILURE_ALONE if not of_device else _SUBJECT_FIRST
-        return about_node.match(reported.text) is not None or _speaks_for_node(reported)
+        return (of_device and _SUBJECT_FIRST.match(reported.text) is not None) or _speaks_for_node(reported)
     return reported.form in _BY_PROGRAM and (of_device or _speaks_for_node(reported))
 
 

@@ -20,7 +20,6 @@ _INTERRUPTED = re.compile(r"\b2 death signal|got signal: 2\b|SIGINT|KeyboardInte
 _ENDED_AT = re.compile(r"CANCELLED AT (\d{4})-(\d\d)-(\d\d)T(\d\d:\d\d:\d\d)")
 _LONG_S, _TIMES_LONGER = 1800.0, 10  # of the longest step before
 _ZONE_S, _NEAR_ZONE_S = 900.0, 30.0
-_OF_ONE_END = 3  # lines: a task exited, srun ends the step, slurmstepd cancels it
 _MOST_LINES_BEHIND = 100  # its last step: a job that writes more may work
 _BY_HAND = " (SIGINT: Ctrl-C or a user's word; if the job stood still before that, what it waited for is the question)"
 _OTHER_PROGRAM = re.compile(r"\((?!python|pt_|ray|torchrun|train|deepspeed|accelerate|vllm|java|pt_data)")
@@ -58,15 +57,7 @@ def signals_and_cancels(attempt: Attempt) -> Iterator[Hypothesis]:
         found.events, found.confidence = reported[:3], "certain" if strongest > 1 else "likely"
         if what == "cancelled":
             found.host, found.unknown = None, all(" STEP " in e.text for e in reported)
-            if found.unknown and any(_ends_step(e, reported[0]) for e in attempt.of("exit")):
-                continue
         yield found
-
-
-def _ends_step(exited: Event, cancel: Event) -> bool:
-    """Whether srun ended the step, as a task of it had failed: its lines follow one another."""
-    failed = (exited.number("code") or 0) > 0 and exited.word("by") == "srun"
-    return failed and _before(exited, cancel) and cancel.line - exited.line <= _OF_ONE_END
 
 
 def _endings(attempt: Attempt, what: str) -> list[Event]:

@@ -83,24 +83,13 @@ def read_burn(block: Block) -> Part:
     if slow := _slow_in_burn(progress[-1]) if progress else []:
         text = f"GPU {ranges(slow)} computed at less than {_SLOW_SHARE:.0%} of the others' rate"
         return Part(reported=(from_tool("gpu-burn", text, "warning"),))
-    if verdicts:
-        return Part(reported=(from_tool("gpu-burn", f"{len(verdicts)} GPUs OK", "ok"),))
-    if progress and _is_well(progress[-1]):
-        return Part(reported=(from_tool("gpu-burn", "100 % of its time without an error", "ok"),))
-    return Part()
+    return Part(reported=(from_tool("gpu-burn", f"{len(verdicts)} GPUs OK", "ok"),) if verdicts else ())
 
 
 def _slow_in_burn(progress: re.Match[str]) -> list[int]:
     """The GPUs, fewer than half, that are far behind the others when most of the time is over."""
     rates = _burn_rates(progress) if int(progress[1]) >= 50 else []
     return [n for n, rate in enumerate(rates) if rate < _SLOW_SHARE * sorted(rates)[(len(rates) - 1) // 2]]
-
-
-def _is_well(progress: re.Match[str]) -> bool:
-    """Whether it is the line of the end, with a rate and no error of each GPU, and no GPU far behind another."""
-    rates, errors = _burn_rates(progress), _BURN_ERRORS.findall(progress[3])
-    alike = bool(rates) and min(rates) >= _SLOW_SHARE * max(rates)
-    return int(progress[1]) == 100 and alike and len(rates) == len(errors)
 
 
 def _burn_rates(progress: re.Match[str]) -> list[float]:

@@ -27,8 +27,7 @@ _ONE_DIGIT = str.maketrans("123456789", "000000000")
 OF_A_NODE = re.compile(
     r"\b(?:GPUs?|CUDA|cu(?:blas|dnn)\w*|NVML|NVLink|NVSwitch|NVRM|nvidia[\w.-]*|nv-\w+|NCCL|DCGM|dcgmi?|Xid|ECC|HBM|PCIe|MIG"
     r"|fabric ?manager|infiniband|RDMA|mlx\d\w*|ib\d|gres|slurm\w*|nhc|LnkSta|Unknown Error"
-    r"|NPUs?|HPUs?|ROCm\w*|ROCk|amdgpu|amd-smi|rocm-smi|habanalabs|hl-smi|ascend\w*|npu-smi"
-    r"|GeForce|Quadro|Radeon|[GR]TX|bus bandwidth)\b|nvidia|cuda",
+    r"|NPUs?|HPUs?|ROCm\w*|GeForce|Quadro|Radeon|[GR]TX|bus bandwidth)\b|nvidia|cuda",
     re.IGNORECASE,
 )
 # whose accelerators a text is about, by the words and forms of the tools
@@ -36,7 +35,7 @@ _VENDORS = tuple(
     (vendor, re.compile(pattern))
     for vendor, pattern in (
         (None, r"(?i:nvidia|nvml|nvrm|cuda\b|geforce|quadro|\b[GR]TX\b)|\bXid\b|\bNVLink"),
-        ("AMD", r"(?i:\b(?:rocm|rock\b|amdgpu|amd-smi|radeon|instinct))|\bGPU\[\d+\]\s*:"),
+        ("AMD", r"(?i:\b(?:rocm|amdgpu|amd-smi|radeon|instinct))|\bGPU\[\d+\]\s*:"),
         ("Intel", r"(?i:\b(?:xpu-smi|xpumanager|i915|level[ -]zero|intel\b.{0,30}\b(?:GPU|Max|Flex|Arc)\b))"),
         ("Intel Gaudi", r"(?i:\b(?:hl-smi|habana|gaudi))"),
         ("Huawei", r"(?i:\b(?:npu-smi|ascend|hccl|hccn))"),
@@ -72,7 +71,8 @@ _WHERE = re.compile(
     r"(?:on|with|at|for) (?:the |my |our )?(?P<gpu>GPU ?#?\d{1,3})\b"
     r"(?=\W*$|[.;!] |, (?!(?:and |or )?(?:GPU ?)?#?\d)| (?:of|in|but|since|after|when|while|every)\b)"
 )
-_COMPOUND = re.compile(r"\w+-[\w-]+")  # "systemctl reset-failed"
+# names, and nouns that a command may look for: "systemctl reset-failed", "journalctl gpu error"
+_OF_A_COMMAND = re.compile(r"\w+[-.][\w.-]+|(?i:\b(?:errors?|exceptions?|faults?|failures?|crash|panic|fatal)\b)")
 _OWN_VERDICT = re.compile(r"\b(?:FAIL(?:ED)?|FAULTY)\W*$")
 _FRAME = re.compile(r'\s*File "[^"]{1,400}"(?:, line \d|$)')
 
@@ -119,7 +119,7 @@ class TextStatements:
             return
         if len(self._no_news) < _MOST_FORMS:
             self._no_news.add(form)
-        if form_of(_COMPOUND.sub("-", line)) and (statement := statement_of(number, Origin(), line)):
+        if form_of(_OF_A_COMMAND.sub("-", line)) and (statement := statement_of(number, Origin(), line)):
             self._keep(statement, perhaps=True)
 
     def end(self) -> None:
