@@ -426,7 +426,6 @@ def test_a_sentence_that_begins_like_a_command_is_one(text: str) -> None:
         "dcgmi marked GPU 3 unhealthy",
         "modprobe nvidia failed",
         "dkms install nvidia 550.54 failed",
-        "docker lost GPU 3",
     ],
 )
 def test_what_may_be_a_command_or_bad_news_is_unknown(text: str) -> None:
