@@ -175,6 +175,18 @@ CASES: dict[str, tuple[str, int | None, str]] = {
         "[1642768357.765504] [n2:429:0]  ib_mlx5_dv.c:161  UCX  ERROR  create(QP) failed, syndrome 0: Cannot allocate memory\n"
         "Abort(1091215) on node 5 (rank 5 in comm 0): Fatal error in PMPI_Init: Other MPI error, error stack:\n",
     ),
+    "MPICH: each process alone, so each is rank 0": (
+        "mpi_failed",
+        None,
+        2
+        * "Abort(1090831) on node 0 (rank 0 in comm 0): Fatal error in PMPI_Init_thread: Unknown error class, error stack:\n",
+    ),
+    "vLLM: SIGTERM before the engine is dead": (
+        "terminated_signal",
+        None,
+        "(EngineCore pid=7) INFO 08-01 23:37:28 [core.py:1214] [shutdown] EngineCore: trigger received signal=SIGTERM\n"
+        "(APIServer pid=6) ERROR 08-01 23:37:28 [async_llm.py:704] AsyncLLM output_handler failed.\n",
+    ),
     "horovodrun": (
         "victims_only",
         None,

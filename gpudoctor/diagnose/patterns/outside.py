@@ -40,7 +40,7 @@ ENDINGS = rows(
     ("cancelled", "job deleted at request", r"^Job deleted at request of \S+", "ending", 1, False),
     ("evicted", "evict|tionby|low on resource", r"(?:Reason|reason|status|Status)\W{1,40}Evicted|Pod was evicted|TerminationByKubelet|EvictionByEvictionAPI|DeletionByTaintManager|The node was low on resource", "ending", 3, False),
     ("terminated_signal", "death signal", r"Received (?:(?P<signal>\d+)|Signals\.(?P<name>SIG\w+)) death signal", "ending", 2, False),
-    ("terminated_signal", "main process received|got signal", r"Main process received (?P<name>SIG\w+), exiting|SignalException: Process (?P<pid>\d+) got signal: (?P<signal>\d+)", "ending", 2, False),
+    ("terminated_signal", "main process received|got signal|received signal", r"Main process received (?P<name>SIG\w+), exiting|\breceived signal ?[:=] ?(?P<name2>SIG(?:TERM|INT|HUP))\b|SignalException: Process (?P<pid>\d+) got signal: (?P<signal>\d+)", "ending", 2, False),
 )  # fmt: skip
 
 # Processes that were never started. Sources: srun, pyxis and enroot, the container runtimes, the kubelet, Open MPI, ssh
@@ -78,7 +78,7 @@ STARTS = rows(
     ("scheduled", "successfully assigned", r"Successfully assigned \S{1,253} to ", "fact", 1, False),
     ("mpi_failed", "_init", r"An error occurred in MPI_Init|[Ll]ocal abort before MPI_INIT completed|It looks like \w{2,30}_(?:INIT|init) failed", "cause", 3, False),
     # MPICH and what is built on it; a fatal error in another call has a cause of its own
-    ("mpi_failed", "mpi_init", r"Abort\(\d+\)(?: on node \d+)? \(rank (?P<task_rank>\d{1,6}) in comm \d+\): Fatal error in P?MPI_Init", "cause", 3),
+    ("mpi_failed", "mpi_init", r"Abort\(\d+\)(?: on node \d+)? \(rank (?:0|(?P<task_rank>[1-9]\d{0,5})) in comm \d+\): Fatal error in P?MPI_Init", "cause", 3),
     ("mpi_failed", "rte |slots", r"(?:ORTE|PRTE) was unable to|An? ORTE daemon has unexpectedly failed|There are not enough slots available in the system", "cause", 3, False),
     ("mpi_failed", "was unable to", r"(?:mpirun|prterun|mpiexec) was unable to (?:find|launch|start)", "cause", 3, False),
     ("node_lost", "remote daemon", r"Remote daemon: \S+ on node (?P<node>[\w.-]+)", "ending", 3, False),
