@@ -436,7 +436,7 @@ def test_what_may_be_a_command_or_bad_news_is_unknown(text: str) -> None:
 
 
 def test_the_zone_of_a_time_is_no_bus_id() -> None:
-    (finding,) = said("[task 2025-07-01T05:06:30.004+00:00] [nvidia-smi] Failed to initialize NVML: Unknown Error\n")
+    (finding,) = said("[task 2025-07-01T05:06:30.004+00:00] [train] nvidia-smi: error: failed with return code 18\n")
     assert (finding.status, finding.subject.kind) == (Status.FAIL, "node")
 
 
