@@ -7,7 +7,9 @@ import re
 from gpudoctor.statements.model import About
 
 _BUS = r"(?:[0-9A-Fa-f]{4,8}:)?[0-9A-Fa-f]{2}:[01][0-9A-Fa-f](?:\.[0-7]|(?=:? |:?$|[,)\]]))"
-_BUS_ID = re.compile(rf"(?<![\w:.+-])(?:PCI:|GPU)?({_BUS})(?![\w-]|:\w)")
+# "07:10" is a time of day, and "+01:00" a zone, unless it says what it is
+_TIME_OF_DAY = r"(?:[01]\d|2[0-3]):[01]\d(?!\.[0-7])"
+_BUS_ID = re.compile(rf"(?<![\w:.-])(?:PCI:|GPU ?|(?!{_TIME_OF_DAY}))({_BUS})(?![\w-]|:\w)")
 _PARTS = re.compile(r"(?:([0-9A-Fa-f]{4,8}):)?([0-9A-Fa-f]{2}):([01][0-9A-Fa-f])(?:\.([0-7]))?")
 _UUID = re.compile(r"\b((?:GPU|MIG)-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})\b")
 _INDEX = re.compile(

@@ -181,12 +181,6 @@ CASES: dict[str, tuple[str, int | None, str]] = {
         2
         * "Abort(1090831) on node 0 (rank 0 in comm 0): Fatal error in PMPI_Init_thread: Unknown error class, error stack:\n",
     ),
-    "vLLM: SIGTERM before the engine is dead": (
-        "terminated_signal",
-        None,
-        "(EngineCore pid=7) INFO 08-01 23:37:28 [core.py:1214] [shutdown] EngineCore: trigger received signal=SIGTERM\n"
-        "(APIServer pid=6) ERROR 08-01 23:37:28 [async_llm.py:704] AsyncLLM output_handler failed.\n",
-    ),
     "horovodrun": (
         "victims_only",
         None,

@@ -74,7 +74,7 @@ def test_noise_of_the_start_alone_is_nothing(tmp_path: Path) -> None:
 def test_counts_with_a_time_to_their_end_are_work(tmp_path: Path) -> None:
     counts = "".join(f"  [{n:3}/782]  eta: 0:01:24    time: 0.170265  data: 0.000275\n" for n in range(290, 400, 10))
     assert answer_to(counts, tmp_path).verdict == "nothing"
-    served = "INFO 11-28 15:34:26 [loggers.py:236] Engine 000: Avg prompt throughput: {} tokens/s, Running: 4 reqs\n"
+    served = "INFO 11-28 15:34:26 [loggers.py:236] Engine 000: Avg prompt throughput: 9.0 tokens/s, Avg generation throughput: {} tokens/s, Running: 4 reqs\n"
     assert answer_to(3 * served.format("163.2"), tmp_path).verdict == "nothing"
     assert answer_to(3 * served.format("0.0"), tmp_path).verdict == "unknown"
 

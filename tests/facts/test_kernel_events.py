@@ -151,9 +151,15 @@ def test_a_message_of_several_lines_in_one_line_of_syslog_is_read() -> None:
 
 def test_the_probe_of_one_device_is_of_the_gpu_that_the_driver_named_before() -> None:
     named = "NVRM: The NVIDIA GPU 000a:00:00.0 (PCI ID: 10de:2330) installed in this system"
-    for count, bus_id in (("1 device(s).", "000a:00:00.0"), ("2 device(s).", None)):
-        log = log_of(named, f"NVRM: The NVIDIA probe routine failed for {count}")
-        assert [event.bus_id for event in known(log.events) or ()] == [bus_id]
+    loaded = "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  550.54.15"
+    failed = "NVRM: The NVIDIA probe routine failed for 1 device(s)."
+    for lines, bus_id in (
+        ((named, failed), "000a:00:00.0"),
+        ((named, failed.replace("1", "2")), None),
+        ((named, loaded, failed), None),
+        ((named, named.replace("000a", "000b"), failed), None),
+    ):
+        assert [event.bus_id for event in known(log_of(*lines).events) or ()] == [bus_id]
 
 
 # --- the host -----------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ ENDINGS = rows(
     ("cancelled", "job deleted at request", r"^Job deleted at request of \S+", "ending", 1, False),
     ("evicted", "evict|tionby|low on resource", r"(?:Reason|reason|status|Status)\W{1,40}Evicted|Pod was evicted|TerminationByKubelet|EvictionByEvictionAPI|DeletionByTaintManager|The node was low on resource", "ending", 3, False),
     ("terminated_signal", "death signal", r"Received (?:(?P<signal>\d+)|Signals\.(?P<name>SIG\w+)) death signal", "ending", 2, False),
-    ("terminated_signal", "main process received|got signal|received signal", r"Main process received (?P<name>SIG\w+), exiting|\breceived signal ?[:=] ?(?P<name2>SIG(?:TERM|INT|HUP))\b|SignalException: Process (?P<pid>\d+) got signal: (?P<signal>\d+)", "ending", 2, False),
+    ("terminated_signal", "main process received|got signal", r"Main process received (?P<name>SIG\w+), exiting|SignalException: Process (?P<pid>\d+) got signal: (?P<signal>\d+)", "ending", 2, False),
 )  # fmt: skip
 
 # Processes that were never started. Sources: srun, pyxis and enroot, the container runtimes, the kubelet, Open MPI, ssh

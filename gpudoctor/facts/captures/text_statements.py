@@ -115,11 +115,12 @@ class TextStatements:
     def offer_command(self, line: str, number: int) -> None:
         """Look at a line that seems to be a command: one that may be a sentence of bad news is unknown."""
         form = line[:_LONGEST_FORM].translate(_ONE_DIGIT)
-        if form in self._no_news or len(self._kept) >= MOST_STATEMENTS:
+        if not self._no_news.isdisjoint((form, line)) or len(self._kept) >= MOST_STATEMENTS:
             return
+        told = form_of(_OF_A_COMMAND.sub("-", line)) is not None
         if len(self._no_news) < _MOST_FORMS:
-            self._no_news.add(form)
-        if form_of(_OF_A_COMMAND.sub("-", line)) and (statement := statement_of(number, Origin(), line)):
+            self._no_news.add(line if told else form)
+        if told and (statement := statement_of(number, Origin(), line)):
             self._keep(statement, perhaps=True)
 
     def end(self) -> None:

@@ -121,6 +121,7 @@ def collect(records: Iterable[LogRecord]) -> KernelEvents:
     quoted = 0
     forgeable = loading = False
     named_at_boot: str | None = None
+    named_since: set[str] = set()  # the driver was loaded
     host, mismatch = HostEvents(), MismatchLines()
     for number, record in enumerate(records):
         message = record.message
@@ -134,15 +135,18 @@ def collect(records: Iterable[LogRecord]) -> KernelEvents:
         if event == "quoted":
             quoted += 1
             continue
-        named_at_boot = installed_gpu(message) or named_at_boot
-        loading = loading or (message.startswith(LOADING) and record.origin in ("kernel", "text"))
+        if named := installed_gpu(message):
+            named_at_boot = named
+            named_since.add(named)
+        if message.startswith(LOADING) and record.origin in ("kernel", "text"):
+            loading, named_since = True, set()
         if INSTALLED_FAULT.search(message):
             if event is not None and event.kind in ("off-bus", "rm") and event.bus_id is None:
                 event = msgspec.structs.replace(event, bus_id=named_at_boot)
             named_at_boot = None
-        elif event is not None and event.bus_id is None and _ONE_PROBED in message:
+        elif event is not None and event.bus_id is None and _ONE_PROBED in message and len(named_since) == 1:
             # the line with the fault itself, which does not begin with NVRM, was not pasted as the kernel's
-            event = msgspec.structs.replace(event, bus_id=named_at_boot)
+            event = msgspec.structs.replace(event, bus_id=next(iter(named_since)))
         if event is None:
             if record.origin in ("kernel", "text") and not record.continued and (detail := sxid_detail(message)):
                 detail = msgspec.structs.replace(detail, text=record.line, time_s=record.time_s)

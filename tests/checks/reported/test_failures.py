@@ -438,6 +438,15 @@ def test_what_may_be_a_command_or_bad_news_is_unknown(text: str) -> None:
 def test_the_zone_of_a_time_is_no_bus_id() -> None:
     (finding,) = said("[task 2025-07-01T05:06:30.004+00:00] [train] nvidia-smi: error: failed with return code 18\n")
     assert (finding.status, finding.subject.kind) == (Status.FAIL, "node")
+    for text, bus_id in (
+        ("2024-11-14 07:10 UTC+02:00: GPU 3 has fallen off the bus", None),
+        ("07:10: GPU has fallen off the bus", None),
+        ("GPU 07:10 has fallen off the bus", "0000:07:10.0"),
+        ("Xid (PCI:07:00): 79, GPU has fallen off the bus", "0000:07:00.0"),
+        ("+0000:07:00.0: GPU has fallen off the bus", "0000:07:00.0"),
+    ):
+        (finding,) = said(f"{text}\n")
+        assert finding.subject.bus_id == bus_id, text
 
 
 @pytest.mark.parametrize(
