@@ -36,6 +36,7 @@ _HAS_ERRORS = (
     r"(?i:\b(?:[GTD]PUs?(?: ?#?\d{1,4})?|[ABHLV]\d{2,3}s?|cards?|boards?|(?:nv)?links?(?: \d{1,2})?|NICs?|adapters?|replacement|node) "
     r"(?:still |now |also )?(?:ha[sd]|have|got|gets|shows?|reports?|reported|throws?) (?!(?:\S+ ){0,4}?(?:no|zero|0|correct\w+) (?!.{0,80}uncorrect))(?:[\w-]{1,20} ){0,6}(?:errors|faults|failures)\b)"
 )
+_NO_LONGER = "no longer (?:answers|responds|works|lists|sees|finds|detects)"
 _Row = tuple[Form, Severity, str]
 # in the order in which they are tried; `message` and `program` are groups
 _TEXTS: tuple[_Row, ...] = (
@@ -61,8 +62,10 @@ _TEXTS: tuple[_Row, ...] = (
     ("event", "warning", r"(?P<message>\s{0,20}(?:[\w.+-]{1,32}\s+)?\d{1,8}\s(?:[^/\[]{0,80}\s)?D[<LNls+]{0,4}\s.{0,200}?(?:^|[\s/\[(])(?:nvidia-|nv-|dcgm)[\w.-]+.*)"),
     ("errno", "error", rf"(?P<message>.{{0,600}}?(?:{ERRNO}|errno ?[:=]? ?\d{{1,3}}\b).*)"),
     ("sentence", "error",
-     r"(?P<message>.{0,400}?(?:(?i:\b(?:failed|failure|cannot|can't|couldn't|could not|unable to|can not|error|fatal|crash(?:ed|es)?|abort(?:ed|ing)|panic|exception|segfault(?:ed|s)?|not reachable|unreachable|unresponsive|unrecognized|not recognized"
-     r"|does not (?:work|respond|exist|support|match)|doesn't (?:work|respond|exist)|(?:not|\w{1,8}n['’]t) (?:responding|listed|visible|available|detected|found|usable|working|allocatable|loaded|running)\b(?! as (?!it\b|they\b|expected|usual|before|intended))(?! (?:in|by|on) (?:the|our|my|this|that|any) (?!\W?(?:node|host|server|machine|system|bus|box|BIOS|PCI\w*|output|list|kernel|OS|driver|cluster|VM|container|nvidia|lspci|nvidia-smi)\b))|lspci\W{1,4}but not (?:(?:in|by|with) )?\W?nvidia-smi|no longer (?:answers|responds)|is lost|lost (?:a|one|its) (?:GPU|card|link)|downgraded|fallen off|fell off|is missing|only (?P<seen>\d+) ?(?:of|/) ?(?!(?P=seen)\b)\d+|(?:is|are|nodes?) down|timed out|hangs|hung|stuck|unhealthy|degraded|mismatch|corrupt(?:ed|ion))\b)"
+     r"(?P<message>.{0,400}?(?:(?i:\b(?:fail(?:s|ed|ure)|cannot|can't|couldn't|could not|unable to|can not|error|fatal|crash(?:ed|es)?|abort(?:ed|ing)|panic|exception|segfault(?:ed|s)?|not reachable|unreachable|unresponsive|unrecognized|not recognized"
+     r"|does not (?:work|respond|exist|support|match)|doesn't (?:work|respond|exist)|(?:not|\w{1,8}n['’]t) (?:responding|listed|visible|available|detected|found|usable|working|allocatable|loaded|running)\b(?! as (?!it\b|they\b|expected|usual|before|intended))(?! (?:in|by|on) (?:the|our|my|this|that|any) (?!\W?(?:node|host|server|machine|system|bus|box|BIOS|PCI\w*|output|list|kernel|OS|driver|cluster|VM|container|nvidia|lspci|nvidia-smi)\b))|lspci\W{1,4}but not (?:(?:in|by|with) )?\W?nvidia-smi|"
+     rf"{_NO_LONGER}"
+     r"|(?:is|been) lost|lost (?:(?:a|one|its) (?:GPU|card|link)|GPU ?#?\d)|downgraded|fallen off|fell off|is missing|only (?P<seen>\d+) ?(?:of|/) ?(?!(?P=seen)\b)\d+|(?:is|are|nodes?) down|timed out|hangs|hung|stuck|unhealthy|degraded|mismatch|corrupt(?:ed|ion))\b)"
      rf"|{_HAS_ERRORS}|\bERR!).*)"),
 )  # fmt: skip
 _FORMS = tuple((form, severity, lazy_pattern(text)) for form, severity, text in _TEXTS)
@@ -100,7 +103,7 @@ _WARNS = lazy_pattern(
 )
 # plain prose that tells of no failure now
 _SUPPOSES = lazy_pattern(
-    r"(?i)\b(?:no|never|without|none|zero|if|when|whether|may|might|would|(?<!as it )should|e\.g|such as|fix(?:ed|es)?|rather than|instead of|in case|to avoid|how to|please|try|tips?|known issues?)\b|\?\s*$"
+    rf"(?i)\b(?:(?!{_NO_LONGER}\b)no|never|without|none|zero|if|when|whether|may|might|would|(?<!as it )should|e\.g|such as|fix(?:ed|es)?|rather than|instead of|in case|to avoid|how to|please|try|tips?|known issues?)\b|\?\s*$"
     r"|(?:n't|\bnot) (?:see|seen|get|have|had|find|show)\b|\bI (?:\w{2,12} )?(?:see|saw|get|got|have|had|am|was|tried|try|run|ran|use|think|found|keep)\b"
 )
 _BETWEEN_SENTENCES = lazy_pattern(r"(?<=[.!?])\s+(?=[A-Z])")

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gpudoctor.facts.captures import clipped
 from gpudoctor.facts.model.reported import Loudness, Reported
 from gpudoctor.statements.about import about
-from gpudoctor.statements.catalogue import known_error, xid_code
+from gpudoctor.statements.catalogue import find_label, known_error, xid_code
 from gpudoctor.statements.forms import form_of
 from gpudoctor.statements.missing_gpus import missing_gpus
 from gpudoctor.statements.model import Statement
@@ -117,7 +117,8 @@ class TextStatements:
         form = line[:_LONGEST_FORM].translate(_ONE_DIGIT)
         if not self._no_news.isdisjoint((form, line)) or len(self._kept) >= MOST_STATEMENTS:
             return
-        told = form_of(_OF_A_COMMAND.sub("-", line)) is not None
+        bare = _OF_A_COMMAND.sub("-", line)
+        told = form_of(bare) is not None or find_label(bare) is not None
         if len(self._no_news) < _MOST_FORMS:
             self._no_news.add(line if told else form)
         if told and (statement := statement_of(number, Origin(), line)):

@@ -435,6 +435,23 @@ def test_what_may_be_a_command_or_bad_news_is_unknown(text: str) -> None:
         assert text in (finding.reason or "")
 
 
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        ("for 2 days GPU 3 has been lost", Status.FAIL),
+        ("nvidia-smi lost GPU 3", Status.WARN),
+        ("nvidia-smi no longer responds", Status.WARN),
+        ("lspci no longer lists GPU 3", Status.UNKNOWN),
+        ("dmesg Xid 79 on GPU 3", Status.UNKNOWN),
+        ("dcgmi diag fails on GPU 3", Status.UNKNOWN),
+        ("GPU 3 no longer fails", None),
+        ("we lost GPU hours", None),
+    ],
+)
+def test_bad_news_above_a_good_table_are_not_lost(text: str, status: Status | None) -> None:
+    assert [finding.status for finding in said(f"{text}\n{CLEAN}")] == ([status] if status else [])
+
+
 def test_the_zone_of_a_time_is_no_bus_id() -> None:
     (finding,) = said("[task 2025-07-01T05:06:30.004+00:00] [train] nvidia-smi: error: failed with return code 18\n")
     assert (finding.status, finding.subject.kind) == (Status.FAIL, "node")
