@@ -62,7 +62,7 @@ _TEXTS: tuple[_Row, ...] = (
     ("event", "warning", r"(?P<message>\s{0,20}(?:[\w.+-]{1,32}\s+)?\d{1,8}\s(?:[^/\[]{0,80}\s)?D[<LNls+]{0,4}\s.{0,200}?(?:^|[\s/\[(])(?:nvidia-|nv-|dcgm)[\w.-]+.*)"),
     ("errno", "error", rf"(?P<message>.{{0,600}}?(?:{ERRNO}|errno ?[:=]? ?\d{{1,3}}\b).*)"),
     ("sentence", "error",
-     r"(?P<message>.{0,400}?(?:(?i:\b(?:fail(?:ed|ure)|(?<!rarely )fails(?! over\b)|cannot|can't|couldn't|could not|unable to|can not|error|fatal|crash(?:ed|es)?|abort(?:ed|ing)|panic|exception|segfault(?:ed|s)?|not reachable|unreachable|unresponsive|unrecognized|not recognized"
+     r"(?P<message>.{0,400}?(?:(?i:\b(?:fail(?:ed|ure)|fails(?! over\b)|cannot|can't|couldn't|could not|unable to|can not|error|fatal|crash(?:ed|es)?|abort(?:ed|ing)|panic|exception|segfault(?:ed|s)?|not reachable|unreachable|unresponsive|unrecognized|not recognized"
      r"|does not (?:work|respond|exist|support|match)|doesn't (?:work|respond|exist)|(?:not|\w{1,8}n['’]t) (?:responding|listed|visible|available|detected|found|usable|working|allocatable|loaded|running)\b(?! as (?!it\b|they\b|expected|usual|before|intended))(?! (?:in|by|on) (?:the|our|my|this|that|any) (?!\W?(?:node|host|server|machine|system|bus|box|BIOS|PCI\w*|output|list|kernel|OS|driver|cluster|VM|container|nvidia|lspci|nvidia-smi)\b))|lspci\W{1,4}but not (?:(?:in|by|with) )?\W?nvidia-smi|"
      rf"{_NO_LONGER}"
      r"|is lost|lost (?:a|one|its) (?:GPU|card|link)|downgraded|fallen off|fell off|is missing|only (?P<seen>\d+) ?(?:of|/) ?(?!(?P=seen)\b)\d+|(?:is|are|nodes?) down|timed out|hangs|hung|stuck|unhealthy|degraded|mismatch|corrupt(?:ed|ion))\b)"

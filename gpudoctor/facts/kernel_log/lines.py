@@ -115,13 +115,34 @@ class KernelEvents(msgspec.Struct, frozen=True):
         )
 
 
+class _InstalledGpus:
+    """The GPUs that the driver named since it was loaded, each before the line that tells its fault."""
+
+    def __init__(self) -> None:
+        self._all: set[str] = set()
+        self._last: str | None = None  # its fault is still to come
+
+    def completed(self, message: str, event: KernelEvent | None) -> KernelEvent | None:
+        """The event of the message; if the message names no GPU, with the one that a line before it named."""
+        if named := installed_gpu(message):
+            self._all.add(named)
+            self._last = named
+        bus_id = None
+        if INSTALLED_FAULT.search(message):
+            bus_id, self._last = self._last, None
+        elif _ONE_PROBED in message and len(self._all) == 1:
+            (bus_id,) = self._all  # the line with the fault, which need not begin with NVRM, was not pasted
+        if event is None or event.bus_id is not None or event.kind not in ("off-bus", "rm"):
+            return event
+        return msgspec.structs.replace(event, bus_id=bus_id)
+
+
 def collect(records: Iterable[LogRecord]) -> KernelEvents:
     """The events of one log, in the order of its lines."""
     retained = _RetainedEvents()
     quoted = 0
     forgeable = loading = False
-    named_at_boot: str | None = None
-    named_since: set[str] = set()  # the driver was loaded
+    installed = _InstalledGpus()
     host, mismatch = HostEvents(), MismatchLines()
     for number, record in enumerate(records):
         message = record.message
@@ -135,18 +156,10 @@ def collect(records: Iterable[LogRecord]) -> KernelEvents:
         if event == "quoted":
             quoted += 1
             continue
-        if named := installed_gpu(message):
-            named_at_boot = named
-            named_since.add(named)
         if message.startswith(LOADING) and record.origin in ("kernel", "text"):
-            loading, named_since = True, set()
-        if INSTALLED_FAULT.search(message):
-            if event is not None and event.kind in ("off-bus", "rm") and event.bus_id is None:
-                event = msgspec.structs.replace(event, bus_id=named_at_boot)
-            named_at_boot = None
-        elif event is not None and event.bus_id is None and _ONE_PROBED in message and len(named_since) == 1:
-            # the line with the fault itself, which does not begin with NVRM, was not pasted as the kernel's
-            event = msgspec.structs.replace(event, bus_id=next(iter(named_since)))
+            loading = True
+            installed = _InstalledGpus()
+        event = installed.completed(message, event)
         if event is None:
             if record.origin in ("kernel", "text") and not record.continued and (detail := sxid_detail(message)):
                 detail = msgspec.structs.replace(detail, text=record.line, time_s=record.time_s)

@@ -102,11 +102,11 @@ def _library(root: AnyPath) -> str | None:
             cache = file.read()
     except OSError:
         cache = b""
-    cached = [found.decode() for found in re.findall(rb"/[!-~]*/libnvidia-ml\.so\.1(?=\0)", cache)]
+    cached: list[str] = [found.decode() for found in re.findall(rb"/[!-~]*/libnvidia-ml\.so\.1(?=\0)", cache)]
     usual = [f"{folder}{_LIBRARY}" for folder in _OWN_FOLDERS]
     for path in (*named, *cached, *usual):
         if path.startswith("/") and "i386" not in path and os.path.isfile(root / path.lstrip("/")):
-            return str(os.path.normpath(path))
+            return os.path.normpath(path)
     return None
 
 

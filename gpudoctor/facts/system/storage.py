@@ -140,7 +140,7 @@ class StorageReader:
 
 
 def _paths_of_interest(environ: Mapping[str, str], data: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """AnyPath -> its roles; the paths that the user named come first."""
+    """Path -> its roles; the paths that the user named come first."""
     found: dict[str, tuple[str, ...]] = dict.fromkeys(data, (DATA,))
     named = [(WORKING_DIRECTORY, _working_directory()), *((name, environ.get(name, "")) for name in _VARIABLES)]
     if not environ.get("TMPDIR"):

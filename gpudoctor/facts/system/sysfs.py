@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class SysPath(str):
     """A path below a root, with `/`, `name` and `parent` as pathlib.Path has them, which may take its place.
 
-    A quick check joins a thousand paths, and each costs a fifth of Path's; to import pathlib, with the modules that it
-    needs for URLs, is 2 % of its processor time.
+    To import pathlib, with the modules that it needs for URLs, and to use it would be 4 % of the processor time of a
+    quick check; a join costs an eighth of Path's (both measured on Python 3.11).
     """
 
     __slots__ = ()
