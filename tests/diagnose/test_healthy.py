@@ -77,6 +77,9 @@ def test_counts_with_a_time_to_their_end_are_work(tmp_path: Path) -> None:
     served = "INFO 11-28 15:34:26 [loggers.py:236] Engine 000: Avg prompt throughput: 9.0 tokens/s, Avg generation throughput: {} tokens/s, Running: 4 reqs\n"
     assert answer_to(3 * served.format("163.2"), tmp_path).verdict == "nothing"
     assert answer_to(3 * served.format("0.0"), tmp_path).verdict == "unknown"
+    timed = "[Rank 0] rank=0 time (ms) | forward_microstep: {} | backward_microstep: 0.00\n"
+    assert answer_to("".join(timed.format(1330 + n / 7) for n in range(4)), tmp_path).verdict == "nothing"
+    assert answer_to(timed.format("0.00"), tmp_path).verdict == "unknown"
 
 
 def test_a_job_that_still_runs_is_well(tmp_path: Path) -> None:

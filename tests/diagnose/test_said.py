@@ -285,6 +285,10 @@ def test_a_loss_of_nan_in_a_bar_beside_a_finite_loss_is_no_nan(tmp_path: Path) -
     )
     assert said(answer_to("".join(bar.format(n) for n in range(9)), tmp_path)) == ("healthy", None)
     assert said(answer_to(bar.format(3).replace("3.910", "nan"), tmp_path))[0] == "nan"
+    of_training = bar.format(3).replace("loss=nan, ", "", 1).replace("lr=1", "val_loss={}")
+    for training, validation, cause in (("nan.0", "7.04", "nan"), ("3.910", "nan", None)):
+        answer = answer_to(of_training.replace("3.910", training).format(validation), tmp_path)
+        assert said(answer)[0] == (cause or "healthy")
 
 
 def test_the_number_of_a_job_step_is_no_training_step(tmp_path: Path) -> None:

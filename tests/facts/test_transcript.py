@@ -543,6 +543,21 @@ def test_of_two_runs_of_nccl_tests_the_one_with_wrong_values_counts_and_without_
     assert "values not compared in 2 rows" in note
 
 
+@pytest.mark.parametrize(
+    ("busbw", "verdict"),
+    [((10.0, 29.5, 14.8), "unknown"), ((10.0, 29.5, 5.3, 5.3), "warn"), ((480.0, 0.9, 29.5), "unknown")],
+)
+def test_large_messages_that_are_far_slower_than_smaller_ones_warn(busbw: tuple[float, ...], verdict: str) -> None:
+    """Rows without a head; the second of the third case begins another run."""
+    sizes = (1 << 24, 1 << 25, 1 << 26, 1 << 27) if busbw[0] < 100 else (1 << 25, 8, 1 << 25)
+    row = "  {0}  {0}     float     sum      -1    195.4   17.72  {1:7.2f}       0    195.4   17.72  {1:7.2f}       0\n"
+    report = judge(read("".join(row.format(size, rate) for size, rate in zip(sizes, busbw, strict=False))))
+    assert (report.verdict, "busbw falls from 29.5 GB/s at 33554432 bytes to 5.3" in report.reason) == (
+        verdict,
+        verdict == "warn",
+    )
+
+
 def test_wrong_values_of_a_benchmark_fail() -> None:
     nccl = (
         transcripts.NOT_JUDGED["nccl-tests"].replace("216.50      0", "216.50     12").replace(": 0 OK", ": 12 FAILED")

@@ -43,6 +43,9 @@ _COPIES = re.compile(
     r"Bandwidth\((?P<unit>[MG])B/s\)\n(?P<rows>(?:[ \t]+\d{3,12}[ \t]+\d{1,7}(?:\.\d{1,3})?[ \t]*\n)+)"
 )
 # size, count, type, redop, root; then time, algbw, busbw and #wrong, out of place and in place
+_NCCL_TYPED = (
+    r"\s*\d{1,15}\s+\d{1,15}\s+(?:float|half|double|bfloat16|u?int\d{1,2}|fp?8\w{0,6})\s+\w{2,12}\s+-?\d{1,4}\s+[\d.]"
+)
 _NCCL_ROW = re.compile(
     r"\s*(?P<size>\d{1,15})\s+\d{1,15}\s+\w{2,12}\s+\w{2,12}\s+-?\d{1,4}"
     rf"\s+{_RATE}\s+{_RATE}\s+(?P<busbw>{_RATE})\s+(?P<wrong>\d{{1,12}}|N/A)"
@@ -64,6 +67,8 @@ _COPY_FIGURES = re.compile(
 _SLOW_SHARE = 0.6  # of the others
 _SLOW_COPY_GB_S = 5  # PCIe 3.0 x8 carries 6
 _LARGE_COPY_BYTES = 16_000_000  # smaller ones do not reach it either
+_LARGE_MESSAGE_BYTES = 16_000_000  # from here on latency no longer counts
+_SLOW_WHEN_LARGE = 0.5  # protocols and algorithms change with the size: a step of a fifth or a third is usual
 
 
 @text_reader(
@@ -113,11 +118,14 @@ def _burn_troubles(progress: list[re.Match[str]]) -> Iterator[str]:
 
 @text_reader(
     "nccl-tests",
-    r"#\s*nThread \d|#\s+nccl-tests version|#\s+size\s+count\s+type\b",
+    rf"#\s*nThread \d|#\s+nccl-tests version|#\s+size\s+count\s+type\b|{_NCCL_TYPED}",
     lambda line: _NCCL_HEAD.match(line) or _NCCL_ROW.match(line) or _NCCL_WRONG.match(line),
 )
 def read_nccl_tests(block: Block) -> Part:
-    """Sums that came out wrong; the bandwidth is only noted, as no text tells what these links should reach."""
+    """Sums that came out wrong, and large messages that are far slower than smaller ones.
+
+    The bandwidth itself is only noted, as no text tells what these links should reach.
+    """
     rows = [row for line in block.lines if (row := _NCCL_ROW.match(line))]
     bad = [
         f"{cell} wrong values at a size of {row['size']} bytes"
@@ -133,10 +141,31 @@ def read_nccl_tests(block: Block) -> Part:
     if not rows:
         return Part()
     best = max(float(row[way] or 0) for row in rows for way in ("busbw", "in_busbw"))
+    if slow := _slow_when_large(rows):
+        return Part(reported=(from_tool("nccl-tests", slow, "warning"),))
     # run with -c 0, it compares no value
     values = "values not compared" if any("N/A" in row["wrong"] for row in rows) else "no wrong value"
     text = f"nccl-tests: {values} in {len(rows)} rows; at most {best:g} GB/s busbw, which only a measurement judges"
     return Part(notes=(f"{text} (gpudoctor check collective)",))
+
+
+def _slow_when_large(rows: list[re.Match[str]]) -> str | None:
+    """A bus bandwidth that falls to less than half: it grows with the size until the links are full, and stays there.
+
+    A size that is no larger than the one before begins another run.
+    """
+    peak = last = rows[0]
+    for row in rows:
+        if int(row["size"]) <= int(last["size"]) or _busbw(row) > _busbw(peak):
+            peak = row
+        last = row
+        if int(row["size"]) >= _LARGE_MESSAGE_BYTES and _busbw(row) < _SLOW_WHEN_LARGE * _busbw(peak):
+            return f"busbw falls from {_busbw(peak):g} GB/s at {peak['size']} bytes to {_busbw(row):g} at {row['size']}"
+    return None
+
+
+def _busbw(row: re.Match[str]) -> float:
+    return max(float(row["busbw"]), float(row["in_busbw"] or 0))
 
 
 @text_reader(
