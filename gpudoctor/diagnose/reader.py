@@ -35,6 +35,7 @@ _TIMES = re.compile(
 )
 # the end of a progress bar, and another writer's words right behind it
 _BAR = re.compile(r"\d/\d+ \[[^\]\[]{1,80}(?:it/s|s/it)[^\]\[]{0,400}\](?=[A-Z\[])")
+_RANKS_LINE = re.compile(r"\s?(?=\[rank\d{1,6}\]:\[[EWFI]\d{4} )")  # torch's, of each rank
 _RULE = re.compile(r"\s*-{40,}\s*$")
 _FRAME = 2
 _LAST_ERROR = re.compile(r"^Last error:\s*$")  # of NCCL: its words are in the next line
@@ -142,13 +143,14 @@ class LogReader:
     def read(self, number: int, raw: str) -> Iterator[Event]:
         """The events of one line; the parts of a progress bar, separated by carriage returns, have the same number.
 
-        So has what another writer put right behind a bar, without a blank or a line of its own.
+        So has what another writer put right behind a bar or another rank's line, without a line of its own.
         """
         for part in raw.split("\r") if "\r" in raw else (raw,):
             bar = _BAR.search(part) if "it/s" in part or "s/it" in part else None
             for piece in (part[: bar.end()], part[bar.end() :]) if bar else (part,):
-                if piece:
-                    yield from self._read(number, piece)
+                for line in _RANKS_LINE.split(piece) if "]:[" in piece else (piece,):
+                    if line:
+                        yield from self._read(number, line)
 
     def end(self) -> Iterator[Event]:
         """The events of a line that was held because it might have continued, and of a last line with an exception."""

@@ -197,13 +197,24 @@ class Tracebacks:
         return True, event
 
     def _go_on(self, writer: object, number: int, text: str) -> None:
-        """Add the line to the message of an exception right above that ends in a colon, if it is no error itself."""
+        """Add the line to the message of an exception right above that ends in a colon.
+
+        A line that is an error itself is what an exception without a message tells of.
+        """
         unfinished, self._unfinished = self._unfinished, None
         if unfinished is None or unfinished[:2] != (writer, number - 1) or not text.strip() or _BEGIN.search(text):
             return
-        if _exception(text.strip(), frames=0) or error_event(text):
+        event, known = unfinished[2], error_event(text)
+        if known and event.what == "user_exception" and not event.word("message"):
+            event.what, event.role, event.strength, event.names_rank = (
+                known.what,
+                known.role,
+                known.strength,
+                known.names_rank,
+            )
+            event.detail["message"] = clipped(text.strip())
+        if known or _exception(text.strip(), frames=0):
             return
-        event = unfinished[2]
         event.detail["message"] = clipped(f"{event.word('message') or ''} {text.strip()}")
         self._unfinished = (writer, number, event) if text.rstrip().endswith(":") else None
 

@@ -23,6 +23,13 @@ CASES: dict[str, tuple[str, int | None, str]] = {
         2,
         f"{HOROVOD_STALLS}\nMissing ranks:\n2: [allreduce.conv1.weight, allreduce.bn1.bias ...]\n",
     ),
+    "horovod 0.18, ranks below a header, each line labelled": (
+        "rank_behind",
+        6,
+        f"step 83999 loss=1.4\n[1,0]<stderr>:{HOROVOD_STALLS}\n[1,0]<stderr>:Stalled ranks:\n"
+        "[1,0]<stderr>:6: [horovod_allreduce.0, horovod_allreduce.1 ...]\n",
+    ),
+    "horovod, the list of tensors cut off": ("timeout_undecidable", None, f"step 83999 loss=1.4\n{HOROVOD_STALLS}\n"),
     "horovod, another tensor on one rank": (
         "collective_mismatch",
         None,

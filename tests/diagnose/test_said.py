@@ -649,3 +649,40 @@ gather._packed_hits = wait
 sys.argv = ["gpudoctor", "diagnose", sys.argv[1]]
 sys.exit(run())
 """
+
+
+def test_an_exception_without_words_tells_of_the_known_error_in_the_next_line(tmp_path: Path) -> None:
+    text = (
+        'Traceback (most recent call last):\n  File "/w/train.py", line 264, in predict\n    x = x.cuda()\n'
+        "AssertionError: \n{}\n"
+    )
+    answer = answer_to(text.format("The NVIDIA driver on your system is too old (found version 10010)."), tmp_path)
+    assert said(answer) == ("cuda_driver_too_old", None)
+    assert answer.cause is not None
+    assert answer.cause.text.startswith("AssertionError: The NVIDIA driver on your system is too old")
+    assert said(answer_to(text.format("see the log"), tmp_path))[0] == "user_exception"
+
+
+def test_what_a_process_reports_after_its_own_failed_request_follows_from_it(tmp_path: Path) -> None:
+    """In the other order the peer's request failed because this process was gone."""
+    request = "{0}:77:79 [0] transport/net_ib.cu:788 NCCL WARN NET/IB : Got completion with error 12, opcode 1, len 0, vendor err 129\n"
+    access = "gpu5:77:77 [1] init.cu:194 NCCL WARN Cuda failure 'an illegal memory access was encountered'\n"
+    assert said(answer_to(request.format("gpu5") + access, tmp_path))[0] == "ib_completion_error"
+    for text in (access + request.format("gpu5"), request.format("gpu4") + access):
+        assert said(answer_to(text, tmp_path))[0] == "cuda_illegal_access"
+
+
+def test_what_ranks_share_is_of_no_single_gpu(tmp_path: Path) -> None:
+    answer = answer_to("n1:43:81 [7] transport/nvls.cc:157 NCCL WARN Cuda failure 1 'invalid argument'\n", tmp_path)
+    assert answer.cause is not None
+    assert (answer.cause.what, answer.cause.host, answer.cause.gpu) == ("nvls_failed", "n1", None)
+
+
+def test_two_ranks_in_one_line_are_read_as_two(tmp_path: Path) -> None:
+    line = (
+        "[rank{0}]:[E1123 00:52:57.70470395{0} ProcessGroupNCCL.cpp:607] [Rank {0}] Watchdog caught collective operation timeout: "
+        "WorkNCCL(SeqNum=1516, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600057 milliseconds before timing out."
+    )
+    for between in ("\n", " ", ""):
+        answer = answer_to(between.join(line.format(rank) for rank in range(3)) + "\n", tmp_path)
+        assert said(answer) == ("timeout_all_same_seq", None)

@@ -57,7 +57,8 @@ _XLA_WAITS = re.compile(
 # Horovod 0.11 to 0.28
 _MISSING = re.compile(r"(?<![\w./-])(?P<op>[\w./-]{1,1000}) \[missing ranks: ?(?P<ranks>\d[\d, ]{0,400})\]")
 _READY = re.compile(r"(?<![\w./-])(?P<op>[\w./-]{1,1000}) \[ready ranks: ?(?P<ranks>\d[\d, ]{0,400})\]")
-_HEADER = re.compile(r"Missing ranks: ?$")
+_HEADER = re.compile(r"(?:Missing|Stalled) ranks: ?$")
+_STALL = "submitted to be reduced, gathered or broadcasted by subset of ranks"
 _ROW = re.compile(r"(?P<ranks>\d{1,6}): \[(?P<op>[^\s,\]]{1,200})")
 _MOST_OPS = 16
 
@@ -99,14 +100,19 @@ class StallReader:
         self._rows = False
 
     def read(self, text: str) -> list[Event]:
-        """One event for each tensor, at most 16 of a line. Only warnings: training may go on after them."""
+        """One event for each tensor, at most 16 of a line. Only warnings: training may go on after them.
+
+        The sentence above the tensors is one too: the list may be cut off.
+        """
         if self._rows and (row := _ROW.match(text)):
             return [_stalled("missing", row)]
         self._rows = bool(_HEADER.search(text))
-        if " ranks:" not in text:
-            return []
-        found = [_stalled("missing", match) for match in _MISSING.finditer(text)]
-        found += [_stalled("ready", match) for match in _READY.finditer(text)]
+        found: list[Event] = []
+        if " ranks:" in text:
+            found = [_stalled("missing", match) for match in _MISSING.finditer(text)]
+            found += [_stalled("ready", match) for match in _READY.finditer(text)]
+        if not found and _STALL in text:
+            return [Event(role="wait", what="stalled_tensor", detail={"warning": 1})]
         return found[:_MOST_OPS]
 
 

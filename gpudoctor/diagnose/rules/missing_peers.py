@@ -85,7 +85,8 @@ def stalled_tensors(attempt: Attempt) -> Iterator[Hypothesis]:
         return
     missing: dict[str, set[int]] = {}
     ready: dict[str, set[int]] = {}
-    for event in events:
+    tensors = [e for e in events if e.word("op")]
+    for event in tensors:
         for reported, of in (("missing", missing), ("ready", ready)):
             of.setdefault(event.word("op") or "", set()).update(map(int, _NUMBER.findall(event.word(reported) or "")))
     reporting = set[int]().union(*ready.values())
@@ -97,10 +98,10 @@ def stalled_tensors(attempt: Attempt) -> Iterator[Hypothesis]:
     if len(sets) == 1:
         ranks = tuple(sorted(sets.pop()))
         text = f"{named(ranks)} did not submit the tensors that the others wait for"
-        yield Hypothesis("rank_behind", text, events[:4], ranks=ranks)
+        yield Hypothesis("rank_behind", text, tensors[:4], ranks=ranks)
     elif sets:
         text = "; ".join(f"{named(absent)} not {op}" for op, absent in list(missing.items())[:3] if absent)
-        yield Hypothesis("collective_mismatch", f"the ranks submit different tensors: {text}", events[:4])
+        yield Hypothesis("collective_mismatch", f"the ranks submit different tensors: {text}", tensors[:4])
     else:
         text = "some ranks wait for tensors that others did not submit; which ones is not in this text"
         yield undecided("timeout_undecidable", text, events[:3])
