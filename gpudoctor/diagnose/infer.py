@@ -16,7 +16,7 @@ from gpudoctor.diagnose.rules.collective_timeouts import nccl_timeouts, watchdog
 from gpudoctor.diagnose.rules.direct import direct_causes, mismatches, strong_echoes, weak_causes, weak_echoes
 from gpudoctor.diagnose.rules.dumps import from_dumps, from_stacks, ras_behind, undecided_stacks
 from gpudoctor.diagnose.rules.ends import codes_alone, deaths, early_exit, silent_exits
-from gpudoctor.diagnose.rules.missing_peers import gloo_timeouts, missing_ranks, stalled_tensors
+from gpudoctor.diagnose.rules.missing_peers import gloo_timeouts, missing_ranks, stalled_tensors, stalls_without_tensors
 from gpudoctor.diagnose.rules.model import Hypothesis, Rule, host_of, only_rank, ranks_of
 from gpudoctor.diagnose.rules.outside import (
     failed_before,
@@ -71,6 +71,7 @@ _RULES: tuple[Rule, ...] = (
     codes_alone,
     only_victims,
     only_a_launcher,
+    stalls_without_tensors,
 )
 _ENDED_FROM_OUTSIDE = (0, -2, -9, -15)  # SIGINT, SIGKILL, SIGTERM
 _EXCEPTION = re.compile(r"(?:[A-Za-z_]\w{0,60}\.){0,8}(?:[A-Z]\w{0,60})?(?:Error|Exception): ")

@@ -35,7 +35,7 @@ _TIMES = re.compile(
 )
 # the end of a progress bar, and another writer's words right behind it
 _BAR = re.compile(r"\d/\d+ \[[^\]\[]{1,80}(?:it/s|s/it)[^\]\[]{0,400}\](?=[A-Z\[])")
-_RANKS_LINE = re.compile(r"\s?(?=\[rank\d{1,6}\]:\[[EWFI]\d{4} )")  # torch's, of each rank
+_RANKS_LINE = re.compile(r"\s?\[rank\d{1,6}\]:\[[EWFI]\d{4} ")  # of torch
 _RULE = re.compile(r"\s*-{40,}\s*$")
 _FRAME = 2
 _LAST_ERROR = re.compile(r"^Last error:\s*$")  # of NCCL: its words are in the next line
@@ -108,6 +108,14 @@ def _as_last_error(text: str, events: list[Event]) -> list[Event]:
     return [Event(role="said", what="cause", detail=detail)]
 
 
+def _lines_of_ranks(text: str) -> Iterator[str]:
+    """The text, divided before each label of a rank but the first: what stands before that is its own."""
+    starts = [0, *(found.start() for found in _RANKS_LINE.finditer(text))]
+    del starts[1:2]
+    for start, end in zip(starts, [*starts[1:], len(text)], strict=True):
+        yield text[start:end].lstrip() if start else text[:end]
+
+
 class LogReader:
     """Reads one file: call `read` for each line of interest in order, then `end`.
 
@@ -148,7 +156,7 @@ class LogReader:
         for part in raw.split("\r") if "\r" in raw else (raw,):
             bar = _BAR.search(part) if "it/s" in part or "s/it" in part else None
             for piece in (part[: bar.end()], part[bar.end() :]) if bar else (part,):
-                for line in _RANKS_LINE.split(piece) if "]:[" in piece else (piece,):
+                for line in _lines_of_ranks(piece) if "]:[" in piece else (piece,):
                     if line:
                         yield from self._read(number, line)
 

@@ -99,6 +99,7 @@ _BELOW = re.compile(
     r"|\b[Tt]he (?:node|host|machine) (?:is|was|has)\b"
     r"|^(?:INTERNAL|UNAVAILABLE|ABORTED|UNKNOWN|DATA_LOSS|FAILED_PRECONDITION|DEADLINE_EXCEEDED|CANCELLED): "
 )
+_OF_A_PROGRAM = re.compile(r"[\w.\[\]-]{1,80}: ")
 _IMPORT = {"ModuleNotFoundError", "ImportError"}
 _MOST_FRAMES = 400
 _MOST_OPEN = 512
@@ -204,16 +205,12 @@ class Tracebacks:
         unfinished, self._unfinished = self._unfinished, None
         if unfinished is None or unfinished[:2] != (writer, number - 1) or not text.strip() or _BEGIN.search(text):
             return
-        event, known = unfinished[2], error_event(text)
-        if known and event.what == "user_exception" and not event.word("message"):
-            event.what, event.role, event.strength, event.names_rank = (
-                known.what,
-                known.role,
-                known.strength,
-                known.names_rank,
-            )
-            event.detail["message"] = clipped(text.strip())
-        if known or _exception(text.strip(), frames=0):
+        event = unfinished[2]
+        if _exception(text.strip(), frames=0):
+            return
+        if known := error_event(text):
+            if known.role == "cause" and known.strength >= 3 and event.what == "user_exception":
+                _tell(event, known, text)
             return
         event.detail["message"] = clipped(f"{event.word('message') or ''} {text.strip()}")
         self._unfinished = (writer, number, event) if text.rstrip().endswith(":") else None
@@ -277,6 +274,13 @@ class Tracebacks:
             event.role = "wrapper"  # it came while the first was handled
         self._last[stream] = event
         return event
+
+
+def _tell(event: Event, known: Event, text: str) -> None:
+    """Make an exception without a message one of the known error that the line below it tells; no launcher's line."""
+    if not event.word("message") and not _OF_A_PROGRAM.match(text):
+        event.what, event.names_rank = known.what, known.names_rank
+        event.detail["message"] = clipped(text.strip())
 
 
 def exception_event(text: str, functions: set[str] = frozenset()) -> Event:  # type: ignore[assignment]

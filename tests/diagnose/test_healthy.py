@@ -80,6 +80,8 @@ def test_counts_with_a_time_to_their_end_are_work(tmp_path: Path) -> None:
     timed = "[Rank 0] rank=0 time (ms) | forward_microstep: {} | backward_microstep: 0.00\n"
     assert answer_to("".join(timed.format(1330 + n / 7) for n in range(4)), tmp_path).verdict == "nothing"
     assert answer_to(timed.format("0.00"), tmp_path).verdict == "unknown"
+    for other in ("load-checkpoint: 3521.56", "forward: 33.2 | backward: FAILED", "forward: 33.2 failed to read"):
+        assert answer_to(3 * f"time (ms) | {other}\n", tmp_path).verdict != "nothing"
 
 
 def test_a_job_that_still_runs_is_well(tmp_path: Path) -> None:

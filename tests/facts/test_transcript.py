@@ -543,19 +543,33 @@ def test_of_two_runs_of_nccl_tests_the_one_with_wrong_values_counts_and_without_
     assert "values not compared in 2 rows" in note
 
 
-@pytest.mark.parametrize(
-    ("busbw", "verdict"),
-    [((10.0, 29.5, 14.8), "unknown"), ((10.0, 29.5, 5.3, 5.3), "warn"), ((480.0, 0.9, 29.5), "unknown")],
+_ROW_OF_NCCL = (
+    "  {0}  {0}     {2}     sum      -1    195.4   17.72  {1:7.2f}       0    195.4   17.72     29.5       0\n"
 )
-def test_large_messages_that_are_far_slower_than_smaller_ones_warn(busbw: tuple[float, ...], verdict: str) -> None:
-    """Rows without a head; the second of the third case begins another run."""
-    sizes = (1 << 24, 1 << 25, 1 << 26, 1 << 27) if busbw[0] < 100 else (1 << 25, 8, 1 << 25)
-    row = "  {0}  {0}     float     sum      -1    195.4   17.72  {1:7.2f}       0    195.4   17.72  {1:7.2f}       0\n"
-    report = judge(read("".join(row.format(size, rate) for size, rate in zip(sizes, busbw, strict=False))))
-    assert (report.verdict, "busbw falls from 29.5 GB/s at 33554432 bytes to 5.3" in report.reason) == (
-        verdict,
-        verdict == "warn",
-    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "verdict"),
+    [
+        ([(24, 10.0, "float"), (25, 29.5, "float"), (26, 5.3, "float"), (27, 5.3, "float")], "warn"),
+        ([(24, 10.0, "float"), (25, 29.5, "float"), (26, 14.8, "float")], "unknown"),
+        ([(18, 29.5, "float"), (25, 5.3, "float")], "unknown"),
+        ([(25, 29.5, "float"), (3, 0.9, "float"), (25, 5.3, "float")], "unknown"),
+        ([(25, 29.5, "float"), (26, 5.3, "half")], "unknown"),
+        ([(25, 29.5, "float"), (0, 0, "#"), (26, 5.3, "float")], "unknown"),
+    ],
+    ids=["slow", "a little slow", "small ones first", "another run", "another type", "another head"],
+)
+def test_large_messages_that_are_far_slower_than_smaller_ones_warn(
+    rows: list[tuple[int, float, str]], verdict: str
+) -> None:
+    lines = [
+        _ROW_OF_NCCL.format(1 << size, rate, kind) if size else "# Avg bus bandwidth    : 30\n"
+        for size, rate, kind in rows
+    ]
+    report = judge(read("".join(lines)))
+    assert report.verdict == verdict
+    assert ("busbw falls from 29.5 GB/s at 33554432 bytes to 5.3 at 67108864" in report.reason) == (verdict == "warn")
 
 
 def test_wrong_values_of_a_benchmark_fail() -> None:

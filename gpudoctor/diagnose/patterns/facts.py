@@ -139,7 +139,8 @@ OF_A_KERNEL = re.compile(
 # a server that is ready, a bar of tqdm that has moved, a loss: work goes on, at a step that is not known
 _WORK = re.compile(
     r"^\s*[1-9]\d*\s+(?:images|samples|examples|tokens)/sec: 0{0,3}\.?0*[1-9]"  # a count of steps and their rate
-    r"|\btime \(ms\) ?[|:] ?[^|]{1,80}: 0{0,6}\.?0*[1-9]"  # timers of Megatron and DeepSpeed
+    # timers of Megatron and DeepSpeed; those of the start are not of steps
+    r"|\btime \(ms\)(?= \| (?:forward|backward|step|optimizer))(?=.{0,200}: 0{0,6}\.?0*[1-9])(?: \| [\w-]{1,40}: \d{1,9}\.\d{1,4})+\s*$"
     r"|\bAvg generation throughput: 0{0,3}\.?0*[1-9][\d.]{0,12} tokens/s\b"
     r"|\[ *0{0,9}[1-9]\d*/\d+\]  eta: \d+:\d\d:\d\d  .{0,200}\b(?:time|data): \d|Application startup complete|\d%\|.{0,200}\| *0{0,9}[1-9]\d*/\d+ \[|(?i:\b(?:\w+_)?(?:loss|grad_norm|accuracy)\b(?:/\w+)*[\"']?\s?[:=]?\s?-?\d)"
 )

@@ -79,8 +79,9 @@ TORCH = rows(
     ("nan", "nan", r"[Ll]oss is (?:nan|NaN)"
      r"|(?:FloatingPointError|AssertionError|ValueError|RuntimeError|\.NaN\w*).{0,120}\b(?:nan|NaN|NaNs)\b|contains? NaN"
      r"|Function '\w+' returned nan values"),
-    # a training loss, if no training loss of the line is a number: Lightning's own "loss" may be unused
-    ("nan", "nan", r"(?i)\bgrad(?:ient)? ?norm[:= ]+nan\b|^(?!.{0,2000}\b(?!val|eval|test)\w{0,40}_loss[:= ]+-?\d).{0,2000}?\b(?!val|eval|test)(?:\w{1,40}_)?loss[:= ]+nan\b", "cause", 2),
+    # Lightning's own "loss" may be unused; its bar writes "nan.0"
+    ("nan", "nan", r"(?i)\bgrad(?:ient)? ?norm[:= ]+nan\b|^(?!.{0,2000}\b\w{0,40}_loss[:= ]+-?\d).{0,2000}?\bloss[:= ]+nan\b", "cause", 2),
+    ("nan", "nan", r"(?i)^(?!.{0,2000}\b(?:\w{1,20}_)?train(?:ing)?_loss(?:_\w{1,20})?[:= ]+-?\d).{0,2000}?\b(?:reduced_)?train(?:ing)?_loss[:= ]+nan\b", "cause", 2),
     ("nan", "loss scale already at minimum|minimum loss scale", r"loss scale already at minimum|Minimum loss scale reached"),
     # Apex has no minimum of its own: it halves the scale at every step that overflows
     ("nan", "reducing loss scale to", r"loss scaler \d+ reducing loss scale to (?:0(?:\.\d+)?|[\d.]+e-\d+)$"),

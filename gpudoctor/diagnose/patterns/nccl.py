@@ -7,7 +7,7 @@ from gpudoctor.diagnose.patterns.rows import rows
 # Warnings of NCCL 2.7 and newer, printed directly or by torch after "Last error:". Source: NCCL's src
 NCCL = rows(
     ("nvls_failed", "nvl", r"Failed to bind NVLink SHARP|NVLS.{0,40}(?:[Ff]ailed to|CUDA error)|transport/nvls\.cc:\d+ .{0,60}NCCL WARN Cuda failure "
-     r"(?:1\b|401|'invalid argument|'the operation cannot)", "cause", 3, False),
+     r"(?:1\b|401|'invalid argument|'the operation cannot)"),
     ("imex_mnnvl", "mnnvl", r"MNNVL.{0,80}(?:not working|failed|error)|[Cc]uda failure 800 .{0,60}mnnvl"
      r"|mnnvl\.cc.{0,80}NCCL WARN"),
     ("imex_mnnvl", "imex|not_permitted|800", r"IMEX (?:channel|daemon|domain).{0,60}(?:not|fail|missing)|CUDA_ERROR_NOT_PERMITTED.{0,40}fabric|Cuda failure 800 'operation not permitted'"),

@@ -31,7 +31,7 @@ def direct_causes(attempt: Attempt) -> Iterator[Hypothesis]:
     events = [e for e in attempt.of("cause") if e.what not in _OUTSIDE and e.strength >= 2]
     if any(e.what == "shm_too_small_loader" for e in events):  # the workers died of it
         events = [e for e in events if e.what != "loader_worker_killed"]
-    events = [e for e in events if not _survived(attempt, e, events) and not _cut_off_before(attempt, e)]
+    events = [e for e in events if not _survived(attempt, e, events)]
     # a driver or controller copies a rank's exception
     ranked = {(e.what, e.word("type"), e.word("message")) for e in events if e.rank is not None and e.word("type")}
     yield from _grouped(
@@ -53,18 +53,6 @@ def _survived(attempt: Attempt, event: Event, causes: list[Event]) -> bool:
     between = [e.number("step") or 0 for e in steps if event.line < e.line < max(later)]
     before = [e.number("step") or 0 for e in steps if e.line < event.line]
     return len(between) >= _STEPS_BEHIND and max(between) > max(before, default=0)
-
-
-def _cut_off_before(attempt: Attempt, event: Event) -> bool:
-    """Whether the same process had reported that a request over InfiniBand failed, which ends NCCL's communicator.
-
-    What it reports after that follows.
-    """
-    return any(
-        e.file == event.file and e.line < event.line and (e.host, e.pid, e.rank) == (event.host, event.pid, event.rank)
-        for e in attempt.of("echo", what="ib_completion_error")
-        if e.pid is not None or e.rank is not None
-    )
 
 
 def strong_echoes(attempt: Attempt) -> Iterator[Hypothesis]:
@@ -212,8 +200,7 @@ def _hypothesis(attempt: Attempt, events: list[Event]) -> Hypothesis:
         "certain" if strongest >= 3 else "likely",
         ranks,
         host_of(decisive),
-        # a path between two, or something shared, is not of the GPU whose process reports it
-        _gpu_of(decisive) if all(e.names_rank for e in decisive) else None,
+        _gpu_of(decisive),
     )
 
 

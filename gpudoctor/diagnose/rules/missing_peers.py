@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from gpudoctor.diagnose.events import Event
 from gpudoctor.diagnose.job import Attempt
 from gpudoctor.diagnose.rules.direct import minority
 from gpudoctor.diagnose.rules.model import Hypothesis, at_events, host_of, named, only_rank, ranks_of, undecided
@@ -80,12 +81,11 @@ def stalled_tensors(attempt: Attempt) -> Iterator[Hypothesis]:
 
     A warning after which the work went on does not count: that tensor was only late.
     """
-    events = [e for e in attempt.of("wait", what="stalled_tensor") if not attempt.job.worked_after(e)]
-    if not events:
+    tensors = [e for e in _stalls(attempt) if e.word("op")]
+    if not tensors:
         return
     missing: dict[str, set[int]] = {}
     ready: dict[str, set[int]] = {}
-    tensors = [e for e in events if e.word("op")]
     for event in tensors:
         for reported, of in (("missing", missing), ("ready", ready)):
             of.setdefault(event.word("op") or "", set()).update(map(int, _NUMBER.findall(event.word(reported) or "")))
@@ -104,4 +104,14 @@ def stalled_tensors(attempt: Attempt) -> Iterator[Hypothesis]:
         yield Hypothesis("collective_mismatch", f"the ranks submit different tensors: {text}", tensors[:4])
     else:
         text = "some ranks wait for tensors that others did not submit; which ones is not in this text"
-        yield undecided("timeout_undecidable", text, events[:3])
+        yield undecided("timeout_undecidable", text, tensors[:3])
+
+
+def stalls_without_tensors(attempt: Attempt) -> Iterator[Hypothesis]:
+    """A warning of a stall whose list is not in the text, if nothing else tells more."""
+    if stalls := [e for e in _stalls(attempt) if not e.word("op")]:
+        yield undecided("timeout_undecidable", "some ranks wait for others; which ones is not in this text", stalls[:3])
+
+
+def _stalls(attempt: Attempt) -> list[Event]:
+    return [e for e in attempt.of("wait", what="stalled_tensor") if not attempt.job.worked_after(e)]

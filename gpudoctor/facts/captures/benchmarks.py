@@ -43,11 +43,9 @@ _COPIES = re.compile(
     r"Bandwidth\((?P<unit>[MG])B/s\)\n(?P<rows>(?:[ \t]+\d{3,12}[ \t]+\d{1,7}(?:\.\d{1,3})?[ \t]*\n)+)"
 )
 # size, count, type, redop, root; then time, algbw, busbw and #wrong, out of place and in place
-_NCCL_TYPED = (
-    r"\s*\d{1,15}\s+\d{1,15}\s+(?:float|half|double|bfloat16|u?int\d{1,2}|fp?8\w{0,6})\s+\w{2,12}\s+-?\d{1,4}\s+[\d.]"
-)
+_NCCL_BEGINS = re.compile(r"#\s*nThread \d|#\s+nccl-tests version|#\s+size\s+count\s+type\b")
 _NCCL_ROW = re.compile(
-    r"\s*(?P<size>\d{1,15})\s+\d{1,15}\s+\w{2,12}\s+\w{2,12}\s+-?\d{1,4}"
+    r"\s*(?P<size>\d{1,15})\s+\d{1,15}\s+(?P<kind>(?:float|half|double|bfloat16|u?int\d{1,2}|fp?8\w{0,8})\s+\w{2,12}\s+-?\d{1,4})"
     rf"\s+{_RATE}\s+{_RATE}\s+(?P<busbw>{_RATE})\s+(?P<wrong>\d{{1,12}}|N/A)"
     rf"(?:\s+{_RATE}\s+{_RATE}\s+(?P<in_busbw>{_RATE})\s+(?P<in_wrong>\d{{1,12}}|N/A))?\s*$"
 )
@@ -68,6 +66,7 @@ _SLOW_SHARE = 0.6  # of the others
 _SLOW_COPY_GB_S = 5  # PCIe 3.0 x8 carries 6
 _LARGE_COPY_BYTES = 16_000_000  # smaller ones do not reach it either
 _LARGE_MESSAGE_BYTES = 16_000_000  # from here on latency no longer counts
+_FULL_LINK_BYTES = 1_000_000  # below it, caches and buffers are measured, not links
 _SLOW_WHEN_LARGE = 0.5  # protocols and algorithms change with the size: a step of a fifth or a third is usual
 
 
@@ -118,7 +117,7 @@ def _burn_troubles(progress: list[re.Match[str]]) -> Iterator[str]:
 
 @text_reader(
     "nccl-tests",
-    rf"#\s*nThread \d|#\s+nccl-tests version|#\s+size\s+count\s+type\b|{_NCCL_TYPED}",
+    lambda line: _NCCL_BEGINS.match(line) or _NCCL_ROW.match(line),
     lambda line: _NCCL_HEAD.match(line) or _NCCL_ROW.match(line) or _NCCL_WRONG.match(line),
 )
 def read_nccl_tests(block: Block) -> Part:
@@ -141,31 +140,30 @@ def read_nccl_tests(block: Block) -> Part:
     if not rows:
         return Part()
     best = max(float(row[way] or 0) for row in rows for way in ("busbw", "in_busbw"))
-    if slow := _slow_when_large(rows):
-        return Part(reported=(from_tool("nccl-tests", slow, "warning"),))
     # run with -c 0, it compares no value
     values = "values not compared" if any("N/A" in row["wrong"] for row in rows) else "no wrong value"
     text = f"nccl-tests: {values} in {len(rows)} rows; at most {best:g} GB/s busbw, which only a measurement judges"
-    return Part(notes=(f"{text} (gpudoctor check collective)",))
+    slow = [from_tool("nccl-tests", each, "warning") for each in _slow_when_large(block)]
+    return Part(notes=(f"{text} (gpudoctor check collective)",), reported=tuple(slow[:1]))
 
 
-def _slow_when_large(rows: list[re.Match[str]]) -> str | None:
+def _slow_when_large(block: Block) -> Iterator[str]:
     """A bus bandwidth that falls to less than half: it grows with the size until the links are full, and stays there.
 
-    A size that is no larger than the one before begins another run.
+    A head, another operation, and a size that is no larger than the one before begin another run.
     """
-    peak = last = rows[0]
-    for row in rows:
-        if int(row["size"]) <= int(last["size"]) or _busbw(row) > _busbw(peak):
-            peak = row
-        last = row
-        if int(row["size"]) >= _LARGE_MESSAGE_BYTES and _busbw(row) < _SLOW_WHEN_LARGE * _busbw(peak):
-            return f"busbw falls from {_busbw(peak):g} GB/s at {peak['size']} bytes to {_busbw(row):g} at {row['size']}"
-    return None
-
-
-def _busbw(row: re.Match[str]) -> float:
-    return max(float(row["busbw"]), float(row["in_busbw"] or 0))
+    for way in ("busbw", "in_busbw"):
+        peak, last = (0.0, ""), ("", 0)
+        for row in map(_NCCL_ROW.match, block.lines):
+            kind, size, rate = (row["kind"], int(row["size"]), float(row[way] or 0)) if row else ("", 0, 0.0)
+            if kind != last[0] or size <= last[1]:
+                peak = (0.0, "")
+            if size >= _LARGE_MESSAGE_BYTES and rate < _SLOW_WHEN_LARGE * peak[0]:
+                yield f"busbw falls from {peak[0]:g} GB/s at {peak[1]} bytes to {rate:g} at {size}"
+                break
+            if size >= _FULL_LINK_BYTES and rate > peak[0]:
+                peak = (rate, str(size))
+            last = (kind, size)
 
 
 @text_reader(
