@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from statistics import fmean, median, quantiles
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -77,7 +77,7 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     over_time: tuple[RankPoint, ...] = ()
 
 
-class ShownParts(msgspec.Struct, frozen=True):
+class ShownParts(NamedTuple):
     """A step as people are shown it, in ms: its parts, without the time in which the rank lacked a CPU; and that."""
 
     compute: float
@@ -89,9 +89,8 @@ class ShownParts(msgspec.Struct, frozen=True):
 
 def shown_parts(phases: PhaseMs, queued: PhaseMs | None) -> ShownParts:
     """The parts of one rank's step: those that the findings speak of."""
-    wall = {name: getattr(phases, name) for name in PHASES}
     none = {name: getattr(queued, name) if queued is not None else 0.0 for name in PHASES}
-    ms = {name: wall[name] - none[name] for name in PHASES}
+    ms = {name: getattr(phases, name) - none[name] for name in PHASES}
     compute = sum(ms[PHASES[phase]] for phase in COMPUTE)
     return ShownParts(compute, ms["wait"], ms["data"], ms["host"], sum(none.values()))
 
