@@ -239,14 +239,7 @@ def run_finding_words(finding: RunFinding) -> str:
 
 def _counts(rows: Sequence[NodeRow], unread: int) -> NodeCounts:
     verdicts = [row.verdict for row in rows]
-    return NodeCounts(
-        nodes=len(rows),
-        passed=verdicts.count("pass"),
-        warn=verdicts.count("warn"),
-        fail=verdicts.count("fail"),
-        unknown=verdicts.count("unknown"),
-        unread=unread,
-    )
+    return NodeCounts(len(rows), *map(verdicts.count, ("pass", "warn", "fail", "unknown")), unread)
 
 
 def _verdict(counts: NodeCounts, drifting: bool, interrupted: bool) -> Verdict:
@@ -284,9 +277,8 @@ def _fault_kinds(rows: Sequence[NodeRow]) -> Iterator[FaultKind]:
             kinds.setdefault(("unknown", check), []).append(row.name)
         for check in row.warnings:
             kinds.setdefault(("warn", check), []).append(row.name)
-    for (status, check), names in sorted(
-        kinds.items(), key=lambda item: (WORST_FIRST.index(item[0][0]), -len(item[1]))
-    ):
+    ordered = sorted(kinds.items(), key=lambda item: (WORST_FIRST.index(item[0][0]), -len(item[1])))
+    for (status, check), names in ordered:
         unique = tuple(dict.fromkeys(names))
         yield FaultKind(check, status, unique, examples.get(check) if status == "fail" else None)
 
