@@ -26,7 +26,6 @@ def on_cpu_ns(pid: int, thread: int) -> float:
 
 
 def allowed_cpus(pid: int) -> tuple[int, ...]:
-    """The CPUs that the process may use."""
     with suppress(OSError):
         return tuple(sorted(os.sched_getaffinity(pid)))
     return ()

@@ -173,7 +173,6 @@ def judged(watched: Watched) -> tuple[FlatFinding, ...]:
 
 
 def as_finding(flat: FlatFinding) -> Finding:
-    """The finding, for what shows findings."""
     return Finding(**{name: getattr(flat, name) for name in FlatFinding.__struct_fields__[1:]})
 
 
@@ -194,7 +193,6 @@ def reason_of(findings: Iterable[FlatFinding]) -> str:
 
 
 def rank_report(rank: WatchedRank, host: str) -> RankReport:
-    """The figures of a rank."""
     report = RankReport(
         rank=rank.rank, host=host, pid=rank.pid, gpu=rank.gpu, steps=rank.finished, ended=rank.ending, error=rank.error,
         warm_up_steps=len(rank.warm_up), warm_up_ms=_rounded(sum(s.step_ms for s in rank.warm_up)),

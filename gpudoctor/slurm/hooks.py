@@ -90,8 +90,6 @@ def _own_name(environ: Mapping[str, str]) -> str:
 
 
 class _Run:
-    """One run of a hook."""
-
     def __init__(self, hook: Hook, node: str, settings: HookSettings, environ: Mapping[str, str]) -> None:
         self._hook = hook
         self._node = node

@@ -97,7 +97,6 @@ def _stands(ranks: Sequence[StoppedRank]) -> Iterator[Evidence]:
 
 
 def stand_words(rank: StoppedRank) -> str:
-    """Where one rank stands."""
     if rank.gone:
         return f"its process has ended (after step {rank.finished})"
     where = rank.place or "no Python line known"

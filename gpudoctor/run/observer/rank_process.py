@@ -27,8 +27,6 @@ observed: RankProcess | None = None
 
 
 class RankProcess:
-    """This process as an observed one."""
-
     def __init__(self, folder: str, torch: Any) -> None:
         self._path = f"{folder}/ranks/{os.getpid()}"
         self._torch = torch
