@@ -47,7 +47,7 @@ def test_a_rank_is_compared_with_those_of_the_other_nodes(tmp_path: Path, gpudoc
 
 def test_equal_ranks_are_fine_and_what_only_lacks_a_cpu_is_no_slow_rank(tmp_path: Path, gpudoctor: Gpudoctor) -> None:
     node_report(tmp_path, "a", rank(0), rank(1))
-    node_report(tmp_path, "b", rank(2, wall=more(FORWARD, 9.0), queued=(0, 9.0, 0, 0, 0, 0, 0)), rank(3))
+    node_report(tmp_path, "b", rank(2, lacks={FORWARD: 9.0}), rank(3))
     outcome = gpudoctor("cluster", "report", "--json", str(tmp_path))
     assert (outcome.json["verdict"], outcome.json["runs"][0]["findings"]) == ("pass", [])
 

@@ -14,10 +14,14 @@ USUAL_MS = (1.0, 6.0, 10.0, 2.0, 1.0, 0.5, 0.5)
 
 
 def rank(number: int, *, steps: int = 120, noise: float = 0.02, seed: int = 0, **changes: Any) -> WatchedRank:
-    """A CPU rank; `wall`, `queued` and `elements` (of step n) replace those of its steps, the rest are its fields."""
+    """A CPU rank; `wall`, `cpu`, `elements` and `memory` (of step n) replace those of its steps, the rest are fields.
+
+    `lacks`: phase -> how many ms it takes longer because the rank has no CPU.
+    """
     draw = random.Random(1000 * seed + number)
-    wall = changes.pop("wall", USUAL_MS)
-    queued = changes.pop("queued", (0.0,) * 7)
+    lacks = changes.pop("lacks", {})
+    queued = tuple(lacks.get(phase, 0.0) for phase in range(7))
+    wall = tuple(map(sum, zip(changes.pop("wall", USUAL_MS), queued, strict=True)))
     cpu = changes.pop("cpu", None)
     elements = changes.pop("elements", lambda n: 64.0)
     memory = changes.pop("memory", lambda n: 400.0)
