@@ -89,7 +89,9 @@ def run(request: RunRequest, *, ignored: Sequence[int] = (), say: Say) -> Report
         if folder and reports:
             folder.remove()
         say(f"{request.command[0]}: {error}")
-        return ReportedRun(_not_started(request, str(error), error.exit_code, precheck, began), error.exit_code)
+        why = f"the command could not be started: {error}"
+        watched = Watched(exit_code=error.exit_code, not_observed=why)
+        return ReportedRun(_report(request, watched, precheck, {}, None, (why,), None, began), error.exit_code)
     if not reports:
         return ReportedRun(None, _to_its_end(started))
     watch = RunWatch(folder, request.hang_after_s, say) if folder else None
@@ -291,13 +293,6 @@ def _report(
         notes=notes,
         kept=kept,
     )
-
-
-def _not_started(
-    request: RunRequest, why: str, code: int, precheck: report.Precheck | None, began: float
-) -> report.RunReport:
-    watched = Watched(exit_code=code, not_observed=f"the command could not be started: {why}")
-    return _report(request, watched, precheck, {}, None, (f"the command could not be started: {why}",), None, began)
 
 
 class _Telemetry:
