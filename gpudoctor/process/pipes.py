@@ -107,11 +107,13 @@ def read_to_end(
     takers: Mapping[int, Callable[[bytes], bool | None]],
     give_up_s: float,
     *,
+    over: Callable[[], bool] | None = None,
     watched: int | None = None,
 ) -> bool:
     """Pass each pipe's data to its taker until all have ended; False at the deadline (monotonic).
 
-    A taker that returns True stops the reading of its pipe. Raise DisturbedError if `watched` can be read.
+    A taker that returns True stops the reading of its pipe. `over` is called while no data comes: True ends the
+    reading as well. Raise DisturbedError if `watched` can be read.
     """
     still_open = set(takers)
     while still_open:
@@ -123,6 +125,8 @@ def read_to_end(
             data = os.read(descriptor, _READ_BYTES)
             if not data or takers[descriptor](data):
                 still_open.remove(descriptor)
+        if not found and over is not None and over():
+            return True
         if left_s <= 0:
             return not still_open
     return True

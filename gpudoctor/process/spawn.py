@@ -88,6 +88,11 @@ class Child(RunningProcess):
         if self._process.returncode is None:
             self._process.returncode = -signal.SIGKILL
 
+    def close_stdin(self) -> None:
+        """Close its standard input."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+
     def close(self) -> None:
         """Close its pipes."""
         for stream in (self._process.stdin, self._process.stdout, self._process.stderr):

@@ -98,8 +98,9 @@ def test_what_comes_is_read_to_the_end_and_kept_up_to_the_limit(pipe: tuple[int,
     assert kept == b"abcd"
 
 
-def test_at_the_deadline_or_when_a_taker_has_enough_nobody_waits_for_the_end(pipe: tuple[int, int]) -> None:
+def test_at_the_deadline_or_when_it_is_over_nobody_waits_for_the_end(pipe: tuple[int, int]) -> None:
     assert not read_to_end({pipe[0]: Bounded(1).take}, monotonic())
+    assert read_to_end({pipe[0]: Bounded(1).take}, monotonic() + PATIENT_S, over=lambda: True)
     os.write(pipe[1], b"enough")
     assert read_to_end({pipe[0]: lambda data: True}, monotonic() + PATIENT_S)
 

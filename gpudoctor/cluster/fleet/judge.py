@@ -239,7 +239,14 @@ def run_finding_words(finding: RunFinding) -> str:
 
 def _counts(rows: Sequence[NodeRow], unread: int) -> NodeCounts:
     verdicts = [row.verdict for row in rows]
-    return NodeCounts(len(rows), *map(verdicts.count, ("pass", "warn", "fail", "unknown")), unread)
+    return NodeCounts(
+        nodes=len(rows),
+        passed=verdicts.count("pass"),
+        warn=verdicts.count("warn"),
+        fail=verdicts.count("fail"),
+        unknown=verdicts.count("unknown"),
+        unread=unread,
+    )
 
 
 def _verdict(counts: NodeCounts, drifting: bool, interrupted: bool) -> Verdict:
