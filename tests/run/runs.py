@@ -5,7 +5,10 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from gpudoctor.run.report import FlatFinding, judged
+import msgspec
+
+from gpudoctor.report.model import Tool
+from gpudoctor.run.report import FlatFinding, RunReport, judged, rank_report, throughput, verdict_of
 from gpudoctor.run.step_series import TimedStep
 from gpudoctor.run.watched import Watched, WatchedRank
 
@@ -44,6 +47,18 @@ def rank(number: int, *, steps: int = 120, noise: float = 0.02, seed: int = 0, *
 def more(phase: int, ms: float) -> tuple[float, ...]:
     """The usual phases with one that takes so much longer."""
     return tuple(usual + (ms if n == phase else 0.0) for n, usual in enumerate(USUAL_MS))
+
+
+def report_of(run: Watched, host: str = "a", **changes: object) -> RunReport:
+    """What `gpudoctor run` writes on one node of a training."""
+    findings = judged(run)
+    made = RunReport(
+        tool=Tool("gpudoctor", "0.1.0"), command=("train",), host=host, started_at="", duration_s=9.0,
+        exit_code=run.exit_code, signal=None, verdict=verdict_of(findings), reason="", world_size=run.world_size,
+        precheck=None, settings={}, throughput=throughput(run), findings=findings, stalls=run.stalls, diagnosis=None,
+        ranks=tuple(rank_report(each, host) for each in run.ranks),
+    )  # fmt: skip
+    return msgspec.structs.replace(made, **changes)
 
 
 def problems(watched: Watched) -> list[FlatFinding]:

@@ -10,16 +10,15 @@ import msgspec
 import pytest
 
 from gpudoctor.diagnose.diagnosis import Cause
-from gpudoctor.report.model import Tool
 from gpudoctor.run.findings.progress import stood_to_the_end
 from gpudoctor.run.findings.rare_steps import rare_steps
 from gpudoctor.run.observer.layout import BACKWARD, DATA, FORWARD, HOST, PHASES, WAIT
 from gpudoctor.run.record_reader import SampledLine
-from gpudoctor.run.report import FlatFinding, RunReport, as_finding, judged, rank_report, throughput
+from gpudoctor.run.report import FlatFinding, as_finding, judged, rank_report, throughput
 from gpudoctor.run.step_series import StepSeries, TimedStep, without_stalls
 from gpudoctor.run.text import render_text
 from gpudoctor.run.watched import RunStall, StoppedRank, Watched, WatchedRank
-from tests.run.runs import USUAL_MS, more, only, problems, rank
+from tests.run.runs import USUAL_MS, more, only, problems, rank, report_of
 
 
 def watched(*ranks: WatchedRank, **fields: object) -> Watched:
@@ -86,15 +85,6 @@ def test_a_forward_that_sleeps_is_no_more_work() -> None:
 
 def line_of(phase: str) -> SampledLine:
     return SampledLine(phase, "/home/a/train.py", 88, "compute_more", 3)
-
-
-def report_of(run: Watched) -> RunReport:
-    return RunReport(
-        tool=Tool("gpudoctor", "0.1.0"), command=("train",), host="a", started_at="", duration_s=3.0,
-        exit_code=run.exit_code, signal=None, verdict="warn", reason="", world_size=2, precheck=None, settings={},
-        throughput=throughput(run), ranks=tuple(rank_report(each, "a") for each in run.ranks), findings=judged(run),
-        stalls=run.stalls, diagnosis=None,
-    )  # fmt: skip
 
 
 def shown(run: Watched) -> tuple[str, list[list[str]]]:
