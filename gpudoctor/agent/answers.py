@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from gpudoctor import __version__
 from gpudoctor.agent.node_status import NodeStatus, ScrapeFigures
@@ -10,7 +10,7 @@ from gpudoctor.errors import UserError
 from gpudoctor.http.address import HttpAccess
 from gpudoctor.http.listener import BoundedListener
 from gpudoctor.report.model import render_json
-from gpudoctor.report.prometheus import Family, Labels, Sample, families, verdict_states
+from gpudoctor.report.prometheus import Sample, families, verdict_states
 from gpudoctor.text.output import printable
 
 try:
@@ -118,28 +118,21 @@ class AgentMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         figures = self._figures()
-        status = figures.status
         mark = {"simulated": "true"} if figures.simulated else {}
-        for family in _of_report(status, mark):
-            yield _gauge(family)
-        for name, text, samples in _of_agent(figures):
-            yield _gauge(Family(name, text, tuple(({**labels, **mark}, value) for labels, value in samples)))
-        counter = CounterMetricFamily(
-            "gpudoctor_agent_runs",
-            "Runs since the agent began, with a report and without one.",
-            labels=["outcome", *mark],
-        )
+        for name, text, samples in (*_of_report(figures.status), *_of_agent(figures)):
+            yield _gauge(name, text, [({**labels, **mark}, value) for labels, value in samples])
+        text = "Runs since the agent began, with a report and without one."
+        counter = CounterMetricFamily("gpudoctor_agent_runs", text, labels=["outcome", *mark])
         for outcome, number in figures.runs.items():
             counter.add_metric([outcome, *mark.values()], number)
         yield counter
 
 
-def _of_report(status: NodeStatus, mark: Labels) -> Iterator[Family]:
+def _of_report(status: NodeStatus) -> Iterator[tuple[str, str, Iterable[Sample]]]:
     if status.report is not None:
         yield from families(status.report)
         return
-    states = tuple(({**labels, **mark}, value) for labels, value in verdict_states(status.verdict))
-    yield Family("gpudoctor_verdict", "Verdict on the node (state set).", states)
+    yield "gpudoctor_verdict", "Verdict on the node (state set).", verdict_states(status.verdict)
     if status.last is not None:
         yield from (family for family in families(status.last.report) if family.name == _TIMESTAMP)
 
@@ -153,11 +146,7 @@ def _of_agent(figures: ScrapeFigures) -> Iterator[tuple[str, str, Iterable[Sampl
     yield "gpudoctor_agent_state_kept", "Whether the state would outlive a restart.", [({}, figures.state_kept)]
     if status.report is None or status.report.error is not None:
         return  # nothing is known of alarms: 0 would look healthy
-    yield (
-        "gpudoctor_agent_alarms",
-        "Checks, on a GPU each, that want somebody to look now.",
-        [({}, len(status.alarms))],
-    )
+    yield "gpudoctor_agent_alarms", "Checks, on a GPU each, that want somebody to look now.", [({}, len(status.alarms))]
     yield (
         "gpudoctor_agent_alarm",
         "What wants somebody to look: fail and unknown at once, warn after enough strikes.",
@@ -173,13 +162,9 @@ def _of_agent(figures: ScrapeFigures) -> Iterator[tuple[str, str, Iterable[Sampl
     )
 
 
-def _gauge(family: Family) -> GaugeMetricFamily:
-    labels = list(family.samples[0][0]) if family.samples else []
-    gauge = GaugeMetricFamily(family.name, family.text, labels=labels)
-    for sample, value in family.samples:
-        gauge.add_metric([_clean(sample[label]) for label in labels], float(value))
+def _gauge(name: str, text: str, samples: Sequence[Sample]) -> GaugeMetricFamily:
+    labels = list(samples[0][0]) if samples else []
+    gauge = GaugeMetricFamily(name, text, labels=labels)
+    for sample, value in samples:
+        gauge.add_metric(["".join(filter(str.isprintable, sample[label])) for label in labels], float(value))
     return gauge
-
-
-def _clean(value: str) -> str:
-    return "".join(c for c in value if c.isprintable())

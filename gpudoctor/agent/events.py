@@ -91,7 +91,6 @@ class WakeUp:
         self._next_s = 0.0
 
     def wake(self, why: str) -> None:
-        """Ask for a run."""
         if not self._event.is_set():
             self._why = why
             self._event.set()

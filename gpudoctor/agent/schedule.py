@@ -62,19 +62,16 @@ class Schedule:
         self._watch: EventWatch | None = None
 
     def status(self) -> NodeStatus:
-        """The node's status now."""
         plan = self.plan
         return status_at(
             self._last, now(), interval_s=plan.interval_s, deadline_s=plan.deadline_s, strikes=plan.strikes
         )
 
     def scrape_figures(self) -> ScrapeFigures:
-        """What the metrics are made from."""
         simulated = self.plan.source.kind == "simulated"
         return ScrapeFigures(self.status(), self.plan.interval_s, dict(self._runs), self._state_kept, simulated)
 
     async def once(self) -> None:
-        """Run the check once, now."""
         began = now()
         self._record(await self._outcome(), began, now(), quiet=True)
 

@@ -24,7 +24,6 @@ STATE_BYTES_MAX = 64 << 20
 
 
 def now() -> Moment:
-    """The current moment."""
     return Moment(_boot(), time.clock_gettime(time.CLOCK_BOOTTIME), time.time())
 
 

@@ -32,7 +32,6 @@ class BoundedListener:
 
     @property
     def connections(self) -> int:
-        """The number of open connections."""
         self._forget_closed()
         return len(self._silent) + len(self._heard)
 

@@ -77,7 +77,6 @@ def profile_names() -> tuple[str, ...]:
 
 
 def gpu_models() -> dict[str, GpuModel]:
-    """Every packaged GPU model by its key."""
     return {key: _model(key) for key in packaged().models}
 
 

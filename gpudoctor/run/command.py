@@ -6,6 +6,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -88,7 +89,9 @@ def run(request: RunRequest, *, ignored: Sequence[int] = (), say: Say) -> Report
         if folder and reports:
             folder.remove()
         say(f"{request.command[0]}: {error}")
-        return ReportedRun(_not_started(request, str(error), error.exit_code, precheck, began), error.exit_code)
+        why = f"the command could not be started: {error}"
+        watched = Watched(exit_code=error.exit_code, not_observed=why)
+        return ReportedRun(_report(request, watched, precheck, {}, None, (why,), None, began), error.exit_code)
     if not reports:
         return ReportedRun(None, _to_its_end(started))
     watch = RunWatch(folder, request.hang_after_s, say) if folder else None
@@ -96,8 +99,8 @@ def run(request: RunRequest, *, ignored: Sequence[int] = (), say: Say) -> Report
     try:
         _follow(request, started, watch, telemetry, say)
         seen = watch.watched() if watch else Watched()
-        watched = msgspec.structs.replace(seen, **_ending(started, seen, time.monotonic() - began_s))
-        watched = msgspec.structs.replace(watched, case=_case(node, watched, telemetry))
+        ending = _ending(started, seen, time.monotonic() - began_s)
+        watched = msgspec.structs.replace(seen, **ending, case=_case(node, seen, telemetry))
         notes += [*rare_steps(watched), *_not_seen(request, folder, watch, watched)]
         answer = _diagnosis(folder, watch, watched)
         cause = answer.cause if answer is not None else None
@@ -249,11 +252,9 @@ def _kept(folder: RunFolder | None, request: RunRequest, watched: Watched) -> st
     """Keep the logs of a failed run, or of any if a folder was named; return where they are."""
     if folder is None:
         return None
-    if request.keep is None and not watched.exit_code and not watched.stalls:
-        folder.remove()
-        return None
     folder.remove_records()
-    if request.keep is None and not folder.has_logs():
+    failed = bool(watched.exit_code or watched.stalls)
+    if request.keep is None and not (failed and folder.has_logs()):
         folder.remove()
         return None
     return str(folder.path)
@@ -294,26 +295,18 @@ def _report(
     )
 
 
-def _not_started(
-    request: RunRequest, why: str, code: int, precheck: report.Precheck | None, began: float
-) -> report.RunReport:
-    watched = Watched(exit_code=code, not_observed=f"the command could not be started: {why}")
-    return _report(request, watched, precheck, {}, None, (f"the command could not be started: {why}",), None, began)
-
-
 class _Telemetry:
     """The sampler of the node's GPUs; begun anew each hour, so that a long run fills no memory."""
 
     def __init__(self, node: Node) -> None:
         self._gpus = [(gpu.index, uuid) for gpu in node.gpus if (uuid := known(gpu.uuid))]
         self._sampler: Sampler | None = None
-        self._began_s = time.monotonic()
-        self._last: Measurements = Measurements()
+        self._last: tuple[Telemetry, ...] = ()
         self._start()
 
     def step(self) -> None:
         if self._sampler is not None and time.monotonic() - self._began_s > _RESAMPLE_S:
-            self._last = Measurements(telemetry=self.readings())
+            self._last = self.readings()
             self.stop()
             self._start()
 
@@ -321,8 +314,8 @@ class _Telemetry:
         if self._sampler is None:
             return ()
         now_s = time.monotonic()
-        if now_s - self._began_s < 60 and self._last.telemetry:
-            return self._last.telemetry
+        if now_s - self._began_s < 60 and self._last:
+            return self._last
         return (self._sampler.recording().telemetry("train", self._began_s, now_s),)
 
     def stop(self) -> None:
@@ -333,7 +326,5 @@ class _Telemetry:
     def _start(self) -> None:
         self._began_s = time.monotonic()
         if self._gpus:
-            try:
+            with suppress(OSError):
                 self._sampler = Sampler(self._gpus, _SAMPLE_EVERY_S)
-            except OSError:
-                self._sampler = None

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-import msgspec
-
 from gpudoctor.checks.core.finding import PROBLEMS
 from gpudoctor.diagnose import text as diagnosis_text
 from gpudoctor.report.html.cards import advice_cards, finding_card
@@ -25,7 +23,7 @@ from gpudoctor.report.html.parts import (
     section,
 )
 from gpudoctor.report.html.render import render_page
-from gpudoctor.run.report import FlatFinding, PhaseMs, RankReport, RunReport, as_finding, shown_parts
+from gpudoctor.run.report import FlatFinding, RankReport, RunReport, as_finding, shown_parts
 
 _PARTS = ("compute", "wait", "data", "host", "no CPU")
 _MOST_BARS = 64
@@ -72,7 +70,7 @@ def _ranks(report: RunReport, problems: list[FlatFinding]) -> Iterator[Part]:
     if not ranks:
         return
     bad = {each.subject.rank: each.status.value for each in problems if each.subject.rank is not None}
-    every = [(rank, _parts_ms(phases, rank.queued)) for rank, phases in ranks]
+    every = [(rank, shown_parts(phases, rank.queued)) for rank, phases in ranks]
     parts = _parts_of(ms for _, ms in every)
     bars = tuple(Bar(f"rank {rank.rank}", ms[: len(parts)], bad.get(rank.rank)) for rank, ms in every[:_MOST_BARS])
     yield Bars("where the step goes, ms", parts, bars)
@@ -103,7 +101,7 @@ def _over_time(rank: RankReport) -> Fold:
     """A bar for each part of the run, as far as a picture can show, and its figures."""
     every = max(1, len(rank.over_time) // 12)
     points = [
-        (f"step {point.step}", _parts_ms(point.phases, point.queued if rank.queued is not None else None))
+        (f"step {point.step}", shown_parts(point.phases, point.queued if rank.queued is not None else None))
         for point in rank.over_time[::every]
     ]
     parts = _parts_of(ms for _, ms in points)
@@ -111,10 +109,6 @@ def _over_time(rank: RankReport) -> Fold:
     bars = Bars(f"{name} over time", parts, tuple(Bar(step, ms[: len(parts)]) for step, ms in points))
     rows = tuple((step, *(f"{part_ms:.2f}" for part_ms in ms[: len(parts)])) for step, ms in points)
     return Fold(name, (bars, Rows(("from", *(f"{part} ms" for part in parts)), rows)))
-
-
-def _parts_ms(phases: PhaseMs, queued: PhaseMs | None) -> tuple[float, ...]:
-    return msgspec.structs.astuple(shown_parts(phases, queued))
 
 
 def _parts_of(rows: Iterable[tuple[float, ...]]) -> tuple[str, ...]:

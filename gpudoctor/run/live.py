@@ -9,7 +9,7 @@ from time import monotonic_ns
 
 import msgspec
 
-from gpudoctor.run.observer.layout import PHASES, WAIT
+from gpudoctor.run.observer.layout import WAIT
 from gpudoctor.run.rank_process import lives
 from gpudoctor.run.record_reader import RankRecord, find_records
 from gpudoctor.run.run_folder import FOLDERS, temporary_folders
@@ -80,18 +80,15 @@ def _rank(number: int, record: RankRecord) -> LiveRank:
     steps = list(record.series.steps().values())
     now_ns = monotonic_ns()
     recent = [step for step in steps[-64:] if now_ns - step.end_ns <= _NOW_NS] or steps[-1:]
+    mean = mean_step(recent) if recent else None
     points = turns(steps, min(_MOST_POINTS, len(steps))) if steps else []
     return LiveRank(
         rank=record.identity[0] if record.identity[0] >= 0 else number,
         steps=record.now.steps,
-        now=_shown(mean_step(recent), on_gpu=record.identity[3]) if recent else None,
+        now=None if mean is None else mean.on_stream() if record.identity[3] else mean,
         step_ms=tuple(step.step_ms for step in points),
         stands=_stands(record, now_ns),
     )
-
-
-def _shown(step: TimedStep, *, on_gpu: bool) -> TimedStep:
-    return msgspec.structs.replace(step, queued_ms=(0.0,) * len(PHASES)) if on_gpu else step
 
 
 def _stands(record: RankRecord, now_ns: int) -> str:

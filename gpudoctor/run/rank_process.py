@@ -5,20 +5,12 @@ from __future__ import annotations
 import os
 import re
 from contextlib import suppress
+from math import nan
 from pathlib import Path
-
-import msgspec
 
 _PROC = Path("/proc")
 _EXITING = 0x4  # PF_EXITING: its sockets may be closed before it is a zombie
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
-
-
-class ThreadTimes(msgspec.Struct, frozen=True):
-    """Time of the training thread on a CPU, and ready to run without one, in ns."""
-
-    on_cpu_ns: int
-    waiting_ns: int
 
 
 def lives(pid: int, started: int) -> bool:
@@ -27,15 +19,13 @@ def lives(pid: int, started: int) -> bool:
     return bool(rest) and int(rest[19]) == started and rest[0] not in ("Z", "X") and not int(rest[6]) & _EXITING
 
 
-def thread_times(pid: int, thread: int) -> ThreadTimes | None:
-    """From schedstat of the thread; None if the kernel does not count it, or the thread has ended."""
-    text = _read(Path(f"{_PROC}/{pid}/task/{thread}/schedstat"))
-    fields = (text or "").split()
-    return ThreadTimes(int(fields[0]), int(fields[1])) if len(fields) == 3 else None
+def on_cpu_ns(pid: int, thread: int) -> float:
+    """CPU time of a thread so far, from its schedstat; NaN if the kernel does not count it, or it has ended."""
+    fields = (_read(Path(f"{_PROC}/{pid}/task/{thread}/schedstat")) or "").split()
+    return float(fields[0]) if len(fields) == 3 else nan
 
 
 def allowed_cpus(pid: int) -> tuple[int, ...]:
-    """The CPUs that the process may use."""
     with suppress(OSError):
         return tuple(sorted(os.sched_getaffinity(pid)))
     return ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from statistics import fmean, median, quantiles
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -77,7 +77,7 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     over_time: tuple[RankPoint, ...] = ()
 
 
-class ShownParts(msgspec.Struct, frozen=True):
+class ShownParts(NamedTuple):
     """A step as people are shown it, in ms: its parts, without the time in which the rank lacked a CPU; and that."""
 
     compute: float
@@ -89,9 +89,8 @@ class ShownParts(msgspec.Struct, frozen=True):
 
 def shown_parts(phases: PhaseMs, queued: PhaseMs | None) -> ShownParts:
     """The parts of one rank's step: those that the findings speak of."""
-    wall = {name: getattr(phases, name) for name in PHASES}
     none = {name: getattr(queued, name) if queued is not None else 0.0 for name in PHASES}
-    ms = {name: wall[name] - none[name] for name in PHASES}
+    ms = {name: getattr(phases, name) - none[name] for name in PHASES}
     compute = sum(ms[PHASES[phase]] for phase in COMPUTE)
     return ShownParts(compute, ms["wait"], ms["data"], ms["host"], sum(none.values()))
 
@@ -174,7 +173,6 @@ def judged(watched: Watched) -> tuple[FlatFinding, ...]:
 
 
 def as_finding(flat: FlatFinding) -> Finding:
-    """The finding, for what shows findings."""
     return Finding(**{name: getattr(flat, name) for name in FlatFinding.__struct_fields__[1:]})
 
 
@@ -195,7 +193,6 @@ def reason_of(findings: Iterable[FlatFinding]) -> str:
 
 
 def rank_report(rank: WatchedRank, host: str) -> RankReport:
-    """The figures of a rank."""
     report = RankReport(
         rank=rank.rank, host=host, pid=rank.pid, gpu=rank.gpu, steps=rank.finished, ended=rank.ending, error=rank.error,
         warm_up_steps=len(rank.warm_up), warm_up_ms=_rounded(sum(s.step_ms for s in rank.warm_up)),

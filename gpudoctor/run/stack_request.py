@@ -64,14 +64,14 @@ def training_stack(text: str, ident: int) -> tuple[str, ...]:
 
 def own_line(stack: Sequence[str]) -> tuple[str, str]:
     """The innermost line of the user's own code: (place, its source); that of others if there is none, else empty."""
-    frames = [match for frame in stack if (match := _FRAME.match("  " + frame))]
+    frames = _frames(stack)
     users = next(filter(_is_own, frames), frames[0] if frames else None)
     return ("", "") if users is None else (_place(users), _source(users["file"], int(users["line"])))
 
 
 def own_callers(stack: Sequence[str]) -> tuple[str, ...]:
     """From where the innermost line of the user's own code was called: places in the user's own code."""
-    users = [_place(match) for frame in stack if (match := _FRAME.match("  " + frame)) and _is_own(match)]
+    users = [_place(frame) for frame in _frames(stack) if _is_own(frame)]
     return tuple(users[1 : 1 + _MOST_CALLERS])
 
 
@@ -87,7 +87,7 @@ def loader_workers(record: RankRecord) -> tuple[str, ...]:
     for pid in pids[:_MOST_WORKERS]:
         stack = training_stack(_stacks_of_child(record, pid, give_up_s), 0)
         place, code = own_line(stack)
-        has_work = any(_is_own(match) for frame in stack if (match := _FRAME.match("  " + frame)))
+        has_work = any(_is_own(frame) for frame in _frames(stack))
         where = f"in {place}{f': {code}' if code else ''}" if has_work else "without work" if stack else ""
         if where or (kernel := kernel_place(pid)):
             found[where or f"in the kernel: {kernel}"] += 1
@@ -110,6 +110,10 @@ def _stacks_of_child(record: RankRecord, pid: int, give_up_s: float) -> str:
         grown = sizes
     texts = [_text(path, begin) for path, begin, end in zip(paths, before, grown, strict=True) if end > begin]
     return texts[-1] if texts else ""
+
+
+def _frames(stack: Sequence[str]) -> list[re.Match[str]]:
+    return [match for frame in stack if (match := _FRAME.match("  " + frame))]
 
 
 def _place(frame: re.Match[str]) -> str:

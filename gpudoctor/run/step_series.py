@@ -64,6 +64,10 @@ class TimedStep(msgspec.Struct, frozen=True):
         """How long it lacked a CPU while it did not wait for others."""
         return sum(self.queued_ms) - self.queued_ms[WAIT]
 
+    def on_stream(self) -> TimedStep:
+        """The step of a rank on a GPU: its times are those of the stream, and no part of them lacked a CPU."""
+        return msgspec.structs.replace(self, queued_ms=(0.0,) * _NUMBERS)
+
     def undisturbed_ms(self, *phases: int) -> float:
         """Time in these phases without that in which it lacked a CPU."""
         return sum(self.wall_ms[phase] - self.queued_ms[phase] for phase in phases)

@@ -24,7 +24,6 @@ _LEGEND = (
 
 
 def render_text(report: RunReport, *, width: int = 100) -> str:
-    """The whole report."""
     return "\n".join(line.rstrip() for line in _lines(report, max(width, _NARROWEST))) + "\n"
 
 

@@ -19,9 +19,8 @@ Ending = Literal["runs", "normal", "exception", "abrupt"]
 class WatchedRank(msgspec.Struct, frozen=True, kw_only=True):
     """One rank. `steps` are those that all ranks have, after warm-up; `finished` counts all of its own.
 
-    `cpu_wait_ms`: how long its training thread was ready in each step without getting a CPU. `ended_s` is in seconds
-    after the start; an abrupt end is noticed a little later, and `lived_s` is when it was last seen alive. `bad_loss`
-    and `bad_gradient` are the first steps with a value that is not finite.
+    `ended_s` is in seconds after the start; an abrupt end is noticed a little later, and `lived_s` is when it was last
+    seen alive. `bad_loss` and `bad_gradient` are the first steps with a value that is not finite.
     """
 
     rank: int
@@ -37,12 +36,10 @@ class WatchedRank(msgspec.Struct, frozen=True, kw_only=True):
     places: tuple[SampledLine, ...] = ()
     bad_loss: int | None = None
     bad_gradient: int | None = None
-    cpu_wait_ms: float | None = None
     cpus: tuple[int, ...] = ()
     cpu_neighbour: str | None = None
     loader: bool = False
     loader_workers: int = 0
-    observer_off: str | None = None
 
 
 class StoppedRank(msgspec.Struct, frozen=True, kw_only=True):

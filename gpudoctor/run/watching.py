@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from math import inf, nan
+from math import inf
 from pathlib import Path
 from signal import SIGTERM
 from statistics import median
@@ -40,15 +40,10 @@ class _Seen(msgspec.Struct):
     """What this process remembers of one rank."""
 
     record: RankRecord
-    thread: int = 0
-    first: rank_process.ThreadTimes | None = None
-    last: rank_process.ThreadTimes | None = None
-    first_step: int = 0
-    last_step: int = 0
+    cgroup_read: bool = False
     ended_s: float | None = None
     lived_s: float | None = None
     cpus: tuple[int, ...] = ()
-    events: Path | None = None
     neighbours: dict[str, int] = {}
 
 
@@ -181,17 +176,11 @@ class RunWatch:
 
     def _read_kernel(self, seen: _Seen) -> None:
         record = seen.record
-        if not seen.thread:
-            seen.thread = int(record.details().get("native_id") or record.pid)
-            seen.events = rank_process.memory_events(record.pid)
-            if seen.events is not None:
-                self._oom_before.setdefault(seen.events, rank_process.oom_kills(seen.events))
+        if not seen.cgroup_read:
+            seen.cgroup_read = True
+            if (events := rank_process.memory_events(record.pid)) is not None:
+                self._oom_before.setdefault(events, rank_process.oom_kills(events))
         seen.cpus = rank_process.allowed_cpus(record.pid) or seen.cpus
-        times, steps = rank_process.thread_times(record.pid, seen.thread), record.now.steps
-        if times is not None and steps >= 3:
-            if seen.first is None:
-                seen.first, seen.first_step = times, steps
-            seen.last, seen.last_step = times, steps
         if 0 < len(seen.cpus) < (len(rank_process.allowed_cpus(1)) or 2):
             our_pids = {each.record.pid for each in self._seen.values()}
             if neighbour := rank_process.busiest_on(seen.cpus, our_pids):
@@ -257,22 +246,16 @@ class RunWatch:
         ending: Ending = "runs"
         if seen.ended_s is not None:
             ending = {0: "abrupt", 1: "normal", 2: "exception"}[how]  # type: ignore[assignment]
-        wait_ms = None
-        if seen.first is not None and seen.last is not None and seen.last_step > seen.first_step:
-            wait_ms = (seen.last.waiting_ns - seen.first.waiting_ns) / 1e6 / (seen.last_step - seen.first_step)
         neighbour = max(seen.neighbours, key=lambda name: seen.neighbours[name], default=None)
         return WatchedRank(
             rank=rank if rank >= 0 else number, pid=record.pid, gpu=gpu if on_gpu else None,
             finished=record.now.steps, steps=tuple(steps[warm:]), warm_up=tuple(steps[:warm]), ending=ending,
             ended_s=seen.ended_s, lived_s=seen.lived_s, error=details.get("error"), places=record.places(),
-            bad_loss=record.bad_loss, bad_gradient=record.bad_gradient, cpu_wait_ms=wait_ms, cpus=seen.cpus,
-            cpu_neighbour=neighbour, loader=bool(details.get("loader")),
-            loader_workers=int(details.get("loader_workers") or 0), observer_off=details.get("observer_off") or None,
+            bad_loss=record.bad_loss, bad_gradient=record.bad_gradient, cpus=seen.cpus, cpu_neighbour=neighbour,
+            loader=bool(details.get("loader")), loader_workers=int(details.get("loader_workers") or 0),
         )  # fmt: skip
 
 
 def _on_cpu_ns(record: RankRecord) -> float:
-    """CPU time of its training thread so far; NaN if the kernel does not count it."""
-    thread = int(record.details().get("native_id") or record.pid)
-    times = rank_process.thread_times(record.pid, thread)
-    return nan if times is None else float(times.on_cpu_ns)
+    """CPU time of its training thread so far."""
+    return rank_process.on_cpu_ns(record.pid, int(record.details().get("native_id") or record.pid))

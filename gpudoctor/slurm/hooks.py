@@ -90,8 +90,6 @@ def _own_name(environ: Mapping[str, str]) -> str:
 
 
 class _Run:
-    """One run of a hook."""
-
     def __init__(self, hook: Hook, node: str, settings: HookSettings, environ: Mapping[str, str]) -> None:
         self._hook = hook
         self._node = node
@@ -116,10 +114,9 @@ class _Run:
         verdict = self._without_verdict(verdict, job)
         result, withheld = self._drained(verdict, job)
         self._record(verdict, withheld, None if result is None else result is DrainResult.OUT_OF_SERVICE)
-        if result is None or result is DrainResult.REFUSED:
-            return HookResult(True, _what_was_done(verdict, withheld))
         # if an epilog fails, Slurm drains the node; if a prolog fails, Slurm also keeps the job off it
-        if self._hook == "epilog" and result is DrainResult.OUT_OF_SERVICE:
+        is_drained = self._hook == "epilog" and result is DrainResult.OUT_OF_SERVICE
+        if result is None or result is DrainResult.REFUSED or is_drained:
             return HookResult(True, _what_was_done(verdict, withheld))
         return HookResult(False, verdict.why)
 

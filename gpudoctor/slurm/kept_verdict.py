@@ -96,7 +96,6 @@ def keep(settings: HookSettings, before: NodeBefore | None, verdict: HookVerdict
 
 
 def forget(settings: HookSettings) -> None:
-    """Delete the saved verdict."""
     try:
         (settings.state / _FILE).unlink(missing_ok=True)
     except OSError:  # read-only, or another user's: `fresh` does not trust it then

@@ -2,14 +2,13 @@
 
 int nvmlInitWithFlags(unsigned flags)
 {
-    const struct record *record = NULL;
-    int code = look("nvmlInit", SYSTEM, 0, NULL, &record);
+    struct reply reply = look("nvmlInit", SYSTEM, 0, NULL);
     (void)flags;
-    if (!record)
+    if (!reply.record)
         return DRIVER_NOT_LOADED;
-    if (!code)
+    if (!reply.code)
         atomic_fetch_add(&started, 1);
-    return code;
+    return reply.code;
 }
 
 int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
@@ -34,13 +33,8 @@ const char *nvmlErrorString(int code)
 
 static int system_answer(const char *name, void *out)
 {
-    const struct record *record = NULL;
-    int code = atomic_load(&started) ? look(name, SYSTEM, 0, NULL, &record) : UNINITIALIZED;
-    if (!out)
-        return INVALID_ARGUMENT;
-    if (!code && record)
-        memcpy(out, record->bytes, record->size);
-    return code;
+    struct reply reply = asked(name, SYSTEM, 0, NULL);
+    return out ? given(reply, out) : INVALID_ARGUMENT;
 }
 
 int nvmlDeviceGetCount_v2(unsigned *out) { return system_answer("nvmlDeviceGetCount", out); }
@@ -54,25 +48,18 @@ int nvmlSystemGetConfComputeState(void *out) { return system_answer(__func__, ou
 /* Asked for after a failed nvmlInit too. */
 int nvmlSystemGetNVMLVersion(char *text, unsigned size)
 {
-    const struct record *record = NULL;
-    int code = look(__func__, SYSTEM, 0, NULL, &record);
-    return text_of(code, record, text, size);
+    return text_of(look(__func__, SYSTEM, 0, NULL), text, size);
 }
 
 int nvmlSystemGetDriverVersion(char *text, unsigned size)
 {
-    const struct record *record = NULL;
-    int code = atomic_load(&started) ? look(__func__, SYSTEM, 0, NULL, &record) : UNINITIALIZED;
-    return text_of(code, record, text, size);
+    return text_of(asked(__func__, SYSTEM, 0, NULL), text, size);
 }
 
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **out)
 {
-    const struct record *record = NULL;
-    int code = atomic_load(&started) ? look("nvmlDeviceGetHandleByIndex", (int)index, 0, NULL, &record) : UNINITIALIZED;
-    if (!out || (code == NOT_SUPPORTED && !record))
-        return INVALID_ARGUMENT;
-    return handle_to(record, code, out);
+    struct reply reply = asked("nvmlDeviceGetHandleByIndex", (int)index, 0, NULL);
+    return out ? handle_to(reply, INVALID_ARGUMENT, out) : INVALID_ARGUMENT;
 }
 
 int nvmlDeviceGetHandleByIndex(unsigned index, void **out) { return nvmlDeviceGetHandleByIndex_v2(index, out); }
@@ -85,16 +72,12 @@ int nvmlDeviceGetHandleByPciBusId(const char *bus_id, void **out) { return nvmlD
 
 int nvmlDeviceGetMigDeviceHandleByIndex(void *device, unsigned place, void **out)
 {
-    const struct record *record = NULL;
-    int code = asked(__func__, device, 1, &place, &record);
-    return handle_to(record, code == NOT_SUPPORTED && !record ? NOT_FOUND : code, out);
+    return handle_to(asked(__func__, device_of(device), 1, &place), NOT_FOUND, out);
 }
 
 int nvmlDeviceGetDeviceHandleFromMigDeviceHandle(void *device, void **out)
 {
-    const struct record *record = NULL;
-    int code = asked(__func__, device, 0, NULL, &record);
-    return handle_to(record, code == NOT_SUPPORTED && !record ? INVALID_ARGUMENT : code, out);
+    return handle_to(asked(__func__, device_of(device), 0, NULL), INVALID_ARGUMENT, out);
 }
 
 /* one answer: a number or a struct without a version */
@@ -165,11 +148,14 @@ VERSIONED(nvmlDeviceGetMarginTemperature)
 /* answers with a code and nothing else */
 int nvmlDeviceValidateInforom(void *device)
 {
-    const struct record *record = NULL;
-    return asked("nvmlDeviceValidateInforom", device, 0, NULL, &record);
+    return asked(__func__, device_of(device), 0, NULL).code;
 }
 
-#define TEXT(name) int name(void *device, char *text, unsigned size) { return written(#name, device, text, size); }
+#define TEXT(name)                                                            \
+    int name(void *device, char *text, unsigned size)                         \
+    {                                                                         \
+        return text_of(asked(#name, device_of(device), 0, NULL), text, size); \
+    }
 TEXT(nvmlDeviceGetBoardPartNumber)
 TEXT(nvmlDeviceGetName)
 TEXT(nvmlDeviceGetSerial)
@@ -266,12 +252,11 @@ RUNNING_ALL(_v3, newest_process())
 /* No process was sampled: what an idle GPU says. */
 int nvmlDeviceGetProcessUtilization(void *device, void *out, unsigned *count, unsigned long long since)
 {
-    const struct record *record = NULL;
-    int code = asked(__func__, device, 0, NULL, &record);
+    struct reply reply = asked(__func__, device_of(device), 0, NULL);
     (void)out, (void)since;
     if (count)
         *count = 0;
-    return code;
+    return reply.code;
 }
 
 struct field {
@@ -285,18 +270,18 @@ struct field {
 /* Each value has its own code; the table holds its type (4 bytes) and 8 bytes of value. */
 int nvmlDeviceGetFieldValues(void *device, int count, struct field *fields)
 {
-    const struct record *record = NULL;
-    int code = count > 0 && fields ? asked(__func__, device, 0, NULL, &record) : INVALID_ARGUMENT, place;
+    int code = count > 0 && fields ? asked(__func__, device_of(device), 0, NULL).code : INVALID_ARGUMENT, place;
     if (code)
         return code;
     for (place = 0; place < count; place++) {
         struct field *field = &fields[place];
         unsigned args[] = {field->id, field->scope};
-        field->code = answer(__func__, device_of(device), 2, args, &record); /* all of them in one call */
+        struct reply reply = answer(__func__, device_of(device), 2, args); /* all of them in one call */
+        field->code = reply.code;
         field->timestamp = field->latency_us = 0;
-        if (!field->code && record && record->size == 12) {
-            memcpy(&field->type, record->bytes, 4);
-            memcpy(field->value, record->bytes + 4, 8);
+        if (!reply.code && reply.record && reply.record->size == 12) {
+            memcpy(&field->type, reply.record->bytes, 4);
+            memcpy(field->value, reply.record->bytes + 4, 8);
         }
     }
     return SUCCESS;

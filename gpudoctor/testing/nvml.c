@@ -37,6 +37,12 @@ struct record {
     unsigned char *bytes;
 };
 
+/* What a call says: NVML's code, and the record that it is from, if one speaks of this call. */
+struct reply {
+    int code;
+    const struct record *record;
+};
+
 static struct record *records;
 static size_t record_count;
 static int has_waits;
@@ -145,26 +151,21 @@ static int code_of(const struct record *record)
 
 /* Look up function|device and, with arguments, function|device|a|b|c. A record without arguments
  * that says no speaks for all arguments. */
-static int answer(const char *name, int device, int count, const unsigned *args, const struct record **found)
+static struct reply answer(const char *name, int device, int count, const unsigned *args)
 {
     char key[KEY_SIZE];
     int length = snprintf(key, sizeof key, "%s|%d", name, device), place;
     const struct record *record = find(key);
     queue(name, device);
-    if (record && (code_of(record) || !count)) {
-        *found = record;
-        return record->code;
-    }
+    if (record && (code_of(record) || !count))
+        return (struct reply){record->code, record};
     for (place = 0; place < count; place++)
         length += snprintf(key + length, sizeof key - (size_t)length, "|%u", args[place]);
-    if (count && (record = find(key))) {
-        *found = record;
-        return code_of(record);
-    }
+    if (count && (record = find(key)))
+        return (struct reply){code_of(record), record};
     snprintf(key, sizeof key, "*|%d", device);
-    *found = NULL;
     record = find(key);
-    return record ? code_of(record) : NOT_SUPPORTED;
+    return (struct reply){record ? code_of(record) : NOT_SUPPORTED, NULL};
 }
 
 /* The way to the driver and back. */
@@ -179,10 +180,20 @@ static void travel(void)
 }
 
 /* One call: the table's answer to it, late by the latency. */
-static int look(const char *name, int device, int count, const unsigned *args, const struct record **found)
+static struct reply look(const char *name, int device, int count, const unsigned *args)
 {
     travel();
-    return answer(name, device, count, args, found);
+    return answer(name, device, count, args);
+}
+
+/* The same for what may be asked only after nvmlInit. */
+static struct reply asked(const char *name, int device, int count, const unsigned *args)
+{
+    if (!atomic_load(&started))
+        return (struct reply){UNINITIALIZED, NULL};
+    if (device < SYSTEM)
+        return (struct reply){INVALID_ARGUMENT, NULL};
+    return look(name, device, count, args);
 }
 
 /* The device of a handle, or -2: a handle is the device's number in the table and 1. */
@@ -193,21 +204,16 @@ static int device_of(const void *handle)
     return handle && find(key) ? (int)(intptr_t)handle - 1 : -2;
 }
 
-static int asked(const char *name, void *handle, int count, const unsigned *args, const struct record **found)
+static int given(struct reply reply, void *out)
 {
-    int device = device_of(handle);
-    if (!atomic_load(&started))
-        return UNINITIALIZED;
-    return device < 0 ? INVALID_ARGUMENT : look(name, device, count, args, found);
+    if (!reply.code && reply.record)
+        memcpy(out, reply.record->bytes, reply.record->size);
+    return reply.code;
 }
 
 static int copied(const char *name, void *handle, int count, const unsigned *args, void *out)
 {
-    const struct record *record = NULL;
-    int code = out ? asked(name, handle, count, args, &record) : INVALID_ARGUMENT;
-    if (!code && record)
-        memcpy(out, record->bytes, record->size);
-    return code;
+    return out ? given(asked(name, device_of(handle), count, args), out) : INVALID_ARGUMENT;
 }
 
 static int in_two(const char *name, void *handle, unsigned *one, unsigned *other)
@@ -221,47 +227,36 @@ static int in_two(const char *name, void *handle, unsigned *one, unsigned *other
     return code;
 }
 
-static int text_of(int code, const struct record *record, char *text, unsigned size)
+static int text_of(struct reply reply, char *text, unsigned size)
 {
-    if (code || !record)
-        return code;
+    if (reply.code || !reply.record)
+        return reply.code;
     if (!text)
         return INVALID_ARGUMENT;
-    if (record->size > size)
-        return INSUFFICIENT_SIZE;
-    memcpy(text, record->bytes, record->size);
-    return SUCCESS;
-}
-
-static int written(const char *name, void *handle, char *text, unsigned size)
-{
-    const struct record *record = NULL;
-    int code = asked(name, handle, 0, NULL, &record);
-    return text_of(code, record, text, size);
+    return reply.record->size > size ? INSUFFICIENT_SIZE : given(reply, text);
 }
 
 /* A struct that says its version in its first number; what the table does not hold is not known to this driver. */
 __attribute__((unused)) /* by the oldest drivers */
 static int versioned(const char *name, void *handle, unsigned *out)
 {
-    const struct record *record = NULL;
-    int code = out ? asked(name, handle, 1, out, &record) : INVALID_ARGUMENT;
-    if (code == NOT_SUPPORTED && !record)
-        return VERSION_MISMATCH;
-    if (!code && record)
-        memcpy(out, record->bytes, record->size);
-    return code;
+    struct reply reply = {INVALID_ARGUMENT, NULL};
+    if (out)
+        reply = asked(name, device_of(handle), 1, out);
+    return reply.code == NOT_SUPPORTED && !reply.record ? VERSION_MISMATCH : given(reply, out);
 }
 
 /* Masks of 64 bits: as many as the caller has room for, and zeros behind what the table holds. */
 static int masks(const char *name, void *handle, unsigned words, unsigned long *out)
 {
-    const struct record *record = NULL;
-    int code = out && words ? asked(name, handle, 0, NULL, &record) : INVALID_ARGUMENT;
-    if (code || !record)
-        return code;
-    memset(out, 0, words * sizeof *out);
-    memcpy(out, record->bytes, record->size < words * sizeof *out ? record->size : words * sizeof *out);
+    struct reply reply = {INVALID_ARGUMENT, NULL};
+    size_t room = words * sizeof *out;
+    if (out && words)
+        reply = asked(name, device_of(handle), 0, NULL);
+    if (reply.code || !reply.record)
+        return reply.code;
+    memset(out, 0, room);
+    memcpy(out, reply.record->bytes, reply.record->size < room ? reply.record->size : room);
     return SUCCESS;
 }
 
@@ -269,40 +264,43 @@ static int masks(const char *name, void *handle, unsigned words, unsigned long *
 __attribute__((unused)) /* by the oldest drivers */
 static size_t newest_process(void)
 {
-    const struct record *record = NULL;
+    struct reply reply = look("nvmlSystemGetDriverVersion", SYSTEM, 0, NULL);
     int minor = 0;
-    if (look("nvmlSystemGetDriverVersion", SYSTEM, 0, NULL, &record) || !record)
-        return 24;
-    return sscanf((const char *)record->bytes, "535.%d", &minor) == 1 && minor >= 43 && minor <= 86 ? 32 : 24;
+    if (!reply.code && reply.record)
+        sscanf((const char *)reply.record->bytes, "535.%d", &minor);
+    return minor >= 43 && minor <= 86 ? 32 : 24;
 }
 
 /* Processes: the table holds 24 bytes each (pid, memory, GPU and compute instance), the oldest form 16 of them. */
 static int processes(const char *name, void *handle, unsigned *count, unsigned char *out, size_t each)
 {
-    const struct record *record = NULL;
-    int code = count ? asked(name, handle, 0, NULL, &record) : INVALID_ARGUMENT;
+    struct reply reply = {INVALID_ARGUMENT, NULL};
     unsigned room, held, place;
-    if (code || !record)
-        return code;
+    if (count)
+        reply = asked(name, device_of(handle), 0, NULL);
+    if (reply.code || !reply.record)
+        return reply.code;
     room = *count;
-    held = *count = (unsigned)(record->size / 24);
+    held = *count = (unsigned)(reply.record->size / 24);
     if (held > room)
         return INSUFFICIENT_SIZE;
     if (held && !out)
         return INVALID_ARGUMENT;
     memset(out, 0, held * each);
     for (place = 0; place < held; place++)
-        memcpy(out + place * each, record->bytes + place * 24, each < 24 ? each : 24);
+        memcpy(out + place * each, reply.record->bytes + place * 24, each < 24 ? each : 24);
     return SUCCESS;
 }
 
-/* A handle from the number in the table. */
-static int handle_to(const struct record *record, int code, void **out)
+/* A handle from the number in the table; what the table does not hold has the code `unknown`. */
+static int handle_to(struct reply reply, int unknown, void **out)
 {
     int number;
-    if (code || !record || record->size != sizeof number)
-        return code ? code : NOT_FOUND;
-    memcpy(&number, record->bytes, sizeof number);
+    if (reply.code == NOT_SUPPORTED && !reply.record)
+        return unknown;
+    if (reply.code || !reply.record || reply.record->size != sizeof number)
+        return reply.code ? reply.code : NOT_FOUND;
+    memcpy(&number, reply.record->bytes, sizeof number);
     queue("device", number);
     *out = (void *)(intptr_t)(number + 1);
     return SUCCESS;
@@ -321,7 +319,7 @@ static int handle_by_text(const char *name, const char *text, void **out)
     for (place = strlen(name); key[place]; place++)
         key[place] = (char)tolower((unsigned char)key[place]);
     record = find(key);
-    return record ? handle_to(record, code_of(record), out) : NOT_FOUND;
+    return record ? handle_to((struct reply){code_of(record), record}, NOT_FOUND, out) : NOT_FOUND;
 }
 
 #include "functions.h"

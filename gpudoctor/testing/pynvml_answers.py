@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable, Iterator, Mapping
+from functools import partialmethod
 from inspect import isfunction, unwrap
 from types import CodeType, SimpleNamespace
 from typing import Any
@@ -189,16 +190,12 @@ class NvmlAnswers:
     def nvmlErrorString(self, code: int) -> str:
         return codes.error_word(code)
 
-    def nvmlDeviceGetHandleByUUID(self, uuid: str | bytes) -> FakeHandle:
-        return self._named("nvmlDeviceGetHandleByUUID", uuid)
-
-    def nvmlDeviceGetHandleByPciBusId(self, bus_id: str | bytes) -> FakeHandle:
-        return self._named("nvmlDeviceGetHandleByPciBusId", bus_id)
-
-    nvmlDeviceGetHandleByPciBusId_v2 = nvmlDeviceGetHandleByPciBusId
-
     def _named(self, function: str, name: str | bytes) -> FakeHandle:
         return self._handle(self._row(function, handle_name(_text(name))).values[0])
+
+    nvmlDeviceGetHandleByUUID = partialmethod(_named, "nvmlDeviceGetHandleByUUID")
+    nvmlDeviceGetHandleByPciBusId = partialmethod(_named, "nvmlDeviceGetHandleByPciBusId")
+    nvmlDeviceGetHandleByPciBusId_v2 = nvmlDeviceGetHandleByPciBusId
 
     def nvmlDeviceGetHandleBySerial(self, serial: str | bytes) -> FakeHandle:
         found = next((gpu for gpu in self.node.gpus if gpu.serial == _text(serial)), None)
@@ -225,9 +222,8 @@ class NvmlAnswers:
         into._obj.value = module
         return 0
 
-    def nvmlDeviceGetCudaComputeCapability(self, handle: FakeHandle) -> tuple[int, int]:
-        major, minor = self._answer("nvmlDeviceGetCudaComputeCapability", handle)
-        return major, minor
+    def nvmlDeviceGetCudaComputeCapability(self, handle: FakeHandle) -> tuple[int, ...]:
+        return tuple(self._answer("nvmlDeviceGetCudaComputeCapability", handle))
 
     def nvmlDeviceGetPcieThroughput(self, handle: FakeHandle, counter: int) -> int:
         self._row("nvmlDeviceGetPcieThroughput", handle, counter)
@@ -239,15 +235,12 @@ class NvmlAnswers:
     def nvmlDeviceGetRetiredPagesPendingStatus(self, handle: FakeHandle) -> int:
         return self.field(handle, 31, 0)
 
-    def nvmlDeviceGetCpuAffinity(self, handle: FakeHandle, size: int) -> list[int]:
-        return self._mask("nvmlDeviceGetCpuAffinity", handle, size)
-
-    def nvmlDeviceGetMemoryAffinity(self, handle: FakeHandle, size: int, _scope: int) -> list[int]:
-        return self._mask("nvmlDeviceGetMemoryAffinity", handle, size)
-
-    def _mask(self, function: str, handle: FakeHandle, size: int) -> list[int]:
+    def _mask(self, function: str, handle: FakeHandle, size: int, _scope: int = 0) -> list[int]:
         bits = self._row(function, handle).values[0]
         return [int.from_bytes(bits[at : at + 8], "little") for at in range(0, 8 * size, 8)]
+
+    nvmlDeviceGetCpuAffinity = partialmethod(_mask, "nvmlDeviceGetCpuAffinity")
+    nvmlDeviceGetMemoryAffinity = partialmethod(_mask, "nvmlDeviceGetMemoryAffinity")
 
 
 def _text(text: str | bytes) -> str:

@@ -5,30 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
-from gpudoctor.report.model import Tool
 from gpudoctor.run.observer.layout import BACKWARD, FORWARD
-from gpudoctor.run.report import RunReport, judged, rank_report, verdict_of
+from gpudoctor.run.report import rank_report
 from gpudoctor.run.watched import Watched, WatchedRank
 from gpudoctor.text.json_text import json_document
 from tests.cli.conftest import Gpudoctor
-from tests.run.runs import more, rank
+from tests.run.runs import more, rank, report_of
 
 COMMAND = ("torchrun", "--nnodes", "2", "--node-rank", "0", "train.py")
 
 
 def node_report(folder: Path, host: str, *ranks: WatchedRank, second: int = 0, **changes: Any) -> None:
-    """What `gpudoctor run` writes on one node of a training."""
-    findings = judged(Watched(ranks=ranks, world_size=4))
-    made = RunReport(
-        tool=Tool("gpudoctor", "0.1.0"), command=COMMAND, host=host, started_at=f"2026-07-01T10:00:{second:02}Z",
-        duration_s=9.0, exit_code=0, signal=None, verdict=verdict_of(findings), reason="", world_size=4, precheck=None,
-        settings={}, throughput=None, ranks=tuple(rank_report(each, host) for each in ranks), findings=findings,
-        stalls=(), diagnosis=None,
-    )  # fmt: skip
-    (folder / f"{host}-{second}.json").write_text(json_document(msgspec.structs.replace(made, **changes)), "utf-8")
+    run = {"command": COMMAND, "started_at": f"2026-07-01T10:00:{second:02}Z", "throughput": None, **changes}
+    made = report_of(Watched(ranks=ranks, world_size=4), host, **run)
+    (folder / f"{host}-{second}.json").write_text(json_document(made), "utf-8")
 
 
 def test_a_rank_is_compared_with_those_of_the_other_nodes(tmp_path: Path, gpudoctor: Gpudoctor) -> None:
@@ -47,7 +39,7 @@ def test_a_rank_is_compared_with_those_of_the_other_nodes(tmp_path: Path, gpudoc
 
 def test_equal_ranks_are_fine_and_what_only_lacks_a_cpu_is_no_slow_rank(tmp_path: Path, gpudoctor: Gpudoctor) -> None:
     node_report(tmp_path, "a", rank(0), rank(1))
-    node_report(tmp_path, "b", rank(2, wall=more(FORWARD, 9.0), queued=(0, 9.0, 0, 0, 0, 0, 0)), rank(3))
+    node_report(tmp_path, "b", rank(2, lacks={FORWARD: 9.0}), rank(3))
     outcome = gpudoctor("cluster", "report", "--json", str(tmp_path))
     assert (outcome.json["verdict"], outcome.json["runs"][0]["findings"]) == ("pass", [])
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.hosts import TOOLS, EmulationError, Hosts
+from tests.narrowed import present
 from tests.needs import missing, needs
 
 # sends 4 MB to the other host's echo of a byte count, and prints how long that took
@@ -47,8 +48,7 @@ def test_each_host_has_its_own_name_and_finds_the_others_by_name(hosts: Hosts) -
 
 def test_a_slow_link_is_slow_and_whole_again_when_mended(hosts: Hosts) -> None:
     receiver = hosts.popen(2, [sys.executable, "-c", _RECEIVE])
-    assert receiver.stdout is not None
-    assert receiver.stdout.readline() == "ready\n"
+    assert present(receiver.stdout).readline() == "ready\n"
 
     hosts.slow(2, "20mbit")
     slow_mbit_s = float(hosts.run(1, [sys.executable, "-c", _SEND]).stdout)
@@ -61,8 +61,7 @@ def test_a_slow_link_is_slow_and_whole_again_when_mended(hosts: Hosts) -> None:
 
 def test_a_host_that_is_cut_off_cannot_be_reached_till_it_is_mended(hosts: Hosts) -> None:
     listener = hosts.popen(2, [sys.executable, "-c", _LISTEN])
-    assert listener.stdout is not None
-    assert listener.stdout.readline() == "ready\n"
+    assert present(listener.stdout).readline() == "ready\n"
 
     hosts.cut(2)
     cut = hosts.run(1, [sys.executable, "-c", _REACH])

@@ -15,6 +15,7 @@ from gpudoctor.cluster.check.network_findings import gloo_trouble, interface_for
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system import network
 from gpudoctor.facts.system.network import LocalInterface, Reach, own_addresses, read_here, read_reach
+from tests.narrowed import missing
 
 _NODE = Reach(
     hostname="n1",
@@ -65,15 +66,13 @@ def test_a_resolver_that_does_not_answer_is_left_behind(monkeypatch: pytest.Monk
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: released.wait(60) and [])
     resolved = read_here().resolved
     released.set()
-    assert isinstance(resolved, Missing)
-    assert "took longer than 0.05 s" in resolved.reason
+    assert "took longer than 0.05 s" in missing(resolved).reason
 
 
 def test_where_no_thread_can_be_started_the_name_is_not_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
     resolved = read_here().resolved
-    assert isinstance(resolved, Missing)
-    assert resolved.reason == f"resolving {socket.gethostname()}: can't start new thread"
+    assert missing(resolved).reason == f"resolving {socket.gethostname()}: can't start new thread"
 
 
 def test_interfaces_that_the_kernel_does_not_tell_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Mapping
+from functools import partial
 
 import msgspec
 import pytest
@@ -14,6 +16,7 @@ from gpudoctor.cluster.check import cluster_run as examination
 from gpudoctor.cluster.check.hub import Hub
 from gpudoctor.cluster.check.member import Member
 from gpudoctor.cluster.check.messages import CheckOrder, JoinGroup, MemberFailure, Ready
+from gpudoctor.cluster.check.model import ClusterReport
 from gpudoctor.cluster.check.text import render_cluster_text
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.measurements import Launch, Measurements, RankInfo
@@ -32,28 +35,27 @@ from tests.cluster.puppets import (
     simulated_json,
     text_of,
 )
+from tests.narrowed import missing, present
 
 
-def rates(nodes: list[Puppet], slow: dict[frozenset[str], float | str]) -> None:
-    """Make all pairs of these nodes reach 10 GB/s, except those in `slow`; also when they are measured again."""
+def with_slow(slow: Mapping[frozenset[str], float | str], names: str = "abcd") -> ClusterReport:
+    """The report on these nodes, whose pairs reach 10 GB/s, except those in `slow`; also when measured again."""
     told: dict[str, set[str]] = {}
 
-    def of(puppet: Puppet, meet: JoinGroup) -> float | str:
+    def rate(puppet: Puppet, meet: JoinGroup) -> float | str:
         if meet.size > 2:
             return 5.0
         # the order does not name the peer: it is the other node with the same key
-        partner = partner_of(puppet, meet)
-        return slow.get(frozenset((puppet.hostname, partner)), 10.0)
-
-    def partner_of(puppet: Puppet, meet: JoinGroup) -> str:
         told.setdefault(meet.key, set()).add(puppet.hostname)
         deadline = time.monotonic() + 30
         while len(told[meet.key]) < 2 and time.monotonic() < deadline:
             time.sleep(0.001)
-        return next(iter(told[meet.key] - {puppet.hostname}))
+        return slow.get(frozenset(told[meet.key]), 10.0)
 
-    for puppet in nodes:
-        puppet.rate = lambda meet, puppet=puppet: of(puppet, meet)  # type: ignore[misc]
+    nodes = job(*names)
+    for node in nodes:
+        node.rate = partial(rate, node)
+    return report_of(nodes)
 
 
 def test_healthy_nodes_pass_and_nobody_is_named() -> None:
@@ -61,22 +63,18 @@ def test_healthy_nodes_pass_and_nobody_is_named() -> None:
     assert bad(report) == set()
     assert (report.verdict, report.exit_code) == ("pass", 0)
     assert [node.verdict for node in report.nodes] == ["pass"] * 4
-    assert report.between.everyone is not None
-    assert report.between.everyone.busbw_gb_s == pytest.approx(10.0)
+    assert present(report.between.everyone).busbw_gb_s == pytest.approx(10.0)
     assert [pair.busbw_gb_s for pair in report.between.pairs] == [pytest.approx(10.0)] * 6
     assert report.simulated
 
 
 def test_a_slow_node_fails_and_a_slow_link_between_others_fails_beside_it() -> None:
-    nodes = job("a", "b", "c", "d", "e", "f")
-    slow = {frozenset(("c", other)): 1.0 for other in "abdef"} | {frozenset(("a", "b")): 0.5}
-    rates(nodes, dict(slow))
-    report = report_of(nodes)
+    slow = {frozenset(("c", other)): 1.0 for other in "abdef"} | {frozenset("ab"): 0.5}
+    report = with_slow(slow, "abcdef")
     assert bad(report) == {("cluster.pairs", "c", "fail"), ("cluster.pairs", "a - b", "fail")}
     node = findings(report, "cluster.pairs")["c"]
-    assert node.expected is not None
     assert "1 GB/s (8 Gbit/s) at worst with a, b, d, e, f" in text_of(report, "cluster.pairs", "c")
-    assert "15% of the 10 GB/s" in node.expected.text
+    assert "15% of the 10 GB/s" in present(node.expected).text
     assert len(node.evidence) == 5
     assert report.exit_code == 1
     again = {frozenset(pair.nodes) for pair in report.between.pairs if pair.again}
@@ -101,18 +99,14 @@ def test_what_there_was_no_time_to_measure_or_to_measure_again_is_said_and_nobod
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(examination, "_ROUNDS_BOX_S", -1.0)
-    nodes = four()
-    rates(nodes, {frozenset(("b", "c")): 1.0})
-    report = report_of(nodes)
+    report = with_slow({frozenset("bc"): 1.0})
     assert bad(report) == {("cluster.pairs", "b - c", "unknown")}
     told = text_of(report, "cluster.pairs", None, Status.SKIP)
     assert told == "4 of 6 pairs were not measured: the time for it was up"
 
 
 def test_a_slow_link_that_is_not_as_slow_only_warns() -> None:
-    nodes = four()
-    rates(nodes, {frozenset(("a", "b")): 2.0})
-    assert bad(report_of(nodes)) == {("cluster.pairs", "a - b", "warn")}
+    assert bad(with_slow({frozenset("ab"): 2.0})) == {("cluster.pairs", "a - b", "warn")}
 
 
 def test_with_two_nodes_the_link_is_judged_by_what_was_asked_for_only() -> None:
@@ -122,16 +116,13 @@ def test_with_two_nodes_the_link_is_judged_by_what_was_asked_for_only() -> None:
     report = report_of(job("a", "b"), floor_gb_s=12.5)
     assert bad(report) == {("cluster.pairs", "a - b", "fail")}
     link = findings(report, "cluster.pairs")["a - b"]
-    assert link.expected is not None
-    assert link.expected.source == "--at-least"
+    assert present(link.expected).source == "--at-least"
     assert link.likely == "with two nodes nobody can tell whose end it is"
     assert bad(report_of(job("a", "b"), floor_gb_s=9.0)) == set()
 
 
 def test_a_node_that_no_other_can_form_a_group_with_fails_while_links_of_the_others_do_not() -> None:
-    nodes = four()
-    rates(nodes, {frozenset(("d", other)): "Connection refused" for other in "abc"})
-    report = report_of(nodes)
+    report = with_slow({frozenset(("d", other)): "Connection refused" for other in "abc"})
     assert bad(report) == {("cluster.pairs", "d", "fail")}
     assert "no other node could form a group with it" in text_of(report, "cluster.pairs", "d")
     assert "Connection refused" in findings(report, "cluster.pairs")["d"].evidence[0].value
@@ -238,8 +229,7 @@ def test_without_torch_nothing_is_measured_and_that_is_said() -> None:
         node.ready = MemberFailure("PyTorch is not installed", absent=True)
     report = report_of(nodes)
     assert bad(report) == set()
-    assert report.between.not_run is not None
-    assert report.between.not_run.reason == "a: PyTorch is not installed"
+    assert missing(report.between.not_run).reason == "a: PyTorch is not installed"
     assert (findings(report, "cluster.pairs")[None].status, report.exit_code) == (Status.SKIP, 0)
 
 
@@ -282,8 +272,7 @@ def test_gpus_that_the_nodes_own_checks_loaded_are_measured_with_nccl() -> None:
 )
 def test_gpus_that_may_not_be_loaded_are_not_measured_and_that_is_no_fault(level: Level, words: str) -> None:
     report = report_of(job("a", "b"), backend="auto", level=level)
-    assert report.between.not_run is not None
-    assert words in report.between.not_run.reason
+    assert words in missing(report.between.not_run).reason
     assert (report.verdict, report.exit_code) == ("pass", 0)
 
 
@@ -295,9 +284,8 @@ def test_a_node_with_more_ranks_counts_them_all() -> None:
 
 
 def test_the_text_names_every_node_the_slow_one_and_what_to_do() -> None:
-    nodes = four()
-    rates(nodes, {frozenset(("c", other)): 1.0 for other in "abd"})
-    text = render_cluster_text(report_of(nodes), width=100, color=False)
+    report = with_slow({frozenset(("c", other)): 1.0 for other in "abd"})
+    text = render_cluster_text(report, width=100, color=False)
     assert text.index("PASS     a") < text.index("FAIL     cluster.pairs   c")
     assert "6 of 6 pairs of nodes: slowest 1 GB/s (8 Gbit/s)" in text
     assert "sbatch --exclude=c" in text

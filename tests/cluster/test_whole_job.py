@@ -17,6 +17,7 @@ from gpudoctor.checks.core.finding import Finding, Status
 from gpudoctor.cluster.check.model import ClusterReport
 from gpudoctor.report.model import Report
 from tests.cluster.hosts import LOGIN, Hosts
+from tests.narrowed import present
 from tests.needs import needs
 from tests.subprocesses import completed
 
@@ -92,8 +93,7 @@ def test_torchrun_with_one_host_at_100_mbit_names_that_host_and_only_it(hosts: H
     assert len(slow) == 2
     # 100 Mbit/s are 0.0125 GB/s, and a busy machine makes less of it; the limiter lets what comes in bursts through
     assert all(pair.again and 0 < (pair.busbw_gb_s or 0) < 0.02 for pair in slow), slow
-    assert report.between.everyone is not None
-    assert report.between.everyone.ranks == 3
+    assert present(report.between.everyone).ranks == 3
 
 
 @pytest.fixture
@@ -152,8 +152,7 @@ def test_a_host_that_is_cut_off_in_the_middle_is_named_and_nothing_is_left_runni
     verdicts = {node.name: node.verdict for node in report.nodes}
     assert verdicts == {"node1": "pass", "node2": "pass", "node3": "unknown"}
     assert "pairs of nodes, round" in words_of(report, "cluster.nodes", "node3")
-    assert report.between.everyone is not None
-    assert report.between.everyone.busbw_gb_s is not None, "it was there when all were measured"
+    assert present(report.between.everyone).busbw_gb_s is not None, "it was there when all were measured"
     measured = {pair.nodes for pair in report.between.pairs if pair.busbw_gb_s is not None}
     assert measured == {("node1", "node2")}
     assert "is gone" in others[1][1], "the host that was cut off ends by itself"

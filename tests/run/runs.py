@@ -5,7 +5,10 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from gpudoctor.run.report import FlatFinding, judged
+import msgspec
+
+from gpudoctor.report.model import Tool
+from gpudoctor.run.report import FlatFinding, RunReport, judged, rank_report, throughput, verdict_of
 from gpudoctor.run.step_series import TimedStep
 from gpudoctor.run.watched import Watched, WatchedRank
 
@@ -14,10 +17,14 @@ USUAL_MS = (1.0, 6.0, 10.0, 2.0, 1.0, 0.5, 0.5)
 
 
 def rank(number: int, *, steps: int = 120, noise: float = 0.02, seed: int = 0, **changes: Any) -> WatchedRank:
-    """A CPU rank; `wall`, `queued` and `elements` (of step n) replace those of its steps, the rest are its fields."""
+    """A CPU rank; `wall`, `cpu`, `elements` and `memory` (of step n) replace those of its steps, the rest are fields.
+
+    `lacks`: phase -> how many ms it takes longer because the rank has no CPU.
+    """
     draw = random.Random(1000 * seed + number)
-    wall = changes.pop("wall", USUAL_MS)
-    queued = changes.pop("queued", (0.0,) * 7)
+    lacks = changes.pop("lacks", {})
+    queued = tuple(lacks.get(phase, 0.0) for phase in range(7))
+    wall = tuple(map(sum, zip(changes.pop("wall", USUAL_MS), queued, strict=True)))
     cpu = changes.pop("cpu", None)
     elements = changes.pop("elements", lambda n: 64.0)
     memory = changes.pop("memory", lambda n: 400.0)
@@ -40,6 +47,18 @@ def rank(number: int, *, steps: int = 120, noise: float = 0.02, seed: int = 0, *
 def more(phase: int, ms: float) -> tuple[float, ...]:
     """The usual phases with one that takes so much longer."""
     return tuple(usual + (ms if n == phase else 0.0) for n, usual in enumerate(USUAL_MS))
+
+
+def report_of(run: Watched, host: str = "a", **changes: object) -> RunReport:
+    """What `gpudoctor run` writes on one node of a training."""
+    findings = judged(run)
+    made = RunReport(
+        tool=Tool("gpudoctor", "0.1.0"), command=("train",), host=host, started_at="", duration_s=9.0,
+        exit_code=run.exit_code, signal=None, verdict=verdict_of(findings), reason="", world_size=run.world_size,
+        precheck=None, settings={}, throughput=throughput(run), findings=findings, stalls=run.stalls, diagnosis=None,
+        ranks=tuple(rank_report(each, host) for each in run.ranks),
+    )  # fmt: skip
+    return msgspec.structs.replace(made, **changes)
 
 
 def problems(watched: Watched) -> list[FlatFinding]:

@@ -10,16 +10,15 @@ import msgspec
 import pytest
 
 from gpudoctor.diagnose.diagnosis import Cause
-from gpudoctor.report.model import Tool
 from gpudoctor.run.findings.progress import stood_to_the_end
 from gpudoctor.run.findings.rare_steps import rare_steps
 from gpudoctor.run.observer.layout import BACKWARD, DATA, FORWARD, HOST, PHASES, WAIT
 from gpudoctor.run.record_reader import SampledLine
-from gpudoctor.run.report import FlatFinding, RunReport, as_finding, judged, rank_report, throughput
+from gpudoctor.run.report import FlatFinding, as_finding, judged, rank_report, throughput
 from gpudoctor.run.step_series import StepSeries, TimedStep, without_stalls
 from gpudoctor.run.text import render_text
 from gpudoctor.run.watched import RunStall, StoppedRank, Watched, WatchedRank
-from tests.run.runs import USUAL_MS, more, only, problems, rank
+from tests.run.runs import USUAL_MS, more, only, problems, rank, report_of
 
 
 def watched(*ranks: WatchedRank, **fields: object) -> Watched:
@@ -88,15 +87,6 @@ def line_of(phase: str) -> SampledLine:
     return SampledLine(phase, "/home/a/train.py", 88, "compute_more", 3)
 
 
-def report_of(run: Watched) -> RunReport:
-    return RunReport(
-        tool=Tool("gpudoctor", "0.1.0"), command=("train",), host="a", started_at="", duration_s=3.0,
-        exit_code=run.exit_code, signal=None, verdict="warn", reason="", world_size=2, precheck=None, settings={},
-        throughput=throughput(run), ranks=tuple(rank_report(each, "a") for each in run.ranks), findings=judged(run),
-        stalls=run.stalls, diagnosis=None,
-    )  # fmt: skip
-
-
 def shown(run: Watched) -> tuple[str, list[list[str]]]:
     """The report as text, and the table of its ranks."""
     lines = render_text(report_of(run)).splitlines()
@@ -105,9 +95,8 @@ def shown(run: Watched) -> tuple[str, list[list[str]]]:
 
 
 def test_the_finding_and_the_table_show_the_same_figures_on_a_busy_machine_too() -> None:
-    queued = (0, 8.0, 0, 0, 4.0, 0, 0)
-    wall = tuple(map(sum, zip(USUAL_MS, queued, strict=True)))
-    text, (names, first, second) = shown(watched(rank(0, wall=wall, queued=queued), rank(1, wall=more(FORWARD, 9.0))))
+    busy = rank(0, lacks={FORWARD: 8.0, WAIT: 4.0})
+    text, (names, first, second) = shown(watched(busy, rank(1, wall=more(FORWARD, 9.0))))
     assert "its compute takes 27.5 ms a step, theirs 18.5 ms" in text
     assert "waits = 1.0 ms a step for the others, they 1.0 ms" in text
     assert " ".join(names).endswith("host no CPU memory MiB")
@@ -116,9 +105,8 @@ def test_the_finding_and_the_table_show_the_same_figures_on_a_busy_machine_too()
 
 
 def test_the_table_of_the_ranks_fits_80_columns() -> None:
-    queued = (0, 8.0, 0, 0, 4.0, 0, 0)
-    wall = tuple(map(sum, zip(USUAL_MS, queued, strict=True)))
-    lines = render_text(report_of(watched(rank(0, wall=wall, queued=queued), rank(1))), width=80).splitlines()
+    busy = rank(0, lacks={FORWARD: 8.0, WAIT: 4.0})
+    lines = render_text(report_of(watched(busy, rank(1))), width=80).splitlines()
     assert any(line.endswith("host no CPU memory MiB") for line in lines)
     assert max(map(len, lines)) <= 80
 
@@ -151,14 +139,12 @@ def test_what_is_fine_and_what_was_not_judged_take_a_line_each_and_a_rate_has_no
 
 def test_a_busy_machine_makes_no_straggler() -> None:
     # all lack CPUs, one a little more: chance
-    ranks = [rank(n, wall=more(FORWARD, 20.0 + n), queued=(0, 20.0 + n, 0, 0, 0, 0, 0)) for n in range(2)]
-    assert problems(watched(*ranks)) == []
+    assert problems(watched(*(rank(n, lacks={FORWARD: 20.0 + n}) for n in range(2)))) == []
 
 
 def starved(number: int, own: tuple[float, ...], queued_ms: float) -> WatchedRank:
     """A rank that had no CPU for so long in each step."""
-    queued = tuple(queued_ms if phase == FORWARD else 0.0 for phase in range(len(PHASES)))
-    return rank(number, wall=tuple(map(sum, zip(own, queued, strict=True))), queued=queued, cpu=own)
+    return rank(number, wall=own, lacks={FORWARD: queued_ms}, cpu=own)
 
 
 def test_on_a_machine_with_more_to_run_than_cores_a_core_on_which_all_is_slower_is_no_straggler() -> None:
@@ -195,24 +181,19 @@ def test_more_work_in_one_phase_stands_out_from_the_rest_of_the_step_on_any_mach
 
 
 def test_a_rank_on_a_busy_core_is_named_for_that() -> None:
-    starved = rank(
-        1, wall=more(FORWARD, 18.0), queued=(0, 18.0, 0, 0, 0, 0, 0), cpus=(0,), cpu_neighbour="pid 7 (stress)"
-    )
-    id_, number, likely = only(watched(rank(0), starved))
-    assert (id_, number) == ("run.balance", 1)
-    assert "pid 7 (stress)" in likely
+    crowded = rank(1, lacks={FORWARD: 18.0}, cpus=(0,), cpu_neighbour="pid 7 (stress)")
+    found = only(watched(rank(0), crowded))
+    assert found[:2] == ("run.balance", 1)
+    assert "pid 7 (stress)" in found[2]
 
 
 def test_which_of_equal_processes_lacks_a_cpu_is_chance() -> None:
-    queued = (0, 18.0, 0, 0, 0, 0, 0)
-    ranks = (rank(0, cpus=(0, 1)), rank(1, wall=more(FORWARD, 18.0), queued=queued, cpus=(0, 1)))
-    assert problems(watched(*ranks)) == []
+    assert problems(watched(rank(0, cpus=(0, 1)), rank(1, lacks={FORWARD: 18.0}, cpus=(0, 1)))) == []
 
 
 @pytest.mark.parametrize("phase", [DATA, HOST])
 def test_a_share_that_only_lacks_a_cpu_is_no_share(phase: int) -> None:
-    queued = tuple(20.0 if number == phase else 0.0 for number in range(7))
-    assert problems(watched(rank(0, wall=more(phase, 20.0), queued=queued))) == []
+    assert problems(watched(rank(0, lacks={phase: 20.0}))) == []
     assert problems(watched(rank(0, wall=more(phase, 20.0)))) != []
 
 
@@ -226,33 +207,25 @@ def test_a_share_is_judged_by_what_it_costs(phase: int, factor: float, steps: in
 
 
 def test_workers_of_a_loader_lack_cpus_too_so_that_little_more_waiting_for_them_is_chance() -> None:
-    queued = (0, 20.0, 0, 0, 0, 0, 0)
-    slow = tuple(usual + q for usual, q in zip(more(DATA, 8.0), queued, strict=True))
-    even = tuple(map(sum, zip(USUAL_MS, queued, strict=True)))
+    lacks = partial(rank, lacks={FORWARD: 20.0}, cpu=USUAL_MS)
     for workers, status in ((2, "unknown"), (0, "warn")):  # without workers it is the rank itself that waits
-        both = [
-            rank(n, wall=wall, queued=queued, cpu=USUAL_MS, loader_workers=workers)
-            for n, wall in enumerate((even, slow))
-        ]
-        found = problems(watched(*both))
+        slow = lacks(1, wall=more(DATA, 8.0), loader_workers=workers)
+        found = problems(watched(lacks(0, loader_workers=workers), slow))
         assert [each.status.value for each in found if each.subject.rank == 1] == [status]
 
 
 def test_loaders_on_a_machine_where_a_rank_hardly_ever_has_a_cpu_are_not_judged() -> None:
-    queued = (0, 150.0, 0, 0, 0, 0, 0)
-    wall = tuple(usual + q for usual, q in zip(more(DATA, 10.0), queued, strict=True))
-    (found,) = problems(watched(rank(0, wall=wall, queued=queued, cpu=USUAL_MS, loader_workers=2)))
+    lacks = partial(rank, 0, wall=more(DATA, 10.0), lacks={FORWARD: 150.0}, cpu=USUAL_MS)
+    (found,) = problems(watched(lacks(loader_workers=2)))
     assert (found.id, found.status.value) == ("run.data", "unknown")
     assert "too busy" in (found.reason or "")
-    (found,) = problems(watched(rank(0, wall=wall, queued=queued, cpu=USUAL_MS)))  # its own time, not that of workers
+    (found,) = problems(watched(lacks()))  # its own time, not that of workers
     assert (found.id, found.status.value) == ("run.data", "warn")
 
 
 def test_too_few_steps_are_not_compared() -> None:
-    found = {
-        f.id: f.status.value for f in judged(watched(rank(0, steps=9), rank(1, steps=9, wall=more(FORWARD, 50.0))))
-    }
-    assert found["run.balance"] == "skip"
+    run = watched(rank(0, steps=9), rank(1, steps=9, wall=more(FORWARD, 50.0)))
+    assert ("run.balance", "skip") in [(found.id, found.status.value) for found in judged(run)]
 
 
 def test_memory_that_grows_with_every_step_is_a_leak_and_a_cache_that_fills_is_not() -> None:
@@ -301,8 +274,12 @@ TIMED_OUT = "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:78] Timed out w
 HUNG = Cause("rank_hung", 1, None, None, "likely", "the others timed out waiting")
 
 
-def timed_out(number: int, ended_s: float = 37.92) -> WatchedRank:
-    return rank(number, ending="exception", error=TIMED_OUT, ended_s=ended_s)
+def timed_out(number: int) -> WatchedRank:
+    return rank(number, ending="exception", error=TIMED_OUT, ended_s=37.92)
+
+
+def killed(number: int, ended_s: float) -> WatchedRank:
+    return rank(number, ending="abrupt", ended_s=ended_s, lived_s=ended_s - 0.2)
 
 
 @pytest.mark.parametrize("ending", ["abrupt", "normal"])  # by the launcher's signal, which a rank may handle
@@ -325,33 +302,30 @@ def test_of_several_that_still_ran_the_one_that_the_logs_name_was_waited_for() -
 
 
 def test_a_rank_that_its_watchdog_ended_waited_for_the_one_that_the_logs_name() -> None:
-    ranks = [rank(n, ending="abrupt", ended_s=at_s, lived_s=at_s - 0.2) for n, at_s in enumerate((600.0, 605.0))]
-    run = watched(*ranks, exit_code=1)
+    run = watched(killed(0, 600.0), killed(1, 605.0), exit_code=1)
     assert only_flat(run).subject.rank == 0
     assert only_flat(msgspec.structs.replace(run, cause_in_logs=HUNG)).subject.rank == 1
 
 
 def test_who_was_killed_long_after_another_had_lost_a_peer_is_not_the_first_to_end() -> None:
     lost = rank(0, ending="exception", error=LOST, ended_s=5.1)  # a rank of another node
-    (finding,) = problems(watched(lost, rank(1, ending="abrupt", ended_s=9.0, lived_s=8.8), exit_code=1))
+    (finding,) = problems(watched(lost, killed(1, 9.0), exit_code=1))
     assert (finding.subject.rank, "first to end" in (finding.likely or "")) == (0, True)
 
 
 def test_who_ended_in_the_same_look_as_a_rank_gave_up_was_waited_for_since_a_dead_peer_is_lost_at_once() -> None:
-    (finding,) = problems(watched(timed_out(0), rank(1, ending="abrupt", ended_s=38.0, lived_s=37.8), exit_code=1))
+    (finding,) = problems(watched(timed_out(0), killed(1, 38.0), exit_code=1))
     assert (finding.subject.rank, finding.likely) == (1, "it hung or fell far behind")
 
 
 def test_an_error_that_only_speaks_of_a_timeout_is_the_rank_s_own() -> None:
     own = rank(1, ending="exception", error="ReadTimeout: HTTPSConnectionPool: Read timed out", ended_s=5.0)
-    (finding,) = problems(watched(rank(0, ending="abrupt", ended_s=9.0, lived_s=8.8), own, exit_code=1))
+    (finding,) = problems(watched(killed(0, 9.0), own, exit_code=1))
     assert (finding.subject.rank, "raised ReadTimeout" in found_by(finding)) == (1, True)
 
 
 def test_the_first_to_end_does_not_contradict_what_the_logs_say() -> None:
-    run = watched(
-        rank(0, ending="abrupt", ended_s=5.0), rank(1, ending="abrupt", ended_s=9.0, lived_s=8.8), exit_code=1
-    )
+    run = watched(rank(0, ending="abrupt", ended_s=5.0), killed(1, 9.0), exit_code=1)
     assert "follows from that" in (only_flat(run).likely or "")
     cause = msgspec.structs.replace(HUNG, what="gpu_xid")
     assert "its logs name rank 1" in (only_flat(msgspec.structs.replace(run, cause_in_logs=cause)).likely or "")
@@ -436,7 +410,7 @@ def test_a_stall_that_resolved_itself_before_a_rank_failed_did_so(more_steps: in
 @pytest.mark.parametrize(("first", "told"), [(0, [1]), (1, [1, 1])])
 def test_how_a_rank_ended_that_waited_in_a_stall_follows_from_it(first: int, told: list[int]) -> None:
     stall = RunStall(after_s=8, stood_s=18, ranks=(WAITS, STANDS))
-    ends = [rank(n, ending="abrupt", ended_s=5.0 + 4 * (n != first), lived_s=4.8 + 4 * (n != first)) for n in range(2)]
+    ends = [killed(n, 5.0 if n == first else 9.0) for n in range(2)]
     assert [each.subject.rank for each in problems(watched(*ends, stalls=(stall,), exit_code=1))] == told
 
 

@@ -34,6 +34,12 @@ class Node:
         """`n1` alone."""
         self.nodes(("n1", state, reason))
 
+    def healed(self, reason: str, **settings: str) -> None:
+        """`n1` is drained for this reason, and healthy."""
+        self.trial()
+        self.node("IDLE+DRAIN", reason)
+        self.settings |= settings
+
     def scontrol(self, script: str) -> None:
         """Run this instead of showing the nodes."""
         file = self.folder / "scontrol"
@@ -49,6 +55,10 @@ class Node:
         return run_hook(
             hook, {"SLURMD_NODENAME": "n1", "SLURM_JOB_GPUS": "0,1,2,3,4,5,6,7", **self.settings, **environ}
         )
+
+    def health_checks(self, times: int) -> None:
+        for _ in range(times):
+            self.run("health")
 
     def load(self) -> HookResult:
         """Run the check under load, as an administrator does."""

@@ -94,8 +94,7 @@ def test_only_our_own_drain_is_taken_back_and_only_after_healthy_checks_in_a_row
     for state, reason in (("IDLE+DRAIN", "ticket 12"), ("IDLE+DRAIN", "bad: gpudoctor: x"), ("IDLE", "gpudoctor: x")):
         node.trial()
         node.node(state, reason)
-        for _ in range(4):
-            node.run("health")
+        node.health_checks(4)
     assert node.updates() == []
 
     node.node("MIXED+DRAIN", _SOFT)
@@ -114,10 +113,8 @@ def test_only_our_own_drain_is_taken_back_and_only_after_healthy_checks_in_a_row
 
 def test_healthy_checks_count_for_one_drain_only(node: Node) -> None:
     """A prolog may have drained the node anew, for the same reason, between two health checks."""
-    node.trial()
-    node.node("IDLE+DRAIN", _REASON)
-    for _ in range(2):
-        node.run("health")
+    node.healed(_REASON)
+    node.health_checks(2)
     records = node.folder / "nodes"
     records.write_text(records.read_text().replace("T12:00:00]", "T12:00:07]"))
     node.run("health")
@@ -128,8 +125,7 @@ def test_healthy_checks_count_for_one_drain_only(node: Node) -> None:
 def test_a_garbled_count_of_healthy_checks_or_a_pipe_in_its_place_starts_again(
     damage: bytes | None, node: Node
 ) -> None:
-    node.trial()
-    node.node("IDLE+DRAIN", _REASON)
+    node.healed(_REASON)
     node.run("health")
     file = next(node.folder.rglob("undrain.json"))
     file.unlink()
@@ -160,11 +156,8 @@ def test_a_drain_that_came_during_a_health_check_is_not_taken_back_by_it(node: N
 
 
 def test_a_node_returns_twice_a_day_and_then_waits_for_a_person(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
-    node.trial()
-    node.settings["GPUDOCTOR_UNDRAIN_AFTER"] = "1"
-    node.node("IDLE+DRAIN", _SOFT)
-    for _ in range(3):
-        node.run("health")
+    node.healed(_SOFT, GPUDOCTOR_UNDRAIN_AFTER="1")
+    node.health_checks(3)
     assert node.updates() == ["update nodename=n1 state=undrain"] * 2
     assert "still drained, returned 2 times in 24 h (GPUDOCTOR_UNDRAINS_A_DAY)" in capsys.readouterr().err
 
@@ -181,11 +174,8 @@ def test_a_lesser_fault_does_not_take_the_place_of_one_that_needs_a_check_under_
 
 
 def test_never_is_a_number_of_healthy_checks_too(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
-    node.trial()
-    node.settings["GPUDOCTOR_UNDRAIN_AFTER"] = "never"
-    node.node("IDLE+DRAIN", _SOFT)
-    for _ in range(4):
-        node.run("health")
+    node.healed(_SOFT, GPUDOCTOR_UNDRAIN_AFTER="never")
+    node.health_checks(4)
     assert node.updates() == []
     assert "left drained, GPUDOCTOR_UNDRAIN_AFTER=never" in capsys.readouterr().err
     assert 'out_of_service{hook="health",simulated="true"} 1' in node.state("gpudoctor_slurm_health.prom")
@@ -205,10 +195,8 @@ def test_the_health_check_of_a_healthy_node_asks_slurm_once(node: Node, capsys: 
 def test_log_changes_nothing_and_says_what_drain_would_do(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
     node.settings["GPUDOCTOR_ACTION"] = "log"
     go_on = [node.run(hook, SLURM_JOB_ID="7").go_on for hook in HOOKS]
-    node.trial()
-    node.node("IDLE+DRAIN", _REASON)
-    for _ in range(4):
-        node.run("health")
+    node.healed(_REASON)
+    node.health_checks(4)
 
     assert go_on == [True, True, True]
     assert node.updates() == []
@@ -339,9 +327,7 @@ def test_a_health_check_that_still_runs_keeps_a_second_one_out(node: Node) -> No
 def test_no_health_check_writes_over_the_result_of_a_check_under_load(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node.node("IDLE+DRAIN", _REASON)
-    node.settings["GPUDOCTOR_UNDRAIN_AFTER"] = "1"
-    node.trial()
+    node.healed(_REASON, GPUDOCTOR_UNDRAIN_AFTER="1")
     beside: list[str] = []
 
     def check_beside_a_health_check(settings: HookSettings, gpus: str | None, *how: Any) -> HookVerdict:

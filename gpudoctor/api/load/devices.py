@@ -54,7 +54,6 @@ def backend_for(node: Node, asked: Backend | Literal["auto"]) -> Backend | None:
 
 
 def why_no_devices(node: Node) -> str:
-    """Why there is no device to load, for a message."""
     if node.source.kind == "live":
         return "no GPU to load; --backend gloo measures CPU ranks"
     kind = {"simulated": "simulated node", "facts": "node read from a facts file"}.get(node.source.kind, "capture")

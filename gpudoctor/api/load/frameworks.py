@@ -64,15 +64,15 @@ def with_frameworks(
 
 
 def _run(framework: str, plan: ProbePlan, progress: Callable[[str], None] | None) -> Measurements:
+    why = ""
     if plan.engine is not None:
         why = f"{plan.engine} has started a process for each GPU: run gpudoctor by itself for it"
+    elif framework == "frameworks" and plan.backend == "gloo":
+        why = "asked where GPUs of this machine are measured, not CPU ranks"
+    elif framework != "frameworks" and plan.ranks == 1:
+        why = "one rank has nobody to divide the work with"
+    if why:
         return Measurements(not_run={framework: Missing(why)})
-    if framework == "frameworks" and plan.backend == "gloo":
-        return Measurements(
-            not_run={framework: Missing("asked where GPUs of this machine are measured, not CPU ranks")}
-        )
-    if framework != "frameworks" and plan.ranks == 1:
-        return Measurements(not_run={framework: Missing("one rank has nobody to divide the work with")})
     from gpudoctor.probes.frameworks.run import deepspeed_strategies, framework_views, tensorflow_strategies
 
     if framework == "frameworks":

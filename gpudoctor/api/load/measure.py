@@ -129,7 +129,6 @@ def _run_ranks(
     on_interrupt: Callable[[Measurements], None],
     workers: LocalWorkers | None,
 ) -> Measurements:
-    """What the ranks measure."""
     limits_s = PROBE_DEADLINE_S if plan.backend == "nccl" else CPU_PROBE_DEADLINE_S
     lines = progress if isinstance(progress, progress_lines.ProgressLines) else None
     if lines is not None:

@@ -224,7 +224,6 @@ def _of_figure(entry: Entry, saved: list[float], now: float) -> Iterator[Change]
 
 
 def render_comparison(comparison: Comparison, *, width: int, color: bool) -> str:
-    """The comparison as text."""
     rows = []
     for change in comparison.changes:
         word = Text("said", style="dim") if change.status == "said" else status_word(Status(change.status))

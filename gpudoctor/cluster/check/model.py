@@ -203,12 +203,10 @@ class ClusterReport(msgspec.Struct, frozen=True):
 
 
 def node_subject(name: str) -> Subject:
-    """The node of this name as the subject of a finding."""
     return Subject(kind="node", name=name)
 
 
 def judged(id: str, findings: tuple[Finding, ...]) -> Judged:
-    """The check with this id, from its findings."""
     return Judged(id, TITLES[id], worst(f.status for f in findings), findings)
 
 

@@ -98,9 +98,7 @@ def _gloo(seen: Sequence[tuple[NodeProgress, Reach]], backend: Backend | None) -
         if text is None or isinstance(text, Missing):
             continue
         named = "GLOO_SOCKET_IFNAME" in reach.settings
-        steps = [
-            Advice("Name the interface that the nodes share.", f"export GLOO_SOCKET_IFNAME={_usable(node, reach)}")
-        ]
+        steps = [Advice("Name the interface that the nodes share.", f"export GLOO_SOCKET_IFNAME={_usable(node)}")]
         must = f"one of {_names(reach)}"
         if not named:
             must = "a hostname that resolves to the node's own address"
@@ -130,9 +128,7 @@ def _nccl_interfaces(seen: Sequence[tuple[NodeProgress, Reach]]) -> Iterator[Fin
                 Evidence("environment", f"NCCL_SOCKET_IFNAME={value}"),
                 likely="the name is that of other nodes; init_process_group fails or hangs with it",
                 advice=(
-                    Advice(
-                        "Name an interface that every node has.", f"export NCCL_SOCKET_IFNAME={_usable(node, reach)}"
-                    ),
+                    Advice("Name an interface that every node has.", f"export NCCL_SOCKET_IFNAME={_usable(node)}"),
                 ),
             )
 
@@ -177,7 +173,7 @@ def _unlike(
                 Found(f"{what}: {text}"),
                 Expected(f"{usual}, as on {values.count(usual)} of {len(read)} nodes", source="peers"),
                 likely=likely,
-                advice=(Advice("Look at it on that node and on another one.", command.replace("eth0", _device(node))),),
+                advice=(Advice("Look at it on that node and on another one.", command.replace("eth0", _usable(node))),),
             )
 
 
@@ -246,13 +242,9 @@ def _names(reach: Reach) -> str:
     return ", ".join(i.name for i in interfaces if i.name != "lo") or "none: the node shows no interface"
 
 
-def _usable(node: NodeProgress, reach: Reach) -> str:
-    interface = reach.interface_of(node.address)
+def _usable(node: NodeProgress) -> str:
+    interface = node.reach.interface_of(node.address) if node.reach is not None else None
     return interface.name if interface is not None and interface.name != "lo" else "NAME"
-
-
-def _device(node: NodeProgress) -> str:
-    return _usable(node, node.reach) if node.reach is not None else "NAME"
 
 
 def _resolution(reach: Reach) -> Iterator[Evidence]:

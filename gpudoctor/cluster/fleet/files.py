@@ -66,25 +66,20 @@ def listed(source: str, found: FoundFiles) -> Iterator[Listed | Document]:
     """The file, or all files below the folder; a Document with its `trouble` for what is absent or cannot be read."""
     try:
         os.lstat(source)
-    except (FileNotFoundError, NotADirectoryError):
-        found.absent += 1
-        hint = "reports are written by gpudoctor check --json -o FILE"
-        yield Document(as_text(source), None, trouble=f"no such file or folder; {hint}")
-        return
     except OSError as error:
         found.absent += 1
-        yield Document(as_text(source), None, trouble=f"cannot be read: {error.strerror or error}")
+        trouble = f"cannot be read: {error.strerror or error}"
+        if isinstance(error, (FileNotFoundError, NotADirectoryError)):
+            trouble = "no such file or folder; reports are written by gpudoctor check --json -o FILE"
+        yield Document(as_text(source), None, trouble=trouble)
         return
-    if not os.path.isdir(source):  # noqa: PTH112 - Path.is_dir raises if a link's target is not a valid path
-        found.files += 1
-        yield Listed(source, Path(source).name)
-        return
-    for path in _walk(source, found):
+    is_folder = os.path.isdir(source)  # noqa: PTH112 - Path.is_dir raises if a link's target is not a valid path
+    for path in _walk(source, found) if is_folder else [source]:
         if isinstance(path, Document):
             yield path
         else:
             found.files += 1
-            yield Listed(path, path[len(source) :].lstrip("/"))
+            yield Listed(path, path[len(source) :].lstrip("/") or Path(source).name)
 
 
 def stdin_documents(stdin: BinaryIO | None) -> Iterator[Document]:

@@ -284,9 +284,8 @@ def _fault_kinds(rows: Sequence[NodeRow]) -> Iterator[FaultKind]:
             kinds.setdefault(("unknown", check), []).append(row.name)
         for check in row.warnings:
             kinds.setdefault(("warn", check), []).append(row.name)
-    for (status, check), names in sorted(
-        kinds.items(), key=lambda item: (WORST_FIRST.index(item[0][0]), -len(item[1]))
-    ):
+    ordered = sorted(kinds.items(), key=lambda item: (WORST_FIRST.index(item[0][0]), -len(item[1])))
+    for (status, check), names in ordered:
         unique = tuple(dict.fromkeys(names))
         yield FaultKind(check, status, unique, examples.get(check) if status == "fail" else None)
 

@@ -96,11 +96,9 @@ def _apart(name: str, records: list[ReportRecord], now_s: float) -> list[FleetNo
         same = [machine for machine in machines if machine[0] & uuids]
         merged = (uuids.union(*(m[0] for m in same)), [r for m in same for r in m[1]] + [record])
         machines = [machine for machine in machines if not machine[0] & uuids] + [merged]
-    if not machines:
-        return [_node(name, name, without, None, now_s)]
+    if len(machines) <= 1:
+        return [_node(name, name, records, None, now_s)]
     machines[0][1].extend(without)
-    if len(machines) == 1:
-        return [_node(name, name, machines[0][1], None, now_s)]
     note = _clash(name, [group for _, group in machines])
     return [_node(f"{name} ({min(uuids)[:12]})", name, group, note, now_s) for uuids, group in machines]
 
@@ -155,18 +153,16 @@ def shared_gpu_notes(nodes: Sequence[FleetNode]) -> Iterator[str]:
 
 def clock_notes(nodes: Sequence[FleetNode], now_s: float) -> Iterator[str]:
     """Notes on reports whose times cannot be true, or that are older than others; `now_s` is this machine's time."""
-    started_s = {node.name: node.newest.started_s for node in nodes}
-    ahead = {name for name, began_s in started_s.items() if began_s is not None and began_s > now_s + CLOCK_TOLERANCE_S}
+    times_s = {node.name: node.newest.started_s for node in nodes if node.newest.started_s is not None}
+    ahead = {name for name, began_s in times_s.items() if began_s > now_s + CLOCK_TOLERANCE_S}
     if ahead:
         yield f"clocks apart: {hostlist(ahead)} began later than it is here now"
     late = [node.name for node in nodes if node.name not in ahead and _ended_after_written(node.newest)]
     if late:
         yield f"clocks apart: {hostlist(late)} ended later than the file was written"
-    timeless = [name for name, began_s in started_s.items() if began_s is None]
-    if timeless:
+    if timeless := [node.name for node in nodes if node.newest.started_s is None]:
         yield f"no credible start time: {hostlist(timeless)}; taken as older than all others"
-    times_s = {name: began_s for name, began_s in started_s.items() if began_s is not None and name not in ahead}
-    newest_s = max(times_s.values(), default=0.0)
+    newest_s = max((began_s for name, began_s in times_s.items() if name not in ahead), default=0.0)
     stale = [name for name, began_s in times_s.items() if began_s < newest_s - STALE_S]
     if stale:
         yield f"more than a day older than the newest report, or its clock is behind: {hostlist(stale)}"

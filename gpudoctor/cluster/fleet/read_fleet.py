@@ -44,11 +44,9 @@ def read_fleet(request: ClusterReportRequest, progress: Progress, arrived: Arriv
     reader = ReportReader()
     with without_collector():
         gathered = _read(reader, request.sources, progress, arrived, request.expected)
-        older = (
-            _read(reader, request.against, progress, arrived)
-            if request.against and gathered.interrupted is None
-            else None
-        )
+        older = None
+        if request.against and gathered.interrupted is None:
+            older = _read(reader, request.against, progress, arrived)
         signals = hold_signals()
         now_s, expected = time.time(), request.expected
         fleet = fleet_of(texts_of(request.sources), gathered, now_s, texts_of(request.against), older, expected)

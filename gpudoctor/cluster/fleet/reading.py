@@ -9,7 +9,8 @@ import pickle
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import BinaryIO
+from operator import attrgetter
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -181,33 +182,28 @@ class ReportReader:
 def _kept(outcome: Outcome, gathered: Gathered, runs: dict[str, ReportRecord]) -> Outcome:
     if isinstance(outcome, ReportRecord):
         first = runs.setdefault(outcome.run_id, outcome) if outcome.run_id else outcome
-        if first is outcome:
-            gathered.records.append(outcome)
-        elif _says_the_same(first, outcome):
+        if first is not outcome and _says_the_same(first, outcome):
             gathered.duplicates.append(Refused(outcome.place, f"the same run as {first.place}"))
-        else:
+            return outcome
+        if first is not outcome:
             why = f"the id of its run is that of {first.place}, and its content is another: which one is true?"
             outcome = UnreadReport(outcome.place, why)
-    if isinstance(outcome, JobRecord):
-        gathered.jobs.append(outcome)
-    elif isinstance(outcome, RunReport):
-        gathered.runs.append(outcome)
-    elif isinstance(outcome, UnreadReport):
-        gathered.broken.append(outcome)
-    elif isinstance(outcome, Foreign):
-        gathered.foreign.append(outcome)
+    kept: dict[type[Outcome], list[Any]] = {
+        ReportRecord: gathered.records,
+        JobRecord: gathered.jobs,
+        RunReport: gathered.runs,
+        UnreadReport: gathered.broken,
+        Foreign: gathered.foreign,
+    }
+    kept[type(outcome)].append(outcome)
     return outcome
 
 
 def _says_the_same(first: ReportRecord, second: ReportRecord) -> bool:
     if not (first.named or second.named):
         return first.verdict == second.verdict  # their names come from the files
-    return (first.name, first.verdict, first.started_s, first.boards) == (
-        second.name,
-        second.verdict,
-        second.started_s,
-        second.boards,
-    )
+    told = attrgetter("name", "verdict", "started_s", "boards")
+    return bool(told(first) == told(second))
 
 
 @contextmanager

@@ -92,6 +92,4 @@ class ReportOf(msgspec.Struct, frozen=True):
 
 
 class SchemaOf(msgspec.Struct, frozen=True):
-    """The schema of a document."""
-
     schema: str = ""

@@ -97,7 +97,6 @@ def _stands(ranks: Sequence[StoppedRank]) -> Iterator[Evidence]:
 
 
 def stand_words(rank: StoppedRank) -> str:
-    """Where one rank stands."""
     if rank.gone:
         return f"its process has ended (after step {rank.finished})"
     where = rank.place or "no Python line known"
@@ -226,15 +225,9 @@ def _when(rank: WatchedRank) -> str:
 
 
 def _left_early(ranks: Sequence[WatchedRank]) -> WatchedRank | None:
-    most = max((rank.finished for rank in ranks), default=0)
-    fewest = min(ranks, key=lambda rank: rank.finished, default=None)
-    if (
-        fewest is None
-        or fewest.finished == most
-        or sum(rank.finished == fewest.finished for rank in ranks) * 2 > len(ranks)
-    ):
-        return None
-    return fewest
+    steps = [rank.finished for rank in ranks]
+    fewest, most = min(steps, default=0), max(steps, default=0)
+    return None if fewest == most or steps.count(fewest) * 2 > len(steps) else ranks[steps.index(fewest)]
 
 
 def _short(error: str | None) -> str:

@@ -20,8 +20,6 @@ _checks: dict[str, Check] = {}
 
 
 def run_check(id: str, *, title: str, limits: tuple[Limit, ...] = ()) -> Callable[[RunFunction], RunFunction]:
-    """Register a check of a run."""
-
     def register(function: RunFunction) -> RunFunction:
         def no_case(case: Case) -> Iterator[Finding]:
             raise NotImplementedError("a check of a run looks at a run, not at a node")
@@ -43,5 +41,4 @@ def run_checks() -> tuple[Check, ...]:
 
 
 def findings_of(check: Check, watched: Watched) -> tuple[Finding, ...]:
-    """Judge."""
     return tuple(_functions[check.id](watched))

@@ -77,12 +77,9 @@ class RankComparison(msgspec.Struct, frozen=True):
 
 
 def shown_step(rank: WatchedRank) -> TimedStep:
-    """The mean of its steps, as people are shown it: in the table of the ranks and in the findings alike.
-
-    A GPU rank's times are those of its stream: when its thread lacked a CPU is no part of them.
-    """
+    """The mean of its steps, as people are shown it: in the table of the ranks and in the findings alike."""
     mean = mean_step(rank.steps)
-    return mean if rank.gpu is None else msgspec.structs.replace(mean, queued_ms=(0.0,) * len(PHASES))
+    return mean if rank.gpu is None else mean.on_stream()
 
 
 def share_without_cpu(steps: Sequence[TimedStep]) -> float:

@@ -27,22 +27,20 @@ observed: RankProcess | None = None
 
 
 class RankProcess:
-    """This process as an observed one."""
-
     def __init__(self, folder: str, torch: Any) -> None:
         self._path = f"{folder}/ranks/{os.getpid()}"
         self._torch = torch
         self._pid = os.getpid()
-        self.guard = self._guard = Guard()
+        self.guard = Guard()
         stack_signal = write_stacks_on_signal(f"{self._path}.stacks")
         self._record = RecordFile(self._path + layout.SUFFIX, stack_signal)
         self._place = (_number(_RANK), _number(_LOCAL_RANK), _number(_WORLD))
         self._record.place(*self._place, False, -1)
         keep_output(self._record)
         self._phases = Phases(self._record)
-        self._hooks = TorchHooks(torch, self._phases, self._guard)
+        self._hooks = TorchHooks(torch, self._phases, self.guard)
         self._hooks.install()
-        self._sampler = StackSampler(self._phases, lambda: self._guard.call(self._now_and_then))
+        self._sampler = StackSampler(self._phases, lambda: self.guard.call(self._now_and_then))
 
     def begin(self) -> None:
         if not os.environ.get("GPUDOCTOR_RUN_NO_ENV"):
@@ -73,7 +71,7 @@ class RankProcess:
 
     def _in_forked_child(self) -> None:
         # a worker of a DataLoader, or a rank that was forked: the record is its parent's
-        self._guard.off = True
+        self.guard.off = True
         self._sampler.stopped = True
 
     def _at_exit(self) -> None:
@@ -82,7 +80,7 @@ class RankProcess:
         ended_ns = monotonic_ns()
         self._sampler.stopped = True
         error = getattr(sys, "last_value", None)
-        self._guard.call(self._where)
+        self.guard.call(self._where)
         self._write(error)
         self._record.ended(2 if error is not None else 1, ended_ns)
 
@@ -111,7 +109,7 @@ class RankProcess:
             "threads": self._torch.get_num_threads(),
             "thread": self._phases.thread,
             "native_id": self._native_id(),
-            "observer_off": self._guard.why,
+            "observer_off": self.guard.why,
             "error": None if error is None else f"{type(error).__name__}: {error}"[:2000],
             "places": [[names[p], f, n, w, c] for (p, f, n, w), c in list(self._sampler.places.items())],
             "modules": [m for m in ("deepspeed", "lightning", "pytorch_lightning", "accelerate") if m in sys.modules],
