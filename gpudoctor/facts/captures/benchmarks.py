@@ -73,7 +73,7 @@ _LARGE_COPY_BYTES = 16_000_000  # smaller ones do not reach it either
 )
 def read_burn(block: Block) -> Part:
     """GPUs that are faulty, computed wrongly, computed nothing, or could not be started at all."""
-    verdicts = [found for line in block.lines if (found := _BURN_GPU.match(line))]
+    verdicts = list(block.matches(_BURN_GPU))
     bad = [f"GPU {found[1]} is FAULTY" for found in verdicts if found[2] == "FAULTY"]
     if progress := [found for line in block.lines for found in _BURN_PROGRESS.finditer(line)]:
         bad += _burn_troubles(progress)
@@ -118,7 +118,7 @@ def _burn_troubles(progress: list[re.Match[str]]) -> Iterator[str]:
 )
 def read_nccl_tests(block: Block) -> Part:
     """Sums that came out wrong; the bandwidth is only noted, as no text tells what these links should reach."""
-    rows = [row for line in block.lines if (row := _NCCL_ROW.match(line))]
+    rows = list(block.matches(_NCCL_ROW))
     bad = [
         f"{cell} wrong values at a size of {row['size']} bytes"
         for row in rows
@@ -126,8 +126,7 @@ def read_nccl_tests(block: Block) -> Part:
         if cell is not None and cell.strip("0N/A")
     ]
     if not bad:
-        words = (found["words"] for line in block.lines if (found := _NCCL_WRONG.match(line)))
-        bad = [" ".join(each.split()) for each in words if each]
+        bad = [" ".join(found["words"].split()) for found in block.matches(_NCCL_WRONG) if found["words"]]
     if bad:
         return Part(reported=tuple(from_tool("nccl-tests", text) for text in list(dict.fromkeys(bad))[:3]))
     if not rows:

@@ -26,7 +26,6 @@ with lazy_imports():
 
 __all__ = ["Loaded", "NotUnderstoodError", "SourceError", "load_source"]
 
-
 _PASTE = "paste what the machine printed, with prompts and all (nvidia-smi -q, topo -m, dmesg, lspci -vvv ...)"
 _PASTE_INSTEAD = (
     "paste what the machine prints: nvidia-smi -q, nvidia-smi topo -m, dmesg, lspci -vvv, ibstat ...; "

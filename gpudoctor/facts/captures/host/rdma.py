@@ -109,16 +109,13 @@ def read_mlxlink(block: Block) -> Part:
 def read_rdma_link(block: Block) -> Part:
     """`rdma link`: the state of every port, and its network interface."""
     ports = _Ports()
-    for line in block.lines:
-        if found := _RDMA_LINK.match(line):
-            reported = found["told"].split()
-            pairs = dict(zip(reported[::2], reported[1::2], strict=False))
-            leaves = _port_leaf("state", pairs.get("state", "")) | _port_leaf(
-                "phys_state", pairs.get("physical_state", "")
-            )
-            if "netdev" in pairs:
-                leaves["interface"] = pairs["netdev"][:40]
-            ports.put(found["device"], int(found["port"]), **leaves)
+    for found in block.matches(_RDMA_LINK):
+        reported = found["told"].split()
+        pairs = dict(zip(reported[::2], reported[1::2], strict=False))
+        leaves: dict[str, Any] = {"interface": pairs["netdev"][:40]} if "netdev" in pairs else {}
+        for key in ("state", "physical_state"):
+            leaves |= _port_leaf(key, pairs.get(key, ""))
+        ports.put(found["device"], int(found["port"]), **leaves)
     return ports.part()
 
 
@@ -126,10 +123,9 @@ def read_rdma_link(block: Block) -> Part:
 def read_sysfs(block: Block) -> Part:
     """The files of the ports in /sys/class/infiniband, each with its path before it."""
     ports = _Ports()
-    for line in block.lines:
-        if found := _SYSFS.match(line):
-            value = _NUMBERED.sub("", found["value"].strip())
-            ports.put(found["device"], int(found["port"]), **_port_leaf(found["key"], value))
+    for found in block.matches(_SYSFS):
+        value = _NUMBERED.sub("", found["value"].strip())
+        ports.put(found["device"], int(found["port"]), **_port_leaf(found["key"], value))
     return ports.part()
 
 

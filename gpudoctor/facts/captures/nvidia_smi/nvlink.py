@@ -9,11 +9,11 @@ import msgspec
 from msgspec.structs import replace
 
 from gpudoctor.facts.captures import ABSENT, SourceError, clipped
-from gpudoctor.facts.captures.nvidia_smi.query_dump import ANSWERED, SmiDump, count_by_index
+from gpudoctor.facts.captures.nvidia_smi.query_dump import ANSWERED, SmiDump, count_by_index, numbered
 from gpudoctor.facts.captures.nvidia_smi.query_gpu import CUT, GpuDump, GpuDumps
 from gpudoctor.facts.captures.nvidia_smi.values import Values, missing_word
 from gpudoctor.facts.captures.reader import Block, Part, text_reader
-from gpudoctor.facts.model.gpu import Gpu, NvLink
+from gpudoctor.facts.model.gpu import UNKNOWN_BUS, Gpu, NvLink
 from gpudoctor.facts.model.links import ALL_INACTIVE
 from gpudoctor.facts.model.missing import NOT_READ, UNSUPPORTED, Missing, known
 from gpudoctor.facts.model.node import Driver, short_bus_id
@@ -215,9 +215,9 @@ def read_gpu_list(block: Block) -> Part:
         return Part(smi=(_parse_gpu_list(block.text),))
     found = parse_nvlink(block.text, whole_end=block.whole_end)
     gpus = tuple(
-        Gpu(gpu.index, f"unknown-{gpu.index}", gpu.uuid, clipped(gpu.name) or NOT_READ, nvlinks=gpu.nvlinks)
+        Gpu(gpu.index, f"{UNKNOWN_BUS}{gpu.index}", gpu.uuid, clipped(gpu.name) or NOT_READ, nvlinks=gpu.nvlinks)
         for gpu in found
     )
     driver = Driver(device_count=count_by_index([gpu.index for gpu in gpus]))
-    dump = SmiDump(gpus, driver, name="nvidia-smi nvlink", indexed=True, ended=False, beside=True)
-    return Part(smi=(dump,), notes=tuple(gpu.cut for gpu in found if gpu.cut))
+    notes = tuple(gpu.cut for gpu in found if gpu.cut)
+    return Part(smi=(numbered(gpus, "nvidia-smi nvlink", driver),), notes=notes)
