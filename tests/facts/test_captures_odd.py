@@ -125,13 +125,15 @@ def test_the_mig_devices_of_a_text_dump_are_told_apart(captures: Path) -> None:
     head, mode, tail = text.partition("    MIG Mode\n")
     tail = tail.split("\n", 2)[2]
     assert mode
-    settings = node_of((head + MIG_TEXT.lstrip("\n") + tail).encode()).gpus[0].settings
+    gpu, *others = node_of((head + MIG_TEXT.lstrip("\n") + tail).encode()).gpus
+    settings = gpu.settings
     assert (settings.mig_enabled, settings.mig_pending) == (True, True)
     assert [(mig.gpu_instance, mig.compute_instance, mig.memory_mib) for mig in present(settings.mig_instances)] == [
         (1, 0, 4864),
         (2, 0, 9856),
     ]
-    assert node_of(text.encode()).gpus[1:] == node_of((head + MIG_TEXT.lstrip("\n") + tail).encode()).gpus[1:]
+    assert gpu.memory_total_mib == 81559, "an instance's memory is not the GPU's"
+    assert node_of(text.encode()).gpus[1:] == tuple(others)
 
 
 @pytest.mark.wide

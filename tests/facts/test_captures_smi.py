@@ -186,21 +186,6 @@ def test_mig_devices_are_listed_with_their_instance_and_memory(mig: tuple[Gpu, .
     assert mig[0].memory_total_mib == 81920, "an instance's memory is not the GPU's"
 
 
-def test_mig_devices_of_text_are_listed_too(captures: Path) -> None:
-    text = (captures / "smi-q-2x-rtx3090.txt").read_text()
-    devices = "".join(
-        f"    MIG Device\n        Index           : {i}\n        GPU Instance ID : {i + 1}\n"
-        f"        Compute Instance ID : 0\n        FB Memory Usage\n            Total : {m} MiB\n"
-        for i, m in enumerate((4864, 9728))
-    )
-    mode = f"    MIG Mode\n        {'Current':<34}: N/A\n        {'Pending':<34}: N/A\n"
-    assert mode in text
-    on = mode.replace("N/A", "Enabled")
-    gpu = pasted(text.replace(mode, on + devices, 1)).gpus[0]
-    assert [(i.gpu_instance, i.memory_mib) for i in present(gpu.settings.mig_instances)] == [(1, 4864), (2, 9728)]
-    assert gpu.memory_total_mib == 24576
-
-
 def test_the_words_of_nvidia_smi_tell_why_a_value_is_missing(mig: tuple[Gpu, ...]) -> None:
     gpu = mig[0]
     assert kind_of(gpu.clocks.performance_state) == "failed"
