@@ -68,7 +68,7 @@ def test_the_worse_direction_of_a_pair_counts() -> None:
 
 
 def links_of(text: str) -> list[tuple[NvLink, ...] | Missing]:
-    return [gpu.nvlinks for gpu in parse_nvlink(text)]
+    return [gpu.nvlinks for gpu in pasted(text).gpus]
 
 
 def test_an_inactive_link_is_inactive_and_the_others_keep_their_speed() -> None:

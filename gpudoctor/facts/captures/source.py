@@ -76,9 +76,9 @@ def load_source(
         shown = printable(Path(name).name)
         if recording.is_stream_file(name):
             return _named(shown, Loaded(recording.node_of_file(name)))
-        opened.check_file(name)
+        size = opened.size_of_file(name)
         with opened.open_plain(name) as file:
-            return _named(shown, _from_stream(file, name, deadline_s, Path(name).stat().st_size))
+            return _named(shown, _from_stream(file, name, deadline_s, size))
 
 
 def _simulated(name: str, environ: Mapping[str, str]) -> Node:
