@@ -6,6 +6,7 @@ The figures are compared with each other or with zero only; what a node should r
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 
 from gpudoctor.facts.captures.reader import Block, Part, TextReader, text_reader
@@ -171,8 +172,8 @@ def read_nvbandwidth(block: Block) -> Part:
 )
 def read_p2p(block: Block) -> Part:
     """Copies from GPU to GPU that are no faster with peer to peer than without, if the GPUs can reach each other."""
-    # of each kind of matrix, with peer to peer and without: the value of each pair
-    figures: dict[str, dict[str, dict[tuple[int, int], float]]] = {}
+    # of each kind of matrix, with peer to peer ("En") and without ("Dis"): the value of each pair
+    figures: defaultdict[tuple[str, str], dict[tuple[int, int], float]] = defaultdict(dict)
     reach: list[float] = []
     text = block.text
     if block.lines and _EDITORS_NUMBER.match(block.lines[0]):
@@ -183,13 +184,13 @@ def read_p2p(block: Block) -> Part:
         if kind is None:
             reach += cells.values()
         else:
-            figures.setdefault(kind, {}).setdefault(matrix["on"] or matrix["latency"], {}).update(cells)
+            figures[kind, matrix["on"] or matrix["latency"]] |= cells
     if reach and not any(reach):
         return Part(notes=("p2pBandwidthLatencyTest: these GPUs have no peer to peer",))
     slow: list[Reported] = []
     better: list[bool] = []  # of each pair, in each kind
     for kind, (words, unit) in _P2P_KINDS.items():
-        on, off = figures.get(kind, {}).get("En", {}), figures.get(kind, {}).get("Dis", {})
+        on, off = figures[kind, "En"], figures[kind, "Dis"]
         if not on or on.keys() != off.keys():
             continue
         sign = -1 if kind == "latency" else 1
@@ -235,9 +236,7 @@ def read_copies(block: Block) -> Part:
     best: dict[str, float] = {}
     for way, rate in _copies(block):
         best[way] = max(best.get(way, 0.0), rate)
-    reported: list[Reported] = [
-        from_tool("bandwidthTest", line.strip()) for line in block.lines if "Result = FAIL" in line
-    ]
+    reported = [from_tool("bandwidthTest", line.strip()) for line in block.lines if "Result = FAIL" in line]
     reported += [
         from_tool("bandwidthTest", f"{way} {rate:.1f} GB/s: a slow link, or CPUs far from the GPU", "warning")
         for way, rate in best.items()

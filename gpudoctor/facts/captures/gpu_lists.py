@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable
+from functools import reduce
 from typing import Any
 
 import msgspec
@@ -241,20 +242,17 @@ def _numbered(places: list[_Place]) -> tuple[tuple[Gpu, ...], tuple[Gpu, ...]]:
 def _driver(dumps: list[SmiDump], shown: int, notes: list[str]) -> Driver:
     """Merge the drivers: a failed start outweighs a successful one, and the smaller GPU count the larger one."""
     drivers = [dump.driver for dump in dumps]
-    codes = sorted({code for driver in drivers if (code := known(driver.init_code)) is not None}, reverse=True)
-    counts = sorted({count for driver in drivers if (count := known(driver.device_count)) is not None})
+    codes = {code for driver in drivers if (code := known(driver.init_code)) is not None}
+    counts = [count for driver in drivers if (count := known(driver.device_count)) is not None]
     failed = next((driver for driver in drivers if driver.init_code not in (_INIT_OK, NOT_READ)), None)
-    made = failed or drivers[0]
-    for driver in drivers:
-        made = merged(made, driver, [])
-    handles = tuple(sorted({text for driver in drivers for text in driver.handle_errors}))
-    made = replace(made, handle_errors=handles)
+    made = reduce(lambda one, other: merged(one, other, []), drivers, failed or drivers[0])
+    made = replace(made, handle_errors=tuple(sorted({text for driver in drivers for text in driver.handle_errors})))
     if len(codes) > 1:
-        made = replace(made, init_code=codes[0] if _INIT_OK in codes[1:] else made.init_code)
+        made = replace(made, init_code=max(codes) if _INIT_OK in codes else made.init_code)
         notes.append("one text shows GPUs, in the other the driver failed: the failure is judged")
     attached = min((count for dump in dumps if (count := known(dump.attached)) is not None), default=None)
     if counts:
-        made = replace(made, device_count=counts[0])
+        made = replace(made, device_count=min(counts))
     elif attached is not None and shown >= attached:  # one dump lists GPUs that another leaves out
         made = replace(made, device_count=attached)
     elif isinstance(made.device_count, Missing) and attached is not None:
@@ -269,13 +267,11 @@ def with_addresses(gpus: tuple[Gpu, ...], functions: list[Function]) -> tuple[Gp
     ordered = sorted(gpus, key=lambda gpu: gpu.index)
     if [gpu.index for gpu in ordered] != list(range(len(functions))) or any(gpu.bus_id_read for gpu in gpus):
         return gpus
+    pairs = list(zip(ordered, functions, strict=True))
     # CUDA's order may differ from the bus'
-    if any(_of_another_model(gpu, function) for gpu, function in zip(ordered, functions, strict=True)):
+    if any(_of_another_model(gpu, function) for gpu, function in pairs):
         return gpus
-    return tuple(
-        replace(gpu, bus_id=function.bus_id, name=gpu.name if known(gpu.name) else function.name)
-        for gpu, function in zip(ordered, functions, strict=True)
-    )
+    return tuple(replace(gpu, bus_id=function.bus_id, name=known(gpu.name) or function.name) for gpu, function in pairs)
 
 
 def _of_another_model(gpu: Gpu, function: Function) -> bool:
