@@ -511,6 +511,10 @@ def test_a_tab_in_a_statement_is_shown_as_a_blank() -> None:
     assert "found     LnkSta: Speed 16GT/s, Width x4 (downgraded)\n" in text
 
 
+WRONG_SUMS = transcripts.NCCL_TESTS.replace("216.50      0", "216.50     12")
+WRONG_COPY = "Invalid value when checking the pattern at"
+
+
 @pytest.mark.parametrize("name", ["bandwidthTest", "p2pBandwidthLatencyTest", "nccl-tests", "nvbandwidth"])
 def test_figures_alone_are_no_pass(name: str) -> None:
     report = judge(read(transcripts.NOT_JUDGED[name]))
@@ -519,20 +523,11 @@ def test_figures_alone_are_no_pass(name: str) -> None:
 
 
 def test_of_two_runs_of_nccl_tests_the_one_with_wrong_values_counts_and_without_a_comparison_none_is_told() -> None:
-    clean = transcripts.NOT_JUDGED["nccl-tests"]
-    wrong = clean.replace("216.50      0", "216.50     12").replace("# Out of bounds values : 0 OK\n", "")
+    clean, wrong = transcripts.NCCL_TESTS, WRONG_SUMS.replace("# Out of bounds values : 0 OK\n", "")
     for text in (wrong + clean, clean + wrong):
         assert judge(read(text)).verdict == "fail"
     (note,) = judge(read(re.sub(r"(?m)(\d\.\d\d)      0", r"\1    N/A", clean))).run.notes
     assert "values not compared in 2 rows" in note
-
-
-def test_wrong_values_of_a_benchmark_fail() -> None:
-    nccl = transcripts.NCCL_TESTS.replace("216.50      0", "216.50     12").replace(": 0 OK", ": 12 FAILED")
-    copies = transcripts.NVBANDWIDTH.replace("memcpy CE", " Invalid value when checking the pattern at 0x7\nm")
-    for text, words in ((nccl, "12 wrong values at a size of 67108864 bytes"), (copies, "Invalid value when checking")):
-        report = judge(read(text))
-        assert (report.verdict, words in report.reason) == ("fail", True)
 
 
 @pytest.mark.parametrize(
@@ -597,6 +592,8 @@ def test_no_line_of_a_fault_is_taken_for_one_of_a_benchmark(name: str, line: str
             "warn",
         ),
         (transcripts.NCCL_TESTS.replace(": 0 OK", ": 2 FAILED"), "Out of bounds values : 2 FAILED", "fail"),
+        (WRONG_SUMS.replace(": 0 OK", ": 12 FAILED"), "12 wrong values at a size of 67108864 bytes", "fail"),
+        (transcripts.NVBANDWIDTH.replace("memcpy CE", f" {WRONG_COPY} 0x7\nm"), WRONG_COPY, "fail"),
         (transcripts.DEVICE_QUERY.replace("PASS", "FAIL"), "Result = FAIL", "fail"),
         (transcripts.NHC.replace("SUCCESS", "ERROR"), "nhc:  Health check passed", "fail"),
         (transcripts.dcgm_exporter(0, GPU_TEMP=41, XID_ERRORS=79), "GPU 0: the last Xid is 79", "fail"),
