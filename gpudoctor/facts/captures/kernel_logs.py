@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from functools import reduce
 from operator import add
 
-import msgspec
+from msgspec.structs import replace
 
 from gpudoctor.facts.captures.reader import Block, Part, text_reader
 from gpudoctor.facts.kernel_log.lines import MAX_EVENTS, read_kernel_text
@@ -84,7 +84,7 @@ def joined(log: KernelLog, other: KernelLog, *, goes_on: bool = False) -> Kernel
     )
     # what one log of the same time leaves out may be in the other
     cut = (log.truncated or other.truncated) if goes_on else (log.truncated and other.truncated)
-    whole = msgspec.structs.replace(
+    whole = replace(
         log,
         events=(*log.events, *more),
         source=", ".join(sources) or log.source,
@@ -130,7 +130,7 @@ def _both(one: HostEvent, other: HostEvent, count: Callable[[int, int], int]) ->
     if first.count_last_day is not None and last.count_last_day is not None:
         apart_s = (last.last_s or 0.0) - (first.last_s or 0.0)
         in_day = last.count_last_day if apart_s > _DAY_S else count(first.count_last_day, last.count_last_day)
-    return msgspec.structs.replace(
+    return replace(
         last,
         count=count(one.count, other.count),
         first_s=min(firsts) if firsts else None,
@@ -141,6 +141,4 @@ def _both(one: HostEvent, other: HostEvent, count: Callable[[int, int], int]) ->
 def _capped(log: KernelLog) -> KernelLog:
     if isinstance(log.events, Missing) or len(log.events) <= MAX_EVENTS:
         return log
-    return msgspec.structs.replace(
-        log, events=log.events[:MAX_EVENTS], truncated=True, gap=f"more than {MAX_EVENTS} different events"
-    )
+    return replace(log, events=log.events[:MAX_EVENTS], truncated=True, gap=f"more than {MAX_EVENTS} different events")

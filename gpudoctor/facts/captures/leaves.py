@@ -8,6 +8,7 @@ from operator import is_not
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from gpudoctor.facts.captures import ABSENT, clipped
 from gpudoctor.facts.captures.nvidia_smi.query_gpu import CUT
@@ -85,7 +86,7 @@ def _merged(one: Any, other: Any, conflicts: list[str], place: str) -> Any:
             if own != others and (chosen := _of_two(one, field, own, others)) is not own:
                 at = f"{place}.{field}" if place else field
                 news[field] = merged(own, others, conflicts, at) if chosen is _BOTH else chosen
-        return msgspec.structs.replace(one, **news) if news else one
+        return replace(one, **news) if news else one
     if isinstance(one, tuple) and isinstance(other, tuple):
         return _joined(one, other, conflicts, place)
     if one is None or other is None:
@@ -117,7 +118,7 @@ def _defaults(kind: type[Fact]) -> dict[str, Any]:
 def _known_one(one: Any, other: Any) -> Any:
     links = other if one == ALL_INACTIVE else one if other == ALL_INACTIVE else None
     if isinstance(links, tuple):  # as a list of inactive ones: the worse state counts
-        return tuple(msgspec.structs.replace(link, state="inactive") for link in links)
+        return tuple(replace(link, state="inactive") for link in links)
     for gap in (NOT_READ, ABSENT, CUT):
         if one == gap:
             return other
@@ -172,7 +173,7 @@ def _changed(value: T, leaf: Callable[[Any, str, Any], Any], owner: Any = None, 
             old = getattr(value, field)
             if (new := _changed(old, leaf, value, field)) is not old:
                 news[field] = new
-        made = msgspec.structs.replace(value, **news) if news else value
+        made = replace(value, **news) if news else value
     else:
         made = leaf(owner, name, value)
     result: T = made
@@ -195,7 +196,7 @@ def plausible(value: T) -> T:
 def _plausible(owner: Any, name: str, value: Any) -> Any:
     if isinstance(value, Missing):
         reason = clipped(value.missing)
-        return value if reason is value.missing else msgspec.structs.replace(value, missing=reason)
+        return value if reason is value.missing else replace(value, missing=reason)
     if isinstance(value, str):
         return value if len(value) <= _NOT_CLIPPED.get((type(owner), name), 0) else clipped(value)
     quoted = unreadable(owner, name, value)

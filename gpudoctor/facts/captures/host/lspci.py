@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from gpudoctor.facts.captures import ABSENT, BUS_ID, SourceError
 from gpudoctor.facts.captures.reader import Block, Part, text_reader
@@ -107,11 +107,11 @@ class PciTree(Fact, frozen=True):
     def link(self, gpu: Gpu) -> PcieLink:
         """The GPU's link with its path, and with the lanes that lspci shows if no other dump contains them."""
         path = self.path(gpu.bus_id)
-        link = msgspec.structs.replace(gpu.pcie, path=path)
+        link = replace(gpu.pcie, path=path)
         if isinstance(path, Missing) or not _is_absent(gpu.pcie.width):
             return link
         most = path[0].max_width if _is_absent(gpu.pcie.width_max) else gpu.pcie.width_max
-        return msgspec.structs.replace(link, width=path[0].width, width_max=most)
+        return replace(link, width=path[0].width, width_max=most)
 
 
 def _is_absent(value: object) -> bool:

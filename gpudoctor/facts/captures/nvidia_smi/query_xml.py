@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from xml.parsers.expat import ErrorString, errors
 
-import msgspec
+from msgspec.structs import replace
 
 from gpudoctor.facts.captures import SourceError, clipped
 from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump, is_selected, smi_dump
@@ -59,7 +59,7 @@ def parse_smi_xml(text: str, *, selected: bool = False) -> SmiDump:
     if cut and not sections.gpu_ended:
         gpus[-1].cut = CUT
     dump = smi_dump(sections.top, gpus, text[:start] + text[end:], selected=selected)
-    return msgspec.structs.replace(dump, notes=(*dump.notes, *filter(None, [cut])), ended=dump.ended and not cut)
+    return replace(dump, notes=(*dump.notes, *filter(None, [cut])), ended=dump.ended and not cut)
 
 
 class _Sections:
