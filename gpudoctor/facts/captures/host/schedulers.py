@@ -91,7 +91,7 @@ def _out_of_service(tool: str, node: str, state: str, reason: str, *, of_many: b
     return replace(told, gpu=about(reason).gpu_index)  # a node may be called like a GPU
 
 
-def _verdict(tool: str, configured: list[str], given: list[str], away: list[Reported], node: str = "the node") -> Part:
+def _verdict(tool: str, configured: list[str], given: list[str], away: list[Reported], node: str) -> Part:
     """GPUs of a node that are not given out, and why it gets no jobs; no counts of several nodes in one text."""
     if len(configured) > 1 or len(given) > 1:
         note = f"{tool}: several nodes in one text: show the one that is judged"
