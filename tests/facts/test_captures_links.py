@@ -29,6 +29,13 @@ def test_nic_columns_are_passed_over_and_paths_are_told_from_nvlinks() -> None:
     assert [gpu.numa_node for gpu in node.gpus] == [0, 1, ABSENT]
 
 
+def test_a_gpu_near_several_numa_nodes_has_none_whatever_lspci_shows() -> None:
+    matrix = "\tGPU0\tCPU Affinity\tNUMA Affinity\nGPU0\t X \t0-31\t0-1\n"
+    function = "18:00.0 3D controller: NVIDIA Corporation GH100\n\tNUMA node: 0\n"
+    (gpu,) = pasted(f"$ nvidia-smi topo -m\n{matrix}$ lspci -vvv\n{function}").gpus
+    assert (gpu.bus_id, gpu.numa_node) == ("0000:18:00.0", ABSENT)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

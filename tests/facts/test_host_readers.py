@@ -15,7 +15,7 @@ from gpudoctor.facts.captures.reader import Block, Part, TextReader
 from gpudoctor.facts.captures.readers import HOST_READERS
 from gpudoctor.facts.model.driver import DkmsBuild, Driver, FabricManager, LoadFailure
 from gpudoctor.facts.model.missing import NOT_READ, Missing, known
-from gpudoctor.facts.model.node import Host, Node
+from gpudoctor.facts.model.node import Host, Network, Node
 from tests.facts.host_texts import PORTS, dkms_status, ibstat, ibstatus, ibv_devinfo, proc_limits, ulimit_a
 from tests.facts.kernel_words import AER, LOST, OFF_BUS, STAMPS, SWITCH
 from tests.narrowed import missing, present
@@ -135,6 +135,9 @@ def test_modules_that_are_loaded() -> None:
     text += "nvidia_peermem         16384  0\n"
     node = read(text)
     assert (node.driver.module_loaded, node.network.peermem_loaded) == (True, True)
+    for users, registered in (("", False), (" ib_uverbs,nvidia_peermem", True)):
+        network = read(f"{text}ib_core               413696  2{users}\n").network
+        assert network == Network(peermem_loaded=True, peermem_registered=registered)
     assert read("nouveau              2306048  3\n").driver == Driver(nouveau_loaded=True)
     # a list without it may be cut: nothing is concluded
     assert read("Module                  Size  Used by\nxfs 1540096 2\n") == Node()

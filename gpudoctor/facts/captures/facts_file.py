@@ -74,7 +74,7 @@ def load_json(data: bytes) -> Loaded:
     except msgspec.ValidationError as error:
         raise SourceError(str(error)) from None
     except msgspec.DecodeError as error:
-        # msgspec also reports half a surrogate pair, as in "\\ud800", as truncated
+        # msgspec also reports half a surrogate pair, as in "\ud800", as truncated
         if "truncated" in str(error) and not _HALF_PAIR.search(text):
             raise SourceError(f"cut off: {error}, in line {text.count(chr(10)) + 1}") from None
         raise SourceError(f"broken JSON: {error}") from None

@@ -8,7 +8,12 @@ from functools import reduce
 from msgspec.structs import replace
 
 from gpudoctor.facts.captures import ABSENT, MOST_GPUS, SourceError
-from gpudoctor.facts.captures.gpu_lists import joined_dumps, with_addresses, with_failures, without_gpu_memory
+from gpudoctor.facts.captures.gpu_lists import (
+    joined_dumps,
+    with_addresses,
+    with_failures,
+    without_gpu_memory,
+)
 from gpudoctor.facts.captures.host.fabric_manager import without_failed_jobs
 from gpudoctor.facts.captures.host.lspci import PciTree
 from gpudoctor.facts.captures.host.module import shows_gpus_in_container, without_container_failures

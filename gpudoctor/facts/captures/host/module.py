@@ -15,7 +15,7 @@ from gpudoctor.facts.model.missing import NOT_READ
 from gpudoctor.facts.model.node import Host, Network, Node
 from gpudoctor.facts.system.network import PEER_CORES
 
-_LSMOD = re.compile(r"(?P<module>[\w-]{1,60})\s+\d{3,10}\s+-?\d{1,5}(?:\s+(?P<users>.*)|$)")
+_LSMOD = re.compile(r"(?P<module>[\w-]{1,60})\s+\d{3,10}\s+-?\d{1,5}(?!\S)\s*(?P<users>.*)")
 _MODINFO = re.compile(rf"version:\s+({DRIVER_VERSION})\s*$")
 _DKMS = re.compile(
     rf"nvidia[\w-]{{0,20}}(?:/|, ?)(?P<version>{DRIVER_VERSION})(?:, (?P<kernel>[^,:\s]{{1,80}}))?"

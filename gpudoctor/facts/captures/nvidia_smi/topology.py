@@ -9,11 +9,11 @@ from typing import get_args
 import msgspec
 from msgspec.structs import replace
 
-from gpudoctor.facts.captures import SourceError
+from gpudoctor.facts.captures import ABSENT, SourceError
 from gpudoctor.facts.captures.nvidia_smi.query_dump import numbered
 from gpudoctor.facts.captures.reader import Block, Part, text_reader
 from gpudoctor.facts.model.gpu import UNKNOWN_BUS, Gpu, GpuPair, P2pStatus, PathKind
-from gpudoctor.facts.model.missing import NOT_READ, Missing
+from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Driver, Node
 
 _NAME = "nvidia-smi topo"
@@ -157,11 +157,13 @@ def _pair(a: int, b: int, cell: str, line: int) -> GpuPair:
 
 
 def _gpu(index: int, cells: dict[str, str]) -> Gpu:
+    if not cells:
+        return Gpu(index, f"{UNKNOWN_BUS}{index}")
     cpus = cells.get("CPU Affinity", "")
     numa = cells.get("NUMA Affinity", "")
     # "N/A": there is only one node; "0-1": near several nodes. Neither identifies the GPU's node
-    node = int(numa[:6]) if numa.isdecimal() else None if numa == "N/A" else NOT_READ
-    affinity = cpus if _CPUS.fullmatch(cpus) else NOT_READ
+    node = int(numa[:6]) if numa.isdecimal() else None if numa == "N/A" else ABSENT
+    affinity = cpus if _CPUS.fullmatch(cpus) else ABSENT
     return Gpu(index, f"{UNKNOWN_BUS}{index}", cpu_affinity=affinity, numa_node=node)
 
 
