@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import gzip
-import io
 import re
-import tarfile
+import shutil
 import zipfile
 from collections.abc import Callable
 from functools import lru_cache
@@ -339,25 +338,15 @@ def test_two_machines_in_one_paste_are_refused() -> None:
         read(PASTE + csv(load_node("hgx-h200-8", {})))
 
 
-def archives(tmp_path: Path) -> dict[str, Path]:
-    made = {name: tmp_path / name for name in ("a.tar", "a.tar.gz", "a.zip", "folder")}
-    for name in ("a.tar", "a.tar.gz"):
-        with tarfile.open(made[name], "w:gz" if name.endswith("gz") else "w") as archive:
-            for number, text in enumerate(BLOCKS.values()):
-                entry = tarfile.TarInfo(f"out/{number}.txt")
-                entry.size = len(text.encode())
-                archive.addfile(entry, io.BytesIO(text.encode()))
-    with zipfile.ZipFile(made["a.zip"], "w") as packed:
-        for number, text in enumerate(BLOCKS.values()):
-            packed.writestr(f"{number}.txt", text)
-    made["folder"].mkdir()
-    for number, text in enumerate(BLOCKS.values()):
-        (made["folder"] / f"{number}.gz").write_bytes(gzip.compress(text.encode()))
-    return made
-
-
 def test_archives_and_a_directory_of_the_texts_give_the_same_node(tmp_path: Path) -> None:
-    for path in archives(tmp_path).values():
+    plain, packed = tmp_path / "plain" / "out", tmp_path / "packed"
+    plain.mkdir(parents=True)
+    packed.mkdir()
+    for number, text in enumerate(BLOCKS.values()):
+        (plain / f"{number}.txt").write_text(text)
+        (packed / f"{number}.gz").write_bytes(gzip.compress(text.encode()))
+    archives = [shutil.make_archive(str(tmp_path / "a"), form, plain.parent) for form in ("tar", "gztar", "zip")]
+    for path in (packed, *map(Path, archives)):
         node, whole = node_of(path), read(PASTE)
         log = replace(node.kernel_log, source=whole.kernel_log.source)
         node = replace(node, source=Source(), kernel_log=log, host=replace(node.host, hostname=whole.host.hostname))
