@@ -120,6 +120,7 @@ _SOURCE = lazy_pattern(
     r"\s*(?:File \"[^\"]{1,400}\", line \d|(?:raise|return|yield|await) \S|self\.\w|[A-Za-z_][\w.]{0,80}\(.{0,400}[,(]\s*$|[~^]{2,}\s*$)"
 )
 _LOUD_LEVELS = ("E", "F", "ERROR", "CRITICAL", "FATAL")
+_WARNING_LEVELS = ("W", "WARNING")
 _QUIET_LEVELS = ("I", "V", "D", "T", "INFO", "DEBUG")
 
 
@@ -156,7 +157,7 @@ def form_of(text: str, level: str | None = None) -> Reading | None:
         found = first
     if form == "exception" and "Warning: " in text[:80]:
         return None
-    if form not in ("death", "event") and _warns(text, level):
+    if form not in ("death", "event") and (level in _WARNING_LEVELS or _WARNS.search(text)):
         severity = "warning"
     if loud and form == "sentence":
         form = "level"
@@ -166,10 +167,6 @@ def form_of(text: str, level: str | None = None) -> Reading | None:
 def _lacking(text: str) -> Reading | None:
     lacks = missing_gpus(text)
     return Reading("sentence", "error" if lacks == "missing" else "warning", text.strip()) if lacks else None
-
-
-def _warns(text: str, level: str | None) -> bool:
-    return level in ("W", "WARNING") or _WARNS.search(text) is not None
 
 
 def _first_that_tells(text: str) -> re.Match[str] | None:

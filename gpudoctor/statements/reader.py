@@ -50,11 +50,13 @@ def statement_of(number: int, origin: Origin, text: str) -> Statement | None:
 def statement_of_record(number: int, record: Record) -> Statement | None:
     """What a record says by its own verdict, if it is a bad one."""
     said = read_record(record)[0]
-    label = find_label(said.message) if said is not None else None
-    return _made(number, said, None, label[0] if label else None) if said is not None else None
+    if said is None:
+        return None
+    known = find_label(said.message)
+    return _made(number, said, None, known[0] if known else None)
 
 
-def _made(number: int, reading: Reading, program: str | None, label: str | None = None) -> Statement:
+def _made(number: int, reading: Reading, program: str | None, label: str | None) -> Statement:
     return Statement(
         line=number,
         message=reading.message,

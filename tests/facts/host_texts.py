@@ -17,9 +17,8 @@ PORTS = (
 def ibstat(ports: tuple[RdmaPort, ...]) -> str:
     """As ibstat of rdma-core prints them."""
     lines = []
-    before = ""
     for port in ports:
-        if port.device != before:
+        if port.port == 1:
             lines += [
                 f"CA '{port.device}'",
                 f"\tCA type: {port.adapter}",
@@ -28,7 +27,6 @@ def ibstat(ports: tuple[RdmaPort, ...]) -> str:
                 "\tHardware version: 0",
                 "\tNode GUID: 0x0123456789abcdef",
             ]
-        before = port.device
         lines += [
             f"\tPort {port.port}:",
             f"\t\tState: {(known(port.state) or '').capitalize()}",
@@ -63,15 +61,13 @@ def ibv_devinfo(ports: tuple[RdmaPort, ...]) -> str:
     states = {"ACTIVE": "PORT_ACTIVE (4)", "DOWN": "PORT_DOWN (1)", "INIT": "PORT_INIT (2)"}
     physical = {"LinkUp": "LINK_UP (5)", "Polling": "POLLING (2)"}
     lines = []
-    before = ""
     for port in ports:
-        if port.device != before:
+        if port.port == 1:
             lines += [
                 f"hca_id:\t{port.device}",
                 "\ttransport:\t\t\tInfiniBand (0)",
                 f"\tfw_ver:\t\t\t\t{port.firmware}",
             ]
-        before = port.device
         lines += [
             f"\t\tport:\t{port.port}",
             f"\t\t\tstate:\t\t\t{states[known(port.state) or '']}",

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gpudoctor.facts.captures.source import load_source
 from gpudoctor.facts.model.node import Node
 from gpudoctor.report.judge import judge
-from tests.facts.test_captures_smi import written
+from tests.facts.loaded_nodes import pasted
 
 RTX4090_CORE = ("Product Name", "Graphics", "SM", "Memory", "GPU Current Temp", "Gpu", "Total", "Used", "Free")
 
@@ -27,32 +26,32 @@ def lost(node: Node) -> set[str]:
 
 
 @pytest.mark.parametrize("label", ["Addressing Mode", "Host Max", "Persistence Mode", "Gpu"])
-def test_unknown_error_in_one_field_of_working_gpus_condemns_none(captures: Path, tmp_path: Path, label: str) -> None:
+def test_unknown_error_in_one_field_of_working_gpus_condemns_none(captures: Path, label: str) -> None:
     """Drivers 535 on RTX 4090 and cloud V100s print it for a field or two of healthy GPUs."""
     text = (captures / "smi-q-8x-rtx4090.txt").read_text()
     assert re.search(rf"^ +{label} +:", text, re.MULTILINE)
-    node = load_source(written(tmp_path, says(text, "Unknown Error", label))).node
+    node = pasted(says(text, "Unknown Error", label))
     assert lost(node) == {"pass"}
     assert not judge(node).faults
 
 
-def test_unknown_error_in_all_core_fields_condemns_the_gpus(captures: Path, tmp_path: Path) -> None:
+def test_unknown_error_in_all_core_fields_condemns_the_gpus(captures: Path) -> None:
     text = (captures / "smi-q-8x-rtx4090.txt").read_text()
-    assert lost(load_source(written(tmp_path, says(text, "[Unknown Error]", *RTX4090_CORE))).node) == {"fail"}
+    assert lost(pasted(says(text, "[Unknown Error]", *RTX4090_CORE))) == {"fail"}
     but_name = says(text, "Unknown Error", *RTX4090_CORE[1:], "Average Power Draw", "Power Draw")
-    assert lost(load_source(written(tmp_path, but_name)).node) == {"unknown"}
+    assert lost(pasted(but_name)) == {"unknown"}
 
 
 @pytest.mark.parametrize("word", ["GPU is lost", "[GPU requires reset]"])
-def test_one_field_that_says_lost_or_reset_condemns_the_gpu(captures: Path, tmp_path: Path, word: str) -> None:
+def test_one_field_that_says_lost_or_reset_condemns_the_gpu(captures: Path, word: str) -> None:
     text = (captures / "smi-q-8x-rtx4090.txt").read_text()
-    assert lost(load_source(written(tmp_path, says(text, word, "Fan Speed"))).node) == {"fail"}
+    assert lost(pasted(says(text, word, "Fan Speed"))) == {"fail"}
 
 
-def test_the_fabrics_verdict_on_a_gpu_is_a_value_and_not_the_gpus_own_error(captures: Path, tmp_path: Path) -> None:
+def test_the_fabrics_verdict_on_a_gpu_is_a_value_and_not_the_gpus_own_error(captures: Path) -> None:
     text = (captures / "qx-h100.xml").read_text()
     assert "<status>Success</status>" in text
-    node = load_source(written(tmp_path, text.replace("<status>Success<", "<status>Unknown Error<"))).node
+    node = pasted(text.replace("<status>Success<", "<status>Unknown Error<"))
     assert {(gpu.fabric.status, gpu.errors) for gpu in node.gpus} == {("unknown error", ())}
     assert lost(node) == {"pass"}
     assert {fault.check for fault in judge(node).faults} == {"nvlink.fabric"}
@@ -66,6 +65,6 @@ def test_the_fabrics_verdict_on_a_gpu_is_a_value_and_not_the_gpus_own_error(capt
         ("Insufficient Permissions", "skip"),
     ],
 )
-def test_a_gpu_that_nvidia_smi_cannot_open_is_judged_by_the_words(tmp_path: Path, said: str, status: str) -> None:
-    node = load_source(written(tmp_path, f"Unable to determine the device handle for GPU0000:05:00.0: {said}\n")).node
+def test_a_gpu_that_nvidia_smi_cannot_open_is_judged_by_the_words(said: str, status: str) -> None:
+    node = pasted(f"Unable to determine the device handle for GPU0000:05:00.0: {said}\n")
     assert lost(node) == {status}

@@ -11,34 +11,29 @@ import pytest
 from gpudoctor.facts.captures import ABSENT, SourceError
 from gpudoctor.facts.captures.host.lspci import parse_lspci
 from gpudoctor.facts.captures.nvidia_smi.nvlink import parse_nvlink
-from gpudoctor.facts.captures.nvidia_smi.topology import parse_p2p, parse_topology
-from gpudoctor.facts.captures.source import load_source
 from gpudoctor.facts.model.gpu import NvLink, PcieHop
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node
+from tests.facts.loaded_nodes import node_of, pasted
+from tests.narrowed import missing, present
 
 DUMPS = Path(__file__).parent / "dumps"
-
-
-def node_of(name: str) -> Node:
-    return load_source(str(DUMPS / name)).node
-
-
-def test_the_real_matrix_is_read_through_its_terminal_escapes(captures: Path) -> None:
-    topology = parse_topology((captures / "hgx-h100-dump" / "topo-m.txt").read_text())
-    assert len(topology.pairs) == 28
-    assert {pair.nvlinks for pair in topology.pairs} == {18}
-    assert {pair.path for pair in topology.pairs} == {ABSENT}
-    assert [topology.gpus[gpu].numa_node for gpu in range(8)] == [0] * 4 + [1] * 4
-    assert topology.gpus[7].cpu_affinity == "64-127"
+MATRIX = DUMPS / "topo-m-nics.txt"
 
 
 def test_nic_columns_are_passed_over_and_paths_are_told_from_nvlinks() -> None:
-    topology = parse_topology((DUMPS / "topo-m-nics.txt").read_text())
-    assert [(p.a, p.b, p.nvlinks) for p in topology.pairs] == [(0, 1, 4), (0, 2, 0), (1, 2, 0)]
-    assert [p.path for p in topology.pairs] == [ABSENT, "SYS", "PXB"]
-    assert topology.gpus[0].cpu_affinity == "0-15,32-47"
-    assert [topology.gpus[gpu].numa_node for gpu in range(3)] == [0, 1, ABSENT]
+    node = node_of(MATRIX)
+    pairs = [(p.a, p.b, p.nvlinks, p.path) for p in present(node.pairs)]
+    assert pairs == [(0, 1, 4, ABSENT), (0, 2, 0, "SYS"), (1, 2, 0, "PXB")]
+    assert node.gpus[0].cpu_affinity == "0-15,32-47"
+    assert [gpu.numa_node for gpu in node.gpus] == [0, 1, ABSENT]
+
+
+def test_a_gpu_near_several_numa_nodes_has_none_whatever_lspci_shows() -> None:
+    matrix = "\tGPU0\tCPU Affinity\tNUMA Affinity\nGPU0\t X \t0-31\t0-1\n"
+    function = "18:00.0 3D controller: NVIDIA Corporation GH100\n\tNUMA node: 0\n"
+    (gpu,) = pasted(f"$ nvidia-smi topo -m\n{matrix}$ lspci -vvv\n{function}").gpus
+    assert (gpu.bus_id, gpu.numa_node) == ("0000:18:00.0", ABSENT)
 
 
 @pytest.mark.parametrize(
@@ -50,49 +45,42 @@ def test_nic_columns_are_passed_over_and_paths_are_told_from_nvlinks() -> None:
     ],
 )
 def test_a_broken_matrix_is_refused_with_its_place(change: tuple[str, str], said: str) -> None:
-    text = (DUMPS / "topo-m-nics.txt").read_text()
+    text = MATRIX.read_text()
     assert change[0] in text
-    broken = text.replace(*change)
-    with pytest.raises(SourceError) as error:
-        parse_topology(broken)
-    assert said in str(error.value)
+    with pytest.raises(SourceError, match=said):
+        pasted(text.replace(*change))
 
 
 def test_a_matrix_row_that_ends_early_is_cut_off() -> None:
-    matrix = parse_topology("\tGPU0\tGPU1\nGPU0\t X \tSYS\nGPU1\tSYS\n")
-    assert matrix.notes == ("cut off at line 3: the row of GPU1 ends early",)
-    assert ([(pair.a, pair.b, pair.path) for pair in matrix.pairs], len(matrix.gpus)) == ([(0, 1, "SYS")], 2)
-    assert parse_topology("\tGPU0\tGPU1\nGPU0\t X \tSYS\n").notes == ("cut off: 2 GPU columns, but no row for GPU1",)
+    matrix = pasted("\tGPU0\tGPU1\nGPU0\t X \tSYS\nGPU1\tSYS\n")
+    assert matrix.source.notes == ("topo -m: cut off at line 3: the row of GPU1 ends early",)
+    assert ([(pair.a, pair.b, pair.path) for pair in present(matrix.pairs)], len(matrix.gpus)) == ([(0, 1, "SYS")], 2)
+    without = pasted("\tGPU0\tGPU1\nGPU0\t X \tSYS\n")
+    assert without.source.notes == ("topo -m: cut off: 2 GPU columns, but no row for GPU1",)
 
 
 @pytest.mark.parametrize(
     "lose", [lambda text: text.expandtabs(8), lambda text: re.sub(r"[ \t]+", " ", text), lambda text: text.lstrip()]
 )
 def test_a_matrix_reads_the_same_without_its_tabs(lose: Callable[[str], str]) -> None:
-    text = (DUMPS / "topo-m-nics.txt").read_text()
-    assert parse_topology(lose(text)) == parse_topology(text)
-
-
-def test_peer_to_peer_of_the_real_node_is_ok_for_every_pair(captures: Path) -> None:
-    statuses = parse_p2p((captures / "hgx-h100-dump" / "topo-p2p-r.txt").read_text())
-    assert len(statuses) == 28
-    assert set(statuses.values()) == {"OK"}
+    text = MATRIX.read_text()
+    assert pasted(lose(text)) == pasted(text)
 
 
 def test_the_worse_direction_of_a_pair_counts() -> None:
-    assert parse_p2p(" \tGPU0\tGPU1\n GPU0\tX\tOK\n GPU1\tCNS\tX\n") == {(0, 1): "CNS"}
+    worse = pasted(" \tGPU0\tGPU1\n GPU0\tX\tOK\n GPU1\tCNS\tX\n")
+    assert [(pair.a, pair.b, pair.p2p_read) for pair in present(worse.pairs)] == [(0, 1, "CNS")]
     with pytest.raises(SourceError, match="line 2: 'FINE' is no peer-to-peer status"):
-        parse_p2p(" \tGPU0\tGPU1\n GPU0\tX\tFINE\n GPU1\tCNS\tX\n")
+        pasted(" \tGPU0\tGPU1\n GPU0\tX\tFINE\n GPU1\tCNS\tX\n")
 
 
 def links_of(text: str) -> list[tuple[NvLink, ...] | Missing]:
-    return [gpu.nvlinks for gpu in parse_nvlink(text)]
+    return [gpu.nvlinks for gpu in pasted(text).gpus]
 
 
 def test_an_inactive_link_is_inactive_and_the_others_keep_their_speed() -> None:
     links = links_of((DUMPS / "nvlink-status-mixed.txt").read_text())[0]
-    assert not isinstance(links, Missing)
-    assert [(link.link, link.state, link.speed_gb_s) for link in links] == [
+    assert [(link.link, link.state, link.speed_gb_s) for link in present(links)] == [
         (0, "active", 25.781),
         (1, "inactive", ABSENT),
         (2, "active", 25.781),
@@ -101,12 +89,9 @@ def test_an_inactive_link_is_inactive_and_the_others_keep_their_speed() -> None:
 
 def test_all_links_inactive_takes_their_number_from_a_peer_of_the_same_model() -> None:
     links = links_of((DUMPS / "nvlink-status-mixed.txt").read_text())
-    assert not isinstance(links[1], Missing)
-    assert [link.state for link in links[1]] == ["inactive"] * 3
-    assert isinstance(links[2], Missing)
-    assert links[2].kind == "unsupported", "no word of links: a GPU without NVLink"
-    assert isinstance(links[3], Missing)
-    assert links[3].kind == "absent", "inactive, but nothing says how many"
+    assert [link.state for link in present(links[1])] == ["inactive"] * 3
+    missing(links[2], "unsupported")  # no word of links: a GPU without NVLink
+    missing(links[3], "absent", "not how many")
 
 
 def test_error_counters_and_remote_ends_are_read() -> None:
@@ -118,15 +103,11 @@ def test_error_counters_and_remote_ends_are_read() -> None:
         + "\t Link 0: Remote Device 00000000:B2:00.0: Link 3\n\t Link 1: Remote Device FFFFFFFF:FF:FF.0: Link 0\n"
         + "\t Link 1: Something new\n"
     )
-    links = links_of(text)[0]
-    assert not isinstance(links, Missing)
-    first, second = links
+    first, second = present(links_of(text)[0])
     assert (first.replay_errors, first.recovery_errors, first.crc_errors) == (4, 5, 6)
     assert (first.remote_bus_id, first.remote_kind) == ("0000:b2:00.0", ABSENT)
-    assert isinstance(second.replay_errors, Missing)
-    assert second.replay_errors.kind == "unsupported"
-    assert isinstance(second.crc_errors, Missing)
-    assert second.crc_errors.kind == "failed"
+    missing(second.replay_errors, "unsupported")
+    missing(second.crc_errors, "failed")
     assert (second.remote_bus_id, second.remote_kind) == (None, "switch")
 
 
@@ -137,13 +118,11 @@ def test_a_text_without_gpus_is_no_nvlink_dump() -> None:
 
 @pytest.fixture
 def pci() -> Node:
-    return node_of("lspci-2-gpus.txt")
+    return node_of(DUMPS / "lspci-2-gpus.txt")
 
 
 def path_of(node: Node, index: int) -> tuple[PcieHop, ...]:
-    path = node.gpus[index].pcie.path
-    assert not isinstance(path, Missing)
-    return path
+    return present(node.gpus[index].pcie.path)
 
 
 def test_the_path_runs_from_the_gpu_to_its_root_port(pci: Node) -> None:
@@ -165,8 +144,7 @@ def test_acs_redirect_is_told_by_its_plus_sign(pci: Node) -> None:
 
 
 def test_nvidia_devices_are_gpus_and_switches_with_driver_and_numa_node(pci: Node) -> None:
-    devices = pci.pci.nvidia_devices
-    assert not isinstance(devices, Missing)
+    devices = present(pci.pci.nvidia_devices)
     assert [(d.bus_id, d.pci_class, d.driver) for d in devices] == [
         ("0000:18:00.0", "0x030200", "nvidia"),
         ("0000:19:00.0", "0x030200", None),
@@ -184,10 +162,8 @@ def test_a_dump_of_lspci_alone_gives_gpus_by_bus_id_and_claims_no_driver(pci: No
 
 def test_lspci_without_root_is_denied_and_plain_lspci_tells_no_path() -> None:
     denied = parse_lspci("18:00.0 3D controller: NVIDIA Corporation X\n\tCapabilities: <access denied>\n")
-    path = denied.path("0000:18:00.0")
-    assert not isinstance(path, Missing)
-    assert isinstance(path[0].width, Missing)
-    assert (path[0].width.kind, path[0].acs_redirect) == ("denied", path[0].width)
+    hop = present(denied.path("0000:18:00.0"))[0]
+    assert hop.acs_redirect == missing(hop.width, "denied")
     assert parse_lspci("18:00.0 3D controller: NVIDIA Corporation X\n").path("0000:18:00.0") == ABSENT
     assert denied.path("0000:99:00.0") == ABSENT
 
@@ -196,33 +172,27 @@ def test_a_link_of_unknown_speed_has_failed_to_tell_it() -> None:
     text = (
         "18:00.0 3D controller: NVIDIA Corporation X\n\t\tLnkCap: Speed unknown, Width x16\n\t\tLnkSta: Speed 8GT/s\n"
     )
-    path = parse_lspci(text).path("0000:18:00.0")
-    assert not isinstance(path, Missing)
-    hop = path[0]
-    assert isinstance(hop.max_speed_gt_s, Missing)
-    assert isinstance(hop.width, Missing)
+    hop = present(parse_lspci(text).path("0000:18:00.0"))[0]
     assert (hop.speed_gt_s, hop.max_width) == (8.0, 16)
-    assert (hop.max_speed_gt_s.kind, hop.width.kind) == ("failed", "failed")
+    missing(hop.max_speed_gt_s, "failed")
+    missing(hop.width, "failed")
     with pytest.raises(SourceError, match="no line like"):
         parse_lspci("nothing\n")
 
 
-def test_gpus_known_by_their_index_only_have_the_addresses_that_lspci_shows(tmp_path: Path) -> None:
+def test_gpus_known_by_their_index_only_have_the_addresses_that_lspci_shows() -> None:
     functions = "".join(f"{bus}:00.0 3D controller: NVIDIA Corporation GH100 (rev a1)\n" for bus in ("18", "2a"))
-    pasted = tmp_path / "pasted.txt"
     for index, addresses in ((1, ["0000:18:00.0", "0000:2a:00.0"]), (5, ["unknown-0", "unknown-5"])):
         listed = "".join(f"GPU {n}: NVIDIA H100 (UUID: GPU-{n}1111111-2222)\n" for n in (0, index))
-        pasted.write_text(f"$ nvidia-smi -L\n{listed}$ lspci\n{functions}")
-        assert [gpu.bus_id for gpu in load_source(str(pasted)).node.gpus] == addresses
+        node = pasted(f"$ nvidia-smi -L\n{listed}$ lspci\n{functions}")
+        assert [gpu.bus_id for gpu in node.gpus] == addresses
 
 
 @pytest.mark.parametrize(("second", "fits"), [("GA102GL [RTX A6000]", True), ("TU117GL [T1000 8GB]", False)])
-def test_gpus_whose_names_do_not_fit_those_of_lspci_get_no_addresses(tmp_path: Path, second: str, fits: bool) -> None:
+def test_gpus_whose_names_do_not_fit_those_of_lspci_get_no_addresses(second: str, fits: bool) -> None:
     names = ("NVIDIA RTX A6000", "NVIDIA A100-PCIE-40GB")
     listed = "".join(f"GPU {n}: {name} (UUID: GPU-{n}1111111-2222)\n" for n, name in enumerate(names))
     functions = (second, "GA100 [A100 PCIe 40GB]")
     shown = "".join(f"{17 + n}:00.0 3D controller: NVIDIA Corporation {f} (rev a1)\n" for n, f in enumerate(functions))
-    pasted = tmp_path / "pasted.txt"
-    pasted.write_text(f"$ nvidia-smi -L\n{listed}$ lspci\n{shown}")
-    found = [gpu.bus_id for gpu in load_source(str(pasted)).node.gpus]
+    found = [gpu.bus_id for gpu in pasted(f"$ nvidia-smi -L\n{listed}$ lspci\n{shown}").gpus]
     assert found == (["0000:17:00.0", "0000:18:00.0"] if fits else ["unknown-0", "unknown-1"])

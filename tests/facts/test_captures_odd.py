@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import shutil
 from pathlib import Path
 
@@ -13,13 +12,15 @@ from gpudoctor.facts.captures.nvidia_smi.query_gpu import CUT
 from gpudoctor.facts.captures.source import SourceError, load_source
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node, Source
+from tests.facts.loaded_nodes import pasted
+from tests.narrowed import missing, present
 
 XID = "NVRM: Xid (PCI:0000:05:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
 NOISE = b'[sudo] password for ops: \nDefaulted container "train" out of: train, sidecar\n'
 
 
 def node_of(data: bytes) -> Node:
-    return replace(load_source("-", stdin=io.BytesIO(data)).node, source=Source())
+    return replace(pasted(data), source=Source())
 
 
 @pytest.mark.parametrize("file", ["qx-h100.xml", "smi-q-8x-h100-sxm.txt", "hgx-h100-dump/topo-m.txt"])
@@ -63,9 +64,7 @@ def test_a_link_whose_state_nvidia_smi_cannot_read_is_not_left_out_of_the_judgem
     dump = (
         b"GPU 0: NVIDIA H100 (UUID: GPU-1)\n\t Link 0: 26.562 GB/s\n\t Link 1: Unknown Error\n\t Link 2: <inactive>\n"
     )
-    links = known(node_of(dump).gpus[0].nvlinks)
-    assert links is not None
-    assert [link.state for link in links] == [
+    assert [link.state for link in present(node_of(dump).gpus[0].nvlinks)] == [
         "active",
         Missing("nvidia-smi says Unknown Error", "failed"),
         "inactive",
@@ -74,26 +73,24 @@ def test_a_link_whose_state_nvidia_smi_cannot_read_is_not_left_out_of_the_judgem
 
 def test_a_number_with_a_comma_is_not_cut_at_it(captures: Path) -> None:
     text = (captures / "smi-q-8x-h100-sxm.txt").read_text().replace("81559 MiB", "81,559 MiB")
-    total = node_of(text.encode()).gpus[0].memory_total_mib
-    assert isinstance(total, Missing)
-    assert (total.kind, "81,559" in total.reason) == ("failed", True)
+    missing(node_of(text.encode()).gpus[0].memory_total_mib, "failed", "81,559")
 
 
-def test_links_of_another_machine_are_refused(captures: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("smi", "other", "said"),
+    [
+        ("qx-h100.xml", "nvlink-status.txt", r"nvlink-status.txt contradicts qx-h100.xml \(GPU \d is GPU-"),
+        ("qx-l40s.xml", "topo-m.txt", r"nvidia-smi -q shows 1 GPUs and topo -m 8: keep the dumps of one"),
+    ],
+)
+def test_links_and_a_matrix_of_another_machine_are_refused(
+    captures: Path, tmp_path: Path, smi: str, other: str, said: str
+) -> None:
     folder = tmp_path / "mixed"
     folder.mkdir()
-    shutil.copy(captures / "qx-h100.xml", folder)
-    shutil.copy(captures / "hgx-h100-dump/nvlink-status.txt", folder)
-    with pytest.raises(SourceError, match=r"mixed: nvlink-status.txt contradicts qx-h100.xml \(GPU \d is GPU-"):
-        load_source(str(folder))
-
-
-def test_a_matrix_of_another_machine_is_refused(captures: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "mixed"
-    folder.mkdir()
-    shutil.copy(captures / "qx-l40s.xml", folder)
-    shutil.copy(captures / "hgx-h100-dump/topo-m.txt", folder)
-    with pytest.raises(SourceError, match=r"mixed: nvidia-smi -q shows 1 GPUs and topo -m 8: keep the dumps of one"):
+    shutil.copy(captures / smi, folder)
+    shutil.copy(captures / "hgx-h100-dump" / other, folder)
+    with pytest.raises(SourceError, match=f"mixed: {said}"):
         load_source(str(folder))
 
 
@@ -128,15 +125,15 @@ def test_the_mig_devices_of_a_text_dump_are_told_apart(captures: Path) -> None:
     head, mode, tail = text.partition("    MIG Mode\n")
     tail = tail.split("\n", 2)[2]
     assert mode
-    settings = node_of((head + MIG_TEXT.lstrip("\n") + tail).encode()).gpus[0].settings
+    gpu, *others = node_of((head + MIG_TEXT.lstrip("\n") + tail).encode()).gpus
+    settings = gpu.settings
     assert (settings.mig_enabled, settings.mig_pending) == (True, True)
-    instances = known(settings.mig_instances)
-    assert instances is not None
-    assert [(mig.gpu_instance, mig.compute_instance, mig.memory_mib) for mig in instances] == [
+    assert [(mig.gpu_instance, mig.compute_instance, mig.memory_mib) for mig in present(settings.mig_instances)] == [
         (1, 0, 4864),
         (2, 0, 9856),
     ]
-    assert node_of(text.encode()).gpus[1:] == node_of((head + MIG_TEXT.lstrip("\n") + tail).encode()).gpus[1:]
+    assert gpu.memory_total_mib == 81559, "an instance's memory is not the GPU's"
+    assert node_of(text.encode()).gpus[1:] == tuple(others)
 
 
 @pytest.mark.wide
@@ -147,7 +144,7 @@ def test_nvlink_text_cut_off_inside_its_last_gpu_is_never_links_that_are_down(ca
     last = max(number for number, line in enumerate(lines) if line.startswith("GPU 7"))
     whole = [len(known(gpu.nvlinks) or ()) for gpu in node_of(text.encode()).gpus]
     for part in ("".join(lines[:end]) for end in range(last + 1, len(lines))):
-        loaded = load_source("-", stdin=io.BytesIO(part.encode())).node
+        loaded = pasted(part)
         assert any("cut off after line" in note for note in loaded.source.notes)
         assert [len(known(gpu.nvlinks) or ()) for gpu in loaded.gpus] == whole
         links = known(loaded.gpus[7].nvlinks) or ()
@@ -183,9 +180,8 @@ def test_a_dump_that_counts_gpus_and_shows_none_is_cut_off(captures: Path) -> No
 
 def test_a_negative_width_in_a_dump_is_a_failed_reading(captures: Path) -> None:
     data = (captures / "qx-h100.xml").read_bytes()
-    width = node_of(data.replace(b"<current_link_width>16x", b"<current_link_width>-16x")).gpus[0].pcie.width
-    assert isinstance(width, Missing)
-    assert (width.kind, "-16" in width.reason) == ("failed", True)
+    node = node_of(data.replace(b"<current_link_width>16x", b"<current_link_width>-16x"))
+    missing(node.gpus[0].pcie.width, "failed", "-16")
 
 
 def test_a_text_of_megabytes_is_clipped(captures: Path) -> None:

@@ -9,23 +9,14 @@ import pytest
 
 from gpudoctor.facts.captures import ABSENT
 from gpudoctor.facts.captures.nvidia_smi.query_gpu import CUT
-from gpudoctor.facts.captures.source import SourceError, load_source
+from gpudoctor.facts.captures.source import SourceError
 from gpudoctor.facts.model.gpu import EVENT_REASONS, Gpu
 from gpudoctor.facts.model.missing import Missing, known
-from gpudoctor.facts.model.node import Node
+from tests.facts.loaded_nodes import node_of, pasted
+from tests.narrowed import present
 from tests.sysfs_tree import kind_of
 
 DUMPS = Path(__file__).parent / "dumps"
-
-
-def node_of(path: Path) -> Node:
-    return load_source(str(path)).node
-
-
-def written(folder: Path, text: str, name: str = "dump") -> str:
-    path = folder / name
-    path.write_text(text)
-    return str(path)
 
 
 REAL = {
@@ -97,15 +88,14 @@ def test_the_newest_schema_is_read_to_the_last_counter(captures: Path) -> None:
 def test_text_and_xml_of_one_model_agree_on_what_both_hold(captures: Path) -> None:
     xml = node_of(captures / "qx-h100.xml").gpus[0]
     text = node_of(captures / "smi-q-8x-h100-sxm.txt").gpus[0]
-    for one, other in ((xml, text),):
-        assert one.pci_device_id == other.pci_device_id
-        assert one.board_part_number == other.board_part_number
-        assert one.memory_total_mib == other.memory_total_mib == 81559
-        assert one.clocks.sm_max_mhz == other.clocks.sm_max_mhz == 1980
-        assert one.thermal.shutdown_margin_c == other.thermal.shutdown_margin_c == -8
-        assert one.memory_repair.banks_max_spare == other.memory_repair.banks_max_spare == 2560
-        assert one.ecc == other.ecc
-        assert one.power.default_limit_w == other.power.default_limit_w == 700.0
+    assert xml.pci_device_id == text.pci_device_id
+    assert xml.board_part_number == text.board_part_number
+    assert xml.memory_total_mib == text.memory_total_mib == 81559
+    assert xml.clocks.sm_max_mhz == text.clocks.sm_max_mhz == 1980
+    assert xml.thermal.shutdown_margin_c == text.thermal.shutdown_margin_c == -8
+    assert xml.memory_repair.banks_max_spare == text.memory_repair.banks_max_spare == 2560
+    assert xml.ecc == text.ecc
+    assert xml.power.default_limit_w == text.power.default_limit_w == 700.0
     assert text.pcie.replays == 7
     assert text.settings.virtualization == "none"
 
@@ -141,11 +131,11 @@ def test_a_dump_without_driver_or_count_says_so_but_its_gpus_imply_a_driver(capt
     assert (gpu.pcie.width_max, gpu.processes, gpu.power.limit_w) == (ABSENT, ABSENT, ABSENT)
 
 
-def test_redacted_uuids_that_are_all_alike_break_nothing(captures: Path, tmp_path: Path) -> None:
+def test_redacted_uuids_that_are_all_alike_break_nothing(captures: Path) -> None:
     text = (captures / "qx-h100.xml").read_text()
     for number in range(1, 8):
         text = text.replace(f"GPU-0000000{number}-0000-0000-0000-00000000000{number}", "GPU-" + "0" * 8)
-    node = load_source(written(tmp_path, text)).node
+    node = pasted(text)
     assert len({gpu.bus_id for gpu in node.gpus}) == 8
 
 
@@ -170,9 +160,7 @@ def test_the_oldest_text_form_is_read(old: tuple[Gpu, ...]) -> None:
 
 
 def test_processes_of_text_keep_name_kind_and_memory(old: tuple[Gpu, ...]) -> None:
-    processes = old[0].processes
-    assert not isinstance(processes, Missing)
-    first, second = processes
+    first, second = present(old[0].processes)
     assert (first.pid, first.name, first.kind, first.memory_mib) == (4711, "python train.py", "C", 290)
     assert (second.pid, second.kind) == (4712, "M+C")
     assert (kind_of(second.name), kind_of(second.memory_mib)) == ("denied", "unsupported")
@@ -193,26 +181,9 @@ def mig() -> tuple[Gpu, ...]:
 def test_mig_devices_are_listed_with_their_instance_and_memory(mig: tuple[Gpu, ...]) -> None:
     settings = mig[0].settings
     assert settings.mig_enabled is True
-    assert not isinstance(settings.mig_instances, Missing)
-    told = [(i.gpu_instance, i.compute_instance, i.memory_mib) for i in settings.mig_instances]
+    told = [(i.gpu_instance, i.compute_instance, i.memory_mib) for i in present(settings.mig_instances)]
     assert told == [(1, 0, 40192), (2, 0, 19968)]
     assert mig[0].memory_total_mib == 81920, "an instance's memory is not the GPU's"
-
-
-def test_mig_devices_of_text_are_listed_too(captures: Path, tmp_path: Path) -> None:
-    text = (captures / "smi-q-2x-rtx3090.txt").read_text()
-    devices = "".join(
-        f"    MIG Device\n        Index           : {i}\n        GPU Instance ID : {i + 1}\n"
-        f"        Compute Instance ID : 0\n        FB Memory Usage\n            Total : {m} MiB\n"
-        for i, m in enumerate((4864, 9728))
-    )
-    mode = f"    MIG Mode\n        {'Current':<34}: N/A\n        {'Pending':<34}: N/A\n"
-    assert mode in text
-    on = mode.replace("N/A", "Enabled")
-    gpu = load_source(written(tmp_path, text.replace(mode, on + devices, 1))).node.gpus[0]
-    assert not isinstance(gpu.settings.mig_instances, Missing)
-    assert [(i.gpu_instance, i.memory_mib) for i in gpu.settings.mig_instances] == [(1, 4864), (2, 9728)]
-    assert gpu.memory_total_mib == 24576
 
 
 def test_the_words_of_nvidia_smi_tell_why_a_value_is_missing(mig: tuple[Gpu, ...]) -> None:
@@ -240,11 +211,9 @@ def test_older_reset_flags_are_a_recovery_action(mig: tuple[Gpu, ...], captures:
         ("Sing", "value Sing"),
     ],
 )
-def test_a_recovery_action_is_named_and_an_unknown_one_kept(
-    captures: Path, tmp_path: Path, said: str, action: str
-) -> None:
+def test_a_recovery_action_is_named_and_an_unknown_one_kept(captures: Path, said: str, action: str) -> None:
     text = (captures / "qx-l40s.xml").read_text().replace("action>None<", f"action>{said}<")
-    assert load_source(written(tmp_path, text)).node.gpus[0].recovery_action == action
+    assert pasted(text).gpus[0].recovery_action == action
 
 
 def test_parity_and_secded_add_up_and_so_do_sram_and_dram(mig: tuple[Gpu, ...]) -> None:
@@ -259,15 +228,15 @@ def test_modes_are_named_in_the_words_of_facts(mig: tuple[Gpu, ...]) -> None:
     assert mig[0].fabric.state == "in-progress"
 
 
-def test_an_unreadable_event_reason_makes_all_of_them_unknown(captures: Path, tmp_path: Path) -> None:
+def test_an_unreadable_event_reason_makes_all_of_them_unknown(captures: Path) -> None:
     text = (captures / "qx-l40s.xml").read_text()
     broken = text.replace("hw_slowdown>Not Active<", "hw_slowdown>ERR!<", 1)
-    assert kind_of(load_source(written(tmp_path, broken)).node.gpus[0].clocks.event_reasons) == "failed"
+    assert kind_of(pasted(broken).gpus[0].clocks.event_reasons) == "failed"
 
 
-def test_fewer_gpus_than_attached_are_a_note_and_no_missing_gpus(captures: Path, tmp_path: Path) -> None:
+def test_fewer_gpus_than_attached_are_a_note_and_no_missing_gpus(captures: Path) -> None:
     text = (captures / "qx-l40s.xml").read_text().replace("<attached_gpus>1<", "<attached_gpus>8<")
-    node = load_source(written(tmp_path, text)).node
+    node = pasted(text)
     assert node.driver.device_count == Missing("the dump shows 1 of 8 GPUs", "failed")
     assert node.source.notes == ("the dump shows 1 of 8 GPUs",)
 
@@ -275,26 +244,26 @@ def test_fewer_gpus_than_attached_are_a_note_and_no_missing_gpus(captures: Path,
 LOST = "Unable to determine the device handle for GPU0000:05:00.0: GPU is lost.  Reboot the system to recover this GPU"
 
 
-def test_a_handle_that_cannot_be_had_is_kept_as_the_drivers_error(captures: Path, tmp_path: Path) -> None:
+def test_a_handle_that_cannot_be_had_is_kept_as_the_drivers_error(captures: Path) -> None:
     text = (captures / "smi-q-2x-rtx3090.txt").read_text().replace(": 2\n", ": 3\n", 1)
-    node = load_source(written(tmp_path, text + LOST + "\n")).node
+    node = pasted(text + LOST + "\n")
     assert node.driver.handle_errors == (LOST,)
     assert node.driver.device_count == 3
     # it has no index: the text has none
     assert [(gpu.index, gpu.bus_id) for gpu in node.gpus if "0000:05" in gpu.bus_id] == []
     xml = LOST + "\n" + (captures / "qx-l40s.xml").read_text()
-    assert load_source(written(tmp_path, xml)).node.driver.handle_errors == (LOST,)
+    assert pasted(xml).driver.handle_errors == (LOST,)
 
 
-def test_a_dump_that_is_only_the_lost_gpu_gives_it_no_index(tmp_path: Path) -> None:
-    node = load_source(written(tmp_path, LOST + "\n")).node
+def test_a_dump_that_is_only_the_lost_gpu_gives_it_no_index() -> None:
+    node = pasted(LOST + "\n")
     assert node.driver.handle_errors == (LOST,)
     assert node.gpus == ()
 
 
-def test_a_lost_gpu_beside_a_list_without_bus_ids_is_none_of_the_listed(tmp_path: Path) -> None:
+def test_a_lost_gpu_beside_a_list_without_bus_ids_is_none_of_the_listed() -> None:
     listed = "GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-6a1b1c9e-1111-2222-3333-444455556666)\n"
-    node = load_source(written(tmp_path, f"$ nvidia-smi\n{LOST}\n$ nvidia-smi -L\n{listed}{LOST}\n")).node
+    node = pasted(f"$ nvidia-smi\n{LOST}\n$ nvidia-smi -L\n{listed}{LOST}\n")
     assert [(gpu.index, gpu.bus_id, gpu.errors) for gpu in node.gpus] == [(0, "unknown-0", ())]
     assert node.driver.handle_errors == (LOST,)
 
@@ -312,34 +281,25 @@ def test_a_lost_gpu_beside_a_list_without_bus_ids_is_none_of_the_listed(tmp_path
         ("Failed to initialize NVML: GPU access blocked by the operating system", 17),
     ],
 )
-def test_an_nvidia_smi_that_could_not_start_is_a_driver_that_does_not_answer(
-    tmp_path: Path, said: str, code: int
-) -> None:
-    driver = load_source(written(tmp_path, said + "\n")).node.driver
+def test_an_nvidia_smi_that_could_not_start_is_a_driver_that_does_not_answer(said: str, code: int) -> None:
+    driver = pasted(said + "\n").driver
     assert driver.init_code == code
     assert driver.init_error == said.splitlines()[0]
 
 
-def test_no_devices_found_is_a_driver_without_gpus(tmp_path: Path) -> None:
-    node = load_source(written(tmp_path, "No devices were found\n")).node
+def test_no_devices_found_is_a_driver_without_gpus() -> None:
+    node = pasted("No devices were found\n")
     assert (node.driver.init_code, node.driver.device_count, node.gpus) == (0, 0, ())
 
 
-def test_a_text_dump_that_ends_inside_a_gpu_is_cut_off(captures: Path, tmp_path: Path) -> None:
+def test_a_text_dump_that_ends_inside_a_gpu_is_cut_off(captures: Path) -> None:
     lines = (captures / "smi-q-8x-h100-sxm.txt").read_text().splitlines(keepends=True)
-    node = load_source(written(tmp_path, "".join(lines[:300]))).node
+    node = pasted("".join(lines[:300]))
     assert node.source.notes == ("the dump is cut off inside GPU 0000:2a:00.0", "the dump shows 2 of 8 GPUs")
     whole, cut = node.gpus
     assert (whole.processes, cut.processes) == ((), CUT)
     assert isinstance(whole.power.draw_w, float)
     assert known(cut.name) == known(whole.name)
-
-
-def test_text_with_windows_line_ends_reads_the_same(captures: Path, tmp_path: Path) -> None:
-    text = (captures / "smi-q-2x-rtx3090.txt").read_text()
-    path = tmp_path / "smi-q-2x-rtx3090.txt"
-    path.write_bytes(text.replace("\n", "\r\n").encode())
-    assert node_of(path).gpus == node_of(captures / "smi-q-2x-rtx3090.txt").gpus
 
 
 @pytest.mark.parametrize(
@@ -353,25 +313,25 @@ def test_text_with_windows_line_ends_reads_the_same(captures: Path, tmp_path: Pa
         ("<?xml version='1.0'?>\n<x><nvidia_smi_log ></nvidia_smi_log></x>", "XML of something else: <x>"),
     ],
 )
-def test_a_broken_dump_is_one_line_that_says_what_is_wrong(tmp_path: Path, text: str, said: str) -> None:
+def test_a_broken_dump_is_one_line_that_says_what_is_wrong(text: str, said: str) -> None:
     with pytest.raises(SourceError, match=said) as error:
-        load_source(written(tmp_path, text))
-    assert str(error.value).startswith(str(tmp_path / "dump"))
+        pasted(text)
+    assert str(error.value).startswith("standard input: ")
     assert "\n" not in str(error.value)
 
 
-def test_a_gpu_that_a_text_shows_twice_is_one_and_its_later_readings_count(tmp_path: Path) -> None:
+def test_a_gpu_that_a_text_shows_twice_is_one_and_its_later_readings_count() -> None:
     text = (DUMPS / "smi-q-v100-390.txt").read_text()
     (first,) = ("".join(part.splitlines(keepends=True)[1:]) for part in text.split("\nGPU ")[1:2])
     hot, other = first.replace(": 86 C", ": 77 C"), first.replace("GPU-1111", "GPU-2222")
-    gpus = node_of(Path(written(tmp_path, f"{first}\n{other}\n{hot}\n"))).gpus
+    gpus = pasted(f"{first}\n{other}\n{hot}\n").gpus
     assert [(gpu.index, gpu.thermal.gpu_c) for gpu in gpus] == [(0, 77), (1, 86)]
     # GPUs that redaction made alike stay two
     alike = re.sub(r"(GPU UUID +: GPU-).*", r"\g<1>00000000-0000-0000-0000-000000000000", f"{first}\n{hot}\n")
-    assert len(node_of(Path(written(tmp_path, alike))).gpus) == 2
+    assert len(pasted(alike).gpus) == 2
 
 
-def test_gpus_that_redaction_gave_one_plausible_uuid_stay_several_and_in_order(tmp_path: Path) -> None:
+def test_gpus_that_redaction_gave_one_plausible_uuid_stay_several_and_in_order() -> None:
     text = (DUMPS / "smi-q-v100-390.txt").read_text()
     head, *parts = re.split(r"\nGPU \S+\n", text)
     whole = re.sub(r"(Serial Number|Bus Id)( +: ).*", r"\1\2N/A", parts[0])
@@ -380,7 +340,7 @@ def test_gpus_that_redaction_gave_one_plausible_uuid_stay_several_and_in_order(t
 
     def node(*gpus: str, attached: str = "") -> list[int | Missing]:
         counted = re.sub(r"(Attached GPUs +: ).*", rf"\g<1>{attached}", head) if attached else ""
-        return [gpu.thermal.gpu_c for gpu in node_of(Path(written(tmp_path, "\n".join((counted, *gpus))))).gpus]
+        return [gpu.thermal.gpu_c for gpu in pasted("\n".join((counted, *gpus))).gpus]
 
     hot = whole.replace(": 86 C", ": 77 C")
     # the dump itself counts as many GPUs, or more than a cut dump shows

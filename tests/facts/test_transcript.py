@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import gzip
-import io
 import re
-import tarfile
+import shutil
 import zipfile
 from collections.abc import Callable
 from functools import lru_cache
@@ -21,7 +20,7 @@ from gpudoctor.checks.core.finding import Status
 from gpudoctor.facts.captures import ABSENT, transcript
 from gpudoctor.facts.captures.lines import MAX_LINE, lines_of
 from gpudoctor.facts.captures.nvidia_smi.query_gpu import CUT
-from gpudoctor.facts.captures.source import NotUnderstoodError, SourceError, load_source
+from gpudoctor.facts.captures.source import NotUnderstoodError, SourceError
 from gpudoctor.facts.model.driver import FabricManager
 from gpudoctor.facts.model.gpu import ThrottleTimes
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, known
@@ -30,17 +29,16 @@ from gpudoctor.facts.simulated.load import apply_faults, load_node
 from gpudoctor.report.judge import judge
 from gpudoctor.report.text import render_text
 from tests.facts import transcripts
+from tests.facts.loaded_nodes import node_of, pasted
 from tests.facts.transcripts import COLLECT_ENV, CSV_COLUMNS, TOPIC, csv, dcgm_diag, dcgm_diag_json, gpu_list, table
 from tests.fuzz import seeds
+from tests.narrowed import present
 
 BROKEN = apply_faults(load_node("hgx-h100-8", {}), ("ecc-uncorrected@5", "xid-79@3"))
 HEALTHY = table(load_node("hgx-h100-8", {}))
 
 
-@lru_cache(64)
-def read(text: str | bytes) -> Node:
-    data = text if isinstance(text, bytes) else text.encode()
-    return load_source("-", stdin=io.BytesIO(data)).node
+read = lru_cache(64)(pasted)
 
 
 def facts(text: str | bytes) -> Node:
@@ -119,9 +117,7 @@ LSPCI = """\
 
 
 def test_devices_in_a_code_block_are_no_line_numbers_and_not_one_inside_the_other() -> None:
-    devices = facts(LSPCI).pci.nvidia_devices
-    assert isinstance(devices, tuple)
-    assert [device.bus_id for device in devices] == ["0000:01:00.0", "0000:03:00.0"]
+    assert [device.bus_id for device in present(facts(LSPCI).pci.nvidia_devices)] == ["0000:01:00.0", "0000:03:00.0"]
     assert facts(DRESSES["code block"](LSPCI)) == facts(LSPCI)
 
 
@@ -323,11 +319,8 @@ def test_a_corrupted_inforom_is_a_fact_of_the_gpu_that_the_warning_names() -> No
 def test_collect_env_tells_the_gpus_the_driver_pytorch_and_the_matrix() -> None:
     node = read(COLLECT_ENV)
     assert [(gpu.index, gpu.name) for gpu in node.gpus] == [(0, "NVIDIA A100-SXM4-80GB"), (1, "NVIDIA A100-SXM4-80GB")]
-    assert (node.driver.library_version, node.software.torch, node.software.nccl) == (
-        "535.129.03",
-        "2.3.1+cu121",
-        "2.20.5",
-    )
+    versions = (node.driver.library_version, node.software.torch, node.software.nccl)
+    assert versions == ("535.129.03", "2.3.1+cu121", "2.20.5")
     (pair,) = known(node.pairs) or ()
     assert (pair.nvlinks, node.source.notes) == (12, ())
 
@@ -345,30 +338,19 @@ def test_two_machines_in_one_paste_are_refused() -> None:
         read(PASTE + csv(load_node("hgx-h200-8", {})))
 
 
-def archives(tmp_path: Path) -> dict[str, Path]:
-    made = {name: tmp_path / name for name in ("a.tar", "a.tar.gz", "a.zip", "folder")}
-    for name in ("a.tar", "a.tar.gz"):
-        with tarfile.open(made[name], "w:gz" if name.endswith("gz") else "w") as archive:
-            for number, text in enumerate(BLOCKS.values()):
-                entry = tarfile.TarInfo(f"out/{number}.txt")
-                entry.size = len(text.encode())
-                archive.addfile(entry, io.BytesIO(text.encode()))
-    with zipfile.ZipFile(made["a.zip"], "w") as packed:
-        for number, text in enumerate(BLOCKS.values()):
-            packed.writestr(f"{number}.txt", text)
-    made["folder"].mkdir()
-    for number, text in enumerate(BLOCKS.values()):
-        (made["folder"] / f"{number}.gz").write_bytes(gzip.compress(text.encode()))
-    return made
-
-
 def test_archives_and_a_directory_of_the_texts_give_the_same_node(tmp_path: Path) -> None:
-    for path in archives(tmp_path).values():
-        node = load_source(str(path)).node
-        pasted = read(PASTE)
-        log = replace(node.kernel_log, source=pasted.kernel_log.source)
-        node = replace(node, source=Source(), kernel_log=log, host=replace(node.host, hostname=pasted.host.hostname))
-        assert node == replace(pasted, source=Source()), path.name
+    plain, packed = tmp_path / "plain" / "out", tmp_path / "packed"
+    plain.mkdir(parents=True)
+    packed.mkdir()
+    for number, text in enumerate(BLOCKS.values()):
+        (plain / f"{number}.txt").write_text(text)
+        (packed / f"{number}.gz").write_bytes(gzip.compress(text.encode()))
+    archives = [shutil.make_archive(str(tmp_path / "a"), form, plain.parent) for form in ("tar", "gztar", "zip")]
+    for path in (packed, *map(Path, archives)):
+        node, whole = node_of(path), read(PASTE)
+        log = replace(node.kernel_log, source=whole.kernel_log.source)
+        node = replace(node, source=Source(), kernel_log=log, host=replace(node.host, hostname=whole.host.hostname))
+        assert node == replace(whole, source=Source()), path.name
 
 
 def test_an_archive_of_packed_texts_is_bounded_by_what_they_unpack_to(
@@ -380,7 +362,7 @@ def test_an_archive_of_packed_texts_is_bounded_by_what_they_unpack_to(
         for number in range(5):
             packed.writestr(f"{number}.gz", bomb)
     with pytest.raises(SourceError, match="4 MiB in the archive"):
-        load_source(str(tmp_path / "a.zip"))
+        node_of(tmp_path / "a.zip")
 
 
 def test_a_long_log_is_read_in_pieces_and_loses_nothing() -> None:
@@ -450,16 +432,7 @@ def test_of_a_long_journal_the_last_lines_are_kept(monkeypatch: pytest.MonkeyPat
 # --- tools whose texts are judged in part, or not at all ------------------------------------------
 
 
-NOTHING_OF_A_NODE = (
-    "lspci -t",
-    "AMD's tool",
-    "tegrastats",
-    "a log of NCCL",
-    "ip",
-)
-
-
-@pytest.mark.parametrize("name", NOTHING_OF_A_NODE)
+@pytest.mark.parametrize("name", ["lspci -t", "AMD's tool", "tegrastats", "a log of NCCL", "ip"])
 def test_a_text_that_says_nothing_of_a_node_is_refused_and_changes_no_verdict_beside_another(name: str) -> None:
     with pytest.raises(SourceError, match="paste what the machine prints"):
         read(transcripts.NOT_JUDGED[name])
@@ -527,6 +500,10 @@ def test_a_tab_in_a_statement_is_shown_as_a_blank() -> None:
     assert "found     LnkSta: Speed 16GT/s, Width x4 (downgraded)\n" in text
 
 
+WRONG_SUMS = transcripts.NCCL_TESTS.replace("216.50      0", "216.50     12")
+WRONG_COPY = "Invalid value when checking the pattern at"
+
+
 @pytest.mark.parametrize("name", ["bandwidthTest", "p2pBandwidthLatencyTest", "nccl-tests", "nvbandwidth"])
 def test_figures_alone_are_no_pass(name: str) -> None:
     report = judge(read(transcripts.NOT_JUDGED[name]))
@@ -535,8 +512,7 @@ def test_figures_alone_are_no_pass(name: str) -> None:
 
 
 def test_of_two_runs_of_nccl_tests_the_one_with_wrong_values_counts_and_without_a_comparison_none_is_told() -> None:
-    clean = transcripts.NOT_JUDGED["nccl-tests"]
-    wrong = clean.replace("216.50      0", "216.50     12").replace("# Out of bounds values : 0 OK\n", "")
+    clean, wrong = transcripts.NCCL_TESTS, WRONG_SUMS.replace("# Out of bounds values : 0 OK\n", "")
     for text in (wrong + clean, clean + wrong):
         assert judge(read(text)).verdict == "fail"
     (note,) = judge(read(re.sub(r"(?m)(\d\.\d\d)      0", r"\1    N/A", clean))).run.notes
@@ -570,18 +546,6 @@ def test_large_messages_that_are_far_slower_than_smaller_ones_warn(
     report = judge(read("".join(lines)))
     assert report.verdict == verdict
     assert ("busbw falls from 29.5 GB/s at 33554432 bytes to 5.3 at 67108864" in report.reason) == (verdict == "warn")
-
-
-def test_wrong_values_of_a_benchmark_fail() -> None:
-    nccl = (
-        transcripts.NOT_JUDGED["nccl-tests"].replace("216.50      0", "216.50     12").replace(": 0 OK", ": 12 FAILED")
-    )
-    copies = transcripts.NOT_JUDGED["nvbandwidth"].replace(
-        "memcpy CE", " Invalid value when checking the pattern at 0x7\nm"
-    )
-    for text, words in ((nccl, "12 wrong values at a size of 67108864 bytes"), (copies, "Invalid value when checking")):
-        report = judge(read(text))
-        assert (report.verdict, words in report.reason) == ("fail", True)
 
 
 @pytest.mark.parametrize(
@@ -646,6 +610,8 @@ def test_no_line_of_a_fault_is_taken_for_one_of_a_benchmark(name: str, line: str
             "warn",
         ),
         (transcripts.NCCL_TESTS.replace(": 0 OK", ": 2 FAILED"), "Out of bounds values : 2 FAILED", "fail"),
+        (WRONG_SUMS.replace(": 0 OK", ": 12 FAILED"), "12 wrong values at a size of 67108864 bytes", "fail"),
+        (transcripts.NVBANDWIDTH.replace("memcpy CE", f" {WRONG_COPY} 0x7\nm"), WRONG_COPY, "fail"),
         (transcripts.DEVICE_QUERY.replace("PASS", "FAIL"), "Result = FAIL", "fail"),
         (transcripts.NHC.replace("SUCCESS", "ERROR"), "nhc:  Health check passed", "fail"),
         (transcripts.dcgm_exporter(0, GPU_TEMP=41, XID_ERRORS=79), "GPU 0: the last Xid is 79", "fail"),
@@ -659,8 +625,8 @@ def test_no_line_of_a_fault_is_taken_for_one_of_a_benchmark(name: str, line: str
     ],
 )
 def test_a_failure_that_another_tool_reports_is_never_a_pass(text: str, said: str, status: str) -> None:
-    for pasted in (text, f"{HEALTHY}\n{text}", f"{HEALTHY}$ that\n{text}$ exit\n"):
-        report = judge(read(pasted))
+    for each in (text, f"{HEALTHY}\n{text}", f"{HEALTHY}$ that\n{text}$ exit\n"):
+        report = judge(read(each))
         assert report.exit_code == {"fail": 1, "warn": 0, "unknown": 3}[status]
         (result,) = [check for check in report.checks if check.id == "reported.failures"]
         assert result.status.value == status
@@ -684,14 +650,8 @@ def test_a_diagnostic_right_below_the_table_of_the_gpus_is_not_a_part_of_it() ->
 def test_samples_of_dmon_are_the_last_readings_of_each_gpu() -> None:
     for text in (transcripts.DMON, transcripts.DMON.replace("    0     64", "20250101 10:00:00 0 64")):
         first, second = read(text).gpus
-        readings = (
-            first.index,
-            first.power.draw_w,
-            first.thermal.gpu_c,
-            first.thermal.memory_c,
-            first.clocks.graphics_mhz,
-        )
-        assert readings == (0, 412.0, 57, 71, 1755)
+        assert (first.index, first.power.draw_w, first.clocks.graphics_mhz) == (0, 412.0, 1755)
+        assert (first.thermal.gpu_c, first.thermal.memory_c) == (57, 71)
         assert (second.utilization.gpu_pct, second.thermal.memory_c) == (0, ABSENT)
 
 

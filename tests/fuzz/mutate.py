@@ -98,11 +98,14 @@ STEPS: dict[str, Callable[[bytearray, int, int, int], None]] = {
     "block twice": _lines(_block_twice),
 }
 
-steps: st.SearchStrategy[list[Step]] = st.lists(
-    st.tuples(st.sampled_from(sorted(STEPS)), st.integers(0, 65535), st.integers(0, 65535), st.integers(0, 255)),
-    min_size=1,
-    max_size=5,
-)
+
+def steps_of(*names: str, most: int) -> st.SearchStrategy[list[Step]]:
+    """One to `most` of these steps, anywhere."""
+    step = st.tuples(st.sampled_from(names), st.integers(0, 65535), st.integers(0, 65535), st.integers(0, 255))
+    return st.lists(step, min_size=1, max_size=most)
+
+
+steps = steps_of(*sorted(STEPS), most=5)
 
 
 def mutated(seed: bytes, what: list[Step]) -> bytes:

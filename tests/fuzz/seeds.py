@@ -25,6 +25,7 @@ from tests.facts.kernel_words import DRIVER_LINES, HOST_LINES
 from tests.facts.transcripts import COLLECT_ENV, TOPIC, csv, gpu_list, table
 from tests.fuzz.profile import LONG
 
+CAPTURES = Path(os.environ.get("GPUDOCTOR_CAPTURES", ROOT.parent / "shared" / "captures"))
 DUMPS = Path(__file__).parent.parent / "facts" / "dumps"
 BROKEN = ("h100-nvl-2", "ecc-uncorrected@1")
 
@@ -41,8 +42,7 @@ def dump(name: str) -> bytes:
 
 def captured(*names: str) -> tuple[bytes, ...]:
     """Real dumps, if present; the normal suite does without them, so that it is the same everywhere."""
-    folder = Path(os.environ.get("GPUDOCTOR_CAPTURES", ROOT.parent / "shared" / "captures"))
-    return tuple((folder / name).read_bytes() for name in names if LONG and (folder / name).is_file())
+    return tuple((CAPTURES / name).read_bytes() for name in names if LONG and (CAPTURES / name).is_file())
 
 
 def topology(node: Node) -> bytes:

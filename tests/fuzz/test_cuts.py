@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 from collections.abc import Iterator
 from functools import cache
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,9 +24,8 @@ from gpudoctor.facts.model.node import to_json
 from gpudoctor.facts.simulated.load import apply_faults, faults
 from gpudoctor.report.model import Report
 from tests.checks.simulated_nodes import packaged
-from tests.conftest import ROOT
 from tests.fuzz import seeds
-from tests.fuzz.mutate import LINES, Step, mutated
+from tests.fuzz.mutate import LINES, Step, mutated, steps_of
 from tests.fuzz.profile import LONG, fuzzed
 from tests.fuzz.test_parsers import judged
 from tests.narrowed import present
@@ -112,14 +109,7 @@ def test_a_dump_that_lost_lines_in_its_middle_is_no_pass(name: str, a: int, b: i
         assert false_passes(whole, part) == []
 
 
-ADDITIONS = st.lists(
-    st.tuples(
-        st.sampled_from(["insert", "line twice", "block twice"]),
-        *(st.integers(0, 65535), st.integers(0, 65535), st.integers(0, 255)),
-    ),
-    min_size=1,
-    max_size=3,
-)
+ADDITIONS = steps_of("insert", "line twice", "block twice", most=3)
 
 
 @pytest.mark.wide
@@ -130,14 +120,7 @@ def test_a_capture_into_which_something_came_is_no_pass(name: str, what: list[St
     assert report is None or report.exit_code != 0
 
 
-MOVES = st.lists(
-    st.tuples(
-        st.sampled_from(["line twice", "lines swapped", "lines lost", "block twice"]),
-        *(st.integers(0, 65535), st.integers(0, 65535), st.integers(0, 255)),
-    ),
-    min_size=1,
-    max_size=3,
-)
+MOVES = steps_of("line twice", "lines swapped", "lines lost", "block twice", most=3)
 
 
 @pytest.mark.wide
@@ -242,7 +225,7 @@ def test_facts_that_fail_do_not_pass_without_a_part(which: int, what: list[tuple
 @cache
 def failing_complaints() -> list[bytes]:
     """What people pasted of machines that fail; of the normal suite only the kernel's log, as it is everywhere."""
-    folder = Path(os.environ.get("GPUDOCTOR_CAPTURES", ROOT.parent / "shared" / "captures")) / "cases"
+    folder = seeds.CAPTURES / "cases"
     cases = json.loads((folder / "cases.json").read_bytes())["cases"] if LONG and folder.is_dir() else []
     texts = [(folder / case["file"]).read_bytes() for case in cases if (folder / case.get("file", "")).is_file()]
     reports = ((text, judged(text)) for text in (seeds.kernel_log(), *(text for text in texts if len(text) < 300_000)))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import os
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -144,14 +146,18 @@ def test_directory_of_dumps_that_do_not_belong_together(
         judged_from(lambda: load_source(folder))
 
 
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One that each input overwrites."""
+    return tmp_path_factory.getbasetemp() / f"fuzzed-{os.getpid()}"
+
+
 @fuzzed("base-report")
 @given(what=steps)
-def test_report_as_the_base_that_the_live_view_compares_with(
-    what: list[Step], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    path = _written(tmp_path_factory, mutated(seeds.report_json(), what))
+def test_report_as_the_base_that_the_live_view_compares_with(file: Path, what: list[Step]) -> None:
+    file.write_bytes(mutated(seeds.report_json(), what))
     try:
-        base = load_report(str(path))
+        base = load_report(str(file))
     except UserError as error:
         one_line(error)
         return
@@ -162,39 +168,33 @@ def test_report_as_the_base_that_the_live_view_compares_with(
 
 @fuzzed("watch")
 @given(what=steps)
-def test_recorded_stream(what: list[Step], tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_recorded_stream(file: Path, what: list[Step]) -> None:
     data = mutated(seeds.stream(), what)
     judged(data)
-    path = _written(tmp_path_factory, data)
-    recording = None
+    file.write_bytes(data)
     try:
-        recording = read_stream(str(path))
-        for number in range(recording.count):
-            recording.tick(number)
-            recording.opening_at(number)
+        with closing(read_stream(str(file))) as recording:
+            for number in range(recording.count):
+                recording.tick(number)
+                recording.opening_at(number)
     except SourceError as error:
         one_line(error)
-    finally:
-        if recording is not None:
-            recording.close()
 
 
 @fuzzed("bundle")
 @given(what=steps, packed=st.booleans())
 def test_bundle(what: list[Step], packed: bool) -> None:
-    import gzip
-
     judged(mutated(seeds.bundle(), what) if packed else mutated(gzip.decompress(seeds.bundle()), what))
 
 
 @fuzzed("config")
 @given(what=steps)
-def test_configuration(what: list[Step], tmp_path_factory: pytest.TempPathFactory) -> None:
-    path = _written(tmp_path_factory, mutated(seeds.CONFIG, what))
+def test_configuration(file: Path, what: list[Step]) -> None:
+    file.write_bytes(mutated(seeds.CONFIG, what))
     try:
-        config = load_config(path, {"HOME": str(path.parent / "nobody")}, registry, path.parent / "no-system-file")
+        config = load_config(file, {"HOME": str(file.parent / "nobody")}, registry, file.parent / "no-system-file")
     except ConfigError as error:
-        one_line(error, str(path))
+        one_line(error, str(file))
     else:
         assert isinstance(config, Config)
 
@@ -222,9 +222,3 @@ def test_cuda_visible_devices(entries: list[str], gpus: tuple[Gpu, ...]) -> None
     if seen.unresolved is None:
         assert {*seen.visible, *seen.hidden} == {gpu.index for gpu in gpus}
         assert not {*seen.visible} & {*seen.hidden}
-
-
-def _written(factory: pytest.TempPathFactory, data: bytes) -> Path:
-    path = factory.getbasetemp() / f"fuzzed-{os.getpid()}"
-    path.write_bytes(data)
-    return path

@@ -20,9 +20,9 @@ with lazy_imports():
 
 FOLDER = "gpudoctor-bundle"
 FACTS, REPORT, KERNEL, VERSIONS, MANIFEST = "facts.json", "report.json", "kernel.log", "versions.json", "MANIFEST"
-MEMBERS = (FACTS, REPORT, KERNEL, VERSIONS, MANIFEST)
 # from an acceptance run: its comparisons, its probes' measurements, and raw data that is only kept for people to read
 ACCEPTANCE, MEASURED = "acceptance.json", "measurements.json"
+_MEMBERS = (FACTS, REPORT, KERNEL, VERSIONS, MANIFEST, ACCEPTANCE, MEASURED)
 _RAW = re.compile(r"(?:report|measured|nvml|nvidia-smi|nccl|plain|quick)-[a-z-]{1,30}\.(?:json|txt)|nvidia-smi\.xml")
 _MAX_ENTRIES = 64
 _BLOCK = 512
@@ -74,7 +74,7 @@ def members(data: bytes) -> dict[str, bytes]:
         if entry.type in (tarfile.REGTYPE, tarfile.AREGTYPE):
             if name in found:
                 raise SourceError(f"not a bundle of gpudoctor: there are two of {name} in it")
-            if name not in (*MEMBERS, ACCEPTANCE, MEASURED) and not _RAW.fullmatch(name):
+            if name not in _MEMBERS and not _RAW.fullmatch(name):
                 raise SourceError(f"not a bundle of gpudoctor: {entry.name[:60]!r} does not belong in one")
             found[name] = data[at + _BLOCK : end]
         elif entry.type not in (tarfile.DIRTYPE, tarfile.XHDTYPE, tarfile.XGLTYPE):

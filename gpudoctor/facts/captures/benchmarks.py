@@ -6,6 +6,7 @@ The figures are compared with each other or with zero only; what a node should r
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 
 from gpudoctor.facts.captures.reader import Block, Part, TextReader, text_reader
@@ -77,7 +78,7 @@ _SLOW_WHEN_LARGE = 0.5  # protocols and algorithms change with the size: a step 
 )
 def read_burn(block: Block) -> Part:
     """GPUs that are faulty, computed wrongly, computed nothing, or could not be started at all."""
-    verdicts = [found for line in block.lines if (found := _BURN_GPU.match(line))]
+    verdicts = list(block.matches(_BURN_GPU))
     bad = [f"GPU {found[1]} is FAULTY" for found in verdicts if found[2] == "FAULTY"]
     if progress := [found for line in block.lines for found in _BURN_PROGRESS.finditer(line)]:
         bad += _burn_troubles(progress)
@@ -125,7 +126,7 @@ def read_nccl_tests(block: Block) -> Part:
 
     The bandwidth itself is only noted, as no text tells what these links should reach.
     """
-    rows = [row for line in block.lines if (row := _NCCL_ROW.match(line))]
+    rows = list(block.matches(_NCCL_ROW))
     bad = [
         f"{cell} wrong values at a size of {row['size']} bytes"
         for row in rows
@@ -133,8 +134,7 @@ def read_nccl_tests(block: Block) -> Part:
         if cell is not None and cell.strip("0N/A")
     ]
     if not bad:
-        words = (found["words"] for line in block.lines if (found := _NCCL_WRONG.match(line)))
-        bad = [" ".join(each.split()) for each in words if each]
+        bad = [" ".join(found["words"].split()) for found in block.matches(_NCCL_WRONG) if found["words"]]
     if bad:
         return Part(reported=tuple(from_tool("nccl-tests", text) for text in list(dict.fromkeys(bad))[:3]))
     if not rows:
@@ -199,8 +199,8 @@ def read_nvbandwidth(block: Block) -> Part:
 )
 def read_p2p(block: Block) -> Part:
     """Copies from GPU to GPU that are no faster with peer to peer than without, if the GPUs can reach each other."""
-    # of each kind of matrix, with peer to peer and without: the value of each pair
-    figures: dict[str, dict[str, dict[tuple[int, int], float]]] = {}
+    # of each kind of matrix, with peer to peer ("En") and without ("Dis"): the value of each pair
+    figures: defaultdict[tuple[str, str], dict[tuple[int, int], float]] = defaultdict(dict)
     reach: list[float] = []
     text = block.text
     if block.lines and _EDITORS_NUMBER.match(block.lines[0]):
@@ -211,13 +211,13 @@ def read_p2p(block: Block) -> Part:
         if kind is None:
             reach += cells.values()
         else:
-            figures.setdefault(kind, {}).setdefault(matrix["on"] or matrix["latency"], {}).update(cells)
+            figures[kind, matrix["on"] or matrix["latency"]] |= cells
     if reach and not any(reach):
         return Part(notes=("p2pBandwidthLatencyTest: these GPUs have no peer to peer",))
     slow: list[Reported] = []
     better: list[bool] = []  # of each pair, in each kind
     for kind, (words, unit) in _P2P_KINDS.items():
-        on, off = figures.get(kind, {}).get("En", {}), figures.get(kind, {}).get("Dis", {})
+        on, off = figures[kind, "En"], figures[kind, "Dis"]
         if not on or on.keys() != off.keys():
             continue
         sign = -1 if kind == "latency" else 1
@@ -263,9 +263,7 @@ def read_copies(block: Block) -> Part:
     best: dict[str, float] = {}
     for way, rate in _copies(block):
         best[way] = max(best.get(way, 0.0), rate)
-    reported: list[Reported] = [
-        from_tool("bandwidthTest", line.strip()) for line in block.lines if "Result = FAIL" in line
-    ]
+    reported = [from_tool("bandwidthTest", line.strip()) for line in block.lines if "Result = FAIL" in line]
     reported += [
         from_tool("bandwidthTest", f"{way} {rate:.1f} GB/s: a slow link, or CPUs far from the GPU", "warning")
         for way, rate in best.items()

@@ -194,10 +194,9 @@ def _file_in(path: str) -> _File:
     """Read a file; only its first 64 KiB if they do not look like a dump."""
     try:
         info = Path(path).stat()
-        mode = info.st_mode
-        if stat.S_ISDIR(mode):
+        if stat.S_ISDIR(info.st_mode):
             return _File(path, note="a directory, not looked into")
-        if not stat.S_ISREG(mode):
+        if not stat.S_ISREG(info.st_mode):
             return _File(path, note="not a regular file")
         if info.st_size == 0:
             return _File(path, note="empty")

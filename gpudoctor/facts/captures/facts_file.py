@@ -74,9 +74,10 @@ def load_json(data: bytes) -> Loaded:
     except msgspec.ValidationError as error:
         raise SourceError(str(error)) from None
     except msgspec.DecodeError as error:
-        reported = str(error)
-        cut = f"cut off: {reported}, in line {text.count(chr(10)) + 1}"
-        raise SourceError(cut if _is_cut(text, reported) else f"broken JSON: {reported}") from None
+        # msgspec also reports half a surrogate pair, as in "\ud800", as truncated
+        if "truncated" in str(error) and not _HALF_PAIR.search(text):
+            raise SourceError(f"cut off: {error}, in line {text.count(chr(10)) + 1}") from None
+        raise SourceError(f"broken JSON: {error}") from None
     if report.facts is None:
         raise SourceError("a report without facts: make it with `gpudoctor check --json --include-facts`")
     return Loaded(checked(report.facts), report.measurements)
@@ -90,11 +91,6 @@ def load_measurements(data: bytes) -> Measurements:
         raise SourceError("measurements: nested too deeply") from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise SourceError(f"measurements: {error}") from None
-
-
-def _is_cut(text: str, reported: str) -> bool:
-    """Whether the JSON is cut off. msgspec also reports half a surrogate pair, as in "\\ud800", as truncated."""
-    return "truncated" in reported and not _HALF_PAIR.search(text)
 
 
 def load_yaml(data: bytes) -> Loaded:

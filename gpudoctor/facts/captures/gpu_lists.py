@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable
+from functools import reduce
 from typing import Any
 
 import msgspec
@@ -26,23 +27,6 @@ _INIT_OK = 0
 _Named = tuple[str, SmiDump]  # the file, and a dump in it
 
 
-class _Reading(msgspec.Struct, frozen=True):
-    """Where readings are from: the kind of text, its file, its time, and which sample of the file it is."""
-
-    kind: str
-    file: str
-    at: str | None
-    sample: int
-
-    def is_before(self, other: _Reading) -> bool:
-        """Whether the other readings are of the same kind, and later: by their time, else further down in one file."""
-        if self.kind != other.kind or (self.at is None) != (other.at is None):
-            return False
-        if self.at is not None and other.at is not None and self.at != other.at:
-            return self.at < other.at
-        return self.file == other.file and self.sample < other.sample
-
-
 class _Place(msgspec.Struct):
     """One GPU, of a dump or of the joined list: the identifiers found so far, and its facts."""
 
@@ -51,8 +35,18 @@ class _Place(msgspec.Struct):
     bus_id: str | None
     uuid: str | None
     named: bool  # a dump contains its index
-    files: list[str]
-    reading: _Reading  # the one that counts if two differ
+    files: list[str]  # all that show it
+    dump: SmiDump  # whose readings count if two differ
+    file: str  # that of the dump
+
+    def is_before(self, other: _Place) -> bool:
+        """Whether the other readings are of the same kind, and later: by their time, else further down in one file."""
+        at, other_at = known(self.dump.collected_at), known(other.dump.collected_at)
+        if self.dump.name != other.dump.name or (at is None) != (other_at is None):
+            return False
+        if at is not None and other_at is not None and at != other_at:
+            return at < other_at
+        return self.file == other.file and self.dump.sample < other.dump.sample
 
 
 def joined_dumps(dumps: Iterable[_Named], notes: list[str]) -> SmiDump:
@@ -99,7 +93,7 @@ def _places(lists: list[_Named]) -> list[_Place]:
     places: list[_Place] = []
     for file, dump in sorted(lists, key=lambda pair: not pair[1].indexed):
         for shown in sorted(_shown(dump, file), key=lambda shown: shown.gpu.index):
-            if not _joins(places, shown, dump):
+            if not _joins(places, shown):
                 if not shown.named and any(place.index == shown.index for place in places):
                     shown.index = None
                 places.append(shown)
@@ -130,8 +124,7 @@ def _shown(dump: SmiDump, file: str) -> list[_Place]:
         uuid = known(gpu.uuid)
         if uuids[uuid] > 1 or not (uuid or "").lower().removeprefix("gpu-").strip("0-x*"):
             uuid = None
-        reading = _Reading(dump.name, file, known(dump.collected_at), dump.sample)
-        shown.append(_Place(gpu, gpu.index, gpu.bus_id_read, uuid, dump.indexed, [file], reading))
+        shown.append(_Place(gpu, gpu.index, gpu.bus_id_read, uuid, dump.indexed, [file], dump, file))
     return shown
 
 
@@ -144,7 +137,7 @@ def _add_beside(places: list[_Place], dump: SmiDump, file: str, listed: bool, no
     """Add the facts to the GPUs that are there, and return in words which other ones the dump shows."""
     unlisted = []
     for shown in _shown(dump, file):
-        if _joins(places, shown, dump):
+        if _joins(places, shown):
             continue
         name = shown.bus_id or (f"{shown.index}" if dump.indexed else "")
         if listed and name and None not in [place.bus_id if shown.bus_id else place.index for place in places]:
@@ -155,7 +148,7 @@ def _add_beside(places: list[_Place], dump: SmiDump, file: str, listed: bool, no
     return unlisted
 
 
-def _place_of(places: list[_Place], shown: _Place, dump: SmiDump) -> _Place | None:
+def _place_of(places: list[_Place], shown: _Place) -> _Place | None:
     """The same GPU in another dump: by bus id, by UUID, or by an index that says which it is."""
     for place in places:
         if shown.bus_id is not None and place.bus_id == shown.bus_id:
@@ -163,21 +156,22 @@ def _place_of(places: list[_Place], shown: _Place, dump: SmiDump) -> _Place | No
     for place in places:
         if shown.uuid is not None and place.uuid == shown.uuid:
             return place
-    if not dump.indexed and (_only_lost(shown.gpu) or _is_loose(dump)):
+    if not shown.named and (_only_lost(shown.gpu) or _is_loose(shown.dump)):
         return None
     by_index = next((place for place in places if place.index == shown.index), None)
-    sure = by_index is not None and (dump.indexed or None in (by_index.bus_id, shown.bus_id))
+    sure = by_index is not None and (shown.named or None in (by_index.bus_id, shown.bus_id))
     return by_index if sure else None
 
 
-def _joins(places: list[_Place], shown: _Place, dump: SmiDump) -> bool:
+def _joins(places: list[_Place], shown: _Place) -> bool:
     """Add what a dump shows to the same GPU of another dump; whether there is one."""
-    place = _place_of(places, shown, dump)
+    place = _place_of(places, shown)
     if place is None:
         return False
     _check_same_gpu(place, shown)
-    if place.reading.is_before(shown.reading):
-        place.gpu, place.reading = merged(_bare(shown.gpu), _bare(place.gpu), []), shown.reading
+    if place.is_before(shown):
+        place.gpu = merged(_bare(shown.gpu), _bare(place.gpu), [])
+        place.dump, place.file = shown.dump, shown.file
     else:
         place.gpu = merged(_bare(place.gpu), _bare(shown.gpu), [])
     place.bus_id, place.uuid = place.bus_id or shown.bus_id, place.uuid or shown.uuid
@@ -193,11 +187,10 @@ def _bare(gpu: Gpu) -> Gpu:
 
 
 def _check_same_gpu(place: _Place, shown: _Place) -> None:
-    (file,) = shown.files
     for own, others in ((place.bus_id, shown.bus_id), (place.uuid, shown.uuid)):
         if own is not None and others is not None and own != others:
-            other = next((name for name in place.files if name != file), place.files[0])
-            raise _contradiction(file, other, f"GPU {shown.bus_id or shown.index} is {others} here, {own} there")
+            other = next((name for name in place.files if name != shown.file), place.files[0])
+            raise _contradiction(shown.file, other, f"GPU {shown.bus_id or shown.index} is {others} here, {own} there")
 
 
 def _contradiction(file: str, other: str, how: str) -> SourceError:
@@ -241,20 +234,17 @@ def _numbered(places: list[_Place]) -> tuple[tuple[Gpu, ...], tuple[Gpu, ...]]:
 def _driver(dumps: list[SmiDump], shown: int, notes: list[str]) -> Driver:
     """Merge the drivers: a failed start outweighs a successful one, and the smaller GPU count the larger one."""
     drivers = [dump.driver for dump in dumps]
-    codes = sorted({code for driver in drivers if (code := known(driver.init_code)) is not None}, reverse=True)
-    counts = sorted({count for driver in drivers if (count := known(driver.device_count)) is not None})
+    codes = {code for driver in drivers if (code := known(driver.init_code)) is not None}
+    counts = [count for driver in drivers if (count := known(driver.device_count)) is not None]
     failed = next((driver for driver in drivers if driver.init_code not in (_INIT_OK, NOT_READ)), None)
-    made = failed or drivers[0]
-    for driver in drivers:
-        made = merged(made, driver, [])
-    handles = tuple(sorted({text for driver in drivers for text in driver.handle_errors}))
-    made = replace(made, handle_errors=handles)
+    made = reduce(lambda one, other: merged(one, other, []), drivers, failed or drivers[0])
+    made = replace(made, handle_errors=tuple(sorted({text for driver in drivers for text in driver.handle_errors})))
     if len(codes) > 1:
-        made = replace(made, init_code=codes[0] if _INIT_OK in codes[1:] else made.init_code)
+        made = replace(made, init_code=max(codes) if _INIT_OK in codes else made.init_code)
         notes.append("one text shows GPUs, in the other the driver failed: the failure is judged")
     attached = min((count for dump in dumps if (count := known(dump.attached)) is not None), default=None)
     if counts:
-        made = replace(made, device_count=counts[0])
+        made = replace(made, device_count=min(counts))
     elif attached is not None and shown >= attached:  # one dump lists GPUs that another leaves out
         made = replace(made, device_count=attached)
     elif isinstance(made.device_count, Missing) and attached is not None:
@@ -269,13 +259,11 @@ def with_addresses(gpus: tuple[Gpu, ...], functions: list[Function]) -> tuple[Gp
     ordered = sorted(gpus, key=lambda gpu: gpu.index)
     if [gpu.index for gpu in ordered] != list(range(len(functions))) or any(gpu.bus_id_read for gpu in gpus):
         return gpus
+    pairs = list(zip(ordered, functions, strict=True))
     # CUDA's order may differ from the bus'
-    if any(_of_another_model(gpu, function) for gpu, function in zip(ordered, functions, strict=True)):
+    if any(_of_another_model(gpu, function) for gpu, function in pairs):
         return gpus
-    return tuple(
-        replace(gpu, bus_id=function.bus_id, name=gpu.name if known(gpu.name) else function.name)
-        for gpu, function in zip(ordered, functions, strict=True)
-    )
+    return tuple(replace(gpu, bus_id=function.bus_id, name=known(gpu.name) or function.name) for gpu, function in pairs)
 
 
 def _of_another_model(gpu: Gpu, function: Function) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import reduce
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -216,13 +215,9 @@ class Dumps:
 
 def _driver(smi: Driver, other: Driver) -> Driver:
     """The driver from nvidia-smi, completed by other dumps; module facts come from the kernel if it reported them."""
-    made = merged(smi, other, [])
-    news: dict[str, Any] = {}
-    for field in ("module_version", "module_loaded", "nouveau_loaded"):
-        value = getattr(other, field)
-        if not isinstance(value, Missing):
-            news[field] = value
-    return replace(made, **news) if news else made
+    of_module = {field: getattr(other, field) for field in ("module_version", "module_loaded", "nouveau_loaded")}
+    read = {field: value for field, value in of_module.items() if not isinstance(value, Missing)}
+    return replace(merged(smi, other, []), **read)
 
 
 def _with_location(gpu: Gpu, tree: PciTree | None) -> Gpu:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from functools import reduce
 from operator import add
 
-import msgspec
+from msgspec.structs import replace
 
 from gpudoctor.facts.captures.reader import Block, Part, text_reader
 from gpudoctor.facts.kernel_log.lines import MAX_EVENTS, read_kernel_text
@@ -37,7 +37,6 @@ _STAMPED = re.compile(
     r"\[ *\+?\d+\.\d|\[[A-Z][a-z]{2} |\d{4}-\d\d-\d\dT\d\d:|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d |<\d+>"
     r"|\d+,\d+,\d+,|[a-z]+ *:[a-z]+ *:|\{"
 )
-_Subject = tuple[str, str | None]
 
 
 def is_kernel_line(line: str) -> bool:
@@ -79,15 +78,13 @@ def joined(log: KernelLog, other: KernelLog, *, goes_on: bool = False) -> Kernel
         return other if isinstance(log.events, Missing) else log
     count: Callable[[int, int], int] = add if goes_on else max
     more = other.events if goes_on else _not_in(log.events, other.events)
-    by_subject = _joined_events(_host_events(log, other), count)
-    hosts = tuple(by_subject[key] for key in sorted(by_subject, key=repr))
+    hosts = _joined_events((*(known(log.host_events) or ()), *(known(other.host_events) or ())), count)
     sources = dict.fromkeys(
         part for source in (known(log.source), known(other.source)) if source for part in source.split(", ")
     )
     # what one log of the same time leaves out may be in the other
     cut = (log.truncated or other.truncated) if goes_on else (log.truncated and other.truncated)
-    mismatches = (other.api_mismatch, log.api_mismatch) if goes_on else (log.api_mismatch, other.api_mismatch)
-    whole = msgspec.structs.replace(
+    whole = replace(
         log,
         events=(*log.events, *more),
         source=", ".join(sources) or log.source,
@@ -97,13 +94,9 @@ def joined(log: KernelLog, other: KernelLog, *, goes_on: bool = False) -> Kernel
         truncated=cut,
         gap=(log.gap or other.gap) if cut else None,
         host_events=hosts or (log.host_events if known(log.host_events) is not None else other.host_events),
-        api_mismatch=mismatches[0] or mismatches[1],
+        api_mismatch=(goes_on and other.api_mismatch) or log.api_mismatch or other.api_mismatch,
     )
     return _capped(whole) if goes_on else whole
-
-
-def _host_events(log: KernelLog, other: KernelLog) -> tuple[HostEvent, ...]:
-    return (*(known(log.host_events) or ()), *(known(other.host_events) or ()))
 
 
 def _not_in(events: Iterable[KernelEvent], others: Iterable[KernelEvent]) -> list[KernelEvent]:
@@ -111,9 +104,8 @@ def _not_in(events: Iterable[KernelEvent], others: Iterable[KernelEvent]) -> lis
     have = Counter(map(_key, events))
     more: list[KernelEvent] = []
     for event in others:
-        if have[_key(event)]:
-            have[_key(event)] -= 1
-        else:
+        have[_key(event)] -= 1
+        if have[_key(event)] < 0:
             more.append(event)
     return more
 
@@ -122,13 +114,13 @@ def _key(event: KernelEvent) -> tuple[str, int | None, str | None, str]:
     return (event.kind, event.code, event.bus_id, read_line(event.text).message)
 
 
-def _joined_events(events: Iterable[HostEvent], count: Callable[[int, int], int]) -> dict[_Subject, HostEvent]:
+def _joined_events(events: Iterable[HostEvent], count: Callable[[int, int], int]) -> tuple[HostEvent, ...]:
     """One event per kind and device; `count` combines two counts into one."""
-    found: dict[_Subject, HostEvent] = {}
+    found: dict[tuple[str, str | None], HostEvent] = {}
     for event in events:
         before = found.get(key := (event.kind, event.device))
         found[key] = event if before is None else _both(before, event, count)
-    return found
+    return tuple(found[key] for key in sorted(found, key=repr))
 
 
 def _both(one: HostEvent, other: HostEvent, count: Callable[[int, int], int]) -> HostEvent:
@@ -138,7 +130,7 @@ def _both(one: HostEvent, other: HostEvent, count: Callable[[int, int], int]) ->
     if first.count_last_day is not None and last.count_last_day is not None:
         apart_s = (last.last_s or 0.0) - (first.last_s or 0.0)
         in_day = last.count_last_day if apart_s > _DAY_S else count(first.count_last_day, last.count_last_day)
-    return msgspec.structs.replace(
+    return replace(
         last,
         count=count(one.count, other.count),
         first_s=min(firsts) if firsts else None,
@@ -149,6 +141,4 @@ def _both(one: HostEvent, other: HostEvent, count: Callable[[int, int], int]) ->
 def _capped(log: KernelLog) -> KernelLog:
     if isinstance(log.events, Missing) or len(log.events) <= MAX_EVENTS:
         return log
-    return msgspec.structs.replace(
-        log, events=log.events[:MAX_EVENTS], truncated=True, gap=f"more than {MAX_EVENTS} different events"
-    )
+    return replace(log, events=log.events[:MAX_EVENTS], truncated=True, gap=f"more than {MAX_EVENTS} different events")

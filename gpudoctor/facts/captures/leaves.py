@@ -8,6 +8,7 @@ from operator import is_not
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from gpudoctor.facts.captures import ABSENT, clipped
 from gpudoctor.facts.captures.nvidia_smi.query_gpu import CUT
@@ -31,8 +32,6 @@ from gpudoctor.facts.model.node import Driver, Host, Variable
 
 T = TypeVar("T")
 
-
-_GAPS = (NOT_READ, ABSENT)
 # counters never decrease, and pending repairs persist until a reset: of two dumps, the worse one is the later one
 _WORST = (Ecc, MemoryRepair, NvLink)
 _UP = ("active", "OK")  # of two states of a link or pair, the other one counts
@@ -40,39 +39,24 @@ _BOTH = object()
 _NOT_WORST = frozenset({"enabled", "pending", "banks_max_spare", "banks_high_spare"})
 _Bounds = tuple[float, float]
 
-_COUNT: _Bounds = (0, 2**64)
 # bounds for every number in these structs; bounds for single fields are below
 _KINDS: dict[type, _Bounds] = {
+    **dict.fromkeys((Driver, Ecc, Host, MemoryRepair, NvLink, PcieHop, PcieLink, ThrottleTimes), (0, 2**64)),
     Clocks: (0, 100_000),
-    Driver: _COUNT,
-    Ecc: _COUNT,
-    Host: _COUNT,
-    MemoryRepair: _COUNT,
-    NvLink: _COUNT,
-    PcieHop: _COUNT,
-    PcieLink: _COUNT,
     Power: (0, 100_000),
     Thermal: (-200, 200),  # as in the live reader: a broken sensor reads 255
-    ThrottleTimes: _COUNT,
     Utilization: (0, 100),
 }
-_GENERATION, _MEMORY_MIB = (1, 10), (0, 2**26)
-_FIELDS: dict[tuple[type, str], _Bounds] = {
-    (PcieLink, "generation"): _GENERATION,
-    (PcieLink, "generation_max"): _GENERATION,
-    (PcieLink, "device_generation_max"): _GENERATION,
-    (PcieLink, "host_generation_max"): _GENERATION,
-    (PcieLink, "width"): (1, 32),
-    (PcieLink, "width_max"): (1, 32),
-    (PcieHop, "width"): (0, 255),  # sysfs shows 0 or 255 if a port has no link
-    (PcieHop, "max_width"): (0, 255),
-    (Gpu, "memory_total_mib"): _MEMORY_MIB,
-    (Gpu, "memory_reserved_mib"): _MEMORY_MIB,
-    (Gpu, "memory_used_mib"): _MEMORY_MIB,
-    (Gpu, "memory_free_mib"): _MEMORY_MIB,
-    (NvLink, "speed_gb_s"): (0, 10_000),
-}
 _OF_TOTAL = ("memory_reserved_mib", "memory_used_mib", "memory_free_mib")
+_FIELDS: dict[type, dict[str, _Bounds]] = {
+    PcieLink: {
+        **dict.fromkeys(("generation", "generation_max", "device_generation_max", "host_generation_max"), (1, 10)),
+        **dict.fromkeys(("width", "width_max"), (1, 32)),
+    },
+    PcieHop: dict.fromkeys(("width", "max_width"), (0, 255)),  # sysfs shows 0 or 255 if a port has no link
+    Gpu: dict.fromkeys(("memory_total_mib", *_OF_TOTAL), (0, 2**26)),
+    NvLink: {"speed_gb_s": (0, 10_000)},
+}
 _NOT_CLIPPED: dict[tuple[type, str], int] = {
     # a list cut in the middle would mean something else
     (Variable, "value"): 100_000,
@@ -88,8 +72,7 @@ def merged(one: T, other: T, conflicts: list[str], place: str = "") -> T:
     Lists are joined by the required fields of their items. An error that a tool reported beats a value; a gap due to a
     truncated dump does not.
     """
-    made: Any = one
-    result: T = made if one == other else _merged(one, other, conflicts, place)
+    result: T = one if one == other else _merged(one, other, conflicts, place)
     return result
 
 
@@ -103,7 +86,7 @@ def _merged(one: Any, other: Any, conflicts: list[str], place: str) -> Any:
             if own != others and (chosen := _of_two(one, field, own, others)) is not own:
                 at = f"{place}.{field}" if place else field
                 news[field] = merged(own, others, conflicts, at) if chosen is _BOTH else chosen
-        return msgspec.structs.replace(one, **news) if news else one
+        return replace(one, **news) if news else one
     if isinstance(one, tuple) and isinstance(other, tuple):
         return _joined(one, other, conflicts, place)
     if one is None or other is None:
@@ -135,8 +118,8 @@ def _defaults(kind: type[Fact]) -> dict[str, Any]:
 def _known_one(one: Any, other: Any) -> Any:
     links = other if one == ALL_INACTIVE else one if other == ALL_INACTIVE else None
     if isinstance(links, tuple):  # as a list of inactive ones: the worse state counts
-        return tuple(msgspec.structs.replace(link, state="inactive") for link in links)
-    for gap in (*_GAPS, CUT):
+        return tuple(replace(link, state="inactive") for link in links)
+    for gap in (NOT_READ, ABSENT, CUT):
         if one == gap:
             return other
         if other == gap:
@@ -190,7 +173,7 @@ def _changed(value: T, leaf: Callable[[Any, str, Any], Any], owner: Any = None, 
             old = getattr(value, field)
             if (new := _changed(old, leaf, value, field)) is not old:
                 news[field] = new
-        made = msgspec.structs.replace(value, **news) if news else value
+        made = replace(value, **news) if news else value
     else:
         made = leaf(owner, name, value)
     result: T = made
@@ -213,7 +196,7 @@ def plausible(value: T) -> T:
 def _plausible(owner: Any, name: str, value: Any) -> Any:
     if isinstance(value, Missing):
         reason = clipped(value.missing)
-        return value if reason is value.missing else msgspec.structs.replace(value, missing=reason)
+        return value if reason is value.missing else replace(value, missing=reason)
     if isinstance(value, str):
         return value if len(value) <= _NOT_CLIPPED.get((type(owner), name), 0) else clipped(value)
     quoted = unreadable(owner, name, value)
@@ -227,6 +210,6 @@ def unreadable(owner: Any, name: str, value: Any) -> str | None:
     total = owner.memory_total_mib if name in _OF_TOTAL and isinstance(owner, Gpu) else None
     if isinstance(total, int) and 0 < total < value:
         return f"{value} of {total}"
-    place = (type(owner), name)
-    low, high = _FIELDS.get(place) or _KINDS.get(type(owner)) or (value, value)
-    return None if place in _REQUIRED or low <= value <= high else str(value)
+    kind = type(owner)
+    low, high = _FIELDS.get(kind, {}).get(name) or _KINDS.get(kind) or (value, value)
+    return None if (kind, name) in _REQUIRED or low <= value <= high else str(value)

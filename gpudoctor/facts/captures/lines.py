@@ -40,7 +40,6 @@ _ADDED = re.compile(r"\+[ \t]{1,8}(?=[^\s+=-])")  # a line that a diff adds, but
 _PREFIXES = (_QUOTE, _NUMBER, _STAMP, _ORIGIN, _INDENT, _ADDED)
 _MOST_PREFIXES = 3
 
-
 # /proc/PID/environ: variables with a zero byte between them
 _ENVIRON = re.compile(rb"[A-Za-z_]\w{0,80}=[^\0]{0,9999}\0")
 

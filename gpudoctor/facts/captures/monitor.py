@@ -111,7 +111,7 @@ def _read_dmon(block: Block) -> Part:
         return Part()
     reported = [from_tool("nvidia-smi dmon", f"thermal violation (tviol) of GPU {index}", "warning") for index in hot]
     reported += _unread_errors("nvidia-smi dmon", rows, "dmon.")
-    return Part(smi=(numbered(gpus, "nvidia-smi dmon"),), reported=tuple(reported[:_MOST_NAMED]))
+    return Part(smi=(numbered(gpus.by_index(), "nvidia-smi dmon"),), reported=tuple(reported[:_MOST_NAMED]))
 
 
 @text_reader(
@@ -132,7 +132,7 @@ def part_by_dcgm(gpus: GpuDumps, name: str) -> Part:
     if not gpus:
         return Part(notes=(f"{name}: no GPU in it that gpudoctor reads",))
     note = f"{name}: GPUs are named by DCGM's numbers, taken as the indices of nvidia-smi"
-    return Part(smi=(numbered(gpus, name),), notes=(note,))
+    return Part(smi=(numbered(gpus.by_index(), name),), notes=(note,))
 
 
 # dcgm-exporter, as Prometheus reads it: the readings of each GPU by the labels of its series
@@ -166,7 +166,7 @@ def _read_series(block: Block) -> Part:
             gpu.values[PATHS[field]] = str(int(value)) if whole else number
     if not gpus:
         return Part(notes=("dcgm-exporter: no series of a GPU",))
-    return Part(smi=(numbered(gpus, "dcgm-exporter"),), reported=tuple(reported))
+    return Part(smi=(numbered(gpus.by_index(), "dcgm-exporter"),), reported=tuple(reported))
 
 
 MONITOR_READERS: tuple[TextReader, ...] = (_read_dmon, _read_entities, _read_series)

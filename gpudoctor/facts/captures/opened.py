@@ -34,8 +34,8 @@ def open_plain(path: str) -> BinaryIO:
     return open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
 
 
-def check_file(path: str) -> None:
-    """Raise SourceError, without the file's name, if it is not a regular file, is empty, or cannot be examined."""
+def size_of_file(path: str) -> int:
+    """In bytes. Raise SourceError, without the file's name, if it is no regular file, empty, or cannot be examined."""
     try:
         info = Path(path).stat()
     except OSError as error:
@@ -44,6 +44,7 @@ def check_file(path: str) -> None:
         raise SourceError("not a regular file (a pipe or device): use - to read from stdin")
     if info.st_size == 0:
         raise SourceError("the file is empty; if it is one of /proc or /sys, pipe it in, with - as the source")
+    return info.st_size
 
 
 def read_file(path: str) -> bytes:
@@ -52,10 +53,10 @@ def read_file(path: str) -> bytes:
     Raise SourceError, without the file's name, if it is not a regular file, empty, larger than 64 MiB (256 MiB for a
     bug report), unreadable, or a broken .gz.
     """
-    check_file(path)
+    size = size_of_file(path)
     try:
         with open_plain(path) as file:
-            return read_stream(file, Path(path).stat().st_size)
+            return read_stream(file, size)
     except OSError as error:
         raise SourceError(f"cannot be read: {error.strerror or error}") from None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -15,7 +15,6 @@ if TYPE_CHECKING:  # these modules import this one
     from gpudoctor.facts.captures.host.lspci import PciTree
     from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump
     from gpudoctor.facts.captures.nvidia_smi.topology import Topology
-
 
 _LONGEST_KEY = 45
 Form = Callable[[str], object]
@@ -42,6 +41,10 @@ class Block(msgspec.Struct):
     @property
     def text(self) -> str:
         return "".join(f"{line}\n" for line in self.lines)
+
+    def matches(self, form: re.Pattern[str]) -> Iterator[re.Match[str]]:
+        """The match of each line that begins in this form."""
+        return filter(None, map(form.match, self.lines))
 
 
 class Part(msgspec.Struct):

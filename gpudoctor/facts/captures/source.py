@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-import msgspec
+from msgspec.structs import replace
 
 from gpudoctor.errors import nearest_names
 from gpudoctor.facts.captures import Loaded, NotUnderstoodError, SourceError, naming, printable
@@ -25,7 +25,6 @@ with lazy_imports():
     from gpudoctor.facts.stream import recording
 
 __all__ = ["Loaded", "NotUnderstoodError", "SourceError", "load_source"]
-
 
 _PASTE = "paste what the machine printed, with prompts and all (nvidia-smi -q, topo -m, dmesg, lspci -vvv ...)"
 _PASTE_INSTEAD = (
@@ -77,9 +76,9 @@ def load_source(
         shown = printable(Path(name).name)
         if recording.is_stream_file(name):
             return _named(shown, Loaded(recording.node_of_file(name)))
-        opened.check_file(name)
+        size = opened.size_of_file(name)
         with opened.open_plain(name) as file:
-            return _named(shown, _from_stream(file, name, deadline_s, Path(name).stat().st_size))
+            return _named(shown, _from_stream(file, name, deadline_s, size))
 
 
 def _simulated(name: str, environ: Mapping[str, str]) -> Node:
@@ -163,11 +162,9 @@ def _nested_too_deeply(head: str) -> bool:
 
 def _of_file(name: str, loaded: Loaded) -> Loaded:
     """A simulated node in a file may be edited: it stays simulated, but is no longer the node of its name."""
-    source = loaded.node.source
-    if source.kind != "simulated" or name == _STDIN:
+    if loaded.node.source.kind != "simulated" or name == _STDIN:
         return loaded
-    source = msgspec.structs.replace(source, name=printable(Path(name).name))
-    return Loaded(msgspec.structs.replace(loaded.node, source=source), loaded.measurements)
+    return _with_source(loaded, name=printable(Path(name).name))
 
 
 def _other_format(data: bytes, head: str) -> str:
@@ -187,8 +184,10 @@ def _other_format(data: bytes, head: str) -> str:
 
 def _named(name: str, loaded: Loaded) -> Loaded:
     """Record which file the facts were read from, unless they are of a capture or a simulated node."""
-    source = loaded.node.source
-    if source.kind in ("capture", "simulated"):
+    if loaded.node.source.kind in ("capture", "simulated"):
         return loaded
-    source = msgspec.structs.replace(source, kind="facts", name=name)
-    return Loaded(msgspec.structs.replace(loaded.node, source=source), loaded.measurements)
+    return _with_source(loaded, kind="facts", name=name)
+
+
+def _with_source(loaded: Loaded, **changes: str) -> Loaded:
+    return replace(loaded, node=replace(loaded.node, source=replace(loaded.node.source, **changes)))

@@ -241,8 +241,7 @@ class Transcript:
             # `systemctl status` ends with lines of the journal
             if in_text:
                 return _Line(self._continue, line)
-            in_log = reader is None or reader.in_pieces
-            return _Line(self._put_aside if in_log else self._close_and_put_aside, line, reader=begun)
+            return _Line(self._put_aside, line, reader=begun)
         again = begun.restarts is not None and begun.restarts(line)
         return _Line(self._begin if begun is not reader or again else self._continue, line, reader=begun)
 
@@ -300,15 +299,13 @@ class Transcript:
     def _put_aside(self, line: _Line, number: int) -> None:
         if (reader := line.reader) is None:
             return
+        if self._reader is not None and not self._reader.in_pieces:
+            self._close()
         block = self._asides.setdefault(reader, Block([], number, self._command, self._file))
         if len(block.lines) >= 2 * PIECE_LINES:
             del block.lines[:PIECE_LINES]  # the last lines show the state
             self.too_long.count += PIECE_LINES
         block.lines.append(line.text[:MAX_ASIDE_LINE])
-
-    def _close_and_put_aside(self, line: _Line, number: int) -> None:
-        self._close()
-        self._put_aside(line, number)
 
     def _run(self, line: _Line, number: int) -> None:
         self._close_all()
@@ -355,12 +352,10 @@ class Transcript:
 
     def _close_all(self) -> None:
         self._close()
-        for reader in tuple(self._asides):
-            self._take_aside(reader)
-
-    def _take_aside(self, reader: TextReader) -> None:
-        self.blocks += 1
-        self._take(reader, self._asides.pop(reader))
+        asides, self._asides = self._asides, {}
+        self.blocks += len(asides)
+        for reader, block in asides.items():
+            self._take(reader, block)
 
     def _close(self) -> None:
         reader, block = self._reader, self._block

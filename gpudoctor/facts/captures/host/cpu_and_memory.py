@@ -40,7 +40,7 @@ _OPTION = r"\bulimit -(?:[HS]{1,2} ?-?)?([lnu])\s*$"
 _HARD = re.compile(r"\bulimit -\w*H(?!S)(?<!SH)")
 _VALUE = re.compile(r"(unlimited|\d{1,20})\s*$")
 _LEAVES = {"l": "memlock_kib", "n": "open_files", "u": "processes"}
-_PROC_LEAVES = {"locked memory": "memlock_kib", "open files": "open_files", "processes": "processes"}
+_LEAVES |= {"locked memory": "memlock_kib", "open files": "open_files", "processes": "processes"}
 _MOST_NODES = 1024
 
 _AVAILABLE = re.compile(r"available: (\d{1,4}) nodes? \(")
@@ -178,11 +178,10 @@ def read_ulimit(block: Block) -> Part:
     # the values below "ulimit -n; ulimit -l" do not show which is which
     option = re.search(_OPTION, block.command) if block.command.count("ulimit") == 1 else None
     for line in block.lines:
-        if found := _ULIMIT.match(line):
+        if found := _ULIMIT.match(line) or _PROC.match(line):
             leaf, value = _LEAVES.get(found[1]), _limit(found[2])
-        elif found := _PROC.match(line):
-            leaf, value = _PROC_LEAVES.get(found[1]), _limit(found[2])
-            value = value >> 10 if leaf == "memlock_kib" and value is not None else value
+            if found.re is _PROC and leaf == "memlock_kib" and value is not None:
+                value >>= 10  # it counts in bytes
         elif option and (alone := _VALUE.match(line)):
             leaf, value = _LEAVES[option[1]], _limit(alone[1])
         else:

@@ -106,15 +106,13 @@ def read_log(block: Block) -> Part:
     lines: list[str] = []
     service = result = None
     for line in block.lines:
-        state, failed = _JOURNAL_STATE.search(line), _JOURNAL_RESULT.search(line)
+        state = _JOURNAL_STATE.search(line) or _SCRIPT_STATE.search(line)
         if state is not None and state[1] == "Starting":
             lines, service, result = [], None, None
         elif state is not None:
             service = _STATE_WORDS[state[1]]
-        elif failed is not None:
+        elif failed := _JOURNAL_RESULT.search(line):
             service, result = "failed", failed[1]
-        elif script := _SCRIPT_STATE.search(line):
-            service = _STATE_WORDS[script[1]]
         lines.append(line)
     jobs = tuple(dict.fromkeys(line[:300] for line in block.lines if _JOB_FAILED.match(line)))
     return _part(lines, service, result, () if any(map(_LOG.match, block.lines)) else NOT_READ, jobs)

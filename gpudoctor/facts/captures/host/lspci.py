@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from gpudoctor.facts.captures import ABSENT, BUS_ID, SourceError
 from gpudoctor.facts.captures.reader import Block, Part, text_reader
 from gpudoctor.facts.captures.text_statements import from_tool
 from gpudoctor.facts.model.gpu import Gpu, PcieHop, PcieLink
-from gpudoctor.facts.model.missing import Fact, Missing
+from gpudoctor.facts.model.missing import Fact, Missing, if_known
 from gpudoctor.facts.model.node import Node, PciBus, PciDevice, short_bus_id
 
 # "18:00.0 3D controller [0302]: NVIDIA Corporation GH100 [10de:2330] (rev a1)"; the numbers come with -nn
@@ -107,11 +107,11 @@ class PciTree(Fact, frozen=True):
     def link(self, gpu: Gpu) -> PcieLink:
         """The GPU's link with its path, and with the lanes that lspci shows if no other dump contains them."""
         path = self.path(gpu.bus_id)
-        link = msgspec.structs.replace(gpu.pcie, path=path)
+        link = replace(gpu.pcie, path=path)
         if isinstance(path, Missing) or not _is_absent(gpu.pcie.width):
             return link
         most = path[0].max_width if _is_absent(gpu.pcie.width_max) else gpu.pcie.width_max
-        return msgspec.structs.replace(link, width=path[0].width, width_max=most)
+        return replace(link, width=path[0].width, width_max=most)
 
 
 def _is_absent(value: object) -> bool:
@@ -170,11 +170,8 @@ def _function(header: re.Match[str], body: list[str]) -> Function:
         pci_class,
         speed_gt_s=_figure(now, _SPEED, "speed", missing),
         max_speed_gt_s=_figure(can, _SPEED, "speed", missing),
-        width=_width(now, missing),
-        max_width=_width(can, missing),
-        aer_correctable=ABSENT,
-        aer_nonfatal=ABSENT,
-        aer_fatal=ABSENT,
+        width=if_known(_figure(now, _WIDTH, "width", missing), int),
+        max_width=if_known(_figure(can, _WIDTH, "width", missing), int),
         width_downgraded=_downgraded(now, _WORD_OF_WIDTH),
         speed_downgraded=_downgraded(now, _WORD_OF_SPEED),
         acs_redirect=acs if acs is not None else _DENIED if denied else False if can else ABSENT,
@@ -197,11 +194,6 @@ def _figure(line: str | None, pattern: re.Pattern[str], what: str, missing: Miss
         return missing
     found = pattern.search(line)
     return float(found[1]) if found else Missing(f"lspci shows no link {what}", "failed")
-
-
-def _width(line: str | None, missing: Missing) -> int | Missing:
-    width = _figure(line, _WIDTH, "width", missing)
-    return width if isinstance(width, Missing) else int(width)
 
 
 @text_reader(

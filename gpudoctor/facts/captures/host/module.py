@@ -11,10 +11,11 @@ from msgspec.structs import replace
 from gpudoctor.facts.captures import SourceError
 from gpudoctor.facts.captures.reader import Block, Part, TextReader, text_reader
 from gpudoctor.facts.model.driver import DRIVER_VERSION, DkmsBuild, Driver, LoadFailure, LoadFailureCause
+from gpudoctor.facts.model.missing import NOT_READ
 from gpudoctor.facts.model.node import Host, Network, Node
 from gpudoctor.facts.system.network import PEER_CORES
 
-_LSMOD = re.compile(r"[\w-]{1,60}\s+\d{3,10}\s+-?\d{1,5}(?:\s|$)")
+_LSMOD = re.compile(r"(?P<module>[\w-]{1,60})\s+\d{3,10}\s+-?\d{1,5}(?!\S)\s*(?P<users>.*)")
 _MODINFO = re.compile(rf"version:\s+({DRIVER_VERSION})\s*$")
 _DKMS = re.compile(
     rf"nvidia[\w-]{{0,20}}(?:/|, ?)(?P<version>{DRIVER_VERSION})(?:, (?P<kernel>[^,:\s]{{1,80}}))?"
@@ -76,18 +77,16 @@ LOAD_ERRORS = tuple(LoadError(re.compile(pattern), cause, source) for cause, sou
 @text_reader("lsmod", r"Module\s+Size\s+Used by|(?:nvidia\w*|nouveau)\s+\d{3,10}\s+\d{1,5}(?:\s|$)", _LSMOD.match)
 def read_lsmod(block: Block) -> Part:
     """`lsmod`, complete or filtered: the loaded modules. A module that is not listed may have been cut off."""
-    loaded = {line.split()[0] for line in block.lines if _LSMOD.match(line)}
+    users = {found["module"]: found["users"] for found in block.matches(_LSMOD)}
     driver, network = Driver(), Network()
-    if "nvidia" in loaded:
+    if "nvidia" in users:
         driver = Driver(module_loaded=True)
-    elif "nouveau" in loaded:
+    elif "nouveau" in users:
         driver = Driver(nouveau_loaded=True)
-    if loaded & {"nvidia_peermem", "nv_peer_mem"}:
-        used_by = {line.split()[0]: line.split()[3:] for line in block.lines if _LSMOD.match(line)}
-        cores = [",".join(used_by[core]) for core in PEER_CORES if core in used_by]
-        network = Network(peermem_loaded=True)
-        if cores:
-            network = Network(peermem_loaded=True, peermem_registered=any("peer" in users for users in cores))
+    if not users.keys().isdisjoint(("nvidia_peermem", "nv_peer_mem")):
+        cores = [users[core] for core in PEER_CORES if core in users]
+        registered = any("peer" in each for each in cores) if cores else NOT_READ
+        network = Network(peermem_loaded=True, peermem_registered=registered)
     return Part(Node(driver=driver, network=network))
 
 
@@ -97,11 +96,7 @@ def read_lsmod(block: Block) -> Part:
 )
 def read_dkms(block: Block) -> Part:
     """`dkms status`: the kernels for which the module is built."""
-    builds = tuple(
-        DkmsBuild(found["version"], found["kernel"], found["state"])
-        for line in block.lines
-        if (found := _DKMS.match(line))
-    )
+    builds = tuple(DkmsBuild(**found.groupdict()) for found in block.matches(_DKMS))
     return Part(Node(driver=Driver(dkms=builds)))
 
 
@@ -133,9 +128,8 @@ def read_load_errors(block: Block) -> Part:
 )
 def read_modinfo(block: Block) -> Part:
     """`modinfo nvidia`: the version of the module on disk, or that there is none for this kernel."""
-    for line in block.lines:
-        if found := _MODINFO.match(line):
-            return Part(Node(driver=Driver(disk_version=found[1])))
+    if found := next(block.matches(_MODINFO), None):
+        return Part(Node(driver=Driver(disk_version=found[1])))
     return read_load_errors.read(block)
 
 
@@ -163,7 +157,7 @@ def read_uname(block: Block) -> Part:
 @text_reader("mokutil", _MOKUTIL.match)
 def read_mokutil(block: Block) -> Part:
     """`mokutil --sb-state`."""
-    found = next((m for line in block.lines if (m := _MOKUTIL.match(line))), None)
+    found = next(block.matches(_MOKUTIL), None)
     return Part(Node(host=Host(secure_boot=found[1] == "enabled"))) if found else Part()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from typing import Any
 
 from gpudoctor.facts.captures.reader import Block, Part, TextReader, key_value, text_reader
@@ -37,27 +38,12 @@ _WORDS = {
 _WORDS |= {"physical_state": _WORDS["phys_state"]}
 _OF_DEVICE = {"ca type": "adapter", "firmware version": "firmware", "fw_ver": "firmware"}
 _NUMBERED = re.compile(r"^\d{1,3}: ")
+_Told = defaultdict[tuple[str, int], dict[str, Any]]  # device and port: leaves
 # what ibstat prints below a device, pasted without its indentation
 _UNINDENTED = (
     r"(?:CA type|Number of ports|(?:Firmware|Hardware) version|(?:Node|System image|Port) GUID|Port \d{1,3}"
     r"|(?:Physical )?[Ss]tate|Rate|(?:Base|SM) lid|LMC|Capability mask|Link layer): ?\S{0,40}(?: 0x\w+)?\s*$"
 )
-
-
-class _Ports:
-    """Collects the ports of a text leaf by leaf."""
-
-    def __init__(self) -> None:
-        self._told: dict[tuple[str, int], dict[str, Any]] = {}
-
-    def put(self, device: str, port: int, **leaves: Any) -> None:
-        self._told.setdefault((device, port), {}).update(leaves)
-
-    def part(self) -> Part:
-        ports = tuple(
-            RdmaPort(device, port, **leaves) for (device, port), leaves in sorted(self._told.items()) if leaves
-        )
-        return Part(Node(network=Network(rdma_ports=ports))) if ports else Part()
 
 
 @text_reader("ibstat", _DEVICE_LINE.match, rf"[ \t]+[\w ()\[\]-]{{1,40}}:|\s+GID\[|{_UNINDENTED}")
@@ -67,7 +53,7 @@ def read_ports(block: Block) -> Part:
     Only the RDMA device in the command identifies the port of `mlxlink`. `ibstatus` prints a number before its words
     ("4: ACTIVE"), the others after them or not at all.
     """
-    ports = _Ports()
+    told: _Told = defaultdict(dict)
     named = _MLXLINK_DEVICE.search(block.command)
     device, port = (named["device"], 1) if named is not None else ("", 0)
     of_device: dict[str, Any] = {}
@@ -77,7 +63,7 @@ def read_ports(block: Block) -> Part:
             device, port, of_device, rate = begin["device"], int(begin["port"] or 0), {}, {}
         elif number := _PORT_LINE.match(line):
             port, rate = int(number[1]), {}
-            ports.put(device, port, **of_device)
+            told[device, port] |= of_device
         elif (reported := key_value(line)) and device:
             key, value = reported[0].lower(), reported[1]
             if key in _OF_DEVICE and value:
@@ -85,10 +71,10 @@ def read_ports(block: Block) -> Part:
             elif key in ("active_width", "active_speed") and (number := _NUMBER.match(value)):
                 rate[key] = float(number[1])
             elif port:
-                ports.put(device, port, **_port_leaf(key, _NUMBERED.sub("", value)))
+                told[device, port] |= _port_leaf(key, _NUMBERED.sub("", value))
             if port and len(rate) == 2:
-                ports.put(device, port, rate_gbit_s=rate["active_width"] * rate["active_speed"])
-    return ports.part()
+                told[device, port]["rate_gbit_s"] = rate["active_width"] * rate["active_speed"]
+    return _part(told)
 
 
 @text_reader(
@@ -108,29 +94,30 @@ def read_mlxlink(block: Block) -> Part:
 @text_reader("rdma link", _RDMA_LINK.match)
 def read_rdma_link(block: Block) -> Part:
     """`rdma link`: the state of every port, and its network interface."""
-    ports = _Ports()
-    for line in block.lines:
-        if found := _RDMA_LINK.match(line):
-            reported = found["told"].split()
-            pairs = dict(zip(reported[::2], reported[1::2], strict=False))
-            leaves = _port_leaf("state", pairs.get("state", "")) | _port_leaf(
-                "phys_state", pairs.get("physical_state", "")
-            )
-            if "netdev" in pairs:
-                leaves["interface"] = pairs["netdev"][:40]
-            ports.put(found["device"], int(found["port"]), **leaves)
-    return ports.part()
+    told: _Told = defaultdict(dict)
+    for found in block.matches(_RDMA_LINK):
+        words = found["told"].split()
+        pairs = dict(zip(words[::2], words[1::2], strict=False))
+        leaves = {"interface": pairs["netdev"][:40]} if "netdev" in pairs else {}
+        for key in ("state", "physical_state"):
+            leaves |= _port_leaf(key, pairs.get(key, ""))
+        told[found["device"], int(found["port"])] |= leaves
+    return _part(told)
 
 
 @text_reader("/sys/class/infiniband", _SYSFS.match)
 def read_sysfs(block: Block) -> Part:
     """The files of the ports in /sys/class/infiniband, each with its path before it."""
-    ports = _Ports()
-    for line in block.lines:
-        if found := _SYSFS.match(line):
-            value = _NUMBERED.sub("", found["value"].strip())
-            ports.put(found["device"], int(found["port"]), **_port_leaf(found["key"], value))
-    return ports.part()
+    told: _Told = defaultdict(dict)
+    for found in block.matches(_SYSFS):
+        value = _NUMBERED.sub("", found["value"].strip())
+        told[found["device"], int(found["port"])] |= _port_leaf(found["key"], value)
+    return _part(told)
+
+
+def _part(told: _Told) -> Part:
+    ports = tuple(RdmaPort(device, port, **leaves) for (device, port), leaves in sorted(told.items()) if leaves)
+    return Part(Node(network=Network(rdma_ports=ports))) if ports else Part()
 
 
 def _port_leaf(key: str, value: str) -> dict[str, Any]:

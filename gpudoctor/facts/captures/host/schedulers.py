@@ -91,7 +91,7 @@ def _out_of_service(tool: str, node: str, state: str, reason: str, *, of_many: b
     return replace(told, gpu=about(reason).gpu_index)  # a node may be called like a GPU
 
 
-def _verdict(tool: str, configured: list[str], given: list[str], away: list[Reported], node: str = "the node") -> Part:
+def _verdict(tool: str, configured: list[str], given: list[str], away: list[Reported], node: str) -> Part:
     """GPUs of a node that are not given out, and why it gets no jobs; no counts of several nodes in one text."""
     if len(configured) > 1 or len(given) > 1:
         note = f"{tool}: several nodes in one text: show the one that is judged"
@@ -210,8 +210,8 @@ def _condition(name: str, kind: str, status: str, rest: str) -> list[Reported]:
 @text_reader("kubectl get nodes", _NODES, _NODE_ROW.pattern, after=r"kubectl get (?:no|nodes?)\b(?!.* -o)")
 def read_nodes(block: Block) -> Part:
     """`kubectl get nodes`: those that get no pods. NotReady may be a node that is silent: the list does not say."""
-    rows = [row for line in block.lines if (row := _NODE_ROW.match(line)) and row[2] != "Ready"]
-    away = [_out_of_service("kubectl", name, status, "") for name, status in (row.groups() for row in rows)]
+    rows = (row.groups() for row in block.matches(_NODE_ROW))
+    away = [_out_of_service("kubectl", name, status, "") for name, status in rows if status != "Ready"]
     return Part(reported=tuple(away[:_MOST_NODES])) if away else Part(notes=("kubectl: all nodes are ready",))
 
 

@@ -51,7 +51,7 @@ def read_failure(block: Block) -> Part:
 @text_reader("nvidia-smi warning", _INFOROM.match)
 def read_inforom(block: Block) -> Part:
     """The GPUs in "WARNING: infoROM is corrupted at gpu 0008:00:00.0", which follows nvidia-smi's table."""
-    bus_ids = {short_bus_id(found["bus"]) for line in block.lines if (found := _INFOROM.match(line)) and found["bus"]}
+    bus_ids = {short_bus_id(found["bus"]) for found in block.matches(_INFOROM) if found["bus"]}
     if not bus_ids:
         raise SourceError("a corrupted infoROM, but no bus id")
     gpus = tuple(Gpu(index, bus_id, inforom_corrupted=True) for index, bus_id in enumerate(sorted(bus_ids)))

@@ -9,11 +9,11 @@ import msgspec
 from msgspec.structs import replace
 
 from gpudoctor.facts.captures import ABSENT, SourceError, clipped
-from gpudoctor.facts.captures.nvidia_smi.query_dump import ANSWERED, SmiDump, count_by_index
+from gpudoctor.facts.captures.nvidia_smi.query_dump import ANSWERED, SmiDump, count_by_index, numbered
 from gpudoctor.facts.captures.nvidia_smi.query_gpu import CUT, GpuDump, GpuDumps
 from gpudoctor.facts.captures.nvidia_smi.values import Values, missing_word
 from gpudoctor.facts.captures.reader import Block, Part, text_reader
-from gpudoctor.facts.model.gpu import Gpu, NvLink
+from gpudoctor.facts.model.gpu import UNKNOWN_BUS, Gpu, NvLink
 from gpudoctor.facts.model.links import ALL_INACTIVE
 from gpudoctor.facts.model.missing import NOT_READ, UNSUPPORTED, Missing, known
 from gpudoctor.facts.model.node import Driver, short_bus_id
@@ -85,7 +85,7 @@ def _parse_gpu_list(text: str) -> SmiDump:
 def parse_nvlink(text: str, *, whole_end: bool = True) -> list[LinkDump]:
     """The GPUs in the dump's order. Raise SourceError if there is none.
 
-    The outputs of `--status`, `-e` and `-R` may be in one text; what is not in a link's lines is `ABSENT`. If
+    The outputs of `--status`, `-e` and `-R` may be in one text; what is not in a link's lines is not read. If
     nvidia-smi only reports that all links are inactive, their number is taken from a GPU of the same model; without
     one, the links are Missing. If the dump ends inside its last GPU, the links that this GPU lacks and another one of
     its model has are Missing (failed). `whole_end`: False if the last line had no line end.
@@ -107,7 +107,7 @@ def parse_nvlink(text: str, *, whole_end: bool = True) -> list[LinkDump]:
         elif listings and (link := _LINK.match(line)):
             place, links = int(link[1]), listings[-1].gpu.links
             listings[-1].count(link[2].strip(), number)
-            links[place] = _with(links.get(place) or _unread_link(place), link[2].strip())
+            links[place] = _with(links.get(place) or NvLink(place), link[2].strip())
     if not gpus:
         raise SourceError("no line like 'GPU 0: NAME (UUID: GPU-...)'")
     if _LINK.match(last) or _GPU.match(last):
@@ -122,7 +122,7 @@ def _add_inactive(gpus: Collection[LinkDump]) -> None:
         if gpu.all_inactive and not gpu.links:
             peer = next((other for other in gpus if other.links and other.name == gpu.name), None)
             for number in peer.links if peer else ():
-                gpu.links[number] = replace(_unread_link(number), state="inactive")
+                gpu.links[number] = NvLink(number, state="inactive")
 
 
 class _Listing(msgspec.Struct):
@@ -149,13 +149,9 @@ def _mark_cut(last: _Listing, before: list[_Listing]) -> None:
     gpu, place = last.gpu, f"cut off after line {last.last_line}"
     gpu.cut = f"{place}: {last.lines} lines of links for GPU {gpu.index}, {whole.lines} before"
     for number in whole.gpu.links:
-        link = gpu.links.get(number) or _unread_link(number)
+        link = gpu.links.get(number) or NvLink(number)
         lacking = ("state",) if whole.option == "state" else tuple(_COUNTERS.values())
-        gpu.links[number] = replace(link, **{field: CUT for field in lacking if getattr(link, field) == ABSENT})
-
-
-def _unread_link(number: int) -> NvLink:
-    return NvLink(number, **dict.fromkeys(NvLink.__struct_fields__[1:], ABSENT))
+        gpu.links[number] = replace(link, **{field: CUT for field in lacking if getattr(link, field) == NOT_READ})
 
 
 def _with(link: NvLink, reported: str) -> NvLink:
@@ -215,9 +211,9 @@ def read_gpu_list(block: Block) -> Part:
         return Part(smi=(_parse_gpu_list(block.text),))
     found = parse_nvlink(block.text, whole_end=block.whole_end)
     gpus = tuple(
-        Gpu(gpu.index, f"unknown-{gpu.index}", gpu.uuid, clipped(gpu.name) or NOT_READ, nvlinks=gpu.nvlinks)
+        Gpu(gpu.index, f"{UNKNOWN_BUS}{gpu.index}", gpu.uuid, clipped(gpu.name) or NOT_READ, nvlinks=gpu.nvlinks)
         for gpu in found
     )
     driver = Driver(device_count=count_by_index([gpu.index for gpu in gpus]))
-    dump = SmiDump(gpus, driver, name="nvidia-smi nvlink", indexed=True, ended=False, beside=True)
-    return Part(smi=(dump,), notes=tuple(gpu.cut for gpu in found if gpu.cut))
+    notes = tuple(gpu.cut for gpu in found if gpu.cut)
+    return Part(smi=(numbered(gpus, "nvidia-smi nvlink", driver),), notes=notes)

@@ -128,14 +128,8 @@ def _unread_errors(values: dict[str, str], gpu: str) -> Iterator[str]:
 
 
 def _higher_counters(before: dict[str, str], now: dict[str, str]) -> dict[str, str]:
-    return {
-        path: text
-        for path, text in before.items()
-        if path.startswith(_COUNTED)
-        and text.isdecimal()
-        and now.get(path, "").isdecimal()
-        and int(text) > int(now[path])
-    }
+    counts = {path: text for path, text in before.items() if path.startswith(_COUNTED) and text.isdecimal()}
+    return {path: text for path, text in counts.items() if now.get(path, "").isdecimal() and int(text) > int(now[path])}
 
 
 @text_reader(NAME, _begins, _ROW.match, after=_QUERY, restarts=_begins)

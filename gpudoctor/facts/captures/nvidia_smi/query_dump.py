@@ -42,7 +42,6 @@ _LOST_GPU = re.compile(rf"GPU ?(?:(?P<index>\d{{1,3}}): ?)?(?P<bus_id>{BUS_ID})"
 # people also quote it in the middle of a sentence
 _HANDLE = re.compile(r"(?:^.{0,40})?Unable to determine the device handle for.{0,300}", re.MULTILINE)
 
-
 _LACKING = Missing("not in its section, as it is in that of a GPU like it", "failed")
 _MOST_KINDS = 16  # of GPUs, and of values: more than any machine has
 _SELECTED = re.compile(r" (?:-i|--id)[ =]?\d")
@@ -50,7 +49,6 @@ _UNLICENSED = re.compile(r"Unlicensed|Expired")
 _NOT_VGPU = ("NONE", "PASS-THROUGH", "HOST")
 _JUDGED = frozenset(PATHS.values()).union(*(names for _, names in LEAVES.values()))
 _UNWELL = re.compile(r"(?i)(?:un|not[ _-]?)(?:healthy|ok|well)|faulty|degraded|fail(?:ed|ing)|critical|bad")
-
 
 ANSWERED = Driver(module_loaded=True, init_code=0)
 
@@ -123,9 +121,9 @@ def smi_dump(top: dict[str, str], gpus: list[GpuDump], outside: str = "", *, sel
     )
 
 
-def numbered(gpus: GpuDumps, name: str, driver: Driver = ANSWERED) -> SmiDump:
-    """GPUs by their index, from a text that is no list of all GPUs."""
-    return SmiDump(gpus.by_index(), driver, name=name, indexed=True, ended=False, beside=True)
+def numbered(gpus: tuple[Gpu, ...], name: str, driver: Driver = ANSWERED) -> SmiDump:
+    """GPUs with their indices, from a text that is no list of all GPUs."""
+    return SmiDump(gpus, driver, name=name, indexed=True, ended=False, beside=True)
 
 
 def count_by_index(indices: Collection[int]) -> Missing:

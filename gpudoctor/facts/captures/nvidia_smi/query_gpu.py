@@ -22,6 +22,7 @@ _FABRIC_STATUS = "fabric/status"
 T = TypeVar("T", bound=msgspec.Struct)
 # in place of what a text would show if it were whole
 CUT = Missing("the text is cut off before it", "failed")
+_REASON_PREFIXES = re.compile(r"^(?:clocks_event_reason_)?(?:clocks_throttle_reason_)?(?:gpu_)?")
 # the sections of Gpu: Gpu.pcie is a PcieLink
 _SECTIONS = {
     name: type(default)
@@ -120,19 +121,13 @@ def marked_as_cut(value: T, like: T | None, reason: Missing) -> T:
 def gpu_from(dump: GpuDump, index: int) -> Gpu:
     """The facts of one GPU; values that are not in the text are `ABSENT`, or not read."""
     v = Values(dump.values)
-    mig = v.flag(*LEAVES["settings.mig_enabled"][1])
-    instances = tuple(_mig_instance(Values(device)) for device in dump.mig_devices)
     found = {leaf: v.read(kind, *names) for leaf, (kind, names) in LEAVES.items()}
     found.update(_ecc_counts(v))
     found |= {
         "errors": errors_in_dump(item for item in dump.values.items() if item[0] != _FABRIC_STATUS),
         "recovery_action": _recovery(v),
         "clocks.event_reasons": _event_reasons(v),
-        "settings.mig_instances": mig
-        if isinstance(mig, Missing)
-        else instances
-        if instances or dump.lists_mig
-        else ABSENT,
+        "settings.mig_instances": _mig_instances(found["settings.mig_enabled"], dump),
         "processes": _processes(v, dump.processes),
     }
     status = found["fabric.status"]
@@ -176,32 +171,30 @@ def _event_reasons(v: Values) -> tuple[str, ...] | Missing:
     if not paths:
         whole = v.text(*REASON_SECTIONS)
         return whole if isinstance(whole, Missing) else ABSENT
-    active: list[str] = []
-    reported = False
-    missing = ABSENT
-    for path in paths:
-        flag = v.flag(path)
-        if isinstance(flag, Missing):
-            if flag.kind == "failed":
-                return flag
-            missing = flag
-            continue
-        reported = True
-        word = path.rpartition("/")[2]
-        for prefix in ("clocks_event_reason_", "clocks_throttle_reason_", "gpu_"):
-            word = word.removeprefix(prefix)
-        if flag:
-            active.append(REASONS.get(word, word.replace("_", "-")))
-    return tuple(dict.fromkeys(active)) if reported else missing
+    flags = {path: v.flag(path) for path in paths}
+    missing = [flag for flag in flags.values() if isinstance(flag, Missing)]
+    if failed := [flag for flag in missing if flag.kind == "failed"]:
+        return failed[0]
+    if len(missing) == len(flags):
+        return missing[-1]
+    words = (_REASON_PREFIXES.sub("", path.rpartition("/")[2]) for path, flag in flags.items() if flag is True)
+    return tuple(dict.fromkeys(REASONS.get(word, word.replace("_", "-")) for word in words))
 
 
-def _mig_instance(v: Values) -> MigInstance:
-    return MigInstance(
-        uuid=v.text("uuid"),
-        profile=v.text("profile"),
-        gpu_instance=v.whole("gpu_instance_id"),
-        compute_instance=v.whole("compute_instance_id"),
-        memory_mib=v.whole("fb_memory_usage/total"),
+def _mig_instances(enabled: bool | Missing, dump: GpuDump) -> tuple[MigInstance, ...] | Missing:
+    if isinstance(enabled, Missing):
+        return enabled
+    if not dump.mig_devices and not dump.lists_mig:
+        return ABSENT
+    return tuple(
+        MigInstance(
+            uuid=v.text("uuid"),
+            profile=v.text("profile"),
+            gpu_instance=v.whole("gpu_instance_id"),
+            compute_instance=v.whole("compute_instance_id"),
+            memory_mib=v.whole("fb_memory_usage/total"),
+        )
+        for v in map(Values, dump.mig_devices)
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from xml.parsers.expat import ErrorString, errors
 
-import msgspec
+from msgspec.structs import replace
 
 from gpudoctor.facts.captures import SourceError, clipped
 from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump, is_selected, smi_dump
@@ -56,10 +56,10 @@ def parse_smi_xml(text: str, *, selected: bool = False) -> SmiDump:
     if not sections.gpus and "attached_gpus" not in sections.top:
         raise SourceError(f"<{_ROOT}> holds no GPU")
     gpus = list(sections.gpus.values())
-    if cut and not sections.gpu_ended:
+    if cut and sections.in_gpu:
         gpus[-1].cut = CUT
     dump = smi_dump(sections.top, gpus, text[:start] + text[end:], selected=selected)
-    return msgspec.structs.replace(dump, notes=(*dump.notes, *filter(None, [cut])), ended=dump.ended and not cut)
+    return replace(dump, notes=(*dump.notes, *filter(None, [cut])), ended=dump.ended and not cut)
 
 
 class _Sections:
@@ -71,17 +71,12 @@ class _Sections:
         self._gpu = GpuDump()
         self._path: list[str] = []  # below the root, or below <gpu>
         self._depth = 0
-        self._in_gpu = False
+        self.in_gpu = False  # its section has not ended
         self._text: list[str] = []
 
     @property
-    def gpu_ended(self) -> bool:
-        """Whether the last GPU's section is complete."""
-        return not self._in_gpu
-
-    @property
     def place(self) -> str:
-        return self._path[-1][:60] if self._path else "gpu" if self._in_gpu else _ROOT
+        return self._path[-1][:60] if self._path else "gpu" if self.in_gpu else _ROOT
 
     def start(self, tag: str, attributes: dict[str, str]) -> None:
         self._depth += 1
@@ -93,7 +88,7 @@ class _Sections:
                 raise SourceError(f"XML of something else: <{tag[:40]}>, not <{_ROOT}>")
         elif self._depth == 2 and tag == "gpu":
             self._gpu = self.gpus.at(len(self.gpus), attributes.get("id", ""))
-            self._gpu.lists_mig = self._in_gpu = True
+            self._gpu.lists_mig = self.in_gpu = True
         else:
             self._path.append(normal_name(tag))
 
@@ -102,8 +97,8 @@ class _Sections:
 
     def end(self, tag: str) -> None:
         self._depth -= 1
-        if self._depth == 1 and self._in_gpu and not self._path:
-            self._in_gpu = False
+        if self._depth == 1 and self.in_gpu and not self._path:
+            self.in_gpu = False
         elif self._path:
             self._keep(clipped("".join(self._text).strip()), tag)
             self._path.pop()
@@ -111,9 +106,9 @@ class _Sections:
 
     def _keep(self, text: str, tag: str) -> None:
         # an empty list of processes is a value; any other empty element is not
-        if self._in_gpu and (text or tag == "processes"):
+        if self.in_gpu and (text or tag == "processes"):
             self._gpu.keep(self._path, text or "None")
-        elif not self._in_gpu and len(self._path) == 1 and text:
+        elif not self.in_gpu and len(self._path) == 1 and text:
             self.top[self._path[0]] = text
 
     def close(self) -> None:

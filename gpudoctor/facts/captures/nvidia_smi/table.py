@@ -68,7 +68,7 @@ def read_table(block: Block) -> Part:
     tables: list[_Table] = []
     for line in block.text.splitlines():
         date, head = _DATE.match(line), _HEAD.match(line)
-        if date or (head and (not tables or tables[-1].has_head)) or not tables:
+        if date or (head and (not tables or tables[-1].head)) or not tables:
             tables.append(_Table())
         table = tables[-1]
         if date:
@@ -84,8 +84,7 @@ def read_table(block: Block) -> Part:
 class _Table:
     def __init__(self) -> None:
         self.date: str | None = None
-        self.has_head = False
-        self._head = ""
+        self.head = ""
         self._gpus = GpuDumps()
         self._current: GpuDump | None = None
         self._section = "gpus"
@@ -96,7 +95,7 @@ class _Table:
 
     def add(self, line: str) -> None:
         if _HEAD.match(line):
-            self.has_head, self._head = True, line
+            self.head = line
         elif _BORDER.match(line):
             self._current, self._ended = None, True
         elif _PROCESSES.match(line):
@@ -112,7 +111,7 @@ class _Table:
                 self._add_mig(mig)
         elif gpu := _GPU.match(line):
             self._add_gpu(gpu)
-        elif self.has_head and (other := _OTHER_GPU.match(line)):
+        elif self.head and (other := _OTHER_GPU.match(line)):
             self._unread.append(clipped(other[1]))
         elif self._current is not None:
             self._add_row(self._current, line)
@@ -172,13 +171,13 @@ class _Table:
             self._current.cut = CUT
 
     def dump(self) -> SmiDump | None:
-        if not self._gpus and not self.has_head:
+        if not self._gpus and not self.head:
             return None
         notes = [f"the table is cut off inside GPU {index}" for index, gpu in self._gpus.items() if gpu.cut]
         gpus = self._gpus.by_index()
         if self._has_processes:
             gpus = tuple(map(self._with_processes, gpus))
-        version, module, cuda = (form.search(self._head) for form in (_DRIVER, _MODULE, _CUDA))
+        version, module, cuda = (form.search(self.head) for form in (_DRIVER, _MODULE, _CUDA))
         return SmiDump(
             gpus,
             replace(

@@ -10,13 +10,13 @@ import msgspec
 from msgspec.structs import replace
 
 from gpudoctor.facts.captures import ABSENT, SourceError
-from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump
+from gpudoctor.facts.captures.nvidia_smi.query_dump import numbered
 from gpudoctor.facts.captures.reader import Block, Part, text_reader
-from gpudoctor.facts.model.gpu import Gpu, GpuPair, P2pStatus, PathKind
+from gpudoctor.facts.model.gpu import UNKNOWN_BUS, Gpu, GpuPair, P2pStatus, PathKind
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Driver, Node
 
-_ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_NAME = "nvidia-smi topo"
 _GPU = re.compile(r"GPU(\d{1,4})")
 _NIC = r"NIC\d{1,3}|(?:mlx|bnxt|irdma|efa|rdma|roce|hfi|ib)\w{0,30}_?\d{1,3}"
 _DEVICE = re.compile(rf"GPU\d{{1,4}}|{_NIC}")
@@ -28,8 +28,9 @@ _LEGEND = re.compile(
 )
 _P2P_CELL = re.compile(r"\s(?:OK|CNS|GNS|TNS|NS|DR|U)(?:\s|$)", re.MULTILINE)
 _CPUS = re.compile(r"\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*")
-_PATHS: tuple[PathKind, ...] = get_args(PathKind)
-_P2P: tuple[P2pStatus, ...] = get_args(P2pStatus)
+# SOC: the word of drivers before 384 for SYS
+_PATHS: dict[str, PathKind] = {kind: kind for kind in get_args(PathKind)} | {"SOC": "SYS"}
+_P2P: dict[str, P2pStatus] = {status: status for status in get_args(P2pStatus)}
 _WRITES = re.compile(r"p2p(?:_?status)?[-_ =]?w|write", re.IGNORECASE)
 # `topo -p2p` (or --p2pstatus) with n (NVLink), a (atomics) or p (prop) prints the same words for other capabilities
 _NO_ACCESS = re.compile(r"p2p(?:_?status)?[-_ =]{1,3}[nap]\b", re.IGNORECASE)
@@ -71,12 +72,11 @@ def parse_p2p(text: str) -> dict[Pair, P2pStatus]:
     columns, rows, _ = _matrix(text)
     found: dict[Pair, P2pStatus] = {}
     for gpu, other, cell, line in _cells(columns, rows):
-        status = next((word for word in _P2P if word == cell), None)
-        if status is None:
+        if cell not in _P2P:
             raise SourceError(f"line {line}: {cell[:20]!r} is no peer-to-peer status")
         key = (min(gpu, other), max(gpu, other))
         if found.get(key, "OK") == "OK":
-            found[key] = status
+            found[key] = _P2P[cell]
     return found
 
 
@@ -104,8 +104,7 @@ def _matrix(text: str) -> tuple[list[str], _Rows, tuple[str, ...]]:
     devices = 0
     rows: _Rows = {}
     notes: list[str] = []
-    for number, raw in enumerate(text.splitlines(), 1):
-        line = _ESCAPE.sub("", raw)
+    for number, line in enumerate(text.splitlines(), 1):
         if not columns:
             if _begins(line):
                 columns = _HEADER_CELL.findall(line)
@@ -149,47 +148,37 @@ def _placed(cells: list[str], columns: list[str]) -> list[str]:
 def _pair(a: int, b: int, cell: str, line: int) -> GpuPair:
     a, b = min(a, b), max(a, b)
     if cell.startswith("NV") and cell[2:].isdecimal():
-        return GpuPair(a, b, path=ABSENT, nvlinks=int(cell[2:4]), p2p_read=ABSENT, p2p_write=ABSENT)
-    # SOC: the word of drivers before 384 for SYS
-    path = next((kind for kind in _PATHS if kind == ("SYS" if cell == "SOC" else cell)), None)
-    if path is None and cell != "N/A":
-        raise SourceError(f"line {line}: {cell[:20]!r} is no connection between GPUs")
-    return GpuPair(
-        a, b, path=path or _NO_SUPPORT, nvlinks=0 if path else _NO_SUPPORT, p2p_read=ABSENT, p2p_write=ABSENT
-    )
+        return GpuPair(a, b, nvlinks=int(cell[2:4]))
+    if cell in _PATHS:
+        return GpuPair(a, b, path=_PATHS[cell], nvlinks=0)
+    if cell == "N/A":
+        return GpuPair(a, b, path=_NO_SUPPORT, nvlinks=_NO_SUPPORT)
+    raise SourceError(f"line {line}: {cell[:20]!r} is no connection between GPUs")
 
 
 def _gpu(index: int, cells: dict[str, str]) -> Gpu:
     if not cells:
-        return Gpu(index, f"unknown-{index}")
+        return Gpu(index, f"{UNKNOWN_BUS}{index}")
     cpus = cells.get("CPU Affinity", "")
     numa = cells.get("NUMA Affinity", "")
-    node: int | Missing | None = ABSENT
-    if numa.isdecimal():
-        node = int(numa[:6])
-    elif numa:
-        # "N/A": there is only one node; "0-1": near several nodes. Neither identifies the GPU's node
-        node = None if numa == "N/A" else ABSENT
+    # "N/A": there is only one node; "0-1": near several nodes. Neither identifies the GPU's node
+    node = int(numa[:6]) if numa.isdecimal() else None if numa == "N/A" else ABSENT
     affinity = cpus if _CPUS.fullmatch(cpus) else ABSENT
-    return Gpu(index, f"unknown-{index}", cpu_affinity=affinity, numa_node=node)
+    return Gpu(index, f"{UNKNOWN_BUS}{index}", cpu_affinity=affinity, numa_node=node)
 
 
-@text_reader("nvidia-smi topo", _begins, lambda line: _ROW.match(line) or _LEGEND.match(line), restarts=_begins)
+@text_reader(_NAME, _begins, lambda line: _ROW.match(line) or _LEGEND.match(line), restarts=_begins)
 def read_topology(block: Block) -> Part:
     text = block.text
     if "Status Ok" not in text and not _P2P_CELL.search(text):
         topology = parse_topology(text)
-        return Part(topology=topology, smi=(_shown(topology.gpus),))
+        return Part(topology=topology, smi=(numbered(topology.gpus, _NAME, Driver()),))
     # the matrix itself does not show whether it is about reads or writes
     shown_by = block.command if "p2p" in block.command else block.file
     if _NO_ACCESS.search(shown_by):
         return Part(notes=("nvidia-smi topo -p2p: neither for reads (r) nor for writes (w), and not used",))
     direction = "p2p_write" if _WRITES.search(shown_by) else "p2p_read"
     statuses = parse_p2p(text)
-    pairs = [(GpuPair(a, b), {direction: status}) for (a, b), status in statuses.items()]
+    pairs = tuple(replace(GpuPair(a, b), **{direction: status}) for (a, b), status in statuses.items())
     gpus = tuple(_gpu(index, {}) for index in sorted({index for pair in statuses for index in pair}))
-    return Part(Node(pairs=tuple(replace(pair, **status) for pair, status in pairs)), smi=(_shown(gpus),))
-
-
-def _shown(gpus: tuple[Gpu, ...]) -> SmiDump:
-    return SmiDump(gpus, Driver(), name="nvidia-smi topo", indexed=True, ended=False, beside=True)
+    return Part(Node(pairs=pairs), smi=(numbered(gpus, _NAME, Driver()),))

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from gpudoctor.facts.captures import ABSENT
 from gpudoctor.facts.model.gpu import ComputeMode
-from gpudoctor.facts.model.missing import Missing, MissingKind
+from gpudoctor.facts.model.missing import Missing, MissingKind, if_known
 
 # with a unit behind it, or the x of lanes; no version, date or bus id
 _NUMBER = re.compile(r"[-+]?\d{1,18}(?:\.\d{1,9})?(?:(?![\w.,])|(?=(?:x|Mi?B|C|W)\b))")
@@ -55,8 +55,7 @@ class Values:
 
     def read(self, kind: str, *paths: str) -> Any:
         """The value as one of `KINDS`; Missing (failed) if its text is none."""
-        text = self.text(*paths)
-        return text if isinstance(text, Missing) else KINDS[kind](text)
+        return if_known(self.text(*paths), KINDS[kind])
 
     def whole(self, *paths: str) -> int | Missing:
         found: int | Missing = self.read("whole", *paths)
