@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.diagnose.asking import answer_to, said
+from tests.diagnose.asking import answer_to, cause_of, said
 
 
 def excerpts() -> Iterator[tuple[str, str, int | None, str]]:
@@ -76,10 +76,9 @@ def test_who_waited_before_slurm_noticed_that_a_node_is_gone_waited_for_it(end: 
         "before timing out.\n"
     )
     lost = "srun: error: Node failure on n04\nslurmstepd: error: *** STEP 7.0 ON n01 CANCELLED AT 2026-11-29T01:12:00 DUE TO NODE FAILURE ***\n"
-    answer = answer_to("".join(map(waited.format, range(4))) + lost + end, tmp_path)
-    assert said(answer) == ("node_lost", None)
-    assert answer.cause is not None
-    assert (answer.cause.host, answer.cause.confidence) == ("n04", "certain")
+    cause = cause_of("".join(map(waited.format, range(4))) + lost + end, tmp_path)
+    assert (cause.what, cause.rank) == ("node_lost", None)
+    assert (cause.host, cause.confidence) == ("n04", "certain")
 
 
 _RULE = "-" * 60
@@ -133,18 +132,16 @@ def test_a_node_that_slurm_misses_later_is_not_the_one_that_a_rank_waited_for(tm
 def test_a_loggers_line_inside_a_traceback_is_not_its_exception(tmp_path: Path) -> None:
     frames = 'Traceback (most recent call last):\n  File "serve.py", line 9, in load\n    model = restore(path)\n'
     rest = '    return build(\n  File "x.py", line 2, in build\n    raise TypeError(word)\nTypeError: no such layer\n'
-    answer = answer_to(f"{frames}INFO:     Application startup complete.\n{rest}", tmp_path)
-    assert said(answer) == ("user_exception", None)
-    assert answer.cause is not None
-    assert answer.cause.text.startswith("TypeError: no such layer")
+    cause = cause_of(f"{frames}INFO:     Application startup complete.\n{rest}", tmp_path)
+    assert (cause.what, cause.rank) == ("user_exception", None)
+    assert cause.text.startswith("TypeError: no such layer")
 
 
 def test_a_wrapper_that_quotes_the_exception_tells_it(tmp_path: Path) -> None:
     wrapped = 'AlgorithmError: ScriptError: ExitCode 1 ErrorMessage "ValueError: bad labels Traceback (most recent call last)", exit code: 1\n'
-    answer = answer_to(wrapped, tmp_path)
-    assert said(answer) == ("user_exception", None)
-    assert answer.cause is not None
-    assert answer.cause.text.startswith("ValueError: bad labels")
+    cause = cause_of(wrapped, tmp_path)
+    assert (cause.what, cause.rank) == ("user_exception", None)
+    assert cause.text.startswith("ValueError: bad labels")
 
 
 def test_what_was_cancelled_follows_from_who_ended_it(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from gpudoctor.diagnose.html import render_html
 from gpudoctor.diagnose.text import render_text
-from tests.diagnose.asking import answer_of, answer_to, said
+from tests.diagnose.asking import answer_of, answer_to, cause_of, said
 
 _LIGHTNING = "initializing distributed: GLOBAL_RANK: {0}, MEMBER: {1}/2\n"
 
@@ -113,10 +113,9 @@ def test_a_start_that_went_on_and_its_warnings_are_nothing(text: str, tmp_path: 
 def test_the_host_is_the_one_of_the_line_and_no_rank_is_borrowed(
     what: str, host: str | None, text: str, tmp_path: Path
 ) -> None:
-    answer = answer_to(text, tmp_path)
-    assert said(answer) == (what, None)
-    assert answer.cause is not None
-    assert answer.cause.host == host
+    cause = cause_of(text, tmp_path)
+    assert (cause.what, cause.rank) == (what, None)
+    assert cause.host == host
 
 
 _PEER_GONE = "n1:77:78 [0] misc/socket.cc:50 NCCL WARN socketProgress: Connection closed by remote peer n2.lan<4507>\n"
@@ -162,9 +161,8 @@ _PEER_GONE = "n1:77:78 [0] misc/socket.cc:50 NCCL WARN socketProgress: Connectio
 def test_the_place_is_the_side_that_the_line_tells_of(
     text: str, expected: tuple[str, str | None], tmp_path: Path
 ) -> None:
-    answer = answer_to(text, tmp_path)
-    assert answer.cause is not None
-    assert (answer.cause.what, answer.cause.host) == expected
+    cause = cause_of(text, tmp_path)
+    assert (cause.what, cause.host) == expected
 
 
 def test_a_cancelled_job_was_not_ended_by_the_signals_that_follow(tmp_path: Path) -> None:
@@ -253,11 +251,8 @@ def test_the_words_of_an_exception_end_where_another_traceback_begins_in_its_lin
         "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: 1) local_rank: 0 (pid: 7) of binary: /p"
     )
     for rest in (glued, begin):
-        answer = answer_to(
-            f'JobError: ErrorMessage "TypeError: a bad value {rest} "/w/t.py", line 4 {ended}\n', tmp_path
-        )
-        assert answer.cause is not None
-        assert answer.cause.text == "TypeError: a bad value"
+        cause = cause_of(f'JobError: ErrorMessage "TypeError: a bad value {rest} "/w/t.py", line 4 {ended}\n', tmp_path)
+        assert cause.text == "TypeError: a bad value"
 
 
 @pytest.mark.parametrize(
@@ -299,43 +294,38 @@ def test_a_gpu_that_is_lost_while_the_driver_starts_has_its_bus_id(tmp_path: Pat
         "[ 18.308145] NVRM: The NVIDIA GPU 0000:b3:00.0\n               NVRM: (PCI ID: 10de:26b5) installed in this "
         "system has\n               NVRM: fallen off the bus and is not responding to commands.\n"
     )
-    answer = answer_to(text, tmp_path)
-    assert said(answer) == ("gpu_lost", None)
-    assert answer.cause is not None
-    assert answer.cause.gpu == "0000:b3:00.0"
+    cause = cause_of(text, tmp_path)
+    assert (cause.what, cause.rank) == ("gpu_lost", None)
+    assert cause.gpu == "0000:b3:00.0"
 
 
 def test_an_xid_that_follows_another_shows_that_one(tmp_path: Path) -> None:
     text = "[ 7.1] NVRM: Xid (PCI:0000:dc:00): 45, pid=18, name=python3, Ch 00000001 caused by previous Xid 149\n"
-    answer = answer_to(text, tmp_path)
-    assert said(answer) == ("gpu_xid", None)
-    assert answer.cause is not None
-    assert answer.cause.text.startswith("Xid 149")
-    assert answer.cause.gpu == "0000:dc:00.0"
+    cause = cause_of(text, tmp_path)
+    assert (cause.what, cause.rank) == ("gpu_xid", None)
+    assert cause.text.startswith("Xid 149")
+    assert cause.gpu == "0000:dc:00.0"
 
 
 def test_the_same_rank_in_the_tables_of_two_hosts_names_no_host(tmp_path: Path) -> None:
     table = "Failures:\n  <NO_OTHER_FAILURES>\nRoot Cause (first observed failure):\n[0]:\n  host      : {0}\n"
     table += "  rank      : 0 (local_rank: 0)\n  exitcode  : 1 (pid: {1})\n"
-    answer = answer_to(table.format("n1", 71) + table.format("n2", 72), tmp_path)
-    assert said(answer) == ("launcher_table_only", None)
-    assert answer.cause is not None
-    assert answer.cause.host is None
+    cause = cause_of(table.format("n1", 71) + table.format("n2", 72), tmp_path)
+    assert (cause.what, cause.rank) == ("launcher_table_only", None)
+    assert cause.host is None
 
 
 def test_an_assertion_without_a_message_shows_its_statement(tmp_path: Path) -> None:
     text = 'Traceback (most recent call last):\n  File "/w/t.py", line 9, in f\n    assert len(kinds) == 1\nAssertionError\n'
-    answer = answer_to(text, tmp_path)
-    assert answer.cause is not None
-    assert answer.cause.text == "AssertionError: assert len(kinds) == 1 (raised from /w/t.py:9)"
+    cause = cause_of(text, tmp_path)
+    assert cause.text == "AssertionError: assert len(kinds) == 1 (raised from /w/t.py:9)"
 
 
 def test_exit_code_2_is_an_argument_that_the_program_does_not_know(tmp_path: Path) -> None:
     table = "Failures:\n[1]:\n  rank      : 1 (local_rank: 1)\n  exitcode  : 2 (pid: 72)\nRoot Cause (first observed failure):\n"
-    answer = answer_to(table + "[0]:\n  rank      : 0 (local_rank: 0)\n  exitcode  : 2 (pid: 71)\n", tmp_path)
-    assert said(answer) == ("launcher_table_only", None)
-    assert answer.cause is not None
-    assert "code 2" in answer.cause.text
+    cause = cause_of(table + "[0]:\n  rank      : 0 (local_rank: 0)\n  exitcode  : 2 (pid: 71)\n", tmp_path)
+    assert (cause.what, cause.rank) == ("launcher_table_only", None)
+    assert "code 2" in cause.text
 
 
 _RAN = "World size: 8\n" + "".join(f"step {n} loss {2 / n:.2f}\n" for n in range(1, 9))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpudoctor.diagnose.text import render_text
-from tests.diagnose.asking import answer_of, answer_to, said
+from tests.diagnose.asking import answer_of, answer_to, cause_of, said
 
 
 def wd(r: int, seq: int, op: str = "ALLREDUCE", n: int = 100, enq: int | None = None, comp: int | None = None) -> str:
@@ -468,8 +468,7 @@ def test_the_advice_at_the_end_of_torchs_own_words_is_in_the_answer(tmp_path: Pa
         "is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation."
     )
     log = f'Traceback (most recent call last):\n  File "/home/u/train.py", line 71, in main\n{said_by_torch}\n'
-    cause = answer_to(log, tmp_path).cause
-    assert cause is not None
+    cause = cause_of(log, tmp_path)
     assert cause.what == "cuda_oom"
     assert "expandable_segments:True" in cause.text
 
@@ -509,15 +508,13 @@ def test_a_wait_without_a_rank_may_be_of_the_rank_that_is_missing(tmp_path: Path
     nameless = watchdog(2, group).removeprefix("[rank2]:").replace("Rank 2", "") if group else ""
     nameless = nameless or watchdog(2).removeprefix("[rank2]:").replace("[Rank 2] ", "")
     steps = "".join(f"[rank{rank}]: step 500 {size}\n" for rank in range(4))
-    answer = answer_to(steps + waits + nameless, tmp_path)
-    assert answer.cause is not None
-    assert (answer.cause.rank, "rank 2" in answer.cause.text) == (None, False)
+    cause = cause_of(steps + waits + nameless, tmp_path)
+    assert (cause.rank, "rank 2" in cause.text) == (None, False)
 
 
 def test_a_rank_need_not_be_in_a_group_of_others(tmp_path: Path) -> None:
     waits = "".join(watchdog(rank, "PG ID 4 PG GUID 7(mesh_dp) ") for rank in (0, 1, 3))
-    cause = answer_to(waits, tmp_path).cause
-    assert cause is not None
+    cause = cause_of(waits, tmp_path)
     assert "rank 2" not in cause.text
 
 
@@ -528,8 +525,7 @@ def test_a_job_that_was_silent_long_before_its_time_limit_stood_still(
     """Twelve hours sharp may be the time zone of the scheduler."""
     steps = "".join(f"2026-11-27 01:00:{second:02} [rank0] step {second} loss 3.2\n" for second in range(0, 40, 10))
     limit = f"slurmstepd: error: *** JOB 4711 ON gpu07 CANCELLED AT 2026-11-27T{ended} DUE TO TIME LIMIT ***\n"
-    cause = answer_to(steps + limit, tmp_path).cause
-    assert cause is not None
+    cause = cause_of(steps + limit, tmp_path)
     assert cause.what == "time_limit"
     assert ("12 h 10 min before that: it stood still" in cause.text) is stood_still
 
@@ -560,16 +556,14 @@ def steps_from(date: str, hour: int, count: int = 30) -> str:
     ids=["28 February", "30 April", "Nepal", "evaluation", "without times", "many lines"],
 )
 def test_a_job_that_may_have_moved_until_its_time_limit_did_not_stand_still(text: str, tmp_path: Path) -> None:
-    answer = answer_to(text, tmp_path)
-    assert answer.cause is not None
-    assert (answer.cause.what, "stood still" in answer.cause.text) == ("time_limit", False)
+    cause = cause_of(text, tmp_path)
+    assert (cause.what, "stood still" in cause.text) == ("time_limit", False)
 
 
 def test_a_long_job_stood_still_by_its_own_steps_not_by_those_that_are_not_kept(tmp_path: Path) -> None:
     steps = "".join(steps_from("2026-04-12", hour, 60) for hour in range(6, 11))
-    answer = answer_to(steps + limit_at("2026-04-12T14:07:12"), tmp_path)
-    assert answer.cause is not None
-    assert "last step was logged 3 h 8 min before that: it stood still" in answer.cause.text
+    cause = cause_of(steps + limit_at("2026-04-12T14:07:12"), tmp_path)
+    assert "last step was logged 3 h 8 min before that: it stood still" in cause.text
 
 
 def test_a_job_whose_other_ranks_print_no_times_may_have_moved(tmp_path: Path) -> None:
