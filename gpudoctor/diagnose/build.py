@@ -178,17 +178,14 @@ def _dump_evidence(job: Job, found: Hypothesis) -> tuple[EvidenceLine, ...]:
 
 
 def _others(job: Job, found: list[Hypothesis], best: Hypothesis) -> list[Cause]:
-    """The remaining hypotheses of another kind or place."""
-    retained: list[Cause] = []
+    """The remaining hypotheses of another kind or place, those of other ranks that are behind first."""
+    behind = best.ranks[1:] if best.what == "rank_behind" else ()
+    retained = [_cause(job, msgspec.structs.replace(best, ranks=(r,), gpu=None), best.confidence) for r in behind]
     seen = {(best.what, best.ranks)}
-    if len(best.ranks) > 1 and best.what == "rank_behind":
-        retained += [_cause(job, _of_rank(best, rank), best.confidence) for rank in best.ranks[1:]]
-    for hypothesis in found[1:]:
-        key = (hypothesis.what, hypothesis.ranks)
-        if key in seen or _adds_nothing(hypothesis, best):
-            continue
-        seen.add(key)
-        retained.append(_cause(job, hypothesis, "possible"))
+    for other in found[1:]:
+        if (other.what, other.ranks) not in seen and not _adds_nothing(other, best):
+            seen.add((other.what, other.ranks))
+            retained.append(_cause(job, other, "possible"))
     return retained[:_MOST_OTHERS]
 
 
@@ -244,10 +241,6 @@ def _also(
         AlsoSaid(what, job.files[e.file].name, e.line, words_of(e), before(e))
         for what, e in sorted(other[:_MOST_ALSO], key=lambda each: (each[1].file, each[1].line))
     )
-
-
-def _of_rank(best: Hypothesis, rank: int) -> Hypothesis:
-    return msgspec.structs.replace(best, ranks=(rank,), gpu=None, unknown=False)
 
 
 def _victims(job: Job, attempt: int, best: Hypothesis) -> Iterable[Victim]:

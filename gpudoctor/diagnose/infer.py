@@ -177,11 +177,7 @@ def went_on(job: Job) -> bool:
     """Whether the job went on after everything that looks like an error, and no line shows that a process ended."""
     if any(_is_an_end(job, event) for event in job.events):
         return False
-    troubles = [
-        event
-        for event in job.events
-        if event.role in (*TROUBLE, "wrapper") and not any(excuse(job, event) for excuse in EXCUSES)
-    ]
+    troubles = [e for e in job.events if e.role in (*TROUBLE, "wrapper") and not _is_excused(job, e)]
     # a host whose own name does not resolve: no trouble of a job that does not fail to connect
     if all(e.what == "bootstrap_no_interface" and e.detail.get("warning") for e in troubles):
         return True
@@ -196,21 +192,18 @@ def _is_an_end(job: Job, event: Event) -> bool:
     return not late and not (event.role == "wait" and event.detail.get("warning"))
 
 
-def _warned_and_worked(job: Job, event: Event) -> bool:
-    return event.role == "echo" and bool(event.detail.get("warning")) and job.worked
-
-
-def _store_ended(job: Job, event: Event) -> bool:
-    """The store ends with rank 0."""
-    return event.what == "store_lost" and bool(event.detail.get("warning")) and job.finished
-
-
-def _xid_of_any_program(job: Job, event: Event) -> bool:
-    return event.number("xid") is not None and event.strength < 3 and job.finished and not is_hard(event)
-
-
-# why an event that looks like trouble is none of this job
-EXCUSES = (Job.outlived, of_another_program, _warned_and_worked, _store_ended, _xid_of_any_program)
+def _is_excused(job: Job, event: Event) -> bool:
+    """Whether what looks like trouble is none of this job."""
+    warning = bool(event.detail.get("warning"))
+    return (
+        job.outlived(event)
+        or of_another_program(job, event)
+        or (event.role == "echo" and warning and job.worked)
+        # the store ends with rank 0
+        or (event.what == "store_lost" and warning and job.finished)
+        # an Xid of any program
+        or (event.number("xid") is not None and event.strength < 3 and job.finished and not is_hard(event))
+    )
 
 
 def _outlived(job: Job, troubles: list[Event]) -> bool:

@@ -174,11 +174,10 @@ def _nearest(machine: Machine, job: PlanJob) -> Iterator[str]:
 
 def _shorter(machine: Machine, job: PlanJob, *, offload: bool) -> Iterator[str]:
     seq = job.seq // 2
-    while seq >= 512:
-        if _fits(machine, msgspec.structs.replace(job, seq=seq), offload=offload):
-            yield f"--seq {seq}"
-            return
+    while seq >= 512 and not _fits(machine, msgspec.structs.replace(job, seq=seq), offload=offload):
         seq //= 2
+    if seq >= 512:
+        yield f"--seq {seq}"
 
 
 def _nodes_wanted(machine: Machine, job: PlanJob, *, offload: bool = False) -> int | None:
