@@ -27,7 +27,7 @@ from gpudoctor.plan.communication import StepTime, step_time
 from gpudoctor.plan.hf_config import shape_of_config
 from gpudoctor.plan.launch import launch_of, megatron_lacks
 from gpudoctor.plan.machine import Machine, compute_capability, machine_of, ram_bytes, usable_gpus
-from gpudoctor.plan.memory import PlanJob, RankSplit, memory_of, model_split_name
+from gpudoctor.plan.memory import PlanJob, RankSplit, fsdp, memory_of, model_split_name
 from gpudoctor.plan.model import Plan, PlanRequest, communication_summary, machine_summary, model_summary, strategy
 from gpudoctor.plan.model_shape import ModelError, ModelShape, seq_of
 from gpudoctor.plan.model_sizes import is_size, shape_of_size
@@ -289,10 +289,7 @@ def cpu_plan(request: PlanRequest, shape: ModelShape, sourced: Sourced) -> tuple
 
 def _cpu_splits(request: PlanRequest, job: PlanJob, ranks: int) -> tuple[RankSplit, ...]:
     if request.tensor is None and request.pipeline is None:
-        return (
-            RankSplit("ddp", ranks),
-            RankSplit("fsdp", ranks, sharding="parameters", shards=ranks, engine="sharded"),
-        )
+        return RankSplit("ddp", ranks), fsdp(ranks)
     tensor, pipeline = request.tensor or 1, request.pipeline or 1
     wrong = undividable(job, ranks, tensor, pipeline, "CPU ranks")
     if wrong is not None:

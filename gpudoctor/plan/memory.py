@@ -91,6 +91,12 @@ class RankSplit(msgspec.Struct, frozen=True):
         return TITLES[self.name]
 
 
+def fsdp(ranks: int, shards: int | None = None, *, offload: bool = False) -> RankSplit:
+    """FSDP over all ranks, or over groups of `shards` of them; `offload`: with its states in host RAM."""
+    name: StrategyName = "fsdp-offload" if offload else "fsdp"
+    return RankSplit(name, ranks, sharding="parameters", shards=shards or ranks, offload=offload, engine="sharded")
+
+
 class PlanJob(msgspec.Struct, frozen=True):
     """What to train and how: `micro_batch` sequences of `seq` tokens at a time on one data-parallel rank.
 
