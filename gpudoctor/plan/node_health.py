@@ -138,23 +138,22 @@ def meaning(trouble: FaultMeaning, machine: Machine, now: StepTime, sound: StepT
     leave = f"leave {'it' if len(trouble.gpus) == 1 else 'them'} out (--gpu {option_ranges(rest)})"
     if impact == "wrong-results" and trouble.status == "fail":
         return f"{leave}: GPU {several} may fail, or compute what is wrong"
-    if impact == "slow-host-link":
-        return f"{leave}, or expect {_link_cost(machine, now, sound, host_sound)}"
-    if impact == "slow-gpu":
-        return f"{leave}, or expect every step to wait for GPU {several}"
-    if impact == "unequal-gpus":
-        room = gib_text(machine.memory_bytes)
-        return f"{leave}, or expect all to wait for the slowest, and {room} of each to be used"
     if impact == "memory-taken":
         return f"the plan counts all memory of GPU {several} as free: end that program first"
-    if impact == "slow-collectives":
-        rate = machine.collective
-        if isinstance(rate, str):
-            return f"{leave}, or expect slower collectives: the slowest GPU sets the pace"
-        # a profile's figure is that of healthy links
-        most = "" if rate.measured else "at most "
-        return f"{leave}, or expect collectives of {most}{rate.value:.4g} GB/s: the slowest GPU sets the pace"
-    return f"{leave}, or see gpudoctor explain {trouble.check}"
+    cost = {
+        "slow-host-link": _link_cost(machine, now, sound, host_sound),
+        "slow-gpu": f"every step to wait for GPU {several}",
+        "unequal-gpus": f"all to wait for the slowest, and {gib_text(machine.memory_bytes)} of each to be used",
+        "slow-collectives": f"{_slower_collectives(machine.collective)}: the slowest GPU sets the pace",
+    }.get(impact or "")
+    return f"{leave}, or {f'expect {cost}' if cost else f'see gpudoctor explain {trouble.check}'}"
+
+
+def _slower_collectives(rate: Rate | str) -> str:
+    if isinstance(rate, str):
+        return "slower collectives"
+    # a profile's figure is that of healthy links
+    return f"collectives of {'' if rate.measured else 'at most '}{rate.value:.4g} GB/s"
 
 
 def _link_cost(machine: Machine, now: StepTime, sound: StepTime, host_sound: Rate | str) -> str:
