@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 
 from gpudoctor.diagnose.causes import steps_for, text_of_cause
-from gpudoctor.diagnose.diagnosis import AlsoSaid, Cause, Diagnosis, EvidenceLine, Victim, ranks_in_words
+from gpudoctor.diagnose.diagnosis import AlsoSaid, Cause, Diagnosis, EvidenceLine, Victim, counted_out
 from gpudoctor.diagnose.events import clipped, grouped
 from gpudoctor.text.output import printable
 
@@ -42,7 +42,7 @@ def _lines(answer: Diagnosis, width: int, color: bool, verbose: bool) -> Iterato
         yield from _rows("reports", filter(None, [answer.reason]), width)
         yield from _victims(answer.victims, width)
         if answer.silent_ranks:
-            silent = f"nothing is heard of {ranks_in_words(answer.silent_ranks)} of {answer.world_size}"
+            silent = f"nothing is heard of {counted_out(answer.silent_ranks, 'rank')} of {answer.world_size}"
             yield from _row("silent", silent, width)
         yield from _rows("clocks", [printable(skew.words) for skew in answer.clocks[:_MOST_CLOCKS]], width)
         yield from _rows("do", steps_for(cause.what, cause.confidence), width)
@@ -116,7 +116,7 @@ def _victims(victims: tuple[Victim, ...], width: int) -> Iterator[str]:
     for reason, same in grouped((victim.text, victim) for victim in victims).items():
         ranks = [v.rank for v in same if v.rank is not None]
         hosts = sorted({v.host for v in same if v.host and v.rank is None})
-        who = ", ".join(filter(None, [ranks_in_words(ranks), *hosts])) or "others"
+        who = ", ".join(filter(None, [counted_out(ranks, "rank"), *hosts])) or "others"
         rows.append(f"{who}: {reason} ({_line_of(same[0].evidence[0]).partition('  ')[0]})")
     yield from _rows("victims", rows, width)
 
