@@ -72,15 +72,14 @@ def _explained(job: Job, found: list[Hypothesis], reports: list[NodeReport]) -> 
     evidence = [each.evidence for each in (cause, *others)] + [victim.evidence for victim in victims]
     shown = {(line.file, line.line) for each in evidence for line in each}
     hurt = {victim.rank for victim in victims if victim.rank is not None}
+    doubtful = best.unknown or confidence == "possible"
     return Diagnosis(
         verdict="unknown" if best.unknown else "cause",
         cause=cause,
         others=tuple(others),
-        also=()
-        if best.unknown or confidence == "possible"
-        else _also(Attempt(job, attempt), [best, *found[1:]], shown, hurt),
+        also=() if doubtful else _also(Attempt(job, attempt), [best, *found[1:]], shown, hurt),
         victims=victims,
-        collect=COLLECT if best.unknown or confidence == "possible" else (),
+        collect=COLLECT if doubtful else (),
         next=tuple(_next_steps(cause, text_of_cause(best.what).checks)),
         reason="; ".join(notes),
         clocks=clock_skews(job, attempt),

@@ -286,8 +286,6 @@ def _cpu_splits(request: PlanRequest, job: PlanJob, ranks: int) -> tuple[RankSpl
     if wrong is not None:
         near = nearest_split(job, ranks, tensor, pipeline, lambda *_: True)
         raise UserError(f"{wrong}; {near or 'leave --tensor and --pipeline out'}")
-    if tensor * pipeline == 1:
-        return (RankSplit("ddp", ranks),)
     return (RankSplit(model_split_name(tensor, pipeline), ranks // (tensor * pipeline), tensor, pipeline),)
 
 

@@ -44,11 +44,11 @@ COMMUNICATOR_BYTES = 2 * 4 * 2**20 * 32
 ALLOCATOR_SHARE = 0.10
 
 
-def model_split_name(tensor: int, pipeline: int) -> Literal["tensor", "pipeline", "3d"]:
-    """The name of a split of the model itself; at least one of the two must be more than 1."""
-    if tensor > 1 and pipeline > 1:
-        return "3d"
-    return "tensor" if pipeline == 1 else "pipeline"
+def model_split_name(tensor: int, pipeline: int) -> Literal["ddp", "tensor", "pipeline", "3d"]:
+    """The name of a split of the model itself; "ddp" if it stays whole."""
+    if pipeline > 1:
+        return "3d" if tensor > 1 else "pipeline"
+    return "tensor" if tensor > 1 else "ddp"
 
 
 class RankSplit(msgspec.Struct, frozen=True):

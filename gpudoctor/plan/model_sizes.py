@@ -77,13 +77,9 @@ def made_shape(parameters: float) -> ModelShape:
 
 def _made(hidden: int, parameters: float, vocab: int) -> ModelShape:
     head_dim = 128 if hidden >= 2048 else 64
-    heads = hidden // head_dim
-    ffn = -(-8 * hidden // 3 // 256) * 256 or 256
-    name = f"{count_text(parameters)} made to size"
-    origin = "no published model of this size is known here: Llama-like proportions"
-    tied = parameters < 2e9
-    made = ModelShape(
-        2, hidden, heads, heads, head_dim, ffn, vocab, name=name, family="llama", origin=origin, max_seq=4096, tied=tied
-    )
+    heads, ffn = hidden // head_dim, -(-8 * hidden // 3 // 256) * 256 or 256
+    name, tied = f"{count_text(parameters)} made to size", parameters < 2e9
+    made = llama(name, 2, hidden, heads, heads, ffn, vocab, 4096, tied=tied)
     rest = parameters - made.embedding_parameters - made.head_parameters
-    return replace(made, layers=max(round(rest / made.layer_parameters), 2))
+    origin = "no published model of this size is known here: Llama-like proportions"
+    return replace(made, layers=max(round(rest / made.layer_parameters), 2), origin=origin)

@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from gpudoctor.plan.machine import Machine
-from gpudoctor.plan.memory import Memory, PlanJob, RankSplit, fsdp, memory_of, model_split_name
+from gpudoctor.plan.memory import Memory, PlanJob, RankSplit, Sharding, fsdp, memory_of, model_split_name
 from gpudoctor.plan.tensor_bytes import RECOMPUTES, Recompute
 from gpudoctor.text.units import gib_number, gib_text
 
@@ -149,9 +149,8 @@ def tensor_divides(job: PlanJob, ways: int) -> bool:
 def megatron(machine: Machine, tensor: int, pipeline: int) -> RankSplit:
     """Tensor and pipeline parallelism; data parallelism over the other ranks, which shard the optimizer."""
     data = machine.world // (tensor * pipeline)
-    name = model_split_name(tensor, pipeline)
-    sharding: Literal["optimizer", "none"] = "optimizer" if data > 1 else "none"
-    return RankSplit(name, data, tensor, pipeline, sharding, data, engine="megatron")
+    sharding: Sharding = "optimizer" if data > 1 else "none"
+    return RankSplit(model_split_name(tensor, pipeline), data, tensor, pipeline, sharding, data, engine="megatron")
 
 
 def _first_that_fits(machine: Machine, job: PlanJob, tensor: int, global_batch: int | None) -> Option:
@@ -159,11 +158,10 @@ def _first_that_fits(machine: Machine, job: PlanJob, tensor: int, global_batch: 
     ranks = machine.world // tensor
     stages = [p for p in range(2, min(ranks, job.shape.layers) + 1) if ranks % p == 0]
     if not stages:
-        name: Literal["pipeline", "3d"] = "pipeline" if tensor == 1 else "3d"
         reason = f"{ranks} ranks cannot be divided into stages of {job.shape.layers} layers"
         if tensor > 1 and ranks == 1:
             reason = "tensor parallelism already takes every GPU"
-        return Option(RankSplit(name, 1), job, "not here", None, reason)
+        return Option(RankSplit(model_split_name(tensor, 2), 1), job, "not here", None, reason)
     for pipeline in stages:
         option = tried(machine, job, megatron(machine, tensor, pipeline), global_batch)
         if option.fit == "fits":
