@@ -72,7 +72,7 @@ def why(option: Option, options: tuple[Option, ...], machine: Machine) -> str:
         return "one GPU holds it all" if not split.offload else "one GPU holds it only with the states in host RAM"
     if split.name == "ddp":
         return "one GPU holds all of it, so each GPU keeps a copy and only gradients are exchanged"
-    short = _short(options, "ddp")
+    short = next((o.reason for o in options if o.split.name == "ddp" and o.reason), "too much")
     if split.name == "fsdp" and split.shards <= machine.gpus_per_node:
         more = ", and the nodes hold copies of each other" if split.shards < split.data else ""
         return f"one GPU does not hold it ({short}); the {split.shards} GPUs of a node together do{more}"
@@ -123,10 +123,6 @@ def _rank(option: Option, machine: Machine) -> int:
     within = split.shards <= machine.gpus_per_node
     order = {"ddp": 0, "fsdp": 1 if within else 5, "3d": 2, "tensor": 3, "pipeline": 4, "fsdp-offload": 6}
     return order.get(split.name, 9)  # ZeRO-1 and ZeRO-2 are shown, but never better than FSDP here
-
-
-def _short(options: tuple[Option, ...], name: str) -> str:
-    return next((o.reason for o in options if o.split.name == name and o.reason), "too much")
 
 
 def _nothing_fits(options: tuple[Option, ...], machine: Machine, job: PlanJob) -> str:
