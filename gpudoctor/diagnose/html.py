@@ -5,11 +5,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from math import inf
 from pathlib import PurePath
 
 from gpudoctor.diagnose.causes import steps_for, text_of_cause
-from gpudoctor.diagnose.diagnosis import Cause, Diagnosis, EvidenceLine, TimelineEntry
+from gpudoctor.diagnose.diagnosis import AlsoSaid, Cause, Diagnosis, EvidenceLine, TimelineEntry
 from gpudoctor.diagnose.events import grouped
 from gpudoctor.report.html.parts import (
     Card,
@@ -42,14 +43,9 @@ Paths = Mapping[str, str]
 def render_html(answer: Diagnosis) -> str:
     """The page; the same answer gives the same bytes."""
     cause, timeline = answer.cause, in_order(answer)
-    paths = short_paths(
-        {line.file for line in answer.unexplained}
-        | {entry.file for entry in timeline}
-        | {line.file for shown in _causes(answer) for line in shown.evidence}
-        | {line.file for victim in answer.victims for line in victim.evidence}
-        | {said.file for said in answer.also}
-        | {unread.file for unread in answer.unread}
-    )
+    evidence = chain(*(cause.evidence for cause in _causes(answer)), *(victim.evidence for victim in answer.victims))
+    lines: list[EvidenceLine | TimelineEntry | AlsoSaid] = [*answer.unexplained, *timeline, *evidence, *answer.also]
+    paths = short_paths({line.file for line in lines} | {unread.file for unread in answer.unread})
     title = text_of_cause(cause.what).title if cause else "no answer" if answer.error else answer.reason
     page = Page(
         title=f"{answer.word}: {f'{cause.what}: {title}' if cause else title}: gpudoctor diagnosis",

@@ -110,7 +110,7 @@ def ground_of(request: PlanRequest, shape: ModelShape, sourced: Sourced) -> Grou
     unread = node.source.kind == "profile"  # nothing was read, so nothing can be at fault
     report = None if unread else check_node(node, measurements, checks, config, request.gpu)
     scope, _ = scope_of(node, request.gpu)
-    unfit = unfit_gpus(report) if report is not None and node.gpus else {}
+    unfit = unfit_gpus(report) if node.gpus else {}
     gpus = usable_gpus(node, scope, unfit)
     precision, warnings = _precision(request.precision, gpus, profile_for(node))
     seq, seq_warnings = seq_of(request.seq, shape)
@@ -152,10 +152,7 @@ def make_plan(request: PlanRequest, shape: ModelShape, sourced: Sourced) -> tupl
         left_out=tuple(
             (i, why) for i, why in sorted(ground.unfit.items()) if ground.scope is None or i in ground.scope
         ),
-        troubles=tuple(
-            _meant(trouble, node, ground, taken, step)
-            for trouble in (troubles(ground.report, ground.unfit) if ground.report else ())
-        ),
+        troubles=tuple(_meant(trouble, node, ground, taken, step) for trouble in troubles(ground.report, ground.unfit)),
         launch=launch_of(machine, taken.job, taken.split, expected, bucket, len(machine.gpus) == len(node.gpus)),
         formulas=formulas() if request.explain else (),
     )

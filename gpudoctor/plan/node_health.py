@@ -92,7 +92,7 @@ def measurements_of(path: Path, node: Node) -> Measurements:
     return report.measurements
 
 
-def unfit_gpus(report: Report) -> dict[int, str]:
+def unfit_gpus(report: Report | None) -> dict[int, str]:
     """GPUs that no training can start on, with the reason."""
     found: dict[int, str] = {}
     for check, finding in _roots(report):
@@ -103,7 +103,7 @@ def unfit_gpus(report: Report) -> dict[int, str]:
     return found
 
 
-def troubles(report: Report, left_out: Container[int | None]) -> tuple[FaultMeaning, ...]:
+def troubles(report: Report | None, left_out: Container[int | None]) -> tuple[FaultMeaning, ...]:
     """Faults, and warnings that bear on a training: one line for the GPUs of each check, and for each of the node."""
     found: dict[tuple[str, str, str], FaultMeaning] = {}
     for check, finding in _roots(report):
@@ -177,8 +177,8 @@ def mended(gpu: Gpu) -> Gpu:
     return msgspec.structs.replace(gpu, pcie=msgspec.structs.replace(gpu.pcie, width=width))
 
 
-def _roots(report: Report) -> Iterable[tuple[str, Finding]]:
-    for result in report.checks:
+def _roots(report: Report | None) -> Iterable[tuple[str, Finding]]:
+    for result in report.checks if report else ():
         for finding in result.findings:
             if finding.explained_by is None:
                 yield result.id, finding
