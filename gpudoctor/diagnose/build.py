@@ -226,14 +226,13 @@ def _also(
     named = [e for e in attempt.of("cause", "echo") if e.what not in WITHOUT_REASON and not e.detail.get("warning")]
     named += [e for e in attempt.of("wrapper") if e.what.startswith("nccl_")]  # all others point at another line
     named = [e for e in lasting(job, named) if before(e) or e.rank not in hurt]
-    told = [(e.what, kind_of_failure(e), e) for e in named]
-    sure = [(h.what, h.events[0]) for h in found[1:] if h.events and h.confidence == "certain" and not h.unknown]
+    told = [(e.what, e) for e in named]
+    told += [(h.what, h.events[0]) for h in found[1:] if h.events and h.confidence == "certain" and not h.unknown]
+    told.sort(key=lambda each: (each[1].file, each[1].line))
     # events of one kind, such as Xids, may be of several
-    told += [(what, kind_of_failure(e) if e.what == what else what, e) for what, e in sure]
-    told.sort(key=lambda each: (each[2].file, each[2].line))
+    of_kinds = grouped((kind_of_failure(e) if e.what == what else what, (what, e)) for what, e in told)
     known = {best.what} | {kind_of_failure(e) for e in best.events}
-    of_kinds = grouped((kind, (what, event)) for what, kind, event in told if kind not in known)
-    other = [first_one for first_one, *_ in of_kinds.values()]
+    other = [first_one for kind, (first_one, *_) in of_kinds.items() if kind not in known]
     other = [(what, e) for what, e in other if (job.files[e.file].name, e.line) not in shown]
     other.sort(key=lambda each: (not before(each[1]), each[1].role != "cause", each[1].file, each[1].line))
     return tuple(

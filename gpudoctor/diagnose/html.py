@@ -127,8 +127,8 @@ def _kind(answer: Diagnosis, entry: TimelineEntry) -> str:
     """Whether the entry shows the cause, a victim, or something else."""
     cause, line = answer.cause, (entry.file, entry.line)
     ranks = (cause.rank, None) if cause and cause.rank is not None else cause.ranks if cause else ()
-    at_cause = cause is not None and (not ranks or entry.rank in ranks)
-    if at_cause and cause is not None and line in {(shown.file, shown.line) for shown in cause.evidence}:
+    at_cause = not ranks or entry.rank in ranks
+    if cause and at_cause and line in {(shown.file, shown.line) for shown in cause.evidence}:
         return "cause"
     is_victim = any(
         (entry.rank == victim.rank if victim.rank is not None else entry.host == victim.host)

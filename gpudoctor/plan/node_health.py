@@ -63,32 +63,33 @@ def measurements_of(path: Path, node: Node) -> Measurements:
 
     The report needs no facts: the plan uses the current ones.
     """
-    shown = printable(str(path))
+
+    def unusable(why: str) -> UserError:
+        return UserError(f"--report {printable(str(path))}: {why}")
+
     try:
         if not path.is_file():  # a FIFO would never end
-            raise UserError(f"--report {shown}: {'not a file' if path.exists() else 'no such file'}")
+            raise unusable("not a file" if path.exists() else "no such file")
         with path.open("rb") as file:
             data = file.read(_REPORT_MAX_BYTES + 1)
     except (OSError, ValueError) as error:
-        raise UserError(f"--report {shown}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        raise unusable(f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if len(data) > _REPORT_MAX_BYTES:
-        raise UserError(f"--report {shown}: more than {_REPORT_MAX_BYTES // 2**20} MiB: no report")
+        raise unusable(f"more than {_REPORT_MAX_BYTES // 2**20} MiB: no report")
     try:
         report = msgspec.json.decode(data, type=Report)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         way_out = "make one with gpudoctor check --level full --json -o FILE"
-        raise UserError(
-            f"--report {shown}: no report of gpudoctor ({printable(str(error))[:120]}): {way_out}"
-        ) from None
+        raise unusable(f"no report of gpudoctor ({printable(str(error))[:120]}): {way_out}") from None
     if report.error is not None:
-        raise UserError(f"--report {shown}: that check could not do its work: {printable(report.error)[:200]}")
+        raise unusable(f"that check could not do its work: {printable(report.error)[:200]}")
     if report.run.injected:
         how = ", ".join(map(printable, report.run.injected))[:200]
-        raise UserError(f"--report {shown}: it was made to go wrong (--inject {how}): make one without")
+        raise unusable(f"it was made to go wrong (--inject {how}): make one without")
     then = {gpu.uuid or gpu.bus_id for gpu in report.gpus}
     now = {known(gpu.uuid) or gpu.bus_id for gpu in node.gpus}
     if not then & now:
-        raise UserError(f"--report {shown}: none of its {len(then)} GPUs is in this node: it is of another machine")
+        raise unusable(f"none of its {len(then)} GPUs is in this node: it is of another machine")
     return report.measurements
 
 
