@@ -1,7 +1,8 @@
-"""One line or excerpt of each kind -> its word, and the rank where the text names one."""
+"""One line or excerpt of each kind -> its word, and the rank and the host where the text names them."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,20 +10,29 @@ import pytest
 
 from tests.diagnose.asking import answer_to, cause_of, said
 
+# "@@ word rank on host: name" above the lines of each; no rank if none is named, a host ("-" for none) if it matters
+_HEAD = re.compile(r"(?P<what>\w+)(?: (?P<rank>\d+))?(?: on (?P<host>\S+))?(?:: (?P<name>.+))?")
 
-def excerpts() -> Iterator[tuple[str, str, int | None, str]]:
-    """Name, word, rank and lines of each: a line `@@ word rank: name` begins it, with a rank where its lines name one."""
+
+def excerpts() -> Iterator[tuple[re.Match[str], str]]:
+    """The head and the lines of each excerpt in each file."""
     for file in sorted((Path(__file__).parent / "excerpts").iterdir()):
         for excerpt in file.read_text("utf-8").removesuffix("\n").split("\n@@ ")[1:]:
             head, _, text = excerpt.partition("\n")
-            answer, _, name = head.partition(": ")
-            what, _, rank = answer.partition(" ")
-            yield name or what, what, int(rank) if rank else None, f"{text}\n"
+            found = _HEAD.fullmatch(head)
+            assert found, head
+            yield found, f"{text}\n"
 
 
-@pytest.mark.parametrize(("what", "rank", "text"), [pytest.param(*excerpt, id=name) for name, *excerpt in excerpts()])
-def test_an_excerpt_gets_its_word_and_rank(what: str, rank: int | None, text: str, tmp_path: Path) -> None:
-    assert said(answer_to(text, tmp_path)) == (what, rank)
+@pytest.mark.parametrize(
+    ("head", "text"), [pytest.param(head, text, id=head["name"] or head["what"]) for head, text in excerpts()]
+)
+def test_an_excerpt_gets_its_word_its_rank_and_its_host(head: re.Match[str], text: str, tmp_path: Path) -> None:
+    answer = answer_to(text, tmp_path)
+    assert said(answer) == (head["what"], int(head["rank"]) if head["rank"] else None)
+    if head["host"]:
+        assert answer.cause is not None
+        assert (answer.cause.host or "-") == head["host"]
 
 
 @pytest.mark.parametrize(
@@ -51,7 +61,7 @@ def test_an_exception_without_its_traceback_is_possible_if_it_is_the_last_line(
 
 
 def test_a_victim_is_never_certain(tmp_path: Path) -> None:
-    text = next(text for _, what, _, text in excerpts() if what == "victims_only")
+    text = next(text for head, text in excerpts() if head["what"] == "victims_only")
     answer = answer_to(text, tmp_path)
     assert answer.verdict == "unknown"
     assert answer.cause is not None
