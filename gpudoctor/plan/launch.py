@@ -157,13 +157,9 @@ def _megatron_options(job: PlanJob, split: RankSplit, batch: Batch) -> tuple[str
         f"--tensor-model-parallel-size {split.tensor}",
         f"--pipeline-model-parallel-size {split.pipeline}",
         f"--micro-batch-size {batch.per_gpu} --global-batch-size {batch.global_batch} --seq-length {job.seq}",
-        *_switched_on(switches),
+        *(option for option, needed in switches if needed),
         *_model(job.shape, job.seq),
     )
-
-
-def _switched_on(switches: tuple[tuple[str, bool], ...]) -> Iterator[str]:
-    return (option for option, needed in switches if needed)
 
 
 def megatron_lacks(job: PlanJob, split: RankSplit) -> Iterator[str]:
@@ -195,5 +191,5 @@ def _model(shape: ModelShape, seq: int) -> tuple[str, ...]:
         f"--num-attention-heads {shape.heads} --kv-channels {shape.head_dim}",
         f"--max-position-embeddings {max(shape.max_seq, seq)} --position-embedding-type {positions}",
         f"--normalization {'LayerNorm' if shape.norm_bias else 'RMSNorm'}",
-        *_switched_on(switches),
+        *(option for option, needed in switches if needed),
     )
