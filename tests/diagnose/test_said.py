@@ -432,8 +432,7 @@ def test_what_a_job_prints_of_hardware_is_likely_and_to_be_looked_at(
     ],
 )
 def test_a_cuda_error_of_nccl_is_a_cause_if_the_text_names_it(tmp_path: Path, line: str, verdict: str) -> None:
-    (tmp_path / "job.log").write_text(line)
-    answer = answer_of(tmp_path)
+    answer = answer_to(line, tmp_path)
     assert (answer.verdict, answer.cause and answer.cause.what) == (verdict, "nccl_cuda_unknown")
 
 
@@ -443,10 +442,8 @@ def test_the_words_behind_last_error_are_why_nccl_failed(tmp_path: Path) -> None
         "ncclInternalError: Internal check failed.",
         "Last error:",
     )
-    (tmp_path / "job.log").write_text("\n".join(lines) + "\n")
-    assert said(answer_of(tmp_path))[0] == "nccl_unknown"
-    (tmp_path / "job.log").write_text("\n".join((*lines, "Error : ring 1 does not contain rank 0")) + "\n")
-    answer = answer_of(tmp_path)
+    assert said(answer_to("\n".join(lines) + "\n", tmp_path))[0] == "nccl_unknown"
+    answer = answer_to("\n".join((*lines, "Error : ring 1 does not contain rank 0")) + "\n", tmp_path)
     assert (answer.verdict, answer.cause and answer.cause.what) == ("cause", "failed_saying")
     assert answer.cause is not None
     assert answer.cause.text == "Error : ring 1 does not contain rank 0"
@@ -457,28 +454,25 @@ def test_the_words_behind_last_error_are_why_nccl_failed(tmp_path: Path) -> None
         "Traceback (most recent call last):",
         "wandb: Waiting for W&B process to finish",
     ):
-        (tmp_path / "job.log").write_text("\n".join((*lines, other)) + "\n")
-        assert said(answer_of(tmp_path))[0] == "nccl_unknown"
-    (tmp_path / "job.log").write_text("\n".join((*lines, "Done waiting for the peer of channel 2")) + "\n")
-    assert said(answer_of(tmp_path))[0] == "failed_saying"
+        assert said(answer_to("\n".join((*lines, other)) + "\n", tmp_path))[0] == "nccl_unknown"
+    assert (
+        said(answer_to("\n".join((*lines, "Done waiting for the peer of channel 2")) + "\n", tmp_path))[0]
+        == "failed_saying"
+    )
 
 
 def test_who_aborts_after_nccl_failed_has_told_why(tmp_path: Path) -> None:
     end = "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: -6) local_rank: 0 (pid: 517) of binary: p\n"
     what = "terminate called after throwing an instance of 'std::runtime_error'\n  what():  NCCL error: unhandled system error\n"
     for text, cause in ((what + end, "nccl_unknown"), (end, "process_died_unknown")):
-        (tmp_path / "job.log").write_text(f"step 1 loss 2\n{text}")
-        assert said(answer_of(tmp_path))[0] == cause
+        assert said(answer_to(f"step 1 loss 2\n{text}", tmp_path))[0] == cause
     crash = "double free or corruption (!prev)\n"
     other = "[rank5]: step 7 loss 2\n"
     for between, cause in ((crash, "process_died_unknown"), ("step 9 loss 2\n", "process_died_unknown")):
-        (tmp_path / "job.log").write_text(f"step 1 loss 2\n{what}{between}{end}")
-        assert said(answer_of(tmp_path))[0] == cause
-    (tmp_path / "job.log").write_text(f"{other}{what}{end}")
-    assert said(answer_of(tmp_path))[0] == "process_died_unknown"
+        assert said(answer_to(f"step 1 loss 2\n{what}{between}{end}", tmp_path))[0] == cause
+    assert said(answer_to(f"{other}{what}{end}", tmp_path))[0] == "process_died_unknown"
     # the agent names one of four that ended, and not the first
-    (tmp_path / "job.log").write_text(f"world size: 4\n{what}{end}")
-    answer = answer_of(tmp_path)
+    answer = answer_to(f"world size: 4\n{what}{end}", tmp_path)
     assert (answer.verdict, answer.cause and answer.cause.rank) == ("unknown", None)
 
 
@@ -517,8 +511,7 @@ Resource usage summary:
     ],
 )
 def test_a_report_of_lsf_is_an_end(tmp_path: Path, own: str, end: str, verdict: str, what: str | None) -> None:
-    (tmp_path / "job.log").write_text(f"{own}{_LSF.format(end)}")
-    answer = answer_of(tmp_path)
+    answer = answer_to(f"{own}{_LSF.format(end)}", tmp_path)
     assert (answer.verdict, answer.recognised, answer.cause and answer.cause.what) == (verdict, True, what)
 
 
@@ -533,8 +526,7 @@ def test_a_report_of_lsf_is_an_end(tmp_path: Path, own: str, end: str, verdict: 
     ],
 )
 def test_a_step_with_its_rate_is_work(tmp_path: Path, text: str, verdict: str) -> None:
-    (tmp_path / "job.log").write_text(text)
-    assert answer_of(tmp_path).verdict == verdict
+    assert answer_to(text, tmp_path).verdict == verdict
 
 
 _BOMBS = {
