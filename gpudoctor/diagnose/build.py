@@ -72,15 +72,14 @@ def _explained(job: Job, found: list[Hypothesis], reports: list[NodeReport]) -> 
     evidence = [each.evidence for each in (cause, *others)] + [victim.evidence for victim in victims]
     shown = {(line.file, line.line) for each in evidence for line in each}
     hurt = {victim.rank for victim in victims if victim.rank is not None}
+    doubtful = best.unknown or confidence == "possible"
     return Diagnosis(
         verdict="unknown" if best.unknown else "cause",
         cause=cause,
         others=tuple(others),
-        also=()
-        if best.unknown or confidence == "possible"
-        else _also(Attempt(job, attempt), [best, *found[1:]], shown, hurt),
+        also=() if doubtful else _also(Attempt(job, attempt), [best, *found[1:]], shown, hurt),
         victims=victims,
-        collect=COLLECT if best.unknown or confidence == "possible" else (),
+        collect=COLLECT if doubtful else (),
         next=tuple(_next_steps(cause, text_of_cause(best.what).checks)),
         reason="; ".join(notes),
         clocks=clock_skews(job, attempt),
@@ -178,17 +177,14 @@ def _dump_evidence(job: Job, found: Hypothesis) -> tuple[EvidenceLine, ...]:
 
 
 def _others(job: Job, found: list[Hypothesis], best: Hypothesis) -> list[Cause]:
-    """The remaining hypotheses of another kind or place."""
-    retained: list[Cause] = []
+    """The remaining hypotheses of another kind or place, those of other ranks that are behind first."""
+    behind = best.ranks[1:] if best.what == "rank_behind" else ()
+    retained = [_cause(job, msgspec.structs.replace(best, ranks=(r,), gpu=None), best.confidence) for r in behind]
     seen = {(best.what, best.ranks)}
-    if len(best.ranks) > 1 and best.what == "rank_behind":
-        retained += [_cause(job, _of_rank(best, rank), best.confidence) for rank in best.ranks[1:]]
-    for hypothesis in found[1:]:
-        key = (hypothesis.what, hypothesis.ranks)
-        if key in seen or _adds_nothing(hypothesis, best):
-            continue
-        seen.add(key)
-        retained.append(_cause(job, hypothesis, "possible"))
+    for other in found[1:]:
+        if (other.what, other.ranks) not in seen and not _adds_nothing(other, best):
+            seen.add((other.what, other.ranks))
+            retained.append(_cause(job, other, "possible"))
     return retained[:_MOST_OTHERS]
 
 
@@ -230,24 +226,19 @@ def _also(
     named = [e for e in attempt.of("cause", "echo") if e.what not in WITHOUT_REASON and not e.detail.get("warning")]
     named += [e for e in attempt.of("wrapper") if e.what.startswith("nccl_")]  # all others point at another line
     named = [e for e in lasting(job, named) if before(e) or e.rank not in hurt]
-    told = [(e.what, kind_of_failure(e), e) for e in named]
-    sure = [(h.what, h.events[0]) for h in found[1:] if h.events and h.confidence == "certain" and not h.unknown]
+    told = [(e.what, e) for e in named]
+    told += [(h.what, h.events[0]) for h in found[1:] if h.events and h.confidence == "certain" and not h.unknown]
+    told.sort(key=lambda each: (each[1].file, each[1].line))
     # events of one kind, such as Xids, may be of several
-    told += [(what, kind_of_failure(e) if e.what == what else what, e) for what, e in sure]
-    told.sort(key=lambda each: (each[2].file, each[2].line))
+    of_kinds = grouped((kind_of_failure(e) if e.what == what else what, (what, e)) for what, e in told)
     known = {best.what} | {kind_of_failure(e) for e in best.events}
-    of_kinds = grouped((kind, (what, event)) for what, kind, event in told if kind not in known)
-    other = [first_one for first_one, *_ in of_kinds.values()]
+    other = [first_one for kind, (first_one, *_) in of_kinds.items() if kind not in known]
     other = [(what, e) for what, e in other if (job.files[e.file].name, e.line) not in shown]
     other.sort(key=lambda each: (not before(each[1]), each[1].role != "cause", each[1].file, each[1].line))
     return tuple(
         AlsoSaid(what, job.files[e.file].name, e.line, words_of(e), before(e))
         for what, e in sorted(other[:_MOST_ALSO], key=lambda each: (each[1].file, each[1].line))
     )
-
-
-def _of_rank(best: Hypothesis, rank: int) -> Hypothesis:
-    return msgspec.structs.replace(best, ranks=(rank,), gpu=None, unknown=False)
 
 
 def _victims(job: Job, attempt: int, best: Hypothesis) -> Iterable[Victim]:

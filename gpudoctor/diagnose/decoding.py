@@ -81,15 +81,10 @@ def text_blocks(source: LogSource) -> Iterator[bytes]:
     truncated: TruncatedError | None = None
     try:
         for raw in _decoded(raw_blocks(source)):
-            data = rest + raw if rest else raw
-            end = data.rfind(b"\n") + 1
-            if end == 0:
-                rest = data if len(data) <= 2 * MAX_LINE_BYTES else _clipped(data)
-                continue
-            yield data[:end]
-            rest = data[end:]
-            if len(rest) > 2 * MAX_LINE_BYTES:
-                rest = _clipped(rest)
+            data = rest + raw
+            if end := data.rfind(b"\n") + 1:
+                yield data[:end]
+            rest = _clipped(data[end:])
     except TruncatedError as error:
         truncated = error
     if rest:
@@ -99,7 +94,7 @@ def text_blocks(source: LogSource) -> Iterator[bytes]:
 
 
 def _clipped(line: bytes) -> bytes:
-    return line[:MAX_LINE_BYTES] + line[-MAX_LINE_BYTES // 2 :]
+    return line if len(line) <= 2 * MAX_LINE_BYTES else line[:MAX_LINE_BYTES] + line[-MAX_LINE_BYTES // 2 :]
 
 
 def raw_blocks(source: LogSource) -> Iterator[bytes]:

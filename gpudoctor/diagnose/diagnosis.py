@@ -63,15 +63,10 @@ class Cause(msgspec.Struct, frozen=True):
     def place(self) -> str:
         """Where, in words."""
         ranks = self.ranks if len(self.ranks) > 1 or self.rank is None else (self.rank,)
-        parts = (ranks_in_words(ranks), f"host {self.host}" if self.host else "", f"GPU {self.gpu}" if self.gpu else "")
+        parts = (counted_out(ranks, "rank"), self.host and f"host {self.host}", self.gpu and f"GPU {self.gpu}")
         if place := ", ".join(filter(None, parts)):
             return place
         return f"not known; its lines name {self.mentioned.words if self.mentioned else 'no rank or host'}"
-
-
-def ranks_in_words(ranks: Iterable[int]) -> str:
-    """`rank 3`, `ranks 1, 2, 5`; at most 16 are named, none is ""."""
-    return counted_out(ranks, "rank")
 
 
 def counted_out(values: Iterable[int | str], noun: str) -> str:

@@ -46,12 +46,20 @@ class _Tail:
         self.last: dict[str, str] = {}
         self.progress = False
 
-    def poll(self, wait_s: float) -> bool:
+    def poll(self) -> bool:
         """Read what is new; whether it shows progress: a step, or any line as long as no step was ever seen.
 
-        Raises UnreadableError if what is there is not text.
+        What is no text becomes an entry of `unread`, and is not read any more.
         """
-        if self.ended or (self.is_stdin and not select.select([0], [], [], wait_s)[0]):
+        try:
+            return self._poll()
+        except (UnreadableError, OSError) as error:
+            self.file.text, self.ended, self._rest = False, True, b""
+            self._found.unread.append(Unread(self.file.name, getattr(error, "strerror", None) or str(error)))
+            return False
+
+    def _poll(self) -> bool:
+        if self.ended or (self.is_stdin and not select.select([0], [], [], _POLL_S)[0]):
             return False
         data = os.read(self._descriptor, _READ_BYTES)
         if not data and self._moved_away():
@@ -116,11 +124,6 @@ class _Tail:
         if not self.is_stdin:
             os.close(self._descriptor)
 
-    def give_up(self) -> None:
-        """Stop reading what is no text."""
-        self.file.text = False
-        self.ended, self._rest = True, b""
-
 
 def follow(sources: list[LogSource], stall_s: float, say: Callable[[str], None]) -> tuple[GatheredLogs, Stall | None]:
     """Read until standard input ends, or until nothing moved for `stall_s` seconds."""
@@ -136,7 +139,7 @@ def follow(sources: list[LogSource], stall_s: float, say: Callable[[str], None])
     stall: Stall | None = None
     say(f"following {len(tails)} file{'s' if len(tails) != 1 else ''}; Ctrl-C ends it")
     while True:
-        moved = [_polled(tail, found) for tail in tails]
+        moved = [tail.poll() for tail in tails]
         if any(moved):
             moved_s = time.monotonic()
         elif time.monotonic() - moved_s >= stall_s:
@@ -150,12 +153,3 @@ def follow(sources: list[LogSource], stall_s: float, say: Callable[[str], None])
     for tail in tails:
         tail.close()
     return found, stall
-
-
-def _polled(tail: _Tail, found: GatheredLogs) -> bool:
-    try:
-        return tail.poll(_POLL_S)
-    except (UnreadableError, OSError) as error:
-        tail.give_up()
-        found.unread.append(Unread(tail.file.name, getattr(error, "strerror", None) or str(error)))
-        return False

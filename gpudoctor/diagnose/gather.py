@@ -190,7 +190,7 @@ def _hits(source: LogSource, file: LogFile, unread: list[Unread]) -> Iterator[Hi
     try:
         for block in text_blocks(source):
             if held is not None:
-                yield from _of_block(held, lines, whole=done < _WHOLE_BYTES)
+                yield from _behind(lines, _of_block(held, whole=done < _WHOLE_BYTES))
                 lines += held.count(b"\n")
                 done += len(held)
             held = block
@@ -198,7 +198,7 @@ def _hits(source: LogSource, file: LogFile, unread: list[Unread]) -> Iterator[Hi
         unread.append(Unread(source.name, str(error)))
     if held is not None:
         file.cut = _is_cut(held)
-        yield from _of_block(held, lines, whole=done < _WHOLE_BYTES, tail=True)
+        yield from _behind(lines, _of_block(held, whole=done < _WHOLE_BYTES, tail=True))
 
 
 def _is_cut(text: bytes) -> bool:
@@ -216,29 +216,27 @@ def _end_of(path: Path) -> bytes:
         return file.read(_SAMPLE_BYTES)
 
 
-def _of_block(block: bytes, lines: int, *, whole: bool, tail: bool = False) -> Iterator[Hit]:
+def _of_block(block: bytes, *, whole: bool, tail: bool = False) -> Iterator[Hit]:
+    """The first lines of a `whole` file and the last ones at its `tail`, and between them those of interest."""
     if len(block) <= 2 * _WHOLE_BYTES and (whole or tail) and block.count(b"\n") <= 2 * _WHOLE_LINES:
-        for number, line in all_lines(block):
-            yield lines + number, line
+        yield from all_lines(block)
         return
     begin = _first_lines(block) if whole else 0
     end = max(_last_lines(block) if tail else len(block), begin)
-    for number, line in all_lines(block[:begin]):
-        yield lines + number, line
-    lines += block.count(b"\n", 0, begin)
     middle = block[begin:end]
     hits = interesting_lines(middle)
-    for number, line in hits:
-        yield lines + number, line
     if not tail and middle:  # a sample that shows how far the job had come
-        count = middle.count(b"\n")
-        for number, line in enumerate(middle[-_SAMPLE_BYTES:].split(b"\n")[1:-1][-_SAMPLE_LINES:]):
-            place = count - min(_SAMPLE_LINES, middle[-_SAMPLE_BYTES:].count(b"\n") - 1) + number
-            if not hits or place > hits[-1][0]:
-                yield lines + place, line
-    lines += block.count(b"\n", begin, end)
-    for number, line in all_lines(block[end:]):
-        yield lines + number, line
+        sample = middle[-_SAMPLE_BYTES:].split(b"\n")[1:-1][-_SAMPLE_LINES:]
+        numbered = enumerate(sample, middle.count(b"\n") - len(sample))
+        hits += [hit for hit in numbered if not hits or hit[0] > hits[-1][0]]
+    yield from all_lines(block[:begin])
+    yield from _behind(block.count(b"\n", 0, begin), hits)
+    yield from _behind(block.count(b"\n", 0, end), all_lines(block[end:]))
+
+
+def _behind(lines: int, hits: Iterable[Hit]) -> Iterator[Hit]:
+    """The hits of a part that begins behind so many lines."""
+    return ((lines + number, line) for number, line in hits)
 
 
 def _first_lines(block: bytes) -> int:
@@ -264,8 +262,7 @@ def _hits_of_parts(path: Path, size: int) -> Iterator[Hit]:
     works = (partial(_packed_hits, *part) for part in parts)
     for packed in bounded_results(works, workers=min(os.cpu_count() or 1, 4), limits=_OF_A_PART):
         hits, count = msgspec.msgpack.decode(packed, type=tuple[list[Hit], int])
-        for number, line in hits:
-            yield lines + number, line
+        yield from _behind(lines, hits)
         lines += count
 
 
@@ -285,5 +282,5 @@ def hits_of_part(path: str, begin: int, end: int, size: int) -> tuple[list[Hit],
         block = file.read(end - start)
         if not block.endswith(b"\n"):
             block += file.readline(1 << 20)
-    hits = list(_of_block(block, 0, whole=begin == 0, tail=end == size))
+    hits = _of_block(block, whole=begin == 0, tail=end == size)
     return [(number, line[: 1 << 16]) for number, line in hits], block.count(b"\n")

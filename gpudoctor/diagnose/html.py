@@ -5,11 +5,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from math import inf
 from pathlib import PurePath
 
 from gpudoctor.diagnose.causes import steps_for, text_of_cause
-from gpudoctor.diagnose.diagnosis import Cause, Diagnosis, EvidenceLine, TimelineEntry
+from gpudoctor.diagnose.diagnosis import AlsoSaid, Cause, Diagnosis, EvidenceLine, TimelineEntry
 from gpudoctor.diagnose.events import grouped
 from gpudoctor.report.html.parts import (
     Card,
@@ -42,14 +43,9 @@ Paths = Mapping[str, str]
 def render_html(answer: Diagnosis) -> str:
     """The page; the same answer gives the same bytes."""
     cause, timeline = answer.cause, in_order(answer)
-    paths = short_paths(
-        {line.file for line in answer.unexplained}
-        | {entry.file for entry in timeline}
-        | {line.file for shown in _causes(answer) for line in shown.evidence}
-        | {line.file for victim in answer.victims for line in victim.evidence}
-        | {said.file for said in answer.also}
-        | {unread.file for unread in answer.unread}
-    )
+    evidence = chain(*(cause.evidence for cause in _causes(answer)), *(victim.evidence for victim in answer.victims))
+    lines: list[EvidenceLine | TimelineEntry | AlsoSaid] = [*answer.unexplained, *timeline, *evidence, *answer.also]
+    paths = short_paths({line.file for line in lines} | {unread.file for unread in answer.unread})
     title = text_of_cause(cause.what).title if cause else "no answer" if answer.error else answer.reason
     page = Page(
         title=f"{answer.word}: {f'{cause.what}: {title}' if cause else title}: gpudoctor diagnosis",
@@ -131,8 +127,8 @@ def _kind(answer: Diagnosis, entry: TimelineEntry) -> str:
     """Whether the entry shows the cause, a victim, or something else."""
     cause, line = answer.cause, (entry.file, entry.line)
     ranks = (cause.rank, None) if cause and cause.rank is not None else cause.ranks if cause else ()
-    at_cause = cause is not None and (not ranks or entry.rank in ranks)
-    if at_cause and cause is not None and line in {(shown.file, shown.line) for shown in cause.evidence}:
+    at_cause = not ranks or entry.rank in ranks
+    if cause and at_cause and line in {(shown.file, shown.line) for shown in cause.evidence}:
         return "cause"
     is_victim = any(
         (entry.rank == victim.rank if victim.rank is not None else entry.host == victim.host)
@@ -178,39 +174,36 @@ def _do(answer: Diagnosis) -> tuple[Section, ...]:
 def _shown(answer: Diagnosis, paths: Paths) -> Iterator[Section]:
     if answer.cause is not None:
         yield from section("Lines that show it", (_lines(answer.cause.evidence, paths),), "cause")
-        also = tuple(
-            (_path(each.file, each.line, paths), "before it" if each.before else "", Code(each.text))
-            for each in answer.also
-        )
-        yield from section("Also in this text", [Rows(("line", "when", "text"), also, wraps=True)] * bool(also), "also")
+        also = [(_path(s.file, s.line, paths), "before it" if s.before else "", Code(s.text)) for s in answer.also]
+        yield from section("Also in this text", _table(("line", "when", "text"), also), "also")
         if answer.reason:
             yield from section("What reports of the nodes say", (Paragraph(answer.reason),), "reports")
     if answer.unexplained:
         yield from section("Last words", (_lines(answer.unexplained, paths),), "last-words")
-    rows = tuple((_who(v.rank, v.host), v.text, *_first(v.evidence, paths)) for v in answer.victims)
-    yield from section(
-        "Only victims", [Rows(("who", "what", "line", "text"), rows, wraps=True)] * bool(rows), "victims"
-    )
+    victims = [(_who(v.rank, v.host), v.text, *_first(v.evidence, paths)) for v in answer.victims]
+    yield from section("Only victims", _table(("who", "what", "line", "text"), victims), "victims")
     yield from section("What else remains", (_other(other, paths) for other in answer.others), "others")
     yield from section("Clocks of the hosts", (Paragraph(skew.words) for skew in answer.clocks), "clocks")
 
 
 def _rest(answer: Diagnosis, timeline: list[TimelineEntry], paths: Paths) -> Iterator[Section]:
-    unread = tuple((_path(each.file, 0, paths), each.reason) for each in answer.unread)
-    if unread:
-        yield Section("Not read", (Rows(("file", "why"), unread, wraps=True),), "unread", opened=True)
+    unread = [(_path(each.file, 0, paths), each.reason) for each in answer.unread]
+    yield from section("Not read", _table(("file", "why"), unread), "unread", opened=True)
     if timeline:
         chips: dict[str, Cell] = {"cause": Chip("fail", "CAUSE"), "victim": Chip("warn", "VICTIM"), "event": ""}
-        rows = tuple(
+        rows = [
             (e.time or "-", chips[kind], _who(e.rank, e.host), e.what, _path(e.file, e.line, paths), e.text)
             for e, kind in zip(timeline, _kinds(answer, timeline), strict=True)
-        )
+        ]
         text = "Each host by its own clock; a line without a time stands between its neighbours in the file."
         head = ("time", "", "who", "what", "line", "text")
-        yield Section("Timeline", (Paragraph(text, "legend"), Rows(head, rows, wraps=True)), "timeline")
-    files = tuple((short, full) for full, short in paths.items() if short != full)
-    if files:
-        yield Section("Files", (Rows(("short", "whole path"), files, wraps=True),), "files")
+        yield from section("Timeline", (Paragraph(text, "legend"), *_table(head, rows)), "timeline")
+    files = [(short, full) for full, short in paths.items() if short != full]
+    yield from section("Files", _table(("short", "whole path"), files), "files")
+
+
+def _table(head: tuple[str, ...], rows: Sequence[tuple[Cell, ...]]) -> tuple[Part, ...]:
+    return (Rows(head, tuple(rows), wraps=True),) if rows else ()
 
 
 def _causes(answer: Diagnosis) -> tuple[Cause, ...]:

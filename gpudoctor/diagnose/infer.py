@@ -12,66 +12,43 @@ from itertools import chain
 from gpudoctor.diagnose.events import TROUBLE, Event, only
 from gpudoctor.diagnose.job import Attempt, Job, is_work
 from gpudoctor.diagnose.places import REQUEUED
-from gpudoctor.diagnose.rules.collective_timeouts import nccl_timeouts, watchdogs_stuck
-from gpudoctor.diagnose.rules.direct import direct_causes, mismatches, strong_echoes, weak_causes, weak_echoes
-from gpudoctor.diagnose.rules.dumps import from_dumps, from_stacks, ras_behind, undecided_stacks
-from gpudoctor.diagnose.rules.ends import codes_alone, deaths, early_exit, silent_exits
-from gpudoctor.diagnose.rules.missing_peers import gloo_timeouts, missing_ranks, stalled_tensors, stalls_without_tensors
+from gpudoctor.diagnose.rules import collective_timeouts, direct, dumps, ends, missing_peers, outside, said, silence
 from gpudoctor.diagnose.rules.model import Hypothesis, Rule, host_of, only_rank, ranks_of
-from gpudoctor.diagnose.rules.outside import (
-    failed_before,
-    gpu_faults,
-    is_hard,
-    of_another_program,
-    out_of_host_memory,
-    program_xids,
-    said_dead,
-    scheduler_endings,
-    signals_and_cancels,
-)
-from gpudoctor.diagnose.rules.said import failed_saying, stood_still, unknown_errors, with_reason
-from gpudoctor.diagnose.rules.silence import (
-    ended_before,
-    only_a_launcher,
-    only_victims,
-    silent_places,
-    unfinished_start,
-)
 from gpudoctor.statements.about import place_in
 
 # the kinds of evidence, the strongest first: the first hypothesis of the first rule that has one is the cause
 _RULES: tuple[Rule, ...] = (
     # the machine, the scheduler or a program names it
-    gpu_faults,
-    scheduler_endings,
-    out_of_host_memory,
-    mismatches,
-    direct_causes,
-    deaths,
-    said_dead,
-    strong_echoes,
+    outside.gpu_faults,
+    outside.scheduler_endings,
+    outside.out_of_host_memory,
+    direct.mismatches,
+    direct.direct_causes,
+    ends.deaths,
+    outside.said_dead,
+    direct.strong_echoes,
     # who waits for whom
-    from_dumps,
-    from_stacks,
-    ras_behind,
-    nccl_timeouts,
-    stalled_tensors,
-    watchdogs_stuck,
-    missing_ranks,
-    gloo_timeouts,
+    dumps.from_dumps,
+    dumps.from_stacks,
+    dumps.ras_behind,
+    collective_timeouts.nccl_timeouts,
+    missing_peers.stalled_tensors,
+    collective_timeouts.watchdogs_stuck,
+    missing_peers.missing_ranks,
+    missing_peers.gloo_timeouts,
     # who ended, or is silent
-    early_exit,
-    silent_exits,
-    signals_and_cancels,
-    program_xids,
-    silent_places,
+    ends.early_exit,
+    ends.silent_exits,
+    outside.signals_and_cancels,
+    outside.program_xids,
+    silence.silent_places,
     # what others only report, and what is left
-    weak_causes,
-    weak_echoes,
-    codes_alone,
-    only_victims,
-    only_a_launcher,
-    stalls_without_tensors,
+    direct.weak_causes,
+    direct.weak_echoes,
+    ends.codes_alone,
+    silence.only_victims,
+    silence.only_a_launcher,
+    missing_peers.stalls_without_tensors,
 )
 _ENDED_FROM_OUTSIDE = (0, -2, -9, -15)  # SIGINT, SIGKILL, SIGTERM
 _EXCEPTION = re.compile(r"(?:[A-Za-z_]\w{0,60}\.){0,8}(?:[A-Z]\w{0,60})?(?:Error|Exception): ")
@@ -86,7 +63,12 @@ def hypotheses(job: Job) -> list[Hypothesis]:
     """All hypotheses, the best first; empty if nothing is wrong."""
     found = _of_failed_attempt(job)
     last = Attempt(job, job.attempts - 1)
-    for last_resort in (failed_saying(last), unfinished_start(job), unknown_errors(job), stood_still(job)):
+    for last_resort in (
+        said.failed_saying(last),
+        silence.unfinished_start(job),
+        said.unknown_errors(job),
+        said.stood_still(job),
+    ):
         found = found or [*last_resort]
     if found and not found[0].host:
         found[0].host = _found_host(job, found[0])
@@ -101,31 +83,31 @@ def _of_failed_attempt(job: Job) -> list[Hypothesis]:
     attempt = Attempt(job, number or 0)
     found = [*chain.from_iterable(rule(attempt) for rule in _RULES)]
     if not found and not job.of("done"):
-        found = [*undecided_stacks(attempt)]
+        found = [*dumps.undecided_stacks(attempt)]
     if found and found[0].events and all(e.role == "echo" and e.detail.get("warning") for e in found[0].events):
-        found = [*unknown_errors(job), *found]  # the job may have gone on after it
+        found = [*said.unknown_errors(job), *found]  # the job may have gone on after it
     return _with_own_words(attempt, found)
 
 
 def _with_own_words(attempt: Attempt, found: list[Hypothesis]) -> list[Hypothesis]:
     """With what the programs said themselves, if the best hypothesis names no reason."""
     if not found or found[0].unknown or found[0].what in WITHOUT_REASON:
-        statement = [*failed_saying(attempt)]
+        statement = [*said.failed_saying(attempt)]
         if found and statement and (found[0].what == statement[0].what or _follows(statement[0], found[0])):
             return found
         # the end of a process that is not named has its reason now
         return [*statement, *(found[1:] if statement and found and not found[0].ranks else found)]
     if found[0].what in _WITH_REASON and found[0].events:
-        found[0] = with_reason(attempt, found[0])
+        found[0] = said.with_reason(attempt, found[0])
     return found
 
 
-def _follows(said: Hypothesis, death: Hypothesis) -> bool:
+def _follows(statement: Hypothesis, death: Hypothesis) -> bool:
     """Whether it was said only after the death."""
     if death.what != "process_died_unknown" or death.unknown or not death.events:
         return False
     end = death.events[0].file, death.events[0].line
-    return all((e.file, e.line) > end for e in said.events)
+    return all((e.file, e.line) > end for e in statement.events)
 
 
 def first_failed_attempt(job: Job) -> int | None:
@@ -142,7 +124,7 @@ def first_failed_attempt(job: Job) -> int | None:
 
 def _failed_itself(job: Job, ending: Event) -> bool:
     """Whether something failed in this attempt before the scheduler ended it, or a process exited with an error."""
-    if failed_before(Attempt(job, ending.attempt), ending, lost_peers_count=False):
+    if outside.failed_before(Attempt(job, ending.attempt), ending, lost_peers_count=False):
         return True
     if any(e.what == "host_oom" for e in job.of("cause", attempt=ending.attempt)):
         return True
@@ -178,11 +160,7 @@ def went_on(job: Job) -> bool:
     """Whether the job went on after everything that looks like an error, and no line shows that a process ended."""
     if any(_is_an_end(job, event) for event in job.events):
         return False
-    troubles = [
-        event
-        for event in job.events
-        if event.role in (*TROUBLE, "wrapper") and not any(excuse(job, event) for excuse in EXCUSES)
-    ]
+    troubles = [e for e in job.events if e.role in (*TROUBLE, "wrapper") and not _is_excused(job, e)]
     # a host whose own name does not resolve: no trouble of a job that does not fail to connect
     if all(e.what == "bootstrap_no_interface" and e.detail.get("warning") for e in troubles):
         return True
@@ -193,25 +171,22 @@ def _is_an_end(job: Job, event: Event) -> bool:
     if event.role not in ("exit", "wait", "stuck", "ending", "closed"):
         return False
     # a launcher may be ended by a signal when its work is done
-    late = event.what == "terminated_signal" and ended_before(job, event)
+    late = event.what == "terminated_signal" and silence.ended_before(job, event)
     return not late and not (event.role == "wait" and event.detail.get("warning"))
 
 
-def _warned_and_worked(job: Job, event: Event) -> bool:
-    return event.role == "echo" and bool(event.detail.get("warning")) and job.worked
-
-
-def _store_ended(job: Job, event: Event) -> bool:
-    """The store ends with rank 0."""
-    return event.what == "store_lost" and bool(event.detail.get("warning")) and job.finished
-
-
-def _xid_of_any_program(job: Job, event: Event) -> bool:
-    return event.number("xid") is not None and event.strength < 3 and job.finished and not is_hard(event)
-
-
-# why an event that looks like trouble is none of this job
-EXCUSES = (Job.outlived, of_another_program, _warned_and_worked, _store_ended, _xid_of_any_program)
+def _is_excused(job: Job, event: Event) -> bool:
+    """Whether what looks like trouble is none of this job."""
+    warning = bool(event.detail.get("warning"))
+    return (
+        job.outlived(event)
+        or outside.of_another_program(job, event)
+        or (event.role == "echo" and warning and job.worked)
+        # the store ends with rank 0
+        or (event.what == "store_lost" and warning and job.finished)
+        # an Xid of any program
+        or (event.number("xid") is not None and event.strength < 3 and job.finished and not outside.is_hard(event))
+    )
 
 
 def _outlived(job: Job, troubles: list[Event]) -> bool:

@@ -40,22 +40,18 @@ def interesting_lines(block: bytes) -> list[Hit]:
     hits: list[Hit] = []
     alike: dict[bytes, int] = {}
     around: dict[bytes, int] = {}
-    number = counted = 0
+    number = place = 0
     until, quiet = -1, 0
-    place = 0
     pattern = _pattern(present)
-    while True:
+    while place < len(block):
         if number <= until:
             start = place
-            if start >= len(block):
-                break
         else:
             found = _next_match(pattern, block, place, around)
             if found < 0:
                 break
             start = block.rfind(b"\n", place, found) + 1 or place
-        number += block.count(b"\n", counted, start)
-        counted = start
+        number += block.count(b"\n", place, start)
         end = block.find(b"\n", start)
         end = len(block) if end < 0 else end
         line = block[start:end]
@@ -72,11 +68,7 @@ def interesting_lines(block: bytes) -> list[Hit]:
         alike[kind] = seen + 1
         if seen < _MOST_ALIKE:
             hits.append((number, line))
-        place = end + 1
-        if place >= len(block):
-            break
-        number += 1
-        counted = place
+        place, number = end + 1, number + 1
     return hits
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 
 from gpudoctor.diagnose.causes import steps_for, text_of_cause
-from gpudoctor.diagnose.diagnosis import AlsoSaid, Cause, Diagnosis, EvidenceLine, Victim, ranks_in_words
+from gpudoctor.diagnose.diagnosis import AlsoSaid, Cause, Diagnosis, EvidenceLine, Victim, counted_out
 from gpudoctor.diagnose.events import clipped, grouped
 from gpudoctor.text.output import printable
 
@@ -35,16 +35,14 @@ def _lines(answer: Diagnosis, width: int, color: bool, verbose: bool) -> Iterato
         yield from _row("read", f"{answer.files} file{'s' if answer.files != 1 else ''}: {answer.reason}", width)
         yield from _rows("it says", [_line_of(line) for line in answer.unexplained], width)
     elif answer.verdict == "nothing":
-        yield from _titled([word], cause, width, color)
-        yield from _of_cause(cause, width)
+        yield from _of_cause([word], cause, width, color)
     else:
-        yield from _titled([word, (cause.what, _BOLD)], cause, width, color)
-        yield from _of_cause(cause, width)
+        yield from _of_cause([word, (cause.what, _BOLD)], cause, width, color)
         yield from _rows("also", (_also(said, width) for said in answer.also), width)
         yield from _rows("reports", filter(None, [answer.reason]), width)
         yield from _victims(answer.victims, width)
         if answer.silent_ranks:
-            silent = f"nothing is heard of {ranks_in_words(answer.silent_ranks)} of {answer.world_size}"
+            silent = f"nothing is heard of {counted_out(answer.silent_ranks, 'rank')} of {answer.world_size}"
             yield from _row("silent", silent, width)
         yield from _rows("clocks", [printable(skew.words) for skew in answer.clocks[:_MOST_CLOCKS]], width)
         yield from _rows("do", steps_for(cause.what, cause.confidence), width)
@@ -54,8 +52,7 @@ def _lines(answer: Diagnosis, width: int, color: bool, verbose: bool) -> Iterato
         yield from _rows("explain", [f"gpudoctor explain diagnose.{text_of_cause(cause.what).page}"], _UNBROKEN)
         for other in answer.others:
             yield ""
-            yield from _titled([("OR", _DIM), (other.what, "")], other, width, color)
-            yield from _of_cause(other, width)
+            yield from _of_cause([("OR", _DIM), (other.what, "")], other, width, color)
     for unread in answer.unread:
         yield from _row("not read", f"{printable(unread.file)}: {printable(unread.reason)}", width)
     if verbose and answer.timeline:
@@ -68,21 +65,16 @@ def _lines(answer: Diagnosis, width: int, color: bool, verbose: bool) -> Iterato
             yield from _wrapped(line, width, subsequent_indent=" " * _TIMELINE_INDENT)
 
 
-def _titled(words: list[tuple[str, str]], cause: Cause, width: int, color: bool) -> Iterator[str]:
-    """The (word, style) pairs and the title of the cause, which goes on where the values of the rows below begin."""
-    plain = "".join(f"{word}  " for word, _ in words)
-    first, *more = textwrap.wrap(
-        plain + text_of_cause(cause.what).title, width, subsequent_indent=" " * (_LABEL + 4), break_on_hyphens=False
-    )
+def _of_cause(words: list[tuple[str, str]], cause: Cause, width: int, color: bool) -> Iterator[str]:
+    """The (word, style) pairs and the title, which goes on where the values begin; and the rows of one cause."""
+    plain, title = "".join(f"{word}  " for word, _ in words), text_of_cause(cause.what).title
+    first, *more = textwrap.wrap(plain + title, width, subsequent_indent=" " * (_LABEL + 4), break_on_hyphens=False)
     painted = "".join(f"{_painted(word, style, color and bool(style))}  " for word, style in words)
     yield painted + first[len(plain) :]
     yield from more
-
-
-def _of_cause(cause: Cause, width: int) -> Iterator[str]:
     yield from _row("where", printable(cause.place), width)
-    if cause.text != text_of_cause(cause.what).title:
-        yield from _row("found", f"{printable(cause.text)}", width)
+    if cause.text != title:
+        yield from _row("found", printable(cause.text), width)
     yield from _row("confidence", cause.confidence, width)
     yield from _rows("evidence", _evidence(cause, width), width)
 
@@ -124,7 +116,7 @@ def _victims(victims: tuple[Victim, ...], width: int) -> Iterator[str]:
     for reason, same in grouped((victim.text, victim) for victim in victims).items():
         ranks = [v.rank for v in same if v.rank is not None]
         hosts = sorted({v.host for v in same if v.host and v.rank is None})
-        who = ", ".join(filter(None, [ranks_in_words(ranks), *hosts])) or "others"
+        who = ", ".join(filter(None, [counted_out(ranks, "rank"), *hosts])) or "others"
         rows.append(f"{who}: {reason} ({_line_of(same[0].evidence[0]).partition('  ')[0]})")
     yield from _rows("victims", rows, width)
 

@@ -72,7 +72,7 @@ def why(option: Option, options: tuple[Option, ...], machine: Machine) -> str:
         return "one GPU holds it all" if not split.offload else "one GPU holds it only with the states in host RAM"
     if split.name == "ddp":
         return "one GPU holds all of it, so each GPU keeps a copy and only gradients are exchanged"
-    short = _short(options, "ddp")
+    short = next((o.reason for o in options if o.split.name == "ddp" and o.reason), "too much")
     if split.name == "fsdp" and split.shards <= machine.gpus_per_node:
         more = ", and the nodes hold copies of each other" if split.shards < split.data else ""
         return f"one GPU does not hold it ({short}); the {split.shards} GPUs of a node together do{more}"
@@ -125,10 +125,6 @@ def _rank(option: Option, machine: Machine) -> int:
     return order.get(split.name, 9)  # ZeRO-1 and ZeRO-2 are shown, but never better than FSDP here
 
 
-def _short(options: tuple[Option, ...], name: str) -> str:
-    return next((o.reason for o in options if o.split.name == name and o.reason), "too much")
-
-
 def _nothing_fits(options: tuple[Option, ...], machine: Machine, job: PlanJob) -> str:
     gpus = f"{machine.world} {'GPU' if machine.world == 1 else 'GPUs'} of {gib_text(machine.memory_bytes)}"
     sizes = [(option.memory.total, n) for n, option in enumerate(options) if option.memory is not None]
@@ -174,11 +170,10 @@ def _nearest(machine: Machine, job: PlanJob) -> Iterator[str]:
 
 def _shorter(machine: Machine, job: PlanJob, *, offload: bool) -> Iterator[str]:
     seq = job.seq // 2
-    while seq >= 512:
-        if _fits(machine, msgspec.structs.replace(job, seq=seq), offload=offload):
-            yield f"--seq {seq}"
-            return
+    while seq >= 512 and not _fits(machine, msgspec.structs.replace(job, seq=seq), offload=offload):
         seq //= 2
+    if seq >= 512:
+        yield f"--seq {seq}"
 
 
 def _nodes_wanted(machine: Machine, job: PlanJob, *, offload: bool = False) -> int | None:

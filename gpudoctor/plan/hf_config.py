@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from gpudoctor.plan.model_shape import ModelError, ModelShape
+from gpudoctor.plan.model_shape import ModelError, ModelShape, gpt
 from gpudoctor.text.output import printable
 
 MAX_BYTES = 4 * 2**20
@@ -174,24 +174,13 @@ def _classic(fields: _Fields, kind: str) -> ModelShape:
     ffn = {"gpt2": "n_inner", "gpt_neox": "intermediate_size", "opt": "ffn_dim"}[kind]
     positions = ("n_positions", "n_ctx") if gpt2 else ("max_position_embeddings",)
     seq = fields.number(*positions, default=2048 if gpt_neox else None)
-    return ModelShape(
-        name="",
+    return msgspec.structs.replace(
+        gpt("", fields.number("n_layer" if gpt2 else "num_hidden_layers"), hidden, heads, "", seq),
         family=kind,
-        origin="",
-        layers=fields.number("n_layer" if gpt2 else "num_hidden_layers"),
-        hidden=hidden,
-        heads=heads,
-        kv_heads=heads,
         head_dim=fields.head_dim(hidden, heads),
         ffn=fields.number(ffn, default=4 * hidden if gpt2 else None),
         vocab=fields.number("vocab_size"),
-        max_seq=seq,
-        gated=False,
         tied=fields.switch("tie_word_embeddings", not gpt_neox),
         # OPT keeps two rows of positions for padding
         positions=0 if gpt_neox else seq if gpt2 else seq + 2,
-        norm_bias=True,
-        qkv_bias=True,
-        out_bias=True,
-        mlp_bias=True,
     )

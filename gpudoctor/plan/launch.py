@@ -9,7 +9,7 @@ import msgspec
 from gpudoctor.plan.machine import Machine
 from gpudoctor.plan.memory import PlanJob, RankSplit
 from gpudoctor.plan.model_shape import ModelShape, layers_of_stages
-from gpudoctor.plan.settings import Batch, Setting
+from gpudoctor.plan.settings import Batch, Setting, batch_of
 from gpudoctor.plan.tensor_bytes import Optimizer, Precision
 
 PORT = 29500
@@ -37,7 +37,6 @@ def launch_of(
     machine: Machine,
     job: PlanJob,
     split: RankSplit,
-    batch: Batch,
     settings: tuple[Setting, ...],
     bucket: Setting | None,
     every_gpu: bool,
@@ -47,7 +46,7 @@ def launch_of(
     variables = [f"{s.name}={s.value}" for s in settings]
     indices = ",".join(str(gpu.index) for gpu in machine.gpus)
     hidden = [] if every_gpu else ["CUDA_DEVICE_ORDER=PCI_BUS_ID", f"CUDA_VISIBLE_DEVICES={indices}"]
-    code = _code(job, split, batch, bucket)
+    code = _code(job, split, batch_of(job, split), bucket)
     options = [f" \\\n    {option}" for option in code] if split.engine == "megatron" else []
     per_node = machine.gpus_per_node
     if machine.nodes == 1:
@@ -143,26 +142,24 @@ def _megatron_options(job: PlanJob, split: RankSplit, batch: Batch) -> tuple[str
 
     Source: Megatron-LM, megatron/training/arguments.py.
     """
-    options = [
+    # E is the embedding, t a layer, L the loss
+    stages = "|".join(f"t*{layers}" for layers in layers_of_stages(job.shape.layers, split.pipeline))
+    whole = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+    switches = (
+        (f'--pipeline-model-parallel-layout "E{stages}L"', job.shape.layers % split.pipeline > 0),
+        ("--sequence-parallel", split.tensor > 1),
+        ("--use-distributed-optimizer --overlap-grad-reduce", split.data > 1),
+        (whole, job.recompute == "full"),
+        (f"--{job.precision}", job.precision in ("bf16", "fp16")),
+        (_OPTIMIZERS.get(job.optimizer, ""), job.optimizer in _OPTIMIZERS),
+    )
+    return (
         f"--tensor-model-parallel-size {split.tensor}",
         f"--pipeline-model-parallel-size {split.pipeline}",
         f"--micro-batch-size {batch.per_gpu} --global-batch-size {batch.global_batch} --seq-length {job.seq}",
-    ]
-    if job.shape.layers % split.pipeline:
-        # E is the embedding, t a layer, L the loss
-        stages = "|".join(f"t*{layers}" for layers in layers_of_stages(job.shape.layers, split.pipeline))
-        options.append(f'--pipeline-model-parallel-layout "E{stages}L"')
-    if split.tensor > 1:
-        options.append("--sequence-parallel")
-    if split.data > 1:
-        options.append("--use-distributed-optimizer --overlap-grad-reduce")
-    if job.recompute == "full":
-        options.append("--recompute-granularity full --recompute-method uniform --recompute-num-layers 1")
-    if job.precision in ("bf16", "fp16"):
-        options.append(f"--{job.precision}")
-    if job.optimizer in _OPTIMIZERS:
-        options.append(_OPTIMIZERS[job.optimizer])
-    return (*options, *_model(job.shape, job.seq))
+        *(option for option, needed in switches if needed),
+        *_model(job.shape, job.seq),
+    )
 
 
 def megatron_lacks(job: PlanJob, split: RankSplit) -> Iterator[str]:
@@ -179,15 +176,9 @@ def megatron_lacks(job: PlanJob, split: RankSplit) -> Iterator[str]:
 def _model(shape: ModelShape, seq: int) -> tuple[str, ...]:
     bias = shape.out_bias and shape.mlp_bias
     positions = "learned_absolute" if shape.positions else "rope"
-    options = [
-        f"--num-layers {shape.layers} --hidden-size {shape.hidden} --ffn-hidden-size {shape.ffn}",
-        f"--num-attention-heads {shape.heads} --kv-channels {shape.head_dim}",
-        f"--max-position-embeddings {max(shape.max_seq, seq)} --position-embedding-type {positions}",
-        f"--normalization {'LayerNorm' if shape.norm_bias else 'RMSNorm'}",
-    ]
-    if shape.kv_heads != shape.heads:
-        options.append(f"--group-query-attention --num-query-groups {shape.kv_heads}")
+    grouped = f"--group-query-attention --num-query-groups {shape.kv_heads}"
     switches = (
+        (grouped, shape.kv_heads != shape.heads),
         ("--swiglu", shape.gated),
         ("--disable-bias-linear", not bias),
         ("--add-qkv-bias", shape.qkv_bias and not bias),
@@ -195,4 +186,10 @@ def _model(shape: ModelShape, seq: int) -> tuple[str, ...]:
         ("--untie-embeddings-and-output-weights", not shape.tied),
         (f"--num-experts {shape.experts} --moe-router-topk {shape.experts_per_token}", shape.experts > 1),
     )
-    return (*options, *(text for text, needed in switches if needed))
+    return (
+        f"--num-layers {shape.layers} --hidden-size {shape.hidden} --ffn-hidden-size {shape.ffn}",
+        f"--num-attention-heads {shape.heads} --kv-channels {shape.head_dim}",
+        f"--max-position-embeddings {max(shape.max_seq, seq)} --position-embedding-type {positions}",
+        f"--normalization {'LayerNorm' if shape.norm_bias else 'RMSNorm'}",
+        *(option for option, needed in switches if needed),
+    )

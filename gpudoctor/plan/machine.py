@@ -9,16 +9,8 @@ from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
-from gpudoctor.plan.rates import (
-    Rate,
-    collective_rate,
-    compute_rate,
-    gather_rate,
-    host_rate,
-    network_rate,
-    nvlink_rate,
-    nvlinked,
-)
+from gpudoctor.plan import rates
+from gpudoctor.plan.rates import Rate
 from gpudoctor.plan.tensor_bytes import Precision
 from gpudoctor.profiles.load import profile_for
 from gpudoctor.profiles.profile import Profile, compute_gpus
@@ -94,19 +86,19 @@ def machine_of(
     `measurements` must be of GPUs, not of CPU ranks.
     """
     profile = profile_for(node)
-    collective = collective_rate(node, gpus, profile, measurements)
+    collective = rates.collective_rate(node, gpus, profile, measurements)
     return Machine(
         gpus=gpus,
         nodes=nodes,
         memory_bytes=min(_memory_bytes(node, gpu) for gpu in gpus),
-        nvlinked=nvlinked(node, gpus, profile),
+        nvlinked=rates.nvlinked(node, gpus, profile),
         topology_read=not isinstance(node.pairs, Missing),
         collective=collective,
-        gather=gather_rate(gpus, profile, measurements, collective),
-        nvlink=nvlink_rate(gpus, profile),
-        network=network_rate(node),
-        host=host_rate(gpus, measurements),
-        compute=compute_rate(gpus, profile, precision, measurements),
+        gather=rates.gather_rate(gpus, profile, measurements, collective),
+        nvlink=rates.nvlink_rate(gpus, profile),
+        network=rates.network_rate(node),
+        host=rates.host_rate(gpus, measurements),
+        compute=rates.compute_rate(gpus, profile, precision, measurements),
         ram_bytes=ram_bytes(node),
         profile=profile,
     )

@@ -22,12 +22,12 @@ from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import Node
 from gpudoctor.lazy import lazy_imports, lazy_pattern
 from gpudoctor.plan import communication, memory, model_sizes, settings, strategies, tensor_bytes
-from gpudoctor.plan.choose import Choice, choose, choose_forced, nearest_split, undividable
+from gpudoctor.plan.choose import choose, choose_forced, nearest_split, undividable
 from gpudoctor.plan.communication import StepTime, step_time
 from gpudoctor.plan.hf_config import shape_of_config
 from gpudoctor.plan.launch import launch_of, megatron_lacks
 from gpudoctor.plan.machine import Machine, compute_capability, machine_of, ram_bytes, usable_gpus
-from gpudoctor.plan.memory import PlanJob, RankSplit, memory_of, model_split_name
+from gpudoctor.plan.memory import PlanJob, RankSplit, fsdp, memory_of, model_split_name
 from gpudoctor.plan.model import Plan, PlanRequest, communication_summary, machine_summary, model_summary, strategy
 from gpudoctor.plan.model_shape import ModelError, ModelShape, seq_of
 from gpudoctor.plan.model_sizes import is_size, shape_of_size
@@ -110,7 +110,7 @@ def ground_of(request: PlanRequest, shape: ModelShape, sourced: Sourced) -> Grou
     unread = node.source.kind == "profile"  # nothing was read, so nothing can be at fault
     report = None if unread else check_node(node, measurements, checks, config, request.gpu)
     scope, _ = scope_of(node, request.gpu)
-    unfit = unfit_gpus(report) if report is not None and node.gpus else {}
+    unfit = unfit_gpus(report) if node.gpus else {}
     gpus = usable_gpus(node, scope, unfit)
     precision, warnings = _precision(request.precision, gpus, profile_for(node))
     seq, seq_warnings = seq_of(request.seq, shape)
@@ -133,13 +133,12 @@ def make_plan(request: PlanRequest, shape: ModelShape, sourced: Sourced) -> tupl
         choice = choose_forced(machine, job, request.global_batch, request.tensor or 1, request.pipeline or 1)
     taken = choice.taken
     step = step_time(taken.job, taken.split, machine)
-    batch = batch_of(taken.job, taken.split)
     expected = tuple(wanted_settings(machine, taken.split, node))
     bucket = bucket_of(taken.job, taken.split, measurements)
     warnings = (
         *ground.warnings,
         *choice.warnings,
-        *_warnings(request, machine, taken, step, measurements),
+        *_warnings(request, ground, taken, step),
         *node.source.notes,
     )
     made = msgspec.structs.replace(
@@ -153,11 +152,8 @@ def make_plan(request: PlanRequest, shape: ModelShape, sourced: Sourced) -> tupl
         left_out=tuple(
             (i, why) for i, why in sorted(ground.unfit.items()) if ground.scope is None or i in ground.scope
         ),
-        troubles=tuple(
-            _meant(t, node, machine, choice, step, measurements)
-            for t in (troubles(ground.report, ground.unfit) if ground.report else ())
-        ),
-        launch=launch_of(machine, taken.job, taken.split, batch, expected, bucket, len(machine.gpus) == len(node.gpus)),
+        troubles=tuple(_meant(trouble, node, ground, taken, step) for trouble in troubles(ground.report, ground.unfit)),
+        launch=launch_of(machine, taken.job, taken.split, expected, bucket, len(machine.gpus) == len(node.gpus)),
         formulas=formulas() if request.explain else (),
     )
     return made, taken
@@ -201,19 +197,12 @@ def shape_of(model: str) -> ModelShape:
     return shape_of_config(Path(model))
 
 
-def _meant(
-    trouble: FaultMeaning,
-    node: Node,
-    machine: Machine,
-    choice: Choice,
-    step: StepTime,
-    measurements: Measurements | None,
-) -> FaultMeaning:
+def _meant(trouble: FaultMeaning, node: Node, ground: Ground, taken: Option, step: StepTime) -> FaultMeaning:
     """The trouble and its cost, compared with the same plan on a machine whose PCIe links are all healthy."""
-    taken = choice.taken
+    machine = ground.machine
     gpus = tuple(mended(gpu) if gpu.index in trouble.gpus else gpu for gpu in machine.gpus)
     whole = msgspec.structs.replace(node, gpus=tuple(mended(g) if g.index in trouble.gpus else g for g in node.gpus))
-    sound = machine_of(whole, gpus, machine.nodes, taken.job.precision, measurements)
+    sound = machine_of(whole, gpus, machine.nodes, taken.job.precision, ground.measurements)
     after = step_time(taken.job, taken.split, sound)
     return msgspec.structs.replace(trouble, means=meaning(trouble, machine, step, after, sound.host))
 
@@ -228,10 +217,9 @@ def _precision(asked: Precision | None, gpus: tuple[Gpu, ...], profile: Profile)
     return asked, ()
 
 
-def _warnings(
-    request: PlanRequest, machine: Machine, taken: Option, step: StepTime, measurements: Measurements | None
-) -> Iterator[str]:
+def _warnings(request: PlanRequest, ground: Ground, taken: Option, step: StepTime) -> Iterator[str]:
     """What the plan's figures leave out, and where they are close to a bound."""
+    machine = ground.machine
     if taken.fit == "tight" and taken.memory is not None:
         over = gib_text(taken.memory.total - machine.memory_bytes)
         yield f"tight: with what the caching allocator usually loses it is {over} more than there is"
@@ -245,7 +233,7 @@ def _warnings(
             f"so much time goes between the nodes that {machine.nodes} do at most {work:.2g} times the work of one "
             "that waits for nothing: a larger --global-batch, fewer nodes or a faster network would help"
         )
-    if request.report is not None and measurements is None:
+    if request.report is not None and ground.measurements is None:
         yield f"{printable(str(request.report))} holds no measurements of GPUs: nothing of it counts here"
 
 
@@ -289,17 +277,12 @@ def cpu_plan(request: PlanRequest, shape: ModelShape, sourced: Sourced) -> tuple
 
 def _cpu_splits(request: PlanRequest, job: PlanJob, ranks: int) -> tuple[RankSplit, ...]:
     if request.tensor is None and request.pipeline is None:
-        return (
-            RankSplit("ddp", ranks),
-            RankSplit("fsdp", ranks, sharding="parameters", shards=ranks, engine="sharded"),
-        )
+        return RankSplit("ddp", ranks), fsdp(ranks)
     tensor, pipeline = request.tensor or 1, request.pipeline or 1
     wrong = undividable(job, ranks, tensor, pipeline, "CPU ranks")
     if wrong is not None:
         near = nearest_split(job, ranks, tensor, pipeline, lambda *_: True)
         raise UserError(f"{wrong}; {near or 'leave --tensor and --pipeline out'}")
-    if tensor * pipeline == 1:
-        return (RankSplit("ddp", ranks),)
     return (RankSplit(model_split_name(tensor, pipeline), ranks // (tensor * pipeline), tensor, pipeline),)
 
 

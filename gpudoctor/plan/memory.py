@@ -44,11 +44,11 @@ COMMUNICATOR_BYTES = 2 * 4 * 2**20 * 32
 ALLOCATOR_SHARE = 0.10
 
 
-def model_split_name(tensor: int, pipeline: int) -> Literal["tensor", "pipeline", "3d"]:
-    """The name of a split of the model itself; at least one of the two must be more than 1."""
-    if tensor > 1 and pipeline > 1:
-        return "3d"
-    return "tensor" if pipeline == 1 else "pipeline"
+def model_split_name(tensor: int, pipeline: int) -> Literal["ddp", "tensor", "pipeline", "3d"]:
+    """The name of a split of the model itself; "ddp" if it stays whole."""
+    if pipeline > 1:
+        return "3d" if tensor > 1 else "pipeline"
+    return "tensor" if tensor > 1 else "ddp"
 
 
 class RankSplit(msgspec.Struct, frozen=True):
@@ -89,6 +89,12 @@ class RankSplit(msgspec.Struct, frozen=True):
                 return TITLES[self.name]
             return f"{'3D' if self.name == '3d' else TITLES[self.name]}: {text}"
         return TITLES[self.name]
+
+
+def fsdp(ranks: int, shards: int | None = None, *, offload: bool = False) -> RankSplit:
+    """FSDP over all ranks, or over groups of `shards` of them; `offload`: with its states in host RAM."""
+    name: StrategyName = "fsdp-offload" if offload else "fsdp"
+    return RankSplit(name, ranks, sharding="parameters", shards=shards or ranks, offload=offload, engine="sharded")
 
 
 class PlanJob(msgspec.Struct, frozen=True):

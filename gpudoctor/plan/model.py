@@ -9,7 +9,7 @@ import msgspec
 
 from gpudoctor.api.load.request import Backend, LoadRequest
 from gpudoctor.errors import UserError
-from gpudoctor.plan.communication import LinkTraffic, StepTime
+from gpudoctor.plan.communication import StepTime
 from gpudoctor.plan.launch import LaunchScript
 from gpudoctor.plan.machine import Machine
 from gpudoctor.plan.memory import Memory
@@ -264,7 +264,10 @@ def strategy(option: Option) -> PlannedStrategy:
 
 def communication_summary(step: StepTime, machine: Machine) -> Communication:
     return Communication(
-        traffic=tuple(_row(part) for part in step.traffic),
+        traffic=tuple(
+            TrafficRow(part.what, part.link, round(part.gb, 4), short(part.seconds), part.hidden, speed(part.rate))
+            for part in step.traffic
+        ),
         communication_s=short(step.communication_s),
         compute_s=short(step.compute_s),
         compute=speed(machine.compute, "TFLOP/s"),
@@ -277,10 +280,6 @@ def communication_summary(step: StepTime, machine: Machine) -> Communication:
 def _memory(memory: Memory) -> MemoryGib:
     parts = (name.removesuffix("_gib") for name in MemoryGib.__struct_fields__)
     return MemoryGib(*(_gib(getattr(memory, part)) for part in parts))
-
-
-def _row(part: LinkTraffic) -> TrafficRow:
-    return TrafficRow(part.what, part.link, round(part.gb, 4), short(part.seconds), part.hidden, speed(part.rate))
 
 
 def _gib(amount: float) -> float:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from msgspec.structs import replace
+
 from gpudoctor.lazy import lazy_pattern
 from gpudoctor.plan.model_shape import ModelError, ModelShape, count_text, gpt, llama
 
@@ -65,28 +67,19 @@ def made_shape(parameters: float) -> ModelShape:
     Source: LLaMA's table 2 (arXiv:2302.13971: 128 for 7B and 13B, 102 for 65B).
     """
     vocab = 32000 if parameters >= 2e7 else 4096
-    best: tuple[float, ModelShape] | None = None
-    for hidden in (*range(64, 2048, 64), *range(2048, 4096, 512), *range(4096, 65537, 1024)):
-        made = _made(2, hidden, parameters, vocab)
-        rest = parameters - made.embedding_parameters - made.head_parameters
-        layers = max(round(rest / made.layer_parameters), 2)
-        made = _made(layers, hidden, parameters, vocab)
-        miss = abs(made.parameters - parameters) / parameters
-        score = miss + 0.05 * abs(hidden / layers - 128) / 128
-        if best is None or score < best[0]:
-            best = (score, made)
-    assert best is not None
-    return best[1]
+    hiddens = (*range(64, 2048, 64), *range(2048, 4096, 512), *range(4096, 65537, 1024))
+
+    def miss(made: ModelShape) -> float:
+        return abs(made.parameters - parameters) / parameters + 0.05 * abs(made.hidden / made.layers - 128) / 128
+
+    return min((_made(hidden, parameters, vocab) for hidden in hiddens), key=miss)
 
 
-def _made(layers: int, hidden: int, parameters: float, vocab: int) -> ModelShape:
+def _made(hidden: int, parameters: float, vocab: int) -> ModelShape:
     head_dim = 128 if hidden >= 2048 else 64
-    heads = hidden // head_dim
-    ffn = -(-8 * hidden // 3 // 256) * 256 or 256
-    name = f"{count_text(parameters)} made to size"
+    heads, ffn = hidden // head_dim, -(-8 * hidden // 3 // 256) * 256 or 256
+    name, tied = f"{count_text(parameters)} made to size", parameters < 2e9
+    made = llama(name, 2, hidden, heads, heads, ffn, vocab, 4096, tied=tied)
+    rest = parameters - made.embedding_parameters - made.head_parameters
     origin = "no published model of this size is known here: Llama-like proportions"
-    tied = parameters < 2e9
-    return ModelShape(
-        layers, hidden, heads, heads, head_dim, ffn, vocab, name=name, family="llama", origin=origin, max_seq=4096,
-        tied=tied,
-    )  # fmt: skip
+    return replace(made, layers=max(round(rest / made.layer_parameters), 2), origin=origin)

@@ -63,36 +63,37 @@ def measurements_of(path: Path, node: Node) -> Measurements:
 
     The report needs no facts: the plan uses the current ones.
     """
-    shown = printable(str(path))
+
+    def unusable(why: str) -> UserError:
+        return UserError(f"--report {printable(str(path))}: {why}")
+
     try:
         if not path.is_file():  # a FIFO would never end
-            raise UserError(f"--report {shown}: {'not a file' if path.exists() else 'no such file'}")
+            raise unusable("not a file" if path.exists() else "no such file")
         with path.open("rb") as file:
             data = file.read(_REPORT_MAX_BYTES + 1)
     except (OSError, ValueError) as error:
-        raise UserError(f"--report {shown}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        raise unusable(f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if len(data) > _REPORT_MAX_BYTES:
-        raise UserError(f"--report {shown}: more than {_REPORT_MAX_BYTES // 2**20} MiB: no report")
+        raise unusable(f"more than {_REPORT_MAX_BYTES // 2**20} MiB: no report")
     try:
         report = msgspec.json.decode(data, type=Report)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         way_out = "make one with gpudoctor check --level full --json -o FILE"
-        raise UserError(
-            f"--report {shown}: no report of gpudoctor ({printable(str(error))[:120]}): {way_out}"
-        ) from None
+        raise unusable(f"no report of gpudoctor ({printable(str(error))[:120]}): {way_out}") from None
     if report.error is not None:
-        raise UserError(f"--report {shown}: that check could not do its work: {printable(report.error)[:200]}")
+        raise unusable(f"that check could not do its work: {printable(report.error)[:200]}")
     if report.run.injected:
         how = ", ".join(map(printable, report.run.injected))[:200]
-        raise UserError(f"--report {shown}: it was made to go wrong (--inject {how}): make one without")
+        raise unusable(f"it was made to go wrong (--inject {how}): make one without")
     then = {gpu.uuid or gpu.bus_id for gpu in report.gpus}
     now = {known(gpu.uuid) or gpu.bus_id for gpu in node.gpus}
     if not then & now:
-        raise UserError(f"--report {shown}: none of its {len(then)} GPUs is in this node: it is of another machine")
+        raise unusable(f"none of its {len(then)} GPUs is in this node: it is of another machine")
     return report.measurements
 
 
-def unfit_gpus(report: Report) -> dict[int, str]:
+def unfit_gpus(report: Report | None) -> dict[int, str]:
     """GPUs that no training can start on, with the reason."""
     found: dict[int, str] = {}
     for check, finding in _roots(report):
@@ -103,7 +104,7 @@ def unfit_gpus(report: Report) -> dict[int, str]:
     return found
 
 
-def troubles(report: Report, left_out: Container[int | None]) -> tuple[FaultMeaning, ...]:
+def troubles(report: Report | None, left_out: Container[int | None]) -> tuple[FaultMeaning, ...]:
     """Faults, and warnings that bear on a training: one line for the GPUs of each check, and for each of the node."""
     found: dict[tuple[str, str, str], FaultMeaning] = {}
     for check, finding in _roots(report):
@@ -138,23 +139,22 @@ def meaning(trouble: FaultMeaning, machine: Machine, now: StepTime, sound: StepT
     leave = f"leave {'it' if len(trouble.gpus) == 1 else 'them'} out (--gpu {option_ranges(rest)})"
     if impact == "wrong-results" and trouble.status == "fail":
         return f"{leave}: GPU {several} may fail, or compute what is wrong"
-    if impact == "slow-host-link":
-        return f"{leave}, or expect {_link_cost(machine, now, sound, host_sound)}"
-    if impact == "slow-gpu":
-        return f"{leave}, or expect every step to wait for GPU {several}"
-    if impact == "unequal-gpus":
-        room = gib_text(machine.memory_bytes)
-        return f"{leave}, or expect all to wait for the slowest, and {room} of each to be used"
     if impact == "memory-taken":
         return f"the plan counts all memory of GPU {several} as free: end that program first"
-    if impact == "slow-collectives":
-        rate = machine.collective
-        if isinstance(rate, str):
-            return f"{leave}, or expect slower collectives: the slowest GPU sets the pace"
-        # a profile's figure is that of healthy links
-        most = "" if rate.measured else "at most "
-        return f"{leave}, or expect collectives of {most}{rate.value:.4g} GB/s: the slowest GPU sets the pace"
-    return f"{leave}, or see gpudoctor explain {trouble.check}"
+    cost = {
+        "slow-host-link": _link_cost(machine, now, sound, host_sound),
+        "slow-gpu": f"every step to wait for GPU {several}",
+        "unequal-gpus": f"all to wait for the slowest, and {gib_text(machine.memory_bytes)} of each to be used",
+        "slow-collectives": f"{_slower_collectives(machine.collective)}: the slowest GPU sets the pace",
+    }.get(impact or "")
+    return f"{leave}, or {f'expect {cost}' if cost else f'see gpudoctor explain {trouble.check}'}"
+
+
+def _slower_collectives(rate: Rate | str) -> str:
+    if isinstance(rate, str):
+        return "slower collectives"
+    # a profile's figure is that of healthy links
+    return f"collectives of {'' if rate.measured else 'at most '}{rate.value:.4g} GB/s"
 
 
 def _link_cost(machine: Machine, now: StepTime, sound: StepTime, host_sound: Rate | str) -> str:
@@ -178,8 +178,8 @@ def mended(gpu: Gpu) -> Gpu:
     return msgspec.structs.replace(gpu, pcie=msgspec.structs.replace(gpu.pcie, width=width))
 
 
-def _roots(report: Report) -> Iterable[tuple[str, Finding]]:
-    for result in report.checks:
+def _roots(report: Report | None) -> Iterable[tuple[str, Finding]]:
+    for result in report.checks if report else ():
         for finding in result.findings:
             if finding.explained_by is None:
                 yield result.id, finding

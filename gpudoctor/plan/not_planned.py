@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from gpudoctor.plan.machine import Machine
-from gpudoctor.plan.memory import ALLOCATOR_SHARE, PlanJob, RankSplit, activation_parts, gathered_parts, memory_of
+from gpudoctor.plan.memory import ALLOCATOR_SHARE, PlanJob, RankSplit, activation_parts, fsdp, gathered_parts, memory_of
 from gpudoctor.plan.model_shape import ModelShape
 from gpudoctor.text.units import gib_number, gib_text
 
@@ -63,10 +63,7 @@ def _states(method: str, shape: ModelShape) -> tuple[float, float]:
 
 def _rest(machine: Machine, job: PlanJob) -> float:
     """Bytes on a GPU beside frozen weights and adapters: of one sequence of the whole model, so rather too much."""
-    world = machine.world
-    split = RankSplit("fsdp", world, sharding="parameters", shards=world, engine="sharded")
-    if world == 1:
-        split = RankSplit("ddp", 1)
+    split = fsdp(machine.world) if machine.world > 1 else RankSplit("ddp", 1)
     job = replace(job, recompute="full", micro_batch=1, micro_batches=1)
     retained, working, loss = activation_parts(job, split, 0)
     at_layer, at_loss, _ = gathered_parts(job, split)

@@ -104,13 +104,11 @@ def gather_rate(
     NVSwitch computes the sums of all_reduce only (NVLS): 8 x H200 reach 473 GB/s with all_reduce, and 361 and 363
     GB/s with these two, as rings do (stas00/ml-engineering, network/README.md).
     """
-    both = [_measured(measurements, len(gpus), op) for op in ("all_gather", "reduce_scatter")]
-    for rate in both:
-        if isinstance(rate, str):
-            return rate
-    known_ones = [rate for rate in both if isinstance(rate, Rate)]
-    if known_ones:
-        return min(known_ones, key=lambda rate: rate.value)
+    measured = [_measured(measurements, len(gpus), op) for op in ("all_gather", "reduce_scatter")]
+    if unusable := [rate for rate in measured if isinstance(rate, str)]:
+        return unusable[0]
+    if rates := [rate for rate in measured if isinstance(rate, Rate)]:
+        return min(rates, key=lambda rate: rate.value)
     ring = nvlink_rate(gpus, profile)
     switch = profile.node is not None and profile.node.nvswitch
     if switch and isinstance(ring, Rate) and isinstance(collective, Rate) and ring.value < collective.value:
@@ -178,14 +176,10 @@ def network_rate(node: Node) -> Rate | str:
 def host_rate(gpus: tuple[Gpu, ...], measurements: Measurements | None) -> Rate | str:
     """The rate of one GPU's copies to and from RAM while all copy: the slowest measured, NVLink-C2C, or PCIe."""
     if measurements and measurements.host_links:
-        both = [
-            min(
-                known(link.h2d_together_gb_s) or link.h2d_alone_gb_s,
-                known(link.d2h_together_gb_s) or link.d2h_alone_gb_s,
-            )
-            for link in measurements.host_links
-        ]
-        return _found(min(both), "measured here: copies between host and GPU")
+        links = measurements.host_links
+        to_gpu = [known(link.h2d_together_gb_s) or link.h2d_alone_gb_s for link in links]
+        to_host = [known(link.d2h_together_gb_s) or link.d2h_alone_gb_s for link in links]
+        return _found(min(to_gpu + to_host), "measured here: copies between host and GPU")
     if any(gpu.on_c2c for gpu in gpus):
         if any("GB10" in (known(gpu.name) or "") for gpu in gpus):
             return "no figure of this GPU's NVLink-C2C is known here"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from itertools import chain
+from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
 
 from gpudoctor.plan.machine import Machine
-from gpudoctor.plan.memory import Memory, PlanJob, RankSplit, memory_of, model_split_name
+from gpudoctor.plan.memory import Memory, PlanJob, RankSplit, Sharding, fsdp, memory_of, model_split_name
 from gpudoctor.plan.tensor_bytes import RECOMPUTES, Recompute
 from gpudoctor.text.units import gib_number, gib_text
 
@@ -38,12 +37,10 @@ class Option(msgspec.Struct, frozen=True):
 
 def each_option(machine: Machine, job: PlanJob, global_batch: int | None) -> Iterator[Option]:
     """Each strategy on this machine, from the simplest to the most involved."""
-    if machine.world == 1:
-        splits: Iterable[RankSplit | Option] = (RankSplit("ddp", 1), _offload(machine))
-    else:
-        splits = chain(_data_splits(machine), _model_splits(machine, job, global_batch))
-    for split in splits:
-        yield split if isinstance(split, Option) else tried(machine, job, split, global_batch)
+    for split in _data_splits(machine):
+        yield tried(machine, job, split, global_batch)
+    if machine.world > 1:
+        yield from _model_options(machine, job, global_batch)
 
 
 def tried(machine: Machine, job: PlanJob, split: RankSplit, global_batch: int | None) -> Option:
@@ -108,28 +105,24 @@ def _larger(machine: Machine, option: Option, per_rank: int | None) -> Option:
     return best
 
 
-def _data_splits(machine: Machine) -> Iterator[RankSplit | Option]:
+def _data_splits(machine: Machine) -> Iterator[RankSplit]:
     world, node = machine.world, machine.gpus_per_node
     yield RankSplit("ddp", world)
-    yield RankSplit("zero1", world, sharding="optimizer", shards=world, engine="zero")
-    yield RankSplit("zero2", world, sharding="gradients", shards=world, engine="zero")
-    if machine.nodes > 1 and node > 1:
-        yield RankSplit("fsdp", world, sharding="parameters", shards=node, engine="sharded")
-    yield RankSplit("fsdp", world, sharding="parameters", shards=world, engine="sharded")
-    yield _offload(machine)
+    if world > 1:
+        yield RankSplit("zero1", world, sharding="optimizer", shards=world, engine="zero")
+        yield RankSplit("zero2", world, sharding="gradients", shards=world, engine="zero")
+        if machine.nodes > 1 and node > 1:
+            yield fsdp(world, node)
+        yield fsdp(world)
+    yield fsdp(world, offload=True)
 
 
-def _offload(machine: Machine) -> RankSplit:
-    world = machine.world
-    return RankSplit("fsdp-offload", world, sharding="parameters", shards=world, offload=True, engine="sharded")
-
-
-def _model_splits(machine: Machine, job: PlanJob, global_batch: int | None) -> Iterator[RankSplit | Option]:
+def _model_options(machine: Machine, job: PlanJob, global_batch: int | None) -> Iterator[Option]:
     shape = job.shape
     # the largest tensor-parallel group inside NVLink that divides the node and the model
     tensor = max(t for t in range(1, machine.nvlinked + 1) if machine.gpus_per_node % t == 0 and tensor_divides(job, t))
     if tensor > 1:
-        yield megatron(machine, tensor, 1)
+        yield tried(machine, job, megatron(machine, tensor, 1), global_batch)
     else:
         reason = "no NVLink joins these GPUs, and every layer would wait for the slower link"
         if not machine.topology_read:
@@ -138,9 +131,8 @@ def _model_splits(machine: Machine, job: PlanJob, global_batch: int | None) -> I
             what = f"{shape.heads} heads, {shape.kv_heads} key-value heads, ffn {shape.ffn} and {job.seq} tokens"
             reason = f"no group of 2 to {machine.nvlinked} GPUs divides {what}"
         yield Option(RankSplit("tensor", 1), job, "not here", None, reason)
-    yield _first_that_fits(machine, job, 1, global_batch)
-    if tensor > 1:
-        yield _first_that_fits(machine, job, tensor, global_batch)
+    for ways in sorted({1, tensor}):
+        yield _first_that_fits(machine, job, ways, global_batch)
 
 
 def tensor_divides(job: PlanJob, ways: int) -> bool:
@@ -157,25 +149,21 @@ def tensor_divides(job: PlanJob, ways: int) -> bool:
 def megatron(machine: Machine, tensor: int, pipeline: int) -> RankSplit:
     """Tensor and pipeline parallelism; data parallelism over the other ranks, which shard the optimizer."""
     data = machine.world // (tensor * pipeline)
-    name = model_split_name(tensor, pipeline)
-    sharding: Literal["optimizer", "none"] = "optimizer" if data > 1 else "none"
-    return RankSplit(name, data, tensor, pipeline, sharding, data, engine="megatron")
+    sharding: Sharding = "optimizer" if data > 1 else "none"
+    return RankSplit(model_split_name(tensor, pipeline), data, tensor, pipeline, sharding, data, engine="megatron")
 
 
-def _first_that_fits(machine: Machine, job: PlanJob, tensor: int, global_batch: int | None) -> Option | RankSplit:
+def _first_that_fits(machine: Machine, job: PlanJob, tensor: int, global_batch: int | None) -> Option:
     """Pipeline parallelism with the fewest stages that fit (the smallest bubble), else with the most possible."""
     ranks = machine.world // tensor
     stages = [p for p in range(2, min(ranks, job.shape.layers) + 1) if ranks % p == 0]
     if not stages:
-        name: Literal["pipeline", "3d"] = "pipeline" if tensor == 1 else "3d"
         reason = f"{ranks} ranks cannot be divided into stages of {job.shape.layers} layers"
         if tensor > 1 and ranks == 1:
             reason = "tensor parallelism already takes every GPU"
-        return Option(RankSplit(name, 1), job, "not here", None, reason)
-    option = None
+        return Option(RankSplit(model_split_name(tensor, 2), 1), job, "not here", None, reason)
     for pipeline in stages:
         option = tried(machine, job, megatron(machine, tensor, pipeline), global_batch)
         if option.fit == "fits":
             return option
-    assert option is not None
     return option

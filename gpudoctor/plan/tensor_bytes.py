@@ -27,10 +27,6 @@ class StateBytes(msgspec.Struct, frozen=True):
     gradients: float
     optimizer: float
 
-    @property
-    def total(self) -> float:
-        return self.weights + self.gradients + self.optimizer
-
 
 def compute_bytes(precision: Precision) -> int:
     """Bytes of one activation value, and of one weight as the matrix products read it."""

@@ -44,10 +44,7 @@ def wrapped(text: str, width: int) -> Iterable[str]:
 
 def verification_lines(plan: Plan, width: int) -> Iterator[str]:
     """The rows of the verification, if the plan has one."""
-    tried = plan.verification
-    if tried is None:
-        return
-    for label, text in _rows(tried):
+    for label, text in _rows(plan.verification) if plan.verification else ():
         yield from row_of(label, text, width)
 
 

@@ -91,19 +91,14 @@ def _node(name: str, key: str, count: int, gib: int | None) -> Node:
     if size is not None and len(model.memory_gib) > 1:
         name += f" with {size:g} GB"
     product_name = f"NVIDIA {next(_product_names(key, memory, size), model.name).removeprefix('NVIDIA ')}"
-    gpus = tuple(
-        fill(
-            Gpu(
-                index=index,
-                bus_id=f"0000:{index:02x}:00.0",
-                name=product_name,
-                memory_total_mib=_UNKNOWN if memory is None else memory,
-                compute_capability=model.compute_capability or _UNKNOWN,
-            ),
-            _UNKNOWN,
-        )
-        for index in range(count)
+    gpu = Gpu(
+        index=0,
+        bus_id="",
+        name=product_name,
+        memory_total_mib=_UNKNOWN if memory is None else memory,
+        compute_capability=model.compute_capability or _UNKNOWN,
     )
+    gpus = tuple(fill(replace(gpu, index=index, bus_id=f"0000:{index:02x}:00.0"), _UNKNOWN) for index in range(count))
     return replace(fill(Node(), _UNKNOWN), gpus=gpus, source=Source(kind="profile", name=name))
 
 

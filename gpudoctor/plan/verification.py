@@ -15,7 +15,7 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node
 from gpudoctor.plan.communication import step_time
 from gpudoctor.plan.machine import Machine
-from gpudoctor.plan.memory import PlanJob, RankSplit, memory_of
+from gpudoctor.plan.memory import PlanJob, RankSplit, fsdp, memory_of
 from gpudoctor.plan.model import PlanRequest, PlanVerification, PredictedPart, model_summary, short
 from gpudoctor.plan.model_shape import layers_of_stages
 from gpudoctor.plan.rates import Rate
@@ -216,9 +216,7 @@ def reduced_split(split: RankSplit, ranks: int, layers: int) -> RankSplit:
     tensor or pipeline parallelism the states are not sharded.
     """
     if split.sharding == "parameters":
-        return RankSplit(
-            split.name, ranks, sharding="parameters", shards=ranks, offload=split.offload, engine="sharded"
-        )
+        return fsdp(ranks, offload=split.offload)
     if split.tensor * split.pipeline == 1 or ranks == 1:
         return RankSplit("ddp", ranks)
     if split.world == ranks:

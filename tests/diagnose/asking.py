@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpudoctor.diagnose.build import diagnose
-from gpudoctor.diagnose.diagnosis import Diagnosis
+from gpudoctor.diagnose.diagnosis import Cause, Diagnosis
 from gpudoctor.diagnose.gather import gather
 from gpudoctor.diagnose.sources import find_sources
 
@@ -28,6 +28,13 @@ def answer_to(text: str | bytes, folder: Path, name: str = "job.log") -> Diagnos
     path = folder / name
     path.write_bytes(text.encode() if isinstance(text, str) else text)
     return answer_of(path)
+
+
+def cause_of(text: str | bytes, folder: Path) -> Cause:
+    """The cause in the answer about a text, which must have one."""
+    cause = answer_to(text, folder).cause
+    assert cause is not None
+    return cause
 
 
 def said(answer: Diagnosis) -> tuple[str, int | None]:

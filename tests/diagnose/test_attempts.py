@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.diagnose.asking import HOROVOD_STALLS, answer_to, said
+from tests.diagnose.asking import HOROVOD_STALLS, answer_to, cause_of, said
 
 _PREEMPTION = "slurmstepd: error: *** JOB 7 ON gpu01 CANCELLED AT 2025-01-01T00:00:00 DUE TO PREEMPTION ***\n"
 _PREEMPTED = (
@@ -79,11 +79,10 @@ def test_work_of_another_attempt_does_not_end_a_stall(tmp_path: Path) -> None:
 
 def test_a_requeued_job_that_resumes_is_recovered_while_it_still_runs(tmp_path: Path) -> None:
     text = "".join(f"step {n} loss 2.1\n" for n in range(40)) + _PREEMPTION + "Loaded checkpoint /ckpt/step_38\n"
-    answer = answer_to(text + "".join(f"step {n} loss 2.0\n" for n in range(38, 60)), tmp_path)
-    assert said(answer) == ("recovered", None)
-    assert answer.cause is not None
-    assert "DUE TO PREEMPTION" in answer.cause.text
-    assert answer.cause.text.endswith("attempt 1 went further")
+    cause = cause_of(text + "".join(f"step {n} loss 2.0\n" for n in range(38, 60)), tmp_path)
+    assert (cause.what, cause.rank) == ("recovered", None)
+    assert "DUE TO PREEMPTION" in cause.text
+    assert cause.text.endswith("attempt 1 went further")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.diagnose.asking import answer_of, answer_to, said
+from tests.diagnose.asking import answer_of, answer_to, cause_of, said
 
 NOISE = """\
 gpu-n01:2325066:2325349 [3] NCCL INFO NET/Plugin: No plugin found (libnccl-net.so)
@@ -165,9 +165,8 @@ def test_what_failed_and_may_have_stopped_the_job_is_said(text: str, what: str, 
 
 
 def test_a_warning_of_a_process_that_has_no_communicator_is_quoted(tmp_path: Path) -> None:
-    answer = answer_to(_OPTION + _INIT.format(8, 1), tmp_path)
-    assert answer.cause is not None
-    assert (said(answer), answer.cause.text) == (("failed_saying", None), "Call to cudaGetDriverEntryPoint failed")
+    cause = cause_of(_OPTION + _INIT.format(8, 1), tmp_path)
+    assert (cause.what, cause.rank, cause.text) == ("failed_saying", None, "Call to cudaGetDriverEntryPoint failed")
 
 
 _ELASTIC = "INFO:torch.distributed.elastic.agent.server.api:[default] "

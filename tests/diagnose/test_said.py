@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpudoctor.cli.main import main
-from tests.diagnose.asking import answer_of, answer_to, said
+from tests.diagnose.asking import answer_of, answer_to, cause_of, said
 
 _STEPS = "".join(f"step {n} loss 1.2\n" for n in range(5))
 _KEY_ERROR = (
@@ -93,10 +93,9 @@ def test_who_died_first_comes_before_what_others_say_of_it(tmp_path: Path) -> No
         "ERROR 11-08 11:01:29 [multiproc_executor.py:135] Worker proc VllmWorker-3 died unexpectedly, shutting down.\n"
     )
     engine = "ERROR 11-08 11:01:30 [core.py:502] EngineCore encountered a fatal error.\napp: error: cannot go on\n"
-    answer = answer_to(worker + engine, tmp_path)
-    assert said(answer) == ("process_died_unknown", None)
-    assert answer.cause is not None
-    assert "VllmWorker-3" in answer.cause.text
+    cause = cause_of(worker + engine, tmp_path)
+    assert (cause.what, cause.rank) == ("process_died_unknown", None)
+    assert "VllmWorker-3" in cause.text
     own = answer_to("app: error: the flux is empty\n" + worker + engine, tmp_path)
     assert own.cause is not None
     assert own.cause.text == "app: error: the flux is empty"
@@ -116,9 +115,8 @@ def test_who_died_first_comes_before_what_others_say_of_it(tmp_path: Path) -> No
 def test_what_an_accelerators_runtime_or_a_peer_raised_is_never_certainly_the_program(
     exception: str, tmp_path: Path
 ) -> None:
-    answer = answer_to(_KEY_ERROR.replace("KeyError: 'label'", exception), tmp_path)
-    assert answer.cause is not None
-    assert (answer.cause.what != "user_exception", answer.cause.confidence != "certain") == (True, True)
+    cause = cause_of(_KEY_ERROR.replace("KeyError: 'label'", exception), tmp_path)
+    assert (cause.what != "user_exception", cause.confidence != "certain") == (True, True)
 
 
 def test_what_others_say_of_a_worker_that_died_is_not_its_reason(tmp_path: Path) -> None:
@@ -181,8 +179,7 @@ def test_a_part_that_a_launcher_can_do_without_is_no_cause(tmp_path: Path) -> No
 def test_the_places_under_a_sentence_and_its_next_line_belong_to_it(tmp_path: Path) -> None:
     rule = "-" * 60
     text = f"mpirun: job 3 starts\n{rule}\nA task was unable to complete a UDP connection\nto its partner:\n  Local host:   n7\n  Remote host:  n8\nAsk somebody.\n{rule}\n"
-    cause = answer_to(text, tmp_path).cause
-    assert cause is not None
+    cause = cause_of(text, tmp_path)
     assert (
         cause.text == "A task was unable to complete a UDP connection to its partner: Local host: n7, Remote host: n8"
     )
@@ -213,8 +210,7 @@ def test_what_a_launcher_raised_without_a_frame_of_the_program_is_not_the_progra
     frames: tuple[str, ...], what: str, tmp_path: Path
 ) -> None:
     shown = "".join(f'  File "{file}", line 8, in f\n    x()\n' for file in frames)
-    cause = answer_to(f"Traceback (most recent call last):\n{shown}ValueError: 7 of 9 parts are odd\n", tmp_path).cause
-    assert cause is not None
+    cause = cause_of(f"Traceback (most recent call last):\n{shown}ValueError: 7 of 9 parts are odd\n", tmp_path)
     assert (cause.what, cause.confidence == "certain") == (what, what == "user_exception")
     assert "7 of 9 parts are odd" in cause.text
 
@@ -228,8 +224,7 @@ def test_a_bar_at_0_is_no_proof_that_a_job_moved(tmp_path: Path) -> None:
 def test_what_another_writer_puts_right_behind_a_bar_is_a_line_of_its_own(tmp_path: Path) -> None:
     bar = "[Info: epoch 3: loss 2.5]:  20%|##        | 11/56 [00:02<00:08,  5.02it/s]"
     assert answer_to(f"{bar}\n", tmp_path).verdict == "nothing"
-    cause = answer_to(f"{bar}Segmentation fault (core dumped)\n", tmp_path).cause
-    assert cause is not None
+    cause = cause_of(f"{bar}Segmentation fault (core dumped)\n", tmp_path)
     assert cause.what == "segfault"
 
 
@@ -257,17 +252,15 @@ def test_a_total_or_a_size_behind_a_0_is_no_step(line: str, tmp_path: Path) -> N
 
 
 def test_of_two_loud_lines_the_first_is_shown(tmp_path: Path) -> None:
-    answer = answer_to("app: error: the flux is empty\napp: error: cannot go on\n", tmp_path)
-    assert answer.cause is not None
-    assert answer.cause.text == "app: error: the flux is empty"
+    cause = cause_of("app: error: the flux is empty\napp: error: cannot go on\n", tmp_path)
+    assert cause.text == "app: error: the flux is empty"
 
 
 def test_a_death_is_told_with_what_the_process_had_said(tmp_path: Path) -> None:
     text = "[rank2]: app: error: the flux is empty\n[rank2]: Fatal Python error: Segmentation fault\n"
-    answer = answer_to(text, tmp_path)
-    assert said(answer) == ("segfault", 2)
-    assert answer.cause is not None
-    assert answer.cause.text.endswith("before that it said: app: error: the flux is empty")
+    cause = cause_of(text, tmp_path)
+    assert (cause.what, cause.rank) == ("segfault", 2)
+    assert cause.text.endswith("before that it said: app: error: the flux is empty")
 
 
 def test_the_rest_of_a_logging_error_is_no_exception(tmp_path: Path) -> None:
@@ -309,11 +302,10 @@ def test_a_barrier_that_counts_fewer_missing_ranks_than_are_silent_names_none(tm
         "RuntimeError: Timed out initializing process group in store based barrier on rank: {0}, for key: "
         "store_based_barrier_key:1 (world_size=288, worker_count=287, timeout=0:30:00)\n"
     )
-    answer = answer_to("".join(line.format(n) * 2 for n in (0, *range(6, 288))), tmp_path)
-    assert said(answer) == ("missing_rank", None)
-    assert answer.cause is not None
-    assert "1-5" not in answer.cause.text
-    assert "1, 2" not in answer.cause.text
+    cause = cause_of("".join(line.format(n) * 2 for n in (0, *range(6, 288))), tmp_path)
+    assert (cause.what, cause.rank) == ("missing_rank", None)
+    assert "1-5" not in cause.text
+    assert "1, 2" not in cause.text
 
 
 def test_a_barrier_that_counts_more_ranks_than_are_named_misses_none_of_the_unnamed(tmp_path: Path) -> None:
@@ -333,10 +325,9 @@ def test_an_introduction_is_quoted_only_if_nothing_follows(tmp_path: Path) -> No
         (introduction, "this error"),
         (f"{introduction}the shards of it are not available\n", "shards"),
     ):
-        answer = answer_to(text, tmp_path)
-        assert said(answer) == ("unknown_error", None)
-        assert answer.cause is not None
-        assert words in str(answer.cause.evidence[0])
+        cause = cause_of(text, tmp_path)
+        assert (cause.what, cause.rank) == ("unknown_error", None)
+        assert words in str(cause.evidence[0])
 
 
 @pytest.mark.parametrize(
@@ -385,9 +376,8 @@ def test_a_number_in_the_name_of_one_file_is_no_rank(tmp_path: Path) -> None:
 
 def test_the_name_of_a_logger_is_no_host(tmp_path: Path) -> None:
     line = "[2024-01-01 10:00:0{0},0] torch.distributed.elastic.multiprocessing.api: [WARNING] Sending process {0} closing signal SIGTERM\n"
-    answer = answer_to("".join(line.format(n) for n in range(8)), tmp_path)
-    assert answer.cause is not None
-    assert answer.cause.host is None
+    cause = cause_of("".join(line.format(n) for n in range(8)), tmp_path)
+    assert cause.host is None
 
 
 def test_the_same_line_again_and_again_at_the_end_is_a_stall(tmp_path: Path) -> None:
@@ -454,8 +444,7 @@ def test_what_a_job_prints_of_hardware_is_likely_and_to_be_looked_at(
     ],
 )
 def test_a_cuda_error_of_nccl_is_a_cause_if_the_text_names_it(tmp_path: Path, line: str, verdict: str) -> None:
-    (tmp_path / "job.log").write_text(line)
-    answer = answer_of(tmp_path)
+    answer = answer_to(line, tmp_path)
     assert (answer.verdict, answer.cause and answer.cause.what) == (verdict, "nccl_cuda_unknown")
 
 
@@ -465,10 +454,8 @@ def test_the_words_behind_last_error_are_why_nccl_failed(tmp_path: Path) -> None
         "ncclInternalError: Internal check failed.",
         "Last error:",
     )
-    (tmp_path / "job.log").write_text("\n".join(lines) + "\n")
-    assert said(answer_of(tmp_path))[0] == "nccl_unknown"
-    (tmp_path / "job.log").write_text("\n".join((*lines, "Error : ring 1 does not contain rank 0")) + "\n")
-    answer = answer_of(tmp_path)
+    assert said(answer_to("\n".join(lines) + "\n", tmp_path))[0] == "nccl_unknown"
+    answer = answer_to("\n".join((*lines, "Error : ring 1 does not contain rank 0")) + "\n", tmp_path)
     assert (answer.verdict, answer.cause and answer.cause.what) == ("cause", "failed_saying")
     assert answer.cause is not None
     assert answer.cause.text == "Error : ring 1 does not contain rank 0"
@@ -479,28 +466,25 @@ def test_the_words_behind_last_error_are_why_nccl_failed(tmp_path: Path) -> None
         "Traceback (most recent call last):",
         "wandb: Waiting for W&B process to finish",
     ):
-        (tmp_path / "job.log").write_text("\n".join((*lines, other)) + "\n")
-        assert said(answer_of(tmp_path))[0] == "nccl_unknown"
-    (tmp_path / "job.log").write_text("\n".join((*lines, "Done waiting for the peer of channel 2")) + "\n")
-    assert said(answer_of(tmp_path))[0] == "failed_saying"
+        assert said(answer_to("\n".join((*lines, other)) + "\n", tmp_path))[0] == "nccl_unknown"
+    assert (
+        said(answer_to("\n".join((*lines, "Done waiting for the peer of channel 2")) + "\n", tmp_path))[0]
+        == "failed_saying"
+    )
 
 
 def test_who_aborts_after_nccl_failed_has_told_why(tmp_path: Path) -> None:
     end = "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: -6) local_rank: 0 (pid: 517) of binary: p\n"
     what = "terminate called after throwing an instance of 'std::runtime_error'\n  what():  NCCL error: unhandled system error\n"
     for text, cause in ((what + end, "nccl_unknown"), (end, "process_died_unknown")):
-        (tmp_path / "job.log").write_text(f"step 1 loss 2\n{text}")
-        assert said(answer_of(tmp_path))[0] == cause
+        assert said(answer_to(f"step 1 loss 2\n{text}", tmp_path))[0] == cause
     crash = "double free or corruption (!prev)\n"
     other = "[rank5]: step 7 loss 2\n"
     for between, cause in ((crash, "process_died_unknown"), ("step 9 loss 2\n", "process_died_unknown")):
-        (tmp_path / "job.log").write_text(f"step 1 loss 2\n{what}{between}{end}")
-        assert said(answer_of(tmp_path))[0] == cause
-    (tmp_path / "job.log").write_text(f"{other}{what}{end}")
-    assert said(answer_of(tmp_path))[0] == "process_died_unknown"
+        assert said(answer_to(f"step 1 loss 2\n{what}{between}{end}", tmp_path))[0] == cause
+    assert said(answer_to(f"{other}{what}{end}", tmp_path))[0] == "process_died_unknown"
     # the agent names one of four that ended, and not the first
-    (tmp_path / "job.log").write_text(f"world size: 4\n{what}{end}")
-    answer = answer_of(tmp_path)
+    answer = answer_to(f"world size: 4\n{what}{end}", tmp_path)
     assert (answer.verdict, answer.cause and answer.cause.rank) == ("unknown", None)
 
 
@@ -539,8 +523,7 @@ Resource usage summary:
     ],
 )
 def test_a_report_of_lsf_is_an_end(tmp_path: Path, own: str, end: str, verdict: str, what: str | None) -> None:
-    (tmp_path / "job.log").write_text(f"{own}{_LSF.format(end)}")
-    answer = answer_of(tmp_path)
+    answer = answer_to(f"{own}{_LSF.format(end)}", tmp_path)
     assert (answer.verdict, answer.recognised, answer.cause and answer.cause.what) == (verdict, True, what)
 
 
@@ -555,8 +538,7 @@ def test_a_report_of_lsf_is_an_end(tmp_path: Path, own: str, end: str, verdict: 
     ],
 )
 def test_a_step_with_its_rate_is_work(tmp_path: Path, text: str, verdict: str) -> None:
-    (tmp_path / "job.log").write_text(text)
-    assert answer_of(tmp_path).verdict == verdict
+    assert answer_to(text, tmp_path).verdict == verdict
 
 
 _BOMBS = {
@@ -613,16 +595,14 @@ def test_who_says_that_other_ranks_failed_is_not_blamed_for_it(tmp_path: Path) -
         'Traceback (most recent call last):\n  File "/w/model_runner.py", line 417, in load_model\n    raise ValueError(\n'
         "ValueError: rank 1 has its shards, but there are other ranks that hold none of them\n"
     )
-    answer = answer_to("".join(f"[rank1]: {line}\n" for line in text.splitlines()), tmp_path)
-    assert answer.cause is not None
-    assert (answer.cause.what, answer.cause.rank) == ("user_exception", None)
+    cause = cause_of("".join(f"[rank1]: {line}\n" for line in text.splitlines()), tmp_path)
+    assert (cause.what, cause.rank) == ("user_exception", None)
 
 
 def test_of_a_traceback_that_is_cut_the_words_are_told_and_not_its_last_frame(tmp_path: Path) -> None:
     frame = '  File "/p/ray/worker.py", line 937, in get_objects\n'
-    answer = answer_to(f"{frame}ray.exceptions.RayTaskError(OutOfMemoryError): ray::W.f() (pid=9)\n{frame}", tmp_path)
-    assert answer.cause is not None
-    assert answer.cause.text.startswith("ray.exceptions.RayTaskError(OutOfMemoryError)")
+    cause = cause_of(f"{frame}ray.exceptions.RayTaskError(OutOfMemoryError): ray::W.f() (pid=9)\n{frame}", tmp_path)
+    assert cause.text.startswith("ray.exceptions.RayTaskError(OutOfMemoryError)")
 
 
 def test_a_death_that_a_page_wrote_with_escaped_stars_is_one(tmp_path: Path) -> None:

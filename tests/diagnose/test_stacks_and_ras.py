@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.diagnose.asking import answer_of, answer_to, said
+from tests.diagnose.asking import answer_of, answer_to, cause_of, said
 
 WAITS = "    _engine_run_backward (torch/autograd/graph.py:841)\n    backward (torch/_tensor.py:625)\n    main (train.py:41)\n"
 
@@ -35,20 +35,18 @@ def test_all_in_the_same_place_names_nobody(tmp_path: Path) -> None:
 def test_stacks_in_one_file_name_the_process_and_leave_out_the_launcher(tmp_path: Path) -> None:
     agent = stack(99, "    _invoke_run (torch/distributed/elastic/agent/server/api.py:838)\n")
     dumps = [stack(100 + n, WAITS if n != 1 else "    decode (data.py:7)\n") for n in range(3)]
-    answer = answer_to("$ for p in $(pgrep python); do py-spy dump --pid $p; done\n" + agent + "".join(dumps), tmp_path)
-    assert said(answer) == ("rank_hung", None)
-    assert answer.cause is not None
-    assert "process 101 stands in decode (data.py:7)" in answer.cause.text
+    cause = cause_of("$ for p in $(pgrep python); do py-spy dump --pid $p; done\n" + agent + "".join(dumps), tmp_path)
+    assert (cause.what, cause.rank) == ("rank_hung", None)
+    assert "process 101 stands in decode (data.py:7)" in cause.text
 
 
 def test_titles_above_stacks_name_the_ranks(tmp_path: Path) -> None:
     """Rank 0 waits for a thread of its own, not for the others."""
     frames = "    wait (threading.py:302)\n    get (queue.py:170)\n    __next__ (iterators.py:648)\n"
     text = f'rank0:\nThread 0x7FA6 (idle): "MainThread"\n{frames}\nall the other ranks:\nThread 0x7F8C (active): "MainThread"\n{WAITS}'
-    answer = answer_to(text, tmp_path)
-    assert said(answer) == ("rank_hung", 0)
-    assert answer.cause is not None
-    assert "__next__ (iterators.py:648)" in answer.cause.text
+    cause = cause_of(text, tmp_path)
+    assert (cause.what, cause.rank) == ("rank_hung", 0)
+    assert "__next__ (iterators.py:648)" in cause.text
 
 
 def test_ras_names_who_launched_fewer_operations(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Starts that went on accuse nobody; the host, rank and GPU are those of the line that tells the cause."""
+"""Failures to start, what may stand beside a cause, and its host, rank and GPU."""
 
 from __future__ import annotations
 
@@ -8,163 +8,7 @@ import pytest
 
 from gpudoctor.diagnose.html import render_html
 from gpudoctor.diagnose.text import render_text
-from tests.diagnose.asking import answer_of, answer_to, said
-
-_LIGHTNING = "initializing distributed: GLOBAL_RANK: {0}, MEMBER: {1}/2\n"
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        _LIGHTNING.format(0, 1) + _LIGHTNING.format(1, 2) + "-" * 90 + "\ndistributed_backend=nccl\n"
-        "All distributed processes registered. Starting with 2 processes\n",
-        _LIGHTNING.format(1, 2) + "LOCAL_RANK: 0 - CUDA_VISIBLE_DEVICES: [0]\n",
-        _LIGHTNING.format(0, 1) + _LIGHTNING.format(0, 1) + "Epoch 0:  12%|#   | 12/100 [00:03<00:22, loss=1.2]\n",
-        "2025-02-01 10:00:00.1: E xla/service/rendezvous.cc:38] This thread has been waiting for `x` for 10 seconds and may be "
-        "stuck.\n2025-02-01 10:00:09.1: E xla/service/rendezvous.cc:44] Thread is unstuck! Warning above was a false-positive.\n",
-        "n1:3:4 [0] transport/net_ib.cc:93 NCCL WARN NET/IB : mlx5_0:1 Got async event : GID table change\n",
-        "[  721.028170] INFO: task rsync:5403 blocked for more than 120 seconds.\nstep 1\nstep 2\nstep 3\nTraining finished\n",
-        "step 1\nn1:7:9 [0] transport/net_ib.cc:148 NCCL WARN NET/IB : Unable to open device mlx5_0\nstep 2\nstep 3\nstep 4\n",
-        "W tensorflow/core/gpu_device.cc:15] Unable to enable peer access between device ordinals 0 and 9: peer mapping "
-        "resources exhausted\n",
-        "  Warning  Failed   9m (x2 over 9m)  kubelet  Error: ErrImagePull\n  Normal   Pulled   2m  kubelet  Pulled image\n"
-        "  Normal   Started  2m  kubelet  Started container pytorch\n",
-        "WARNING:hub:HTTPSConnectionPool(host='hub', port=443): Max retries exceeded with url: /x, retrying\n",
-    ],
-    ids=[
-        "a start",
-        "a start on the second node",
-        "a start and work",
-        "unstuck",
-        "an event of a change",
-        "a slow disk",
-        "sockets do",
-        "TensorFlow goes on",
-        "a pull",
-        "a retry",
-    ],
-)
-def test_a_start_that_went_on_and_its_warnings_are_nothing(text: str, tmp_path: Path) -> None:
-    assert said(answer_to(text, tmp_path)) == ("healthy", None)
-
-
-@pytest.mark.parametrize(
-    ("what", "host", "text"),
-    [
-        (
-            "launch_failed",
-            "n1",
-            "srun: error: Task launch for StepId=96.0 failed on node n2: No such process\n"
-            "srun: error: Task launch for StepId=96.0 failed on node n1: Socket timed out on send/recv operation\n",
-        ),
-        (
-            "node_lost",
-            "10.0.0.3",
-            "2025-02-15 16:53:52,096\tWARNING worker.py:1462 -- The node with node id: 8f20 and ip: 10.0.0.3 has been marked "
-            "dead because the detector has missed too many heartbeats from it.\n",
-        ),
-        (
-            "process_died_unknown",
-            "10.0.0.9",
-            "(raylet) A worker died or was killed while executing a task by an unexpected system error. Node ID: 84 Worker IP "
-            "address: 10.0.0.9 Worker port: 10185 Worker PID: 907 Worker exit type: SYSTEM_ERROR Worker exit detail: eof\n",
-        ),
-        (
-            "process_died_unknown",
-            "10.0.0.9",
-            "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.\n\tpid: 11\n"
-            "\tname: aBWorkerDict_2:5\n\tip: 10.0.0.9\nThe actor is dead because its worker process has died.\n",
-        ),
-        (
-            "user_exception",
-            None,
-            "n001: FileNotFoundError: no '/data/idx.npy'\nn001: exiting\nn002: FileNotFoundError: no '/data/idx.npy'\n"
-            "n002: exiting\n",
-        ),
-        (
-            "ofi_error",
-            "n2",
-            "n1:31:9 [7] NCCL INFO NET/OFI Selected provider efa\n"
-            "n2:23:9 [7] create_component:459 NCCL WARN NET/OFI Couldn't open AV. RC: -22, ERROR: Invalid argument\n",
-        ),
-        (
-            "ib_registration_failed",
-            "n1",
-            "[rank10]: RuntimeError: NCCL Error 2: unhandled system error\nn1:8:9 [0] misc/ibvwrap.cc:182 NCCL WARN Call to "
-            "ibv_reg_mr_iova2 failed with error Invalid argument\nn1:15:16 [7] NCCL INFO Trees [0] -1/-1/-1->7->6\n",
-        ),
-        (
-            "ssh_failed",
-            "n5",
-            "[2024-01-06 11:41:34,489] [INFO] [real_accelerator.py:161:get_accelerator] Setting ds_accelerator to cuda\n"
-            'Traceback (most recent call last):\n  File "/l/deepspeed/launcher/runner.py", line 437, in main\n'
-            "    raise CalledProcessError(retcode, cmd)\nsubprocess.CalledProcessError: Command 'ssh -o "
-            "PasswordAuthentication=no n5 hostname' returned non-zero exit status 255.\n",
-        ),
-        ("ssh_failed", "n5", "n5: Host key verification failed.\nn5: x\nn5: y\nn5: z\n"),
-        ("ssh_failed", "n5", "pdsh@n1: n5: ssh exited with exit code 255\n"),
-        ("failed_saying", None, "sbatch: error: no server is known\n" * 2 + "sbatch: error: the list is empty\n" * 2),
-    ],
-    ids=[
-        *("Slurm", "Ray", "Ray's worker", "on a third node", "two hosts", "a plugin's warning", "another rank's label"),
-        *("DeepSpeed's runner", "a host's label", "pdsh", "a program"),
-    ],
-)
-def test_the_host_is_the_one_of_the_line_and_no_rank_is_borrowed(
-    what: str, host: str | None, text: str, tmp_path: Path
-) -> None:
-    answer = answer_to(text, tmp_path)
-    assert said(answer) == (what, None)
-    assert answer.cause is not None
-    assert answer.cause.host == host
-
-
-_PEER_GONE = "n1:77:78 [0] misc/socket.cc:50 NCCL WARN socketProgress: Connection closed by remote peer n2.lan<4507>\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (_PEER_GONE, ("victims_only", "n2.lan")),
-        # who aborted had lost the other, whose end the scheduler tells
-        (
-            f"{_PEER_GONE}srun: error: n2: task 1: Exited with exit code 1\nrun.sh: line 7: 77 Aborted  (core dumped) python t.py\n",
-            ("victims_only", "n2.lan"),
-        ),
-        (
-            "An MPI communication peer process has unexpectedly disconnected.  This may be\nits own fault.\n\n"
-            "  Local host: n1\n  Peer host:  n2\n",
-            ("victims_only", "n2"),
-        ),
-        (
-            "(raylet) 2 Workers (tasks / actors) killed due to memory pressure (OOM), 0 Workers crashed due to other "
-            "reasons at node (ID: 3c4f, IP: 10.9.8.7) over the last time period.\n",
-            ("host_oom", "10.9.8.7"),
-        ),
-        (
-            "ray::Worker.start() (pid=77, ip=10.9.8.7, actor_id=3c4f, repr=<w>)\n"
-            '  File "/w/t.py", line 9, in start\n    go()\nKeyError: 3\n',
-            ("user_exception", "10.9.8.7"),
-        ),
-        (
-            "(Worker pid=77, ip=10.9.8.7) *** SIGSEGV received at time=1700000000 on cpu 1 ***\n",
-            ("segfault", "10.9.8.7"),
-        ),
-        # the address that somebody could not reach is no place of a fault
-        (
-            'Traceback (most recent call last):\n  File "/w/t.py", line 9, in f\n    go()\n'
-            "OSError: could not connect to the store on host n7: Connection refused\n",
-            ("failed_saying", None),
-        ),
-    ],
-    ids=["NCCL", "aborted", "Open MPI", "Ray's daemon", "Ray's traceback", "Ray's label", "not reached"],
-)
-def test_the_place_is_the_side_that_the_line_tells_of(
-    text: str, expected: tuple[str, str | None], tmp_path: Path
-) -> None:
-    answer = answer_to(text, tmp_path)
-    assert answer.cause is not None
-    assert (answer.cause.what, answer.cause.host) == expected
+from tests.diagnose.asking import answer_of, answer_to, cause_of, said
 
 
 def test_a_cancelled_job_was_not_ended_by_the_signals_that_follow(tmp_path: Path) -> None:
@@ -253,45 +97,8 @@ def test_the_words_of_an_exception_end_where_another_traceback_begins_in_its_lin
         "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: 1) local_rank: 0 (pid: 7) of binary: /p"
     )
     for rest in (glued, begin):
-        answer = answer_to(
-            f'JobError: ErrorMessage "TypeError: a bad value {rest} "/w/t.py", line 4 {ended}\n', tmp_path
-        )
-        assert answer.cause is not None
-        assert answer.cause.text == "TypeError: a bad value"
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (
-            "mpirun noticed that process rank 1 with PID xxx on node n7 exited on signal 9 (Killed).\n",
-            ("killed_sigkill", 1, "n7"),
-        ),
-        # a test of accelerate's prints what its command wrote
-        (
-            "stderr: Root Cause (first observed failure):\nstderr: [0]:\nstderr:   host      : n7\n"
-            "stderr:   rank      : 1 (local_rank: 1)\nstderr:   exitcode  : 1 (pid: 77)\n",
-            ("launcher_table_only", None, "n7"),
-        ),
-        # with its rules alone it looks like a page with headings
-        (
-            f"{'-' * 74}\nprterun noticed that process rank 3 with PID 77 on node n7 exited on signal 9 (Killed).\n{'-' * 74}\n",
-            ("killed_sigkill", 3, "n7"),
-        ),
-        (
-            f"ChildFailedError:\n{'=' * 30}\nt.py FAILED\n{'-' * 30}\nFailures:\n  <NO_OTHER_FAILURES>\n{'-' * 30}\n"
-            "Root Cause (first observed failure):\n[0]:\n  host      : n7\n  rank      : 0 (local_rank: 0)\n"
-            f"  exitcode  : 1 (pid: 77)\n{'=' * 30}\n",
-            ("launcher_table_only", None, "n7"),
-        ),
-    ],
-)
-def test_a_launchers_words_are_read_without_what_was_made_unknown_or_left_out(
-    text: str, expected: tuple[str, int | None, str], tmp_path: Path
-) -> None:
-    answer = answer_to(text, tmp_path)
-    assert answer.cause is not None
-    assert (*said(answer), answer.cause.host) == expected
+        cause = cause_of(f'JobError: ErrorMessage "TypeError: a bad value {rest} "/w/t.py", line 4 {ended}\n', tmp_path)
+        assert cause.text == "TypeError: a bad value"
 
 
 def test_a_gpu_that_is_lost_while_the_driver_starts_has_its_bus_id(tmp_path: Path) -> None:
@@ -299,43 +106,38 @@ def test_a_gpu_that_is_lost_while_the_driver_starts_has_its_bus_id(tmp_path: Pat
         "[ 18.308145] NVRM: The NVIDIA GPU 0000:b3:00.0\n               NVRM: (PCI ID: 10de:26b5) installed in this "
         "system has\n               NVRM: fallen off the bus and is not responding to commands.\n"
     )
-    answer = answer_to(text, tmp_path)
-    assert said(answer) == ("gpu_lost", None)
-    assert answer.cause is not None
-    assert answer.cause.gpu == "0000:b3:00.0"
+    cause = cause_of(text, tmp_path)
+    assert (cause.what, cause.rank) == ("gpu_lost", None)
+    assert cause.gpu == "0000:b3:00.0"
 
 
 def test_an_xid_that_follows_another_shows_that_one(tmp_path: Path) -> None:
     text = "[ 7.1] NVRM: Xid (PCI:0000:dc:00): 45, pid=18, name=python3, Ch 00000001 caused by previous Xid 149\n"
-    answer = answer_to(text, tmp_path)
-    assert said(answer) == ("gpu_xid", None)
-    assert answer.cause is not None
-    assert answer.cause.text.startswith("Xid 149")
-    assert answer.cause.gpu == "0000:dc:00.0"
+    cause = cause_of(text, tmp_path)
+    assert (cause.what, cause.rank) == ("gpu_xid", None)
+    assert cause.text.startswith("Xid 149")
+    assert cause.gpu == "0000:dc:00.0"
 
 
 def test_the_same_rank_in_the_tables_of_two_hosts_names_no_host(tmp_path: Path) -> None:
     table = "Failures:\n  <NO_OTHER_FAILURES>\nRoot Cause (first observed failure):\n[0]:\n  host      : {0}\n"
     table += "  rank      : 0 (local_rank: 0)\n  exitcode  : 1 (pid: {1})\n"
-    answer = answer_to(table.format("n1", 71) + table.format("n2", 72), tmp_path)
-    assert said(answer) == ("launcher_table_only", None)
-    assert answer.cause is not None
-    assert answer.cause.host is None
+    cause = cause_of(table.format("n1", 71) + table.format("n2", 72), tmp_path)
+    assert (cause.what, cause.rank) == ("launcher_table_only", None)
+    assert cause.host is None
 
 
 def test_an_assertion_without_a_message_shows_its_statement(tmp_path: Path) -> None:
     text = 'Traceback (most recent call last):\n  File "/w/t.py", line 9, in f\n    assert len(kinds) == 1\nAssertionError\n'
-    answer = answer_to(text, tmp_path)
-    assert answer.cause is not None
-    assert answer.cause.text == "AssertionError: assert len(kinds) == 1 (raised from /w/t.py:9)"
+    cause = cause_of(text, tmp_path)
+    assert cause.text == "AssertionError: assert len(kinds) == 1 (raised from /w/t.py:9)"
 
 
 def test_exit_code_2_is_an_argument_that_the_program_does_not_know(tmp_path: Path) -> None:
     table = "Failures:\n[1]:\n  rank      : 1 (local_rank: 1)\n  exitcode  : 2 (pid: 72)\nRoot Cause (first observed failure):\n"
-    answer = answer_to(table + "[0]:\n  rank      : 0 (local_rank: 0)\n  exitcode  : 2 (pid: 71)\n", tmp_path)
-    assert said(answer) == ("launcher_table_only", None)
-    assert answer.cause is not None
-    assert "code 2" in answer.cause.text
+    cause = cause_of(table + "[0]:\n  rank      : 0 (local_rank: 0)\n  exitcode  : 2 (pid: 71)\n", tmp_path)
+    assert (cause.what, cause.rank) == ("launcher_table_only", None)
+    assert "code 2" in cause.text
 
 
 _RAN = "World size: 8\n" + "".join(f"step {n} loss {2 / n:.2f}\n" for n in range(1, 9))

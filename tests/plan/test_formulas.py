@@ -72,7 +72,7 @@ def test_sharding_gives_the_figures_of_the_zero_paper(sharding: str, gb: float) 
 def test_megatrons_distributed_optimizer_is_6_bytes_and_12_shared() -> None:
     per = state_bytes("megatron", "bf16", "adamw")
     split = RankSplit("3d", 4, sharding="optimizer", shards=4, engine="megatron")
-    assert per.total == 18
+    assert sum(msgspec.structs.astuple(per)) == 18
     assert sum(sharded_states(per, 1.0, split)) == 6 + 12 / 4
 
 
@@ -91,7 +91,7 @@ def test_megatrons_distributed_optimizer_is_6_bytes_and_12_shared() -> None:
     ],
 )
 def test_bytes_a_parameter(engine: str, precision: str, optimizer: str, total: float) -> None:
-    assert state_bytes(engine, precision, optimizer).total == total  # type: ignore[arg-type]
+    assert sum(msgspec.structs.astuple(state_bytes(engine, precision, optimizer))) == total  # type: ignore[arg-type]
 
 
 def test_states_in_bf16_true_are_two_bytes_each() -> None:

@@ -32,7 +32,4 @@ def rows(
     | tuple[str, str, str, Role, int, bool],
 ) -> tuple[LinePattern, ...]:
     """Rows from (what, needle, regex, role, strength, names_rank); the last three have defaults."""
-    made = []
-    for what, needle, text, *rest in given:
-        made.append(LinePattern(what, re.compile(text), needle, *rest))
-    return tuple(made)
+    return tuple(LinePattern(what, re.compile(text), needle, *rest) for what, needle, text, *rest in given)

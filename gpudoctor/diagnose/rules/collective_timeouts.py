@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from gpudoctor.diagnose.diagnosis import Confidence
-from gpudoctor.diagnose.events import MOST_RANKS, Event
+from gpudoctor.diagnose.events import MOST_RANKS, Event, only
 from gpudoctor.diagnose.job import Attempt
 from gpudoctor.diagnose.rules.direct import mismatch_at
 from gpudoctor.diagnose.rules.model import Hypothesis, at_events, host_of, named, only_rank, ranks_of, undecided
@@ -66,13 +66,12 @@ def _groups_of(attempt: Attempt) -> Groups:
     A timeout whose line names no rank is there under a number below 0: somebody waits, and is never compared.
     """
     status = [e for e in attempt.of("wait", what="group_status") if e.rank is not None]
-    keys = {_key(e) for e in status}
-    only = next(iter(keys)) if len(keys) == 1 else None
+    only_group = only(_key(e) for e in status)
     group_of = {(e.rank, e.number("seq")): _key(e) for e in status}
     groups: Groups = {}
     for place, event in enumerate(attempt.of("wait", what="nccl_timeout")):
         rank = event.rank if event.rank is not None else -1 - place
-        key = _key(event) or group_of.get((event.rank, event.number("seq"))) or only
+        key = _key(event) or group_of.get((event.rank, event.number("seq"))) or only_group
         waiting = groups.setdefault(key, {}).setdefault(rank, Waiting(rank, events=[]))
         if waiting.seq is None or (event.number("seq") or 0) < waiting.seq:
             waiting.seq, waiting.op = event.number("seq"), event.word("op") or ""
