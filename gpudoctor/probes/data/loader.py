@@ -187,14 +187,13 @@ def short_sockets(folder: Path) -> Iterator[None]:
 
     If TMPDIR has a long path, batches are lost and the loader waits forever: see `socket_name_bytes`.
     """
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     before = tempfile.tempdir
-    tempfile.tempdir = f"/proc/{os.getpid()}/fd/{descriptor}"
-    try:
-        yield
-    finally:
-        tempfile.tempdir = before
-        os.close(descriptor)
+    with page_cache.opened(str(folder), os.O_DIRECTORY) as descriptor:
+        tempfile.tempdir = f"/proc/{os.getpid()}/fd/{descriptor}"
+        try:
+            yield
+        finally:
+            tempfile.tempdir = before
 
 
 @contextmanager

@@ -145,23 +145,18 @@ def _recomputation(order: VerificationOrder) -> Any:
         ) if hasattr(aten, name)
     ]  # fmt: skip
 
+    policies = checkpoints.CheckpointPolicy
+
     def contexts() -> Any:
-        count = {"forward": 0, "recompute": 0}
+        products_seen = {"forward": 0, "recompute": 0}
 
         def policy(ctx: Any, operation: Any, *args: Any, **kwargs: Any) -> Any:
+            saved = operation in attention
             if operation in products:
                 mode = "recompute" if ctx.is_recompute else "forward"
-                count[mode] += 1
-                return (
-                    checkpoints.CheckpointPolicy.MUST_SAVE
-                    if count[mode] % 2
-                    else checkpoints.CheckpointPolicy.PREFER_RECOMPUTE
-                )
-            return (
-                checkpoints.CheckpointPolicy.MUST_SAVE
-                if operation in attention
-                else checkpoints.CheckpointPolicy.PREFER_RECOMPUTE
-            )
+                products_seen[mode] += 1
+                saved = products_seen[mode] % 2 == 1  # every other one
+            return policies.MUST_SAVE if saved else policies.PREFER_RECOMPUTE
 
         return checkpoints.create_selective_checkpoint_contexts(policy)
 
