@@ -43,7 +43,7 @@ def train(
     compute_ms: float = 10.0,
 ) -> TrainSample:
     block = StepBlock((compute_ms,) * 2, (1.0,) * 2, (0.5,) * 2, (10, 20), (15, 25), (compute_ms + 2,) * 2)
-    return TrainSample(64, 10, 40, (block, block), losses, weights, contribution_ok, gradient_error, 9.0)
+    return TrainSample(64, 10, 40, (block, block), losses, weights, contribution_ok, gradient_error, 9.0, 12.0, 9.0)
 
 
 class Run:
@@ -67,7 +67,7 @@ class Run:
         for rank in range(2):
             self.outcome.take(rank, Phase("launch", "joined"))
 
-    def probe(self, probe: Probe, number: int, *samples: messages.AnyMessage, at_s: float) -> None:
+    def probe(self, probe: Probe, number: int, *samples: messages.RankMessage, at_s: float) -> None:
         """Both ranks run one probe and are through with it; one sample a rank."""
         for rank in range(2):
             self.outcome.take(rank, Phase(probe, f"run {probe}"))
@@ -76,9 +76,9 @@ class Run:
             self.outcome.take(rank, sample)
             self.outcome.take(rank, Finished(probe))
 
-    def round(self, number: int, at_s: float, **changed: tuple[messages.AnyMessage, ...]) -> None:
+    def round(self, number: int, at_s: float, **changed: tuple[messages.RankMessage, ...]) -> None:
         """A whole round that ends at `at_s`; `changed` replaces the reports of two sound ranks in it."""
-        usual: dict[Probe, tuple[messages.AnyMessage, ...]] = {
+        usual: dict[Probe, tuple[messages.RankMessage, ...]] = {
             "collective": (collective(), collective()),
             "link": (link(0), link(1)),
             "compute": (compute(0), compute(1)),
@@ -102,7 +102,7 @@ def run(tmp_path: Path) -> Run:
     return Run(tmp_path)
 
 
-def with_a_bad_round(run: Run, bad: int, **changed: tuple[messages.AnyMessage, ...]) -> Measurements:
+def with_a_bad_round(run: Run, bad: int, **changed: tuple[messages.RankMessage, ...]) -> Measurements:
     """Three rounds, of which one is bad and those before and after it are right."""
     for number in range(3):
         run.round(number, 10.0 * (number + 1), **(changed if number == bad else {}))

@@ -36,7 +36,6 @@ def _train(arrived_ms: float, left_ms: float, compute_ms: float, contribution_ok
         contribution_ok=contribution_ok,
         gradient_error=1e-7,
         solo_step_ms=9.0,
-        memory_peak_mib=None,
         steady_step_ms=compute_ms + 4,
         solo_compute_ms=compute_ms - 1,
     )

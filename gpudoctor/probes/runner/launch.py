@@ -21,7 +21,7 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.path_status import ask_paths
 from gpudoctor.probes.runner.board import ProgressBoard
 from gpudoctor.probes.runner.local_workers import LocalWorkers
-from gpudoctor.probes.runner.messages import AnyMessage, RankJob
+from gpudoctor.probes.runner.messages import RankJob, RankMessage, message_decoder
 from gpudoctor.probes.runner.plan import Limits, ProbePlan, checked
 from gpudoctor.probes.runner.rank_starter_client import contexts_of, end, order_for, start, teardown_s
 from gpudoctor.probes.runner.run_collector import RunCollector
@@ -38,7 +38,7 @@ _STOPPED_S = 5.0  # a scheduler that suspends a job stops and continues its proc
 _SAY_EVERY_S = 10.0  # between two calls of on_wait
 
 
-OnMessage = Callable[[int, AnyMessage], None]
+OnMessage = Callable[[int, RankMessage], None]
 
 
 class _CannotStartError(Exception):
@@ -238,7 +238,7 @@ def _watch(
     on_wait: Callable[[str], None] | None,
 ) -> None:
     """Collect the children's messages until they have ended, failed, or run out of time."""
-    decoder = msgspec.json.Decoder(AnyMessage)
+    decoder = message_decoder()
     give_up_at: float | None = None
     looked_at = time.monotonic()
     say_at = looked_at + _SAY_EVERY_S

@@ -39,43 +39,52 @@ class RankState(msgspec.Struct):
         return self.status is not None and not self.left and self.failure is None
 
 
+def unfinished(states: Sequence[RankState]) -> list[RankState]:
+    """The ranks that still run."""
+    return [state for state in states if not state.left and state.status is None]
+
+
+def behind(states: Sequence[RankState]) -> list[RankState]:
+    """Those of the ranks with the fewest moves: the others wait for them."""
+    least = min(state.progress.moves for state in states)
+    return [state for state in states if state.progress.moves == least]
+
+
 def timeout_problem(states: Sequence[RankState], limit_s: float) -> ProbeProblem:
     """The problem after a timeout: the ranks with the fewest moves hang, those that are further wait for them."""
-    unfinished = [state for state in states if not state.left and state.status is None]
-    if not unfinished:
+    running = unfinished(states)
+    if not running:
         return ProbeProblem("launch", "timeout", f"the ranks did not end within {limit_s:g} s")
-    halted = [state for state in unfinished if state.stopped]
+    halted = [state for state in running if state.stopped]
     if halted:
-        return _halted_problem(halted, unfinished)
-    least = min(state.progress.moves for state in unfinished)
-    behind = [state for state in unfinished if state.progress.moves == least]
-    waiting = tuple(state.number for state in unfinished if state.progress.moves > least)
-    first, names = behind[0], rank_list(state.number for state in behind)
+        return _halted_problem(halted, running)
+    late = behind(running)
+    waiting = tuple(state.number for state in running if state not in late)
+    first, names = late[0], rank_list(state.number for state in late)
     if first.phase == "import torch":
         text = f"importing torch did not end within {limit_s:g} s in {names}"
         return ProbeProblem("launch", "timeout", text, phase=first.phase, output=first.output)
-    if len(behind) > 1 and not waiting:
+    if len(late) > 1 and not waiting:
         text = f"no rank left {first.doing} within {limit_s:g} s: all of them are in it"
         return ProbeProblem(first.probe, "timeout", text, phase=first.doing, output=first.output)
     text = f"{names} did not leave {first.doing} within {limit_s:g} s"
     if waiting:
-        verb, whom = "wait" if len(waiting) > 1 else "waits", "it" if len(behind) == 1 else "them"
+        verb, whom = "wait" if len(waiting) > 1 else "waits", "it" if len(late) == 1 else "them"
         text += f"; {rank_list(waiting)} {verb} for {whom}"
     return ProbeProblem(first.probe, "timeout", text, first.number, first.doing, waiting, first.output)
 
 
-def _halted_problem(halted: Sequence[RankState], unfinished: Sequence[RankState]) -> ProbeProblem:
+def _halted_problem(halted: Sequence[RankState], running: Sequence[RankState]) -> ProbeProblem:
     """Ranks that a signal from outside stopped: no fault of the node."""
     first, names = halted[0], rank_list(state.number for state in halted)
     text = f"{names} {'is' if len(halted) == 1 else 'are'} stopped (SIGSTOP) in {first.doing}"
-    waiting = tuple(state.number for state in unfinished if not state.stopped)
+    waiting = tuple(state.number for state in running if not state.stopped)
     return ProbeProblem(first.probe, "error", text, first.number, first.doing, waiting)
 
 
 def slow_problem(states: Sequence[RankState], limit_s: float) -> ProbeProblem:
     """The problem if time ran out but no rank hangs: it names no rank, since a busy machine looks the same."""
-    unfinished = [state for state in states if not state.left and state.status is None] or list(states)
-    last = min(unfinished, key=lambda state: state.progress.moves)
+    last = behind(unfinished(states) or states)[0]
     text = f"not done within {limit_s:g} s: no rank hangs, but they are slow (in {last.doing}); a busy machine?"
     return ProbeProblem(last.probe, "error", text, phase=last.doing, output=last.output)
 

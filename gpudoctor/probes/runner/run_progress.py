@@ -168,7 +168,7 @@ class Windows:
         self._begun: dict[tuple[Probe, int], float] = {}
         self._ended: dict[tuple[Probe, int], float] = {}
 
-    def take(self, rank: int, message: messages.AnyMessage) -> None:
+    def take(self, rank: int, message: messages.RankMessage) -> None:
         """Note that a rank begins or finishes a probe."""
         if isinstance(message, messages.Phase) and message.probe != "launch":
             # one rank may be a repetition ahead of another
@@ -211,7 +211,7 @@ class Sampled:
         self._windows = Windows(plan.ranks)
         self._over_s: float | None = None
 
-    def take(self, rank: int, message: messages.AnyMessage) -> None:
+    def take(self, rank: int, message: messages.RankMessage) -> None:
         """Note one message; to be passed as `run_probes(on_message=...)`."""
         self._windows.take(rank, message)
 

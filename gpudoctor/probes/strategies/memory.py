@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_iter
 
 from gpudoctor.facts.model.measured_strategies import StrategyMemory
 from gpudoctor.facts.model.missing import Missing
+from gpudoctor.probes.runner.messages import CPU_MEMORY
 
 _Storage: Any = torch.UntypedStorage
 _NAMESPACES = ("c10d", "_c10d_functional")
@@ -66,7 +67,7 @@ def memory_of(parameters: Any, optimizer: Any, activations_bytes: int | Missing)
         gradients_bytes=held_bytes(parameter.grad for parameter in parameters),
         optimizer_bytes=held_bytes(optimizer_tensors(optimizer)),
         activations_bytes=activations_bytes,
-        peak_bytes=Missing("CPU ranks have no memory of their own"),
+        peak_bytes=CPU_MEMORY,
     )
 
 
