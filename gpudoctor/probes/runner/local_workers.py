@@ -103,10 +103,8 @@ class LocalWorkers:
 
     def order(self, rank: int, order: dict[str, Any], life: int, control: int, rank_fd: int) -> None:
         """Have a worker start its rank; if the worker has ended, EOF on its pipes shows it."""
-        try:
+        with suppress(OSError):
             socket.send_fds(self._workers[rank][0], [json.dumps(order).encode()], [life, control, rank_fd])
-        except OSError:
-            return
 
     def ask_to_end(self) -> None:
         """Have the workers end their ranks, then themselves."""
