@@ -88,6 +88,13 @@ class GpuRank(rank.Rank):
         return [message.text for message in self.sent if isinstance(message, messages.Phase)]
 
 
+def cpu_rank(folder: Path, world_size: int = 1) -> GpuRank:
+    """The same on a CPU."""
+    one = GpuRank(folder, world_size)
+    one.on_gpu = False
+    return one
+
+
 def install(
     monkeypatch: pytest.MonkeyPatch,
     *,

@@ -103,9 +103,7 @@ def test_the_train_on_a_gpu_measures_by_events_and_tells_its_peak(
     monkeypatch.setattr(train_probe, "shape_for", lambda _: SMALL)
     for name, count in (("_WARM_UP_GPU", 2), ("STEPS_PER_BLOCK", 3), ("_STEADY_STEPS", 2), ("_SOLO_STEPS", 2)):
         monkeypatch.setattr(train_probe, name, count)
-    gpu.job = messages.RankJob(
-        "nccl", 1, gpu.job.gpus, ("train",), folder=str(tmp_path), group_timeout_s=9.0, level="full"
-    )
+    gpu.job = msgspec.structs.replace(gpu.job, probes=("train",), level="full")
     monkeypatch.setattr(train_steps, "DistributedDataParallel", ddp_on_gpu_0)
     train_probe.run_training(gpu)
     sample = gpu.one(messages.TrainSample)
@@ -175,9 +173,7 @@ def test_a_rank_is_started_with_its_own_gpu_first(
 
 def test_between_repetitions_a_gpu_rank_gives_its_cache_back(tmp_path: Path, memory: Memory, group: None) -> None:
     gpu = GpuRank(tmp_path)
-    gpu.job = messages.RankJob(
-        "nccl", 1, gpu.job.gpus, ("compute",), folder=str(tmp_path), group_timeout_s=9.0, duration_s=0.05
-    )
+    gpu.job = msgspec.structs.replace(gpu.job, probes=("compute",), duration_s=0.05)
     ran: list[int] = []
     rank._run_repetitions(gpu, {"compute": lambda _: ran.append(1)})
     assert len(ran) == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from tests.needs import module
@@ -162,9 +163,7 @@ def test_a_torch_without_code_for_the_gpu_is_told_in_the_view_of_torch(
     monkeypatch.setattr(torch, "ones", raising(error))
     with pytest.raises(torch_device.UnusableTorchError, match=r"no code for a GPU of compute capability 6\.0"):
         torch_device.require_usable(one_gpu, _VIEW)
-    [seen] = one_gpu.sent
-    assert isinstance(seen, messages.TorchSeen)
-    assert "no code for a GPU" in (seen.view.error or "")
+    assert "no code for a GPU" in one_gpu.one(messages.TorchSeen).view.error
 
 
 def test_a_gpu_in_exclusive_mode_that_is_taken_is_not_torchs_fault(
@@ -190,9 +189,8 @@ def test_a_gpu_in_exclusive_mode_that_is_taken_is_not_torchs_fault(
 def test_a_torch_that_does_not_fit_is_found_before_anything_is_run(
     one_gpu: GpuRank, change: dict[str, object], error: type[Exception], words: str
 ) -> None:
-    view = TorchView(**{f: getattr(_VIEW, f) for f in _VIEW.__struct_fields__} | change)
     with pytest.raises(error, match=words):
-        torch_device.require_usable(one_gpu, view)
+        torch_device.require_usable(one_gpu, msgspec.structs.replace(_VIEW, **change))
 
 
 def test_why_cuda_does_not_start_is_told_and_not_only_that_it_counts_no_gpu(
