@@ -22,6 +22,7 @@ from gpudoctor.probes.runner.launch import ProbePlan, run_probes
 from gpudoctor.probes.runner.launch_engine import LocalPlacement, local_placement
 from gpudoctor.probes.runner.local_workers import LocalWorkers
 from tests.imported_torch import ImportedTorch
+from tests.narrowed import present
 from tests.probes.conftest import GONE_WITHIN_S, goes_on
 
 _TORCHRUN = {
@@ -61,9 +62,7 @@ def _started(engine: str, rank: int, ranks: int, arguments: tuple[str, ...] = _C
 
 
 def _leader(engine: str, ranks: int) -> LocalWorkers:
-    placement = local_placement(_variables(engine, 0, ranks))
-    assert placement is not None
-    return LocalWorkers(placement)
+    return LocalWorkers(present(local_placement(_variables(engine, 0, ranks))))
 
 
 @pytest.mark.wide
