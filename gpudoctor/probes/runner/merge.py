@@ -200,23 +200,18 @@ def merged_strategies(
 def _strategy_run(strategy: str, variant: str, row: Mapping[int, messages.StrategySample]) -> StrategyRun:
     ranks = sorted(row)
     first = row[ranks[0]]
+    largest: dict[str, float] = {}
+    for rank in ranks:
+        for name, value in row[rank].figures.items():
+            largest[name] = max(value, largest.get(name, value))
     return StrategyRun(
         strategy=strategy,
         variant=variant,
         dtype=first.dtype,
         ranks=tuple(row[rank].result for rank in ranks),
         missing_weights=first.missing_weights,
-        figures=_largest(row[rank].figures for rank in ranks),
+        figures=largest,
     )
-
-
-def _largest(figures: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Each figure's maximum over the ranks."""
-    found: dict[str, float] = {}
-    for of_rank in figures:
-        for name, value in of_rank.items():
-            found[name] = max(value, found.get(name, value))
-    return found
 
 
 def merged_loading(found: Mapping[int, DataLoading], world_size: int) -> DataLoading | None:

@@ -240,7 +240,7 @@ class RunCollector:
             if len(self._joined) == self._plan.ranks:
                 self._start_s = time.monotonic() - self._began
                 self._run_progress.mark_rendezvous()
-        seen = (self._run_progress.repetition_of(state.number), text)
+        seen = (self._run_progress.repetition_of[state.number], text)
         if self._progress is not None and seen not in self._phases:
             self._phases.add(seen)
             where = self._run_progress.where(state.number) if probe != "launch" else None

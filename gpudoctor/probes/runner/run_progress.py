@@ -56,7 +56,7 @@ class RunProgress:
         self._plan = plan
         self._clock = clock
         self._rendezvous_at = clock()
-        self._repetition_of = [0] * plan.ranks
+        self.repetition_of = [0] * plan.ranks  # by rank, counted from 0
         self._over: list[Repetition] = []
         self._under_way: dict[int, _Samples] = {}
 
@@ -81,11 +81,7 @@ class RunProgress:
             return None
         left_s = int(duration_s - (self._clock() - self._rendezvous_at))
         left = f"{left_s // 60} min {left_s % 60} s left" if left_s > 0 else "the last one"
-        return f"round {self._repetition_of[rank] + 1}, {left}"
-
-    def repetition_of(self, rank: int) -> int:
-        """The repetition a rank is in, counted from 0."""
-        return self._repetition_of[rank]
+        return f"round {self.repetition_of[rank] + 1}, {left}"
 
     def begin(self, rank: int, probe: Probe) -> None:
         """Note that a rank begins a probe, or another phase of it."""
@@ -99,12 +95,12 @@ class RunProgress:
 
     def finish(self, rank: int, probe: Probe) -> None:
         """Note that a rank has finished a probe; the plan's last probe ends the rank's repetition."""
-        number, samples = self._repetition_of[rank], self._samples_of(rank)
+        number, samples = self.repetition_of[rank], self._samples_of(rank)
         samples.finished.setdefault(probe, set()).add(rank)
         if len(samples.finished[probe]) == self._plan.ranks:
             samples.ended_s[probe] = self._clock() - self._rendezvous_at
         if probe == self._plan.probes[-1]:
-            self._repetition_of[rank] += 1
+            self.repetition_of[rank] += 1
             if probe in samples.ended_s:
                 self._over.append(self._merged(self._under_way.pop(number)))
 
@@ -133,7 +129,7 @@ class RunProgress:
         return msgspec.structs.replace(burn, counted_s=none, counters=none, kernel_events=none)
 
     def _samples_of(self, rank: int) -> _Samples:
-        return self._under_way.setdefault(self._repetition_of[rank], _Samples())
+        return self._under_way.setdefault(self.repetition_of[rank], _Samples())
 
     def _repetitions(self) -> list[Repetition]:
         under_way = [self._merged(samples) for _, samples in sorted(self._under_way.items())]

@@ -97,10 +97,10 @@ def require_usable(rank: Rank, view: TorchView) -> None:
         raise UnusableTorchError(f"this torch ({view.torch}) has no CUDA: install a CUDA build of torch")
     if not dist.is_nccl_available():
         raise UnusableTorchError(f"this torch ({view.torch}) was built without NCCL")
-    expected = rank.job.gpu_uuids[rank.number]
-    given = len(visible_gpus(rank.number, rank.job.gpu_uuids, rank.job.probes))
     if view.error is not None:
         raise RuntimeError(view.error)
+    expected, *others = visible_gpus(rank.number, rank.job.gpu_uuids, rank.job.probes)
+    given = 1 + len(others)
     if not 1 <= view.device_count <= given:  # a device cgroup may hide the other ranks' GPUs from this process
         raise RuntimeError(f"torch sees {view.device_count} GPUs where CUDA_VISIBLE_DEVICES names {given} ({expected})")
     if isinstance(view.visible_uuids, tuple) and expected.startswith("GPU-") and view.visible_uuids[0] != expected:

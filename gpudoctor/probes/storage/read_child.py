@@ -164,12 +164,11 @@ def made_in(folder: str) -> DataFile:
     descriptor = _without_name(folder)
     try:
         written = _fill(descriptor, size_bytes)
+        why = f"{folder} took {written >> 20} MiB in {_WRITE_S:g} s, too little to be read; name data by --data"
     except OSError as error:
-        os.close(descriptor)
-        raise NothingToReadError(f"writing a file to read in {folder}: {error.strerror or error}", tried=True) from None
+        written, why = 0, f"writing a file to read in {folder}: {error.strerror or error}"
     if written < _LEAST_OWN_BYTES:
         os.close(descriptor)
-        why = f"{folder} took {written >> 20} MiB in {_WRITE_S:g} s, too little to be read; name data by --data"
         raise NothingToReadError(why, tried=True)
     return DataFile(f"/proc/self/fd/{descriptor}", written)
 

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_iter
 from gpudoctor.facts.model.measured_strategies import StrategyMemory
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.runner.messages import CPU_MEMORY
+from gpudoctor.probes.runner.torch_device import torch_version
 
 _Storage: Any = torch.UntypedStorage
 _NAMESPACES = ("c10d", "_c10d_functional")
@@ -161,12 +162,9 @@ def _bytes_in(values: Any) -> int:
     return 0
 
 
-def _dtensor() -> type:
-    try:
-        from torch.distributed.tensor import DTensor
-    except ImportError:  # torch 2.4
-        return importlib.import_module("torch.distributed._tensor").DTensor  # type: ignore[no-any-return]
-    return DTensor
+def dtensor_module() -> Any:
+    """torch's module of DTensors, which torch 2.4 has under a private name."""
+    return importlib.import_module(f"torch.distributed.{'_tensor' if torch_version() < (2, 5) else 'tensor'}")
 
 
 class LiveBytes(TorchDispatchMode):
@@ -180,7 +178,7 @@ class LiveBytes(TorchDispatchMode):
         self._live: dict[int, tuple[weakref.ref[Any], int]] = {}
         self.now_bytes = self.peak_bytes = 0
         self._resize = _Storage.resize_
-        self._wrapper = _dtensor()
+        self._wrapper = dtensor_module().DTensor
 
     def __enter__(self) -> LiveBytes:
         def resize(storage: Any, size: int) -> Any:  # FSDP frees gathered weights by it, and it is not an operation
