@@ -12,7 +12,6 @@ from typing import Any, NoReturn
 import pytest
 
 from gpudoctor.checks.core.finding import Status
-from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.node import Node
 from gpudoctor.probes.runner import rank, rank_starter, rank_starter_client, run_collector
 from gpudoctor.probes.runner.board import ProgressBoard
@@ -33,11 +32,7 @@ def job(*probes: Any, backend: Any = "nccl") -> RankJob:
 
 
 def test_eight_gpus_may_take_a_minute_and_more_to_close_the_contexts_of_killed_ranks() -> None:
-    assert (contexts_of(job("train")), contexts_of(job("link")), contexts_of(job("train", backend="gloo"))) == (
-        8,
-        64,
-        0,
-    )
+    assert [contexts_of(each) for each in (job("train"), job("link"), job("train", backend="gloo"))] == [8, 64, 0]
     assert (teardown_s(8), teardown_s(64), teardown_s(0)) == (64.0, 92.0, 10.0)
 
 
@@ -74,12 +69,12 @@ def test_only_what_the_kernel_still_holds_convicts_the_driver(
 ) -> None:
     monkeypatch.setattr(run_collector, "process_state", lambda pid: states.get(pid, ""))
     collector.note_stuck(True)
-    measured: Measurements = collector.measurements()
+    measured = collector.measurements()
     [problem] = measured.problems
     assert problem.rank == rank_named
-    result = judge("train.sync", Node(gpus=gpus(8)), measured)
-    assert status in {finding.status for finding in result.findings}
-    assert (Status.FAIL in {finding.status for finding in result.findings}) is (status is Status.FAIL)
+    statuses = {finding.status for finding in judge("train.sync", Node(gpus=gpus(8)), measured).findings}
+    assert status in statuses
+    assert (Status.FAIL in statuses) is (status is Status.FAIL)
 
 
 def test_processes_that_ended_in_time_are_no_problem(collector: RunCollector) -> None:
@@ -152,7 +147,5 @@ def test_a_rank_that_is_asked_to_stop_lets_its_gpu_finish(tmp_path: Path, monkey
 
 
 def test_gpu_ranks_get_time_to_stop_and_cpu_ranks_need_none() -> None:
-    of = {
-        backend: rank_starter_client.order_for(job(backend=backend), [0], "fork-server") for backend in ("nccl", "gloo")
-    }
-    assert {backend: order["stop_s"] for backend, order in of.items()} == {"nccl": 3.0, "gloo": 0.0}
+    orders = [rank_starter_client.order_for(job(backend=each), [0], "fork-server") for each in ("nccl", "gloo")]
+    assert [order["stop_s"] for order in orders] == [3.0, 0.0]

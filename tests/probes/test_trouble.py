@@ -47,14 +47,43 @@ Error while creating shared memory segment /dev/shm/nccl-A1b2C3 (size 9637888), 
             "ifa != nullptr. Unable to find address for: lo",
         ),
         ("", "error", "RuntimeError"),
+        ("CUDA error: uncorrectable NVLink error detected during the execution", "crash", "an NVLink of the GPU"),
+        ("CUDA error: an illegal memory access was encountered\nCUDA kernel", "crash", "memory that is not its own"),
+        ("CUDA error: unspecified launch failure", "crash", "stopped in the middle"),
+        ("CUDA error: misaligned address", "crash", "an address that cannot be"),
+        ("CUDA error: an illegal instruction was encountered", "crash", "does not exist"),
+        ("Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized", "crash", "fabricmanager"),
+        ("CUDA error: device-side assert triggered", "error", "refused its input"),
+        ("CUDA error: the launch timed out and was terminated", "error", "drives a screen"),
+        ("CUDA error: all CUDA-capable devices are busy or unavailable", "refused", "not accept a process"),
+        ("CUDA driver version is insufficient for CUDA runtime version", "error", "the driver is too old"),
+        (
+            "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+            "out-of-memory",
+            "no memory left",
+        ),
+        (
+            "NCCL error in: /x/NCCLUtils.cpp:77, invalid usage\nLast error:\n"
+            "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 10",
+            "error",
+            "two ranks were given the same GPU (NCCL: Duplicate GPU detected",
+        ),
+        (
+            "NCCL error in: /x/NCCLUtils.cpp:77, unhandled cuda error\nLast error:\n"
+            "Cuda failure 214 'uncorrectable ECC error encountered'",
+            "crash",
+            "an error in its memory that ECC cannot correct (NCCL: Cuda failure 214",
+        ),
     ],
 )
 def test_an_error_is_sorted_and_told_in_its_most_telling_line(text: str, kind: str, words: str) -> None:
-    found = rank_failure(RuntimeError(text), blocked=False)
-    assert (found.kind, found.blocked) == (kind, False)
+    found = rank_failure(RuntimeError(text), blocked=True)
+    assert found.kind == kind
     assert words in found.text
     assert "NCCLUtils" not in found.text
     assert "enforce fail" not in found.text
+    assert found.blocked is (kind == "error"), "what a GPU did shows where its rank waits, and is not the others' doing"
+    assert not rank_failure(RuntimeError(text), blocked=False).blocked
 
 
 _FULL = (
@@ -105,45 +134,6 @@ def test_a_host_without_memory_is_told_as_the_host(monkeypatch: pytest.MonkeyPat
     found = rank_failure(caught.value, blocked=False)
     assert found.kind == "out-of-memory"
     assert found.text.startswith("the host has no memory left (err == 0. DefaultCPUAllocator: can't allocate")
-
-
-@pytest.mark.parametrize(
-    ("text", "kind", "words"),
-    [
-        ("CUDA error: uncorrectable NVLink error detected during the execution", "crash", "an NVLink of the GPU"),
-        ("CUDA error: an illegal memory access was encountered\nCUDA kernel", "crash", "memory that is not its own"),
-        ("CUDA error: unspecified launch failure", "crash", "stopped in the middle"),
-        ("CUDA error: misaligned address", "crash", "an address that cannot be"),
-        ("CUDA error: an illegal instruction was encountered", "crash", "does not exist"),
-        ("Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized", "crash", "fabricmanager"),
-        ("CUDA error: device-side assert triggered", "error", "refused its input"),
-        ("CUDA error: the launch timed out and was terminated", "error", "drives a screen"),
-        ("CUDA error: all CUDA-capable devices are busy or unavailable", "refused", "not accept a process"),
-        ("CUDA driver version is insufficient for CUDA runtime version", "error", "the driver is too old"),
-        (
-            "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
-            "out-of-memory",
-            "no memory left",
-        ),
-        (
-            "NCCL error in: /x/NCCLUtils.cpp:77, invalid usage\nLast error:\n"
-            "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 10",
-            "error",
-            "two ranks were given the same GPU (NCCL: Duplicate GPU detected",
-        ),
-        (
-            "NCCL error in: /x/NCCLUtils.cpp:77, unhandled cuda error\nLast error:\n"
-            "Cuda failure 214 'uncorrectable ECC error encountered'",
-            "crash",
-            "an error in its memory that ECC cannot correct (NCCL: Cuda failure 214",
-        ),
-    ],
-)
-def test_what_hardware_did_is_told_from_what_software_did(text: str, kind: str, words: str) -> None:
-    found = rank_failure(RuntimeError(text), blocked=True)
-    assert found.kind == kind
-    assert words in found.text
-    assert found.blocked is (kind == "error"), "what a GPU did shows where its rank waits, and is not the others' doing"
 
 
 _VIEW = TorchView("2.9.1+cu128", "12.8", "2.27.5", True, 1, ("GPU-0",))

@@ -61,7 +61,6 @@ class DataFiles(msgspec.Struct, frozen=True):
 
 
 def sample_bytes(file_bytes: int) -> int:
-    """The size of one sample of a file."""
     return file_bytes if file_bytes <= WHOLE_FILE_BYTES else PIECE_BYTES
 
 
@@ -292,6 +291,5 @@ def shm_space() -> os.statvfs_result | Missing:
 
 
 def _shm_used_bytes() -> int | Missing:
-    """Bytes of /dev/shm in use by all processes."""
     space = shm_space()
     return space if isinstance(space, Missing) else (space.f_blocks - space.f_bfree) * space.f_frsize

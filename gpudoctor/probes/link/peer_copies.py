@@ -18,10 +18,10 @@ from gpudoctor.probes.runner.torch_device import (
     copies_ms,
     free_bytes,
     in_one_line,
+    mark,
     numbered,
     out_of_memory,
     power_of_two,
-    timing_event,
 )
 from gpudoctor.text.units import MIB
 
@@ -170,16 +170,10 @@ def _both_ways(rank: Rank, pair: _Pair, other_gpu: torch.device, copies: int) ->
         for target, source, here, other, marks in ways:
             with _cuda.stream(here), _cuda.stream(other), torch.cuda.device(source.device):
                 if number == 1:
-                    marks.append(_mark())
+                    marks.append(mark())
                 target.copy_(source, non_blocking=True)
                 if number:
-                    marks.append(_mark())
+                    marks.append(mark())
     _wait(rank, other_gpu)
     slower_ms = max(float(marks[0].elapsed_time(marks[-1])) for *_, marks in ways)
     return 2 * pair.here.nbytes * copies / slower_ms / 1e6
-
-
-def _mark() -> Any:
-    event = timing_event()
-    event.record()
-    return event

@@ -278,7 +278,6 @@ def _watch(
 
 
 def _nothing_started(plan: ProbePlan, why: str) -> Measurements:
-    """The measurements of a run that could not start a single rank."""
     text = f"no rank could be started: {why}"
     not_run: dict[str, Missing] = {probe: Missing("not asked for") for probe in PROBES if probe not in plan.probes}
     for name in ("torch", *plan.probes):

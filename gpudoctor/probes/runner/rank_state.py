@@ -9,7 +9,7 @@ import msgspec
 
 from gpudoctor.facts.model.measurements import ProbeProblem
 from gpudoctor.probes.runner.board import BoardEntry
-from gpudoctor.probes.runner.errors import telling_line
+from gpudoctor.probes.runner.errors import Meaning, telling_line
 from gpudoctor.probes.runner.messages import RankFailure, Where
 from gpudoctor.process.ending import signal_name
 
@@ -109,15 +109,17 @@ def failure_problems(states: Sequence[RankState]) -> tuple[ProbeProblem, ...]:
 def _failed(culprits: Sequence[RankState], waiting: tuple[int, ...]) -> ProbeProblem:
     first = culprits[0]
     if first.failure is None:
-        text = f"{rank_list(s.number for s in culprits)} died in {first.doing}: {_how_it_ended(first)}"
-        # a rank that exits by itself before any probe could not start, which says nothing about a GPU
-        retained = -(first.status or 0) in _SENT_BY_OTHERS or (first.probe == "launch" and (first.status or 0) >= 0)
+        status = first.status or 0
         # NCCL's watchdog aborts a process whose GPU had an error, and prints that error
-        known = telling_line(first.output) if first.status == -signal.SIGABRT else None
+        known = telling_line(first.output) if status == -signal.SIGABRT else None
+        # a rank that exits by itself before any probe could not start, which says nothing about a GPU
+        retained = -status in _SENT_BY_OTHERS or (first.probe == "launch" and status >= 0)
         kind = "error" if retained else known[1].kind if known else "crash"
-        return ProbeProblem(first.probe, kind, text, first.number, first.doing, waiting, first.output)
-    text = f"{rank_list(s.number for s in culprits)} failed in {first.doing}: {first.failure.text}"
-    return ProbeProblem(first.probe, first.failure.kind, text, first.number, first.doing, waiting, first.output)
+        what = f"died in {first.doing}: {_how_it_ended(status, first.output, known)}"
+    else:
+        kind, what = first.failure.kind, f"failed in {first.doing}: {first.failure.text}"
+    text = f"{rank_list(s.number for s in culprits)} {what}"
+    return ProbeProblem(first.probe, kind, text, first.number, first.doing, waiting, first.output)
 
 
 def rank_list(numbers: Iterable[int]) -> str:
@@ -126,15 +128,13 @@ def rank_list(numbers: Iterable[int]) -> str:
     return f"rank{'s' if len(listed) > 1 else ''} {', '.join(str(n) for n in listed)}"
 
 
-def _how_it_ended(state: RankState) -> str:
-    status = state.status or 0
+def _how_it_ended(status: int, output: tuple[str, ...], known: tuple[str, Meaning] | None) -> str:
     if status >= 0:
-        last = f" ({state.output[-1]})" if state.output else ""
+        last = f" ({output[-1]})" if output else ""
         return f"exit code {status}{last}"
     name = signal_name(-status)
     if status == -signal.SIGKILL:
         return f"ended by {name}, as the kernel does when memory runs out"
-    known = telling_line(state.output) if status == -signal.SIGABRT else None
     if known is None:
         return f"ended by {name}"
     line, meaning = known

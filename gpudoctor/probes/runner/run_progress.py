@@ -195,21 +195,17 @@ class Windows:
         return min(self._begun.values()), max(self._ended.values()) if over else now_s
 
 
-class Sampled:
-    """The sampler of one run, and the time windows of its probes.
+class Sampled(Windows):
+    """The time windows of the probes of one run, whose `take` is for `run_probes(on_message=...)`, and its sampler.
 
     `sampler`: None if no GPU is under load; Missing if it could not be started.
     """
 
     def __init__(self, plan: ProbePlan, sampler: Sampler | Missing | None) -> None:
+        super().__init__(plan.ranks)
         self._plan = plan
         self._sampler = sampler
-        self._windows = Windows(plan.ranks)
         self._over_s: float | None = None
-
-    def take(self, rank: int, message: messages.RankMessage) -> None:
-        """Note one message; to be passed as `run_probes(on_message=...)`."""
-        self._windows.take(rank, message)
 
     def stop(self, patience_s: float | None = None) -> None:
         """End the sampler, because the load is over."""
@@ -225,8 +221,8 @@ class Sampled:
             return msgspec.structs.replace(measured, not_run={**measured.not_run, "telemetry": self._sampler})
         now_s = self._over_s or monotonic()
         recording = self._sampler.recording()
-        found = [recording.telemetry(probe, *span) for probe, span in self._windows.spans(now_s).items()]
-        whole = self._windows.whole(now_s)
+        found = [recording.telemetry(probe, *span) for probe, span in self.spans(now_s).items()]
+        whole = self.whole(now_s)
         if self._plan.duration_s is not None and whole is not None:
             found.append(recording.telemetry(WHOLE, *whole))
         return msgspec.structs.replace(measured, telemetry=tuple(found), unanswered=recording.unanswered)

@@ -67,7 +67,6 @@ class Listing(msgspec.Struct):
         return tuple(text for met, text in reasons if met)
 
     def why_none(self, least_bytes: int) -> str:
-        """Why there is no file to read."""
         return "; ".join(self.left_out(least_bytes)) or "there is no file"
 
 

@@ -75,12 +75,10 @@ class _Report:
         self._doing = "start"
 
     def doing(self, text: str) -> None:
-        """A step begins."""
         self._doing = text
         self.found()
 
     def found(self, **fields: Any) -> None:
-        """Some fields of the result are known."""
         self.read = msgspec.structs.replace(self.read, **fields)
         try:
             write_all(self._descriptor, msgspec.json.encode(ReadAnswer(self._doing, self.read)) + b"\n")

@@ -52,7 +52,6 @@ class Bench:
             self._alone["bf16"] = Alone(shape, rank.device, parts=parts, bf16=True)
 
     def reference(self) -> StrategyReference:
-        """The results of the steps on this rank alone."""
         alone = self._alone["fp32"]
         losses = tuple(map(finite, alone.losses))
         losses_bf16 = tuple(map(finite, self._alone["bf16"].losses)) if self.has_bf16 else ()

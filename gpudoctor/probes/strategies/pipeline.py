@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from gpudoctor.probes.runner.rank import Rank
-from gpudoctor.probes.runner.torch_device import ms_since, timing_event
+from gpudoctor.probes.runner.torch_device import mark, ms_since
 from gpudoctor.probes.strategies.bench import Bench
 from gpudoctor.probes.strategies.model import build_optimizer
 from gpudoctor.probes.strategies.pipeline_steps import (
@@ -116,12 +116,10 @@ class _Pace:
             time.sleep(times * _FORWARD_MS / 1e3)
             self._slept_ms.append(ms_since(start_ns))
             return
-        began, ended = timing_event(), timing_event()
-        began.record()
+        began = mark()
         for _ in range(times * self._products):
             torch.mm(self._matrix, self._matrix)
-        ended.record()
-        self._events.append((began, ended))
+        self._events.append((began, mark()))
 
     def forget(self) -> None:
         self._slept_ms.clear()
@@ -148,7 +146,6 @@ class _Paced(nn.Module):
         self.factor = nn.Parameter(torch.ones(()))  # a stage without weights would have no backward pass
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The input, unchanged."""
         slowed: torch.Tensor = _Slowed.apply(hidden * self.factor, self._pace)  # type: ignore[no-untyped-call]
         return slowed
 

@@ -59,7 +59,6 @@ def one_f_one_b(stage: int, stages: int, microbatches: int) -> tuple[Action, ...
 
 
 def actions_of(schedule: ScheduleName, stage: int, stages: int, microbatches: int) -> tuple[Action, ...]:
-    """The actions of this stage, in order."""
     return gpipe(microbatches) if schedule == "gpipe" else one_f_one_b(stage, stages, microbatches)
 
 
@@ -151,7 +150,6 @@ class SendRecvPipeline:
         self._actions = actions_of(schedule, stages.index, stages.count, microbatches)
 
     def __call__(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
-        """See PipelineStep."""
         given, expected = inputs.chunk(self._microbatches), targets.chunk(self._microbatches)
         received: dict[Action, torch.Tensor] = {}
         made: dict[int, Any] = {}  # where the backward pass starts: a tensor or its edge in the graph

@@ -70,7 +70,6 @@ class Train:
         return error
 
     def block(self, steps: int) -> StepBlock:
-        """Run `steps` measured steps."""
         rows = []
         gc.disable()  # garbage collection in one rank would look like a slow rank
         try:
