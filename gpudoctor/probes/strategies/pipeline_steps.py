@@ -218,16 +218,9 @@ def pipeline_step(
     loss: Loss,
     boundary: tuple[int, ...],
 ) -> PipelineStep:
-    """This rank's stage in a schedule, in torch's implementation if that works; see SendRecvPipeline."""
-    if torch_runs_schedules():
-        return _torchs_step(stages, module, schedule, microbatches, loss)
-    return SendRecvPipeline(stages, module, schedule, microbatches, loss, boundary)
-
-
-def _torchs_step(
-    stages: Stages, module: nn.Module, schedule: ScheduleName, microbatches: int, loss: Loss
-) -> PipelineStep:
-    """torch.distributed.pipelining's schedule of the same name, on all ranks of the run."""
+    """This rank's stage in a schedule of all ranks of the run: torch's own if that works, or else SendRecvPipeline."""
+    if not torch_runs_schedules():
+        return SendRecvPipeline(stages, module, schedule, microbatches, loss, boundary)
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
     stage = PipelineStage(module, stages.index, stages.count, stages.device)
