@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -132,6 +133,15 @@ def install(
         return copy(target, source)
 
     monkeypatch.setattr(torch.Tensor, "copy_", timed)
+
+
+def opens(monkeypatch: pytest.MonkeyPatch, *uuids: str | None, init: Callable[[], None] = lambda: None) -> None:
+    """A CUDA build of torch that opens GPUs with these UUIDs; None: it does not tell them."""
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    monkeypatch.setattr(torch.cuda, "init", init)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(uuids))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda place: SimpleNamespace(uuid=uuids[place]))
+    monkeypatch.setattr(torch.cuda, "nccl", SimpleNamespace(version=lambda: (2, 27, 5)), raising=False)
 
 
 def _on_the_cpu(make: Any) -> Any:

@@ -14,9 +14,10 @@ from gpudoctor.facts.model.telemetry import NOT_READ_AGAIN, Burn, Series
 from gpudoctor.probes.runner import messages
 from gpudoctor.probes.runner.board import ProgressBoard
 from gpudoctor.probes.runner.launch import ProbePlan
-from gpudoctor.probes.runner.messages import CollectiveSample, Finished, PairSample, Phase, StepBlock, TrainSample
+from gpudoctor.probes.runner.messages import CollectiveSample, Finished, PairSample, Phase
 from gpudoctor.probes.runner.run_collector import RunCollector
 from tests.narrowed import missing, present
+from tests.probes.test_merge import train
 
 PROBES: tuple[Probe, ...] = ("collective", "link", "compute", "train")
 RIGHT = "aa" * 32
@@ -34,17 +35,6 @@ def link(rank: int, wrong: int = 0, h2d: float = 50.0) -> messages.LinkSample:
 def compute(rank: int, bits: str = RIGHT, wrong: int = 0, tflops: float = 700.0) -> messages.ComputeSample:
     gemm = Gemm("bf16", 8192, tflops, 1.0)
     return messages.ComputeSample(ComputeRank(rank, (gemm,), 3000.0, 2900.0, (bits, bits), 1 << 30, wrong))
-
-
-def train(
-    weights: str = RIGHT,
-    losses: tuple[float | None, ...] = (4.0, 3.0, 2.0, 1.0),
-    contribution_ok: bool = True,
-    gradient_error: float | None = 1e-7,
-    compute_ms: float = 10.0,
-) -> TrainSample:
-    block = StepBlock((compute_ms,) * 2, (1.0,) * 2, (0.5,) * 2, (10, 20), (15, 25), (compute_ms + 2,) * 2)
-    return TrainSample(64, 10, 40, (block, block), losses, weights, contribution_ok, gradient_error, 9.0, 12.0, 9.0)
 
 
 class Run:
@@ -195,7 +185,7 @@ def test_memory_that_changed_is_kept_though_the_last_round_could_not_look(run: R
 
 @ANY_ROUND
 def test_weights_that_differed_after_any_round_still_differ(run: Run, bad: int) -> None:
-    with_a_bad_round(run, bad, train=(train(), train(weights="bb")))
+    with_a_bad_round(run, bad, train=(train(), train(weights_sha256="bb")))
     assert [rank.weights_sha256 for rank in run.training.ranks] == [RIGHT, "bb"]
 
 

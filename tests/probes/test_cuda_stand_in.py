@@ -40,7 +40,7 @@ from gpudoctor.probes.train import probe as train_probe
 from gpudoctor.probes.train import steps as train_steps
 from gpudoctor.probes.train.sanity_model import Data, build_model, shape_for
 from tests.probes.conftest import raising
-from tests.probes.fake_gpus import GpuRank, install
+from tests.probes.fake_gpus import GpuRank, install, opens
 
 _dist: Any = dist  # not annotated everywhere
 SMALL = shape_for(cast(Any, SimpleNamespace(on_gpu=False)))  # as on a CPU
@@ -134,11 +134,7 @@ def test_each_strategy_begins_on_the_ranks_own_gpu_and_counts_from_there(tmp_pat
 def test_the_gpus_that_cuda_opened_are_known_by_uuid(
     uuids: tuple[str | None, ...], expected: object, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(torch.version, "cuda", "12.8")
-    monkeypatch.setattr(torch.cuda, "init", lambda: None)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(uuids))
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda place: SimpleNamespace(uuid=uuids[place]))
-    monkeypatch.setattr(torch.cuda, "nccl", SimpleNamespace(version=lambda: (2, 27, 5)), raising=False)
+    opens(monkeypatch, *uuids)
     monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
     view = torch_device.torch_view(GpuRank(tmp_path))
     assert (view.visible_uuids, view.nccl, view.error) == (expected, "2.27.5", None)
@@ -402,14 +398,7 @@ def test_torch_in_a_users_process_opens_cuda_before_it_counts(
     opened: object,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def init() -> None:
-        if init_error is not None:
-            raise RuntimeError(init_error)
-
-    monkeypatch.setattr(torch.version, "cuda", "12.8")
-    monkeypatch.setattr(torch.cuda, "init", init)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(uuids))
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda place: SimpleNamespace(uuid=uuids[place]))
+    opens(monkeypatch, *uuids, init=raising(RuntimeError(init_error)) if init_error else lambda: None)
     view = seen_by_torch()
     assert (view.gpus, view.error) == (visible, init_error)
     assert opened is None or view.uuids == opened

@@ -114,10 +114,11 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Driver:
 
 def load(node: Node, monkeypatch: pytest.MonkeyPatch, run: Callable[..., Measurements], **args: Any) -> Measurements:
     monkeypatch.setattr(launch, "run_probes", run)
-    asked = LoadRequest(backend="auto", gpu=None, ranks=None, inject=(), force=False)
     interrupted: list[Measurements] = args.pop("interrupted", [])
     try:
-        return measure(node, registry(), "standard", asked, progress=None, on_interrupt=interrupted.append, **args)
+        return measure(
+            node, registry(), "standard", LoadRequest(), progress=None, on_interrupt=interrupted.append, **args
+        )
     finally:
         assert own_children(recursive=True) == []
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -17,7 +16,7 @@ from gpudoctor.probes.runner import messages, torch_device  # noqa: E402
 from gpudoctor.probes.runner.messages import RankFailure  # noqa: E402
 from gpudoctor.probes.runner.torch_device import rank_failure  # noqa: E402
 from tests.probes.conftest import raising  # noqa: E402
-from tests.probes.fake_gpus import GpuRank  # noqa: E402
+from tests.probes.fake_gpus import GpuRank, opens  # noqa: E402
 
 _NCCL_SHM = """NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:77, unhandled system error
 ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.
@@ -188,10 +187,7 @@ def test_why_cuda_does_not_start_is_told_and_not_only_that_it_counts_no_gpu(
 ) -> None:
     """An 8-GPU H100 node without its fabric manager: cudaGetDeviceCount answers 802, and torch counts 0 GPUs."""
     text = "Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized"
-    monkeypatch.setattr(torch.version, "cuda", "12.8")
-    monkeypatch.setattr(torch.cuda, "init", raising(RuntimeError(text)))
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "nccl", SimpleNamespace(version=lambda: (2, 27, 5)), raising=False)
+    opens(monkeypatch, init=raising(RuntimeError(text)))
     with pytest.raises(RuntimeError, match="802") as caught:
         torch_device.require_usable(one_gpu, torch_device.torch_view(one_gpu))
     assert rank_failure(caught.value, blocked=False).kind == "crash"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
@@ -52,7 +51,7 @@ class _Samples(msgspec.Struct):
 class RunProgress:
     """Collects samples as they arrive; one rank may be a repetition ahead of another."""
 
-    def __init__(self, plan: ProbePlan, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, plan: ProbePlan, clock: Callable[[], float] = monotonic) -> None:
         self._plan = plan
         self._clock = clock
         self._rendezvous_at = clock()

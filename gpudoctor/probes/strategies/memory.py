@@ -20,10 +20,7 @@ from gpudoctor.probes.runner.torch_device import torch_version
 
 _Storage: Any = torch.UntypedStorage
 _NAMESPACES = ("c10d", "_c10d_functional")
-_NO_TRAFFIC = (
-    *("wait_tensor", "_wrap_tensor_autograd", "recv_", "recv_any_source_"),
-    *("barrier", "monitored_barrier_"),
-)
+_NO_TRAFFIC = {"wait_tensor", "_wrap_tensor_autograd", "recv_", "recv_any_source_", "barrier", "monitored_barrier_"}
 # DTensor communicates inside its own dispatch, which sees the mode only if that dispatch runs first.
 _HANDLED_FIRST = ("DTensor", "AsyncCollectiveTensor")
 
@@ -142,13 +139,9 @@ class TrafficCounter(TorchDispatchMode):
         if any(kind.__name__ in _HANDLED_FIRST for kind in types):
             return NotImplemented
         found = func(*args, **(kwargs or {}))
-        if func.namespace in _NAMESPACES and _name_of(func) not in _NO_TRAFFIC:
+        if func.namespace in _NAMESPACES and str(func).split(".")[1] not in _NO_TRAFFIC:
             self.sent_bytes += max(_bytes_in(args), _bytes_in(found))
         return found
-
-
-def _name_of(func: Callable[..., Any]) -> str:
-    return str(func).split(".")[1]
 
 
 def _bytes_in(values: Any) -> int:
