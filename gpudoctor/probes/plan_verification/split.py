@@ -105,13 +105,10 @@ def _shard(model: Transformer, order: VerificationOrder, mesh: Any) -> None:
         options["offload_policy"] = CPUOffloadPolicy()
     # separate units for embedding and head, as in torchtitan: otherwise both would be gathered all the time; if tied,
     # they are one tensor
-    if model.embedding is not None and not order.model.tied:
-        fully_shard(model.embedding, **options)
-    for layer in model.blocks.values():
-        fully_shard(layer, **options)
-    if model.head is not None and not order.model.tied:
-        fully_shard(model.head, **options)
-    fully_shard(model, **options)
+    first, last = (None, None) if order.model.tied else (model.embedding, model.head)
+    for unit in (first, *model.blocks.values(), last, model):
+        if unit is not None:
+            fully_shard(unit, **options)
 
 
 def _optimizer(order: VerificationOrder, model: nn.Module, *, on_gpu: bool) -> torch.optim.Optimizer:

@@ -201,7 +201,7 @@ class _Children:
 def _started(job: RankJob, life: int, workers: LocalWorkers | None) -> Iterator[_Children]:
     """Start the children; all of them have been ended when the block is left, however that happens."""
     everyone = list(range(job.ranks))
-    worker_ranks = everyone[1:] if workers is not None else []
+    own, of_workers = (everyone, []) if workers is None else (everyone[:1], everyone[1:])
     # CUDA must not be in use when a process forks, which only a CPU run guarantees. Under an engine each starter
     # has one rank, for which forking gains nothing.
     method = "fork-server" if job.backend == "gloo" and workers is None else "fresh-interpreters"
@@ -210,14 +210,13 @@ def _started(job: RankJob, life: int, workers: LocalWorkers | None) -> Iterator[
     with ExitStack() as undo:
         try:
             with _needed(), (Path(job.folder) / "starter.stderr").open("wb") as output:
-                for source in (-1, *(-1 - rank for rank in worker_ranks), *everyone):
+                for source in (-1, *(-1 - rank for rank in of_workers), *everyone):
                     readers[source], writers[source] = os.pipe()
                     undo.callback(os.close, readers[source])
-                own = [rank for rank in everyone if rank not in worker_ranks]
                 ends = [writers[rank] for rank in own]
                 process = start(order_for(job, own, method), life, writers[-1], ends, output)
                 if workers is not None:
-                    for rank in worker_ranks:
+                    for rank in of_workers:
                         workers.order(rank, order_for(job, [rank], method), life, writers[-1 - rank], writers[rank])
         finally:
             for writer in writers.values():
