@@ -14,13 +14,12 @@ from gpudoctor.facts.model.node import Driver, Node, Source
 from gpudoctor.probes.plan_verification.messages import TransformerShape, VerificationOrder
 from gpudoctor.probes.runner import launch
 from gpudoctor.probes.runner import plan as probe_plan
-from gpudoctor.probes.runner.board import ProgressBoard
 from gpudoctor.probes.runner.messages import Phase, Started
 from gpudoctor.probes.runner.plan import Limits, ProbePlan
 from gpudoctor.probes.runner.run_collector import RunCollector
 from tests.checks.one_check import gpus, judge, uuid_of, words
 from tests.narrowed import present
-from tests.probes.conftest import FoundFirst, measure
+from tests.probes.conftest import FoundFirst, collecting, measure
 
 EIGHT = ProbePlan(
     "nccl", 8, gpus=tuple((n, f"GPU-{n}", f"0000:0{n}:00.0") for n in range(8)), probes=("collective", "train")
@@ -69,7 +68,7 @@ def test_cpu_ranks_have_no_context_to_make() -> None:
 
 @pytest.fixture
 def outcome(tmp_path: Path) -> RunCollector:
-    return RunCollector(EIGHT, tmp_path, ProgressBoard(tmp_path / "board", 8), None)
+    return collecting(EIGHT, tmp_path)
 
 
 def test_what_is_waited_for_is_said_of_the_ranks_that_are_behind(outcome: RunCollector) -> None:

@@ -17,13 +17,11 @@ from gpudoctor.facts.model.missing import Missing  # noqa: E402
 from gpudoctor.probes.link import peer_copies  # noqa: E402
 from gpudoctor.probes.link import probe as links  # noqa: E402
 from gpudoctor.probes.runner import messages  # noqa: E402
-from gpudoctor.probes.runner.board import ProgressBoard  # noqa: E402
 from gpudoctor.probes.runner.plan import ProbePlan  # noqa: E402
 from gpudoctor.probes.runner.rank_starter import visible_gpus  # noqa: E402
-from gpudoctor.probes.runner.run_collector import RunCollector  # noqa: E402
 from gpudoctor.probes.runner.torch_device import numbered, power_of_two, require_usable  # noqa: E402
 from tests.narrowed import missing, present  # noqa: E402
-from tests.probes.conftest import Played, measure, raising  # noqa: E402
+from tests.probes.conftest import Played, collecting, measure, raising  # noqa: E402
 from tests.probes.fake_gpus import GpuRank  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("forked_starters")
@@ -294,22 +292,18 @@ def _view(count: int, uuids: tuple[str, ...] | Missing) -> TorchView:
 )
 def test_every_gpu_counts_once_however_many_ranks_saw_it(tmp_path: Path, views: list[TorchView], count: int) -> None:
     gpus = ((0, "GPU-0", "a"), (1, "GPU-1", "b"))
-    board = ProgressBoard(tmp_path / "board", 2)
-    outcome = RunCollector(ProbePlan("nccl", 2, gpus, probes=("link",)), tmp_path, board, None)
+    outcome = collecting(ProbePlan("nccl", 2, gpus, probes=("link",)), tmp_path)
     for number, view in enumerate(views):
         outcome.take(number, messages.TorchSeen(view))
     merged = present(outcome.measurements().torch_view)
-    board.close()
     assert merged.device_count == count
     assert merged.visible_uuids in (("GPU-0", "GPU-1"), Missing("old"))
 
 
 def test_why_there_are_no_copies_between_gpus_is_kept(tmp_path: Path) -> None:
-    board = ProgressBoard(tmp_path / "board", 1)
-    outcome = RunCollector(ProbePlan("nccl", 1, ((0, "GPU-0", "a"),), probes=("link",)), tmp_path, board, None)
+    outcome = collecting(ProbePlan("nccl", 1, ((0, "GPU-0", "a"),), probes=("link",)), tmp_path)
     outcome.take(0, messages.LinkSample(no_peers=Missing("one GPU")))
     assert outcome.measurements().not_run["peer"] == Missing("one GPU")
-    board.close()
 
 
 @pytest.mark.parametrize(("count", "refused"), [(0, True), (1, False), (2, False), (3, True)])

@@ -22,6 +22,7 @@ from gpudoctor.probes.runner.rank_starter_client import contexts_of, end, teardo
 from gpudoctor.probes.runner.run_collector import RunCollector
 from gpudoctor.process.ending import process_state
 from tests.checks.one_check import gpus, judge, uuid_of
+from tests.probes.conftest import collecting
 
 EIGHT = tuple((number, uuid_of(number), f"0000:{number:02x}:00.0") for number in range(8))
 
@@ -50,8 +51,7 @@ def test_a_starter_is_waited_for_as_long_as_a_healthy_driver_may_take() -> None:
 
 @pytest.fixture
 def collector(tmp_path: Path) -> RunCollector:
-    board = ProgressBoard(tmp_path / "board", 8)
-    made = RunCollector(ProbePlan("nccl", 8, gpus=EIGHT, probes=("train",)), tmp_path, board, None)
+    made = collecting(ProbePlan("nccl", 8, gpus=EIGHT, probes=("train",)), tmp_path)
     made.take(-1, Started("fresh-interpreters", tuple(10_000 + number for number in range(8))))
     return made
 
