@@ -39,26 +39,26 @@ class RankState(msgspec.Struct):
         return self.status is not None and not self.left and self.failure is None
 
 
-def unfinished(states: Sequence[RankState]) -> list[RankState]:
-    """The ranks that still run."""
-    return [state for state in states if not state.left and state.status is None]
-
-
 def behind(states: Sequence[RankState]) -> list[RankState]:
-    """Those of the ranks with the fewest moves: the others wait for them."""
-    least = min(state.progress.moves for state in states)
-    return [state for state in states if state.progress.moves == least]
+    """The ranks with the fewest moves, of those that still run if any does: the others wait for them."""
+    running = _unfinished(states) or states
+    least = min(state.progress.moves for state in running)
+    return [state for state in running if state.progress.moves == least]
+
+
+def _unfinished(states: Sequence[RankState]) -> list[RankState]:
+    return [state for state in states if not state.left and state.status is None]
 
 
 def timeout_problem(states: Sequence[RankState], limit_s: float) -> ProbeProblem:
     """The problem after a timeout: the ranks with the fewest moves hang, those that are further wait for them."""
-    running = unfinished(states)
+    running = _unfinished(states)
     if not running:
         return ProbeProblem("launch", "timeout", f"the ranks did not end within {limit_s:g} s")
     halted = [state for state in running if state.stopped]
     if halted:
         return _halted_problem(halted, running)
-    late = behind(running)
+    late = behind(states)
     waiting = tuple(state.number for state in running if state not in late)
     first, names = late[0], rank_list(state.number for state in late)
     if first.phase == "import torch":
@@ -84,7 +84,7 @@ def _halted_problem(halted: Sequence[RankState], running: Sequence[RankState]) -
 
 def slow_problem(states: Sequence[RankState], limit_s: float) -> ProbeProblem:
     """The problem if time ran out but no rank hangs: it names no rank, since a busy machine looks the same."""
-    last = behind(unfinished(states) or states)[0]
+    last = behind(states)[0]
     text = f"not done within {limit_s:g} s: no rank hangs, but they are slow (in {last.doing}); a busy machine?"
     return ProbeProblem(last.probe, "error", text, phase=last.doing, output=last.output)
 

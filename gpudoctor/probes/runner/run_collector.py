@@ -21,7 +21,6 @@ from gpudoctor.probes.runner.rank_state import (
     rank_list,
     slow_problem,
     timeout_problem,
-    unfinished,
 )
 from gpudoctor.probes.runner.run_progress import RunProgress
 from gpudoctor.process.ending import RunningProcess, process_state
@@ -94,7 +93,7 @@ class RunCollector:
         passed = f"{time.monotonic() - self._began:.0f} s"
         if self._method is None:
             return f"waits for torch to be imported: {passed}"
-        late = behind(unfinished(self._states) or self._states)
+        late = behind(self._states)
         return f"waits for {rank_list(state.number for state in late)} in {late[0].doing}: {passed}"
 
     @property
