@@ -21,7 +21,7 @@ from gpudoctor.plan.model_shape import layers_of_stages
 from gpudoctor.plan.rates import Rate
 from gpudoctor.probes.plan_verification.messages import VerificationFigures, VerificationOrder
 from gpudoctor.probes.runner.launch import ProbePlan, run_probes
-from gpudoctor.probes.runner.messages import AnyMessage, UnusableTorch, VerificationSample
+from gpudoctor.probes.runner.messages import RankMessage, UnusableTorch, VerificationSample
 from gpudoctor.profiles.profile import NO_PROFILE
 from gpudoctor.text.units import MIB
 
@@ -59,7 +59,7 @@ def verify_plan(job: PlanJob, split: RankSplit, devices: Devices) -> PlanVerific
     figures: dict[int, VerificationFigures] = {}
     lacking: list[str] = []
 
-    def hear(rank: int, message: AnyMessage) -> None:
+    def hear(rank: int, message: RankMessage) -> None:
         if isinstance(message, VerificationSample):
             figures[rank] = message.figures
         elif isinstance(message, UnusableTorch):  # this torch lacks what the strategy needs; the node is not at fault

@@ -15,7 +15,9 @@ import psutil
 import pytest
 
 from gpudoctor.facts.model.measurements import Measurements
+from gpudoctor.probes.runner.board import ProgressBoard
 from gpudoctor.probes.runner.launch import ProbePlan, run_probes
+from gpudoctor.probes.runner.run_collector import RunCollector
 from tests.imported_torch import ForkedPython
 
 # torch in the process of these tests: as in a rank, its threads would mostly wait for each other
@@ -45,6 +47,25 @@ def measure(plan: ProbePlan, *, deadline_s: float = DEADLINE_S, probe_deadline_s
     assert not left, f"processes left behind: {left}"
     assert open_files() <= files_before, "pipes left open"
     return measurements
+
+
+def collecting(plan: ProbePlan, folder: Path) -> RunCollector:
+    """What collects the messages of a run that never takes place."""
+    return RunCollector(plan, folder, ProgressBoard(folder / "board", plan.ranks), None)
+
+
+FoundFirst = Callable[[str, str], None]
+
+
+@pytest.fixture
+def found_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FoundFirst:
+    """found_first(name, source): a file that every Python started from now on finds first when it imports."""
+
+    def write(name: str, source: str) -> None:
+        (tmp_path / name).write_text(source)
+        monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+
+    return write
 
 
 def raising(error: BaseException) -> Callable[..., NoReturn]:

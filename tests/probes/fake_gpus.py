@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -88,6 +89,13 @@ class GpuRank(rank.Rank):
         return [message.text for message in self.sent if isinstance(message, messages.Phase)]
 
 
+def cpu_rank(folder: Path, world_size: int = 1) -> GpuRank:
+    """The same on a CPU."""
+    one = GpuRank(folder, world_size)
+    one.on_gpu = False
+    return one
+
+
 def install(
     monkeypatch: pytest.MonkeyPatch,
     *,
@@ -125,6 +133,15 @@ def install(
         return copy(target, source)
 
     monkeypatch.setattr(torch.Tensor, "copy_", timed)
+
+
+def opens(monkeypatch: pytest.MonkeyPatch, *uuids: str | None, init: Callable[[], None] = lambda: None) -> None:
+    """A CUDA build of torch that opens GPUs with these UUIDs; None: it does not tell them."""
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    monkeypatch.setattr(torch.cuda, "init", init)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(uuids))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda place: SimpleNamespace(uuid=uuids[place]))
+    monkeypatch.setattr(torch.cuda, "nccl", SimpleNamespace(version=lambda: (2, 27, 5)), raising=False)
 
 
 def _on_the_cpu(make: Any) -> Any:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import MagicMock
@@ -77,24 +77,11 @@ class Network:
         return []
 
 
-class FakeRank:
+def rank(number: int) -> Rank:
     """The parts of a rank that an operation uses."""
-
-    world_size = WORLD
-    device = torch.device("cpu")
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    @contextmanager
-    def blocked(self) -> Iterator[None]:
-        yield
-
-    def synchronize(self) -> None:
-        pass
-
-    def injected(self, kind: str) -> None:
-        pass
+    cpu = torch.device("cpu")
+    parts = {"blocked": nullcontext, "synchronize": lambda: None, "injected": lambda kind: None}
+    return cast(Rank, SimpleNamespace(number=number, world_size=WORLD, device=cpu, **parts))
 
 
 def carried_by(monkeypatch: pytest.MonkeyPatch, network: Any) -> None:
@@ -120,7 +107,7 @@ def wrong_by_rank(
 
     def run(number: int) -> None:
         network.me.rank = number
-        found[number] = kind(cast(Rank, FakeRank(number)), 4 * 8 * 1003).wrong_elements()
+        found[number] = kind(rank(number), 4 * 8 * 1003).wrong_elements()
 
     threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(WORLD)]
     for thread in threads:
@@ -184,7 +171,7 @@ def test_the_part_that_belongs_to_the_next_rank_is_wrong_nearly_everywhere(
 @pytest.mark.parametrize("kind", OPERATIONS)
 def test_a_call_that_moves_nothing_is_wrong(monkeypatch: pytest.MonkeyPatch, kind: type[Operation]) -> None:
     carried_by(monkeypatch, MagicMock(**{"batch_isend_irecv.return_value": []}))
-    assert kind(cast(Rank, FakeRank(1)), 4 * 8 * 1003).wrong_elements() > 0
+    assert kind(rank(1), 4 * 8 * 1003).wrong_elements() > 0
 
 
 @pytest.mark.parametrize(("size", "senders"), [(4012, [0, 1, 2, 3]), (4 << 20, [3, 0])])
@@ -198,7 +185,7 @@ def test_a_broadcast_is_verified_from_other_senders_too_and_timed_from_rank_0(
         buffer.copy_(operation._share(src, buffer.numel()))
 
     monkeypatch.setattr(collective_ops, "dist", SimpleNamespace(broadcast=broadcast))
-    operation = Broadcast(cast(Rank, FakeRank(1)), size)
+    operation = Broadcast(rank(1), size)
     assert operation.wrong_elements() == 0
     assert seen == senders
     operation.timed_s(2)
@@ -214,10 +201,10 @@ def test_no_two_parts_of_a_buffer_hold_the_same_numbers(world_size: int) -> None
 
 @pytest.mark.parametrize("kind", [AllGather, ReduceScatter, AllToAll])
 def test_sizes_are_those_of_the_whole_buffer_and_divide_among_the_ranks(kind: type[Operation]) -> None:
-    operation = kind(cast(Rank, FakeRank(0)), 1 << 20)
+    operation = kind(rank(0), 1 << 20)
     assert operation.size_bytes == 1 << 20
-    assert kind(cast(Rank, FakeRank(0)), 4012).size_bytes == 4000
-    assert kind(cast(Rank, FakeRank(0)), 4).size_bytes == 4 * WORLD, "never less than one number a rank"
+    assert kind(rank(0), 4012).size_bytes == 4000
+    assert kind(rank(0), 4).size_bytes == 4 * WORLD, "never less than one number a rank"
 
 
 def test_the_list_form_is_taken_where_the_backend_lacks_the_tensor_form(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,7 +216,7 @@ def test_the_list_form_is_taken_where_the_backend_lacks_the_tensor_form(monkeypa
         collective_ops, "_all_gather", raising(RuntimeError("no support for _allgather_base in Gloo process group"))
     )
     monkeypatch.setattr(collective_ops, "dist", SimpleNamespace(all_gather=all_gather))
-    operation = AllGather(cast(Rank, FakeRank(3)), 4012)
+    operation = AllGather(rank(3), 4012)
     assert operation.wrong_elements() == 0
 
 
@@ -240,7 +227,7 @@ def test_an_operation_that_the_backend_lacks_in_every_form_is_told_apart_from_on
     monkeypatch.setattr(collective_ops, "_reduce_scatter", refused)
     monkeypatch.setattr(collective_ops, "_dist", SimpleNamespace(reduce_scatter=refused))
     with pytest.raises(NotOfferedError, match=r"^ProcessGroupGloo does not support reduce_scatter$"):
-        ReduceScatter(cast(Rank, FakeRank(0)), 4012).enqueue()
+        ReduceScatter(rank(0), 4012).enqueue()
     monkeypatch.setattr(collective_ops, "_reduce_scatter", raising(RuntimeError("Connection closed by peer")))
     with pytest.raises(RuntimeError, match="closed by peer"):
-        ReduceScatter(cast(Rank, FakeRank(0)), 4012).enqueue()
+        ReduceScatter(rank(0), 4012).enqueue()

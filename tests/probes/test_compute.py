@@ -20,7 +20,7 @@ from gpudoctor.probes.compute import probe as compute  # noqa: E402
 from gpudoctor.probes.runner import messages, torch_device  # noqa: E402
 from gpudoctor.probes.runner.launch import ProbePlan  # noqa: E402
 from tests.probes.conftest import Played, measure, raising  # noqa: E402
-from tests.probes.fake_gpus import GpuRank  # noqa: E402
+from tests.probes.fake_gpus import cpu_rank  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("forked_starters")
 
@@ -51,12 +51,6 @@ def test_equal_work_gave_equal_bits_but_for_the_rank_that_was_told_to_err(run: M
     assert (len(first), len(set(first)), len(second), len(set(second))) == (5, 1, 5, 1)
     assert first[0] != second[0]
     assert run.injected == ("wrong-bits=1",)
-
-
-def cpu_rank(tmp_path: Path) -> GpuRank:
-    one = GpuRank(tmp_path)
-    one.on_gpu = False
-    return one
 
 
 def test_without_an_injection_a_repeat_gives_the_same_bits_and_one_flipped_bit_others(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ from gpudoctor.probes.train import probe as train_probe
 from gpudoctor.probes.train import steps as train_steps
 from gpudoctor.probes.train.sanity_model import Data, build_model, shape_for
 from tests.probes.conftest import raising
-from tests.probes.fake_gpus import GpuRank, install
+from tests.probes.fake_gpus import GpuRank, install, opens
 
 _dist: Any = dist  # not annotated everywhere
 SMALL = shape_for(cast(Any, SimpleNamespace(on_gpu=False)))  # as on a CPU
@@ -77,6 +77,11 @@ class Memory:
 
 
 @pytest.fixture
+def gpu(tmp_path: Path) -> GpuRank:
+    return GpuRank(tmp_path)
+
+
+@pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch) -> Memory:
     install(monkeypatch)
     monkeypatch.setattr(torch.cuda, "Event", RealEvent)
@@ -97,15 +102,12 @@ def ddp_on_gpu_0(model: torch.nn.Module, device_ids: list[int], **options: Any) 
 
 @pytest.mark.wide
 def test_the_train_on_a_gpu_measures_by_events_and_tells_its_peak(
-    tmp_path: Path, memory: Memory, group: None, monkeypatch: pytest.MonkeyPatch
+    gpu: GpuRank, memory: Memory, group: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gpu = GpuRank(tmp_path)
     monkeypatch.setattr(train_probe, "shape_for", lambda _: SMALL)
     for name, count in (("_WARM_UP_GPU", 2), ("STEPS_PER_BLOCK", 3), ("_STEADY_STEPS", 2), ("_SOLO_STEPS", 2)):
         monkeypatch.setattr(train_probe, name, count)
-    gpu.job = messages.RankJob(
-        "nccl", 1, gpu.job.gpus, ("train",), folder=str(tmp_path), group_timeout_s=9.0, level="full"
-    )
+    gpu.job = msgspec.structs.replace(gpu.job, probes=("train",), level="full")
     monkeypatch.setattr(train_steps, "DistributedDataParallel", ddp_on_gpu_0)
     train_probe.run_training(gpu)
     sample = gpu.one(messages.TrainSample)
@@ -116,8 +118,7 @@ def test_the_train_on_a_gpu_measures_by_events_and_tells_its_peak(
     assert memory.calls.count("empty_cache") >= len(sample.buckets) == 3
 
 
-def test_each_strategy_begins_on_the_ranks_own_gpu_and_counts_from_there(tmp_path: Path, memory: Memory) -> None:
-    gpu = GpuRank(tmp_path)
+def test_each_strategy_begins_on_the_ranks_own_gpu_and_counts_from_there(gpu: GpuRank, memory: Memory) -> None:
     with _plain_arithmetic(gpu):
         bench = Bench(gpu, strategy_shape(1, on_gpu=False))
         _begin(gpu, bench, "ddp")
@@ -136,11 +137,7 @@ def test_each_strategy_begins_on_the_ranks_own_gpu_and_counts_from_there(tmp_pat
 def test_the_gpus_that_cuda_opened_are_known_by_uuid(
     uuids: tuple[str | None, ...], expected: object, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(torch.version, "cuda", "12.8")
-    monkeypatch.setattr(torch.cuda, "init", lambda: None)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(uuids))
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda place: SimpleNamespace(uuid=uuids[place]))
-    monkeypatch.setattr(torch.cuda, "nccl", SimpleNamespace(version=lambda: (2, 27, 5)), raising=False)
+    opens(monkeypatch, *uuids)
     monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
     view = torch_device.torch_view(GpuRank(tmp_path))
     assert (view.visible_uuids, view.nccl, view.error) == (expected, "2.27.5", None)
@@ -173,11 +170,8 @@ def test_a_rank_is_started_with_its_own_gpu_first(
     assert started["env"]["CUDA_VISIBLE_DEVICES"] == visible
 
 
-def test_between_repetitions_a_gpu_rank_gives_its_cache_back(tmp_path: Path, memory: Memory, group: None) -> None:
-    gpu = GpuRank(tmp_path)
-    gpu.job = messages.RankJob(
-        "nccl", 1, gpu.job.gpus, ("compute",), folder=str(tmp_path), group_timeout_s=9.0, duration_s=0.05
-    )
+def test_between_repetitions_a_gpu_rank_gives_its_cache_back(gpu: GpuRank, memory: Memory, group: None) -> None:
+    gpu.job = msgspec.structs.replace(gpu.job, probes=("compute",), duration_s=0.05)
     ran: list[int] = []
     rank._run_repetitions(gpu, {"compute": lambda _: ran.append(1)})
     assert len(ran) == 2
@@ -186,7 +180,7 @@ def test_between_repetitions_a_gpu_rank_gives_its_cache_back(tmp_path: Path, mem
 
 @pytest.mark.parametrize("broken", [False, True])
 def test_a_gpu_rank_leaves_when_no_other_gpu_reads_its_memory(
-    broken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    broken: bool, gpu: GpuRank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order: list[str] = []
 
@@ -201,7 +195,6 @@ def test_a_gpu_rank_leaves_when_no_other_gpu_reads_its_memory(
 
     monkeypatch.setattr(GpuRank, "barrier", barrier)
     monkeypatch.setattr(rank, "leave", leave)
-    gpu = GpuRank(tmp_path)
     with pytest.raises(SystemExit):
         rank._leave(gpu)
     assert isinstance(gpu.sent[-1], messages.Left)
@@ -242,9 +235,8 @@ def test_the_step_of_one_gpu_alone_ends_when_the_gpu_is_done(memory: Memory, mon
 
 @pytest.mark.wide
 def test_each_variant_of_a_strategy_has_a_peak_of_its_own(
-    tmp_path: Path, memory: Memory, group: None, monkeypatch: pytest.MonkeyPatch
+    gpu: GpuRank, memory: Memory, group: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gpu = GpuRank(tmp_path)
     monkeypatch.setattr(data_parallel, "DistributedDataParallel", ddp_on_gpu_0)
     strategy = Bench(gpu, strategy_shape(1, on_gpu=False))
     run_checkpointing(gpu, strategy)
@@ -359,9 +351,8 @@ def test_an_nccl_error_between_nodes_is_its_own_last_line(monkeypatch: pytest.Mo
 
 
 def test_a_planned_strategy_is_verified_by_the_allocators_peak(
-    tmp_path: Path, memory: Memory, group: None, monkeypatch: pytest.MonkeyPatch
+    gpu: GpuRank, memory: Memory, group: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gpu = GpuRank(tmp_path)
     order: Any = SimpleNamespace(steps=2, tensor=1)
     built = SimpleNamespace(inner=torch.nn.Linear(2, 2), optimizer=SimpleNamespace(state={}))
     train = SimpleNamespace(step=lambda: 24, losses=[1.0])
@@ -406,14 +397,7 @@ def test_torch_in_a_users_process_opens_cuda_before_it_counts(
     opened: object,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def init() -> None:
-        if init_error is not None:
-            raise RuntimeError(init_error)
-
-    monkeypatch.setattr(torch.version, "cuda", "12.8")
-    monkeypatch.setattr(torch.cuda, "init", init)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(uuids))
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda place: SimpleNamespace(uuid=uuids[place]))
+    opens(monkeypatch, *uuids, init=raising(RuntimeError(init_error)) if init_error else lambda: None)
     view = seen_by_torch()
     assert (view.gpus, view.error) == (visible, init_error)
     assert opened is None or view.uuids == opened

@@ -31,6 +31,7 @@ from gpudoctor.probes.data.loader import (
 )
 from gpudoctor.probes.runner.merge import merged_loading
 from gpudoctor.probes.storage import listing, page_cache
+from tests.narrowed import missing, present
 from tests.needs import needs
 from tests.probes.conftest import raising
 from tests.probes.fake_gpus import GpuRank
@@ -38,9 +39,7 @@ from tests.probes.test_storage_slow import FUSE, fuse_mount
 
 
 def chosen(*paths: Path) -> DataFiles:
-    found = chosen_files(map(str, paths))
-    assert isinstance(found, DataFiles)
-    return found
+    return present(chosen_files(map(str, paths)))
 
 
 def test_regular_files_below_a_folder_and_files_by_name_are_chosen(tmp_path: Path) -> None:
@@ -109,9 +108,7 @@ def test_a_file_system_that_may_answer_from_ram_is_seen_beside_one_with_larger_f
 
 
 def reason(path: Path) -> str:
-    found = chosen_files([str(path)])
-    assert isinstance(found, Missing)
-    return found.reason
+    return missing(chosen_files([str(path)])).reason
 
 
 def test_many_files_are_represented_evenly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,25 +121,22 @@ def test_many_files_are_represented_evenly(tmp_path: Path, monkeypatch: pytest.M
 def test_a_full_disk_is_said_and_leaves_the_other_probes_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "write_bytes", raising(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
     why = made_files(tmp_path / "data")
-    assert isinstance(why, Missing)
-    assert why.reason == "files to load could not be made in TMPDIR: No space left on device"
+    assert missing(why).reason == "files to load could not be made in TMPDIR: No space left on device"
     assert not (tmp_path / "data").exists(), "the last inodes are left to the ranks"
 
 
 def test_a_tmpdir_without_a_limit_has_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """tmpfs with size=0 reports 0 blocks, of which 0 are free."""
     monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_frsize=4096, f_blocks=0, f_bavail=0, f_bfree=0))
-    assert isinstance(made_files(tmp_path / "data"), DataFiles)
+    assert present(made_files(tmp_path / "data"))
     assert why_no_batch(OSError(errno.ENOSPC, "No space left on device")) == "[Errno 28] No space left on device"
 
 
 def test_made_files_come_whole_and_bytes_are_counted(tmp_path: Path) -> None:
-    made = made_files(tmp_path / "data")
-    assert isinstance(made, DataFiles)
+    made = present(made_files(tmp_path / "data"))
     used: list[int] = []
     seen = Seen()
-    rate = loader_rate(made, 0, 0, 0.0, seen, use=lambda data: used.append(data.numel()))
-    assert not isinstance(rate, Missing)
+    rate = present(loader_rate(made, 0, 0, 0.0, seen, use=lambda data: used.append(data.numel())))
     assert used == [BATCH * 110_000] * 2
     assert rate.gb_s == pytest.approx(rate.samples_per_s * 110_000 / 1e9)
     assert (seen.samples, seen.unreadable) == (3 * BATCH, 0)
@@ -158,8 +152,7 @@ def test_a_piece_of_a_large_file_does_not_come_from_the_page_cache(tmp_path: Pat
         pytest.skip("this file system or kernel does not tell the page cache")
     with batches(chosen(shard), 0, 0) as given:
         next(given)
-    share = page_cache.resident_share(str(shard))
-    assert share is not None
+    share = present(page_cache.resident_share(str(shard)))
     assert share < 0.9, "pieces of the cache that lie half outside a sample were not dropped"
 
 
@@ -193,8 +186,7 @@ def test_ranks_add_up_and_the_slowest_is_kept() -> None:
         return DataLoading("cuda", 2, 9, 32, 1e5, steps, cpus=(number + 1,), samples=10, copies=copies, **facts)
 
     assert merged_loading({0: of_rank(0, 1.0)}, 2) is None, "a rank that did not report"
-    merged = merged_loading({1: of_rank(1, 3.0, failed=True, unreadable=1), 0: of_rank(0, 1.0)}, 2)
-    assert merged is not None
+    merged = present(merged_loading({1: of_rank(1, 3.0, failed=True, unreadable=1), 0: of_rank(0, 1.0)}, 2))
     first, second = merged.steps
     assert first.rates == LoaderRates(4e4, 4.0, 1.0, 3.0, 5)
     assert second.not_run == Missing("died", "failed")
@@ -231,8 +223,7 @@ def test_the_cpus_of_the_cgroup_are_counted(
 def test_the_way_to_the_gpu_is_taken_with_and_without_pinning_by_the_best_number_of_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = made_files(tmp_path / "data")
-    assert isinstance(made, DataFiles)
+    made = present(made_files(tmp_path / "data"))
     asked: list[tuple[int, bool]] = []
 
     def rate(files: DataFiles, rank: int, workers: int, for_s: float, seen: Seen, **options: Any) -> LoaderRates:

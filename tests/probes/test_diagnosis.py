@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import signal
+from typing import Any
 
 from gpudoctor.probes.runner.board import BoardEntry
 from gpudoctor.probes.runner.messages import RankFailure
 from gpudoctor.probes.runner.rank_state import RankState, failure_problems, slow_problem, timeout_problem
 
 
-def _state(number: int, moves: int, phase: str = "all_reduce of 64 MiB", step: int = 0) -> RankState:
-    return RankState(number, "collective", phase, BoardEntry(moves, step))
+def _state(number: int, moves: int, phase: str = "all_reduce of 64 MiB", step: int = 0, **known: Any) -> RankState:
+    return RankState(number, "collective", phase, BoardEntry(moves, step), **known)
 
 
 def test_the_rank_behind_all_others_hangs_and_the_others_wait() -> None:
@@ -38,33 +39,27 @@ def test_several_ranks_behind_are_all_named() -> None:
 
 
 def test_a_rank_that_has_left_neither_hangs_nor_waits() -> None:
-    gone = _state(0, 99)
-    gone.left = True
-    problem = timeout_problem([gone, _state(1, 12, "train step", 7)], 5.0)
+    problem = timeout_problem([_state(0, 99, left=True), _state(1, 12, "train step", 7)], 5.0)
     assert (problem.rank, problem.phase, problem.waiting) == (1, "train step 7", ())
 
 
 def test_a_rank_that_died_explains_the_errors_of_those_that_waited_for_it() -> None:
-    dead, held_up = _state(1, 11), _state(0, 12)
-    held_up.failure = RankFailure("error", "Connection closed by peer", blocked=True)
+    held_up = _state(0, 12, failure=RankFailure("error", "Connection closed by peer", blocked=True))
     for number, kind in ((signal.SIGSEGV, "crash"), (signal.SIGKILL, "error"), (signal.SIGTERM, "error")):
-        dead.status = -number
-        [problem] = failure_problems([held_up, dead])
+        [problem] = failure_problems([held_up, _state(1, 11, status=-number)])
         assert (problem.kind, problem.rank, problem.waiting) == (kind, 1, (0,))
         assert number.name in problem.text
 
 
 def test_a_rank_that_failed_by_itself_explains_those_that_failed_while_waiting() -> None:
-    full, held_up = _state(1, 11), _state(0, 12)
-    full.failure = RankFailure("out-of-memory", "CUDA out of memory", blocked=False)
-    held_up.failure = RankFailure("error", "Connection reset by peer", blocked=True)
+    full = _state(1, 11, failure=RankFailure("out-of-memory", "CUDA out of memory", blocked=False))
+    held_up = _state(0, 12, failure=RankFailure("error", "Connection reset by peer", blocked=True))
     [problem] = failure_problems([held_up, full])
     assert (problem.kind, problem.rank, problem.waiting) == ("out-of-memory", 1, (0,))
 
 
 def test_a_crash_is_told_with_the_last_line_that_the_rank_wrote() -> None:
-    dead = _state(0, 3)
-    dead.status, dead.output = 1, ("Traceback (most recent call last):", "KeyError: 'x'")
+    dead = _state(0, 3, status=1, output=("Traceback (most recent call last):", "KeyError: 'x'"))
     [problem] = failure_problems([dead])
     assert problem.text == "rank 0 died in all_reduce of 64 MiB: exit code 1 (KeyError: 'x')"
     assert problem.output == dead.output
@@ -78,33 +73,26 @@ def test_a_rank_that_ends_by_itself_before_any_probe_is_no_crash_of_a_gpu() -> N
 
 
 def test_ranks_that_run_or_have_left_are_no_failure() -> None:
-    gone = _state(0, 99)
-    gone.left, gone.status = True, 0
-    assert failure_problems([gone, _state(1, 5)]) == ()
+    assert failure_problems([_state(0, 99, left=True, status=0), _state(1, 5)]) == ()
 
 
 def test_a_watchdog_that_ends_a_process_says_what_it_met() -> None:
-    dead = _state(2, 11)
-    dead.status = -6
-    dead.output = (
+    of_memory = (
         "[rank2]:[E1121 ProcessGroupNCCL.cpp:2068] NCCL watchdog thread terminated with exception: "
         "CUDA error: uncorrectable ECC error encountered",
         "frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x57",
     )
-    [problem] = failure_problems([dead])
+    of_software = ("[rank2]: CUDA error: device-side assert triggered",)
+    [problem] = failure_problems([_state(2, 11, status=-6, output=of_memory)])
     assert (problem.kind, problem.rank) == ("crash", 2)
     assert "ended by SIGABRT: the GPU met an error in its memory that ECC cannot correct" in problem.text
-    dead.output = ("[rank2]: CUDA error: device-side assert triggered",)
-    [problem] = failure_problems([dead])
-    assert problem.kind == "error", "a defect of software, however it ended"
-    dead.status = -11
-    [problem] = failure_problems([dead])
-    assert problem.kind == "crash"
+    for status, kind in ((-6, "error"), (-11, "crash")):  # a defect of software, unless the kernel ended it
+        [problem] = failure_problems([_state(2, 11, status=status, output=of_software)])
+        assert problem.kind == kind
 
 
 def test_a_gpus_own_error_explains_those_that_failed_while_waiting_for_it() -> None:
-    broken, held_up = _state(3, 12), _state(0, 12)
-    broken.failure = RankFailure("crash", "the GPU stopped in the middle of the work", blocked=False)
-    held_up.failure = RankFailure("error", "NCCL: remote process exited", blocked=True)
+    broken = _state(3, 12, failure=RankFailure("crash", "the GPU stopped in the middle of the work", blocked=False))
+    held_up = _state(0, 12, failure=RankFailure("error", "NCCL: remote process exited", blocked=True))
     [problem] = failure_problems([held_up, broken])
     assert (problem.kind, problem.rank, problem.waiting) == ("crash", 3, (0,))

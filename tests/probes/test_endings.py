@@ -26,9 +26,11 @@ from gpudoctor.probes.runner.run_collector import INSTALL_TORCH
 from gpudoctor.process.own_program import own_python
 from gpudoctor.process.spawn import Child
 from tests.imported_torch import ImportedTorch, own_children
-from tests.probes.conftest import DEADLINE_S, GONE_WITHIN_S, goes_on, measure, raising
+from tests.narrowed import present
+from tests.probes.conftest import DEADLINE_S, GONE_WITHIN_S, FoundFirst, goes_on, measure, raising
 from tests.subprocesses import completed
 
+TWO_GPUS = ((0, "GPU-aa", "0000:18:00.0"), (1, "GPU-bb", "0000:2a:00.0"))
 _HUNG_RUN = """
 import signal, sys, tempfile
 from gpudoctor.probes.runner.launch import ProbePlan, run_probes
@@ -50,10 +52,7 @@ def own_disks(monkeypatch: pytest.MonkeyPatch) -> None:
 def _hung_run(folder: Path) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
     """A run in a separate process, at the moment when its rank 1 hangs, and all of its children."""
     run = subprocess.Popen([sys.executable, "-c", _HUNG_RUN, str(folder)], stdout=subprocess.PIPE, text=True)
-    assert run.stdout is not None
-    for line in run.stdout:
-        if "16 MiB" in line:
-            break
+    assert any("16 MiB" in line for line in present(run.stdout))
     children = psutil.Process(run.pid).children(recursive=True)
     assert len(children) == 4, "the starter, its guardian and two ranks"
     return run, children
@@ -114,12 +113,11 @@ def test_a_starter_that_somebody_stopped_is_not_taken_for_a_driver_that_hangs(
 
 
 def test_a_parent_that_is_killed_while_torch_loads_leaves_nothing(
-    tmp_path: Path, private_folders: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, private_folders: Path, found_first: FoundFirst
 ) -> None:
     marker = tmp_path / "loading"
     deaf = "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})\n"  # as native code is
-    (tmp_path / "torch.py").write_text(f"{deaf}open({str(marker)!r}, 'w').close()\nsignal.pause()\n")
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    found_first("torch.py", f"{deaf}open({str(marker)!r}, 'w').close()\nsignal.pause()\n")
     run = subprocess.Popen([sys.executable, "-c", _HUNG_RUN, str(private_folders)], stdout=subprocess.DEVNULL)
     while not marker.exists():
         goes_on(run)
@@ -162,8 +160,7 @@ for limit in range(3, 12):
 
 
 def test_a_limit_of_a_few_open_files_is_unknown_and_leaves_no_folder(private_folders: Path) -> None:
-    command = [sys.executable, "-c", _WITH_FEW_FILES, str(private_folders)]
-    run = completed(command)
+    run = completed([sys.executable, "-c", _WITH_FEW_FILES, str(private_folders)])
     assert (run.returncode, run.stderr) == (0, "")
     assert set(run.stdout.splitlines()) == {"[('launch', 'error', True)] failed"}
     assert list(private_folders.iterdir()) == []
@@ -182,10 +179,7 @@ os._exit(0 if len(found.collectives) == 3 and not found.problems else 3)
 
 @pytest.mark.wide
 def test_closed_standard_files_are_no_reason_not_to_run(private_folders: Path) -> None:
-    assert (
-        subprocess.run([sys.executable, "-c", _WITHOUT_STANDARD_FILES, str(private_folders)], check=False).returncode
-        == 0
-    )
+    assert subprocess.call([sys.executable, "-c", _WITHOUT_STANDARD_FILES, str(private_folders)]) == 0
     assert list(private_folders.iterdir()) == []
 
 
@@ -201,13 +195,9 @@ def test_a_working_directory_that_was_removed_is_no_reason_not_to_run(
     assert (len(found.collectives), found.problems) == (3, ())
 
 
-def test_a_starter_that_can_make_no_process_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, private_folders: Path
-) -> None:
-    (tmp_path / "sitecustomize.py").write_text(
-        "import os\ndef fork():\n    raise BlockingIOError(11, 'Resource temporarily unavailable')\nos.fork = fork\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+def test_a_starter_that_can_make_no_process_says_so(found_first: FoundFirst) -> None:
+    refused = "raise BlockingIOError(11, 'Resource temporarily unavailable')"
+    found_first("sitecustomize.py", f"import os\ndef fork():\n    {refused}\nos.fork = fork\n")
     [problem] = measure(ProbePlan("gloo", 2)).problems
     assert (problem.probe, problem.kind) == ("launch", "error")
     assert "could not be started: [Errno 11] Resource temporarily unavailable" in problem.text
@@ -215,14 +205,14 @@ def test_a_starter_that_can_make_no_process_says_so(
 
 @pytest.mark.wide
 def test_a_folder_that_is_removed_under_the_ranks_convicts_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, private_folders: Path
+    found_first: FoundFirst, private_folders: Path
 ) -> None:
     real = next(path for path in sys.path if (Path(path) / "torch" / "__init__.py").exists())
-    (tmp_path / "torch.py").write_text(
+    found_first(
+        "torch.py",
         "import os, shutil, sys\nshutil.rmtree(os.environ['TMPDIR'])\nsys.path.remove(os.path.dirname(__file__))\n"
-        f"del sys.modules['torch']\nsys.path.insert(0, {real!r})\nimport torch\n"
+        f"del sys.modules['torch']\nsys.path.insert(0, {real!r})\nimport torch\n",
     )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     [problem] = measure(ProbePlan("gloo", 2, probes=("collective",))).problems
     assert (problem.probe, problem.kind) == ("launch", "error")
     assert list(private_folders.iterdir()) == []
@@ -275,32 +265,12 @@ def test_a_full_disk_is_met_before_a_rank_could_die_of_it(monkeypatch: pytest.Mo
     assert (problem.kind, "No space left" in problem.text) == ("error", True)
 
 
-def test_a_torch_that_does_not_load_in_gpu_ranks_is_no_crash_of_a_gpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.13: cannot open shared object file')\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    found = measure(ProbePlan("nccl", 2, gpus=((0, "GPU-aa", "a"), (1, "GPU-bb", "b"))))
+def test_a_torch_that_does_not_load_in_gpu_ranks_is_no_crash_of_a_gpu(found_first: FoundFirst) -> None:
+    found_first("torch.py", "raise ImportError('libcudart.so.13: cannot open shared object file')\n")
+    found = measure(ProbePlan("nccl", 2, gpus=TWO_GPUS))
     assert found.problems == ()
     assert "libcudart.so.13" in found.not_run["collective"].reason
     assert {found.not_run[name].kind for name in ("torch", "collective", "train")} == {"failed"}
-
-
-@pytest.mark.wide
-def test_settings_of_openmp_do_not_put_all_ranks_on_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("OMP_PROC_BIND", "true"), ("GOMP_CPU_AFFINITY", "0"), ("OMP_NUM_THREADS", "8")):
-        monkeypatch.setenv(name, value)
-    seen: dict[str, str] = {}
-    start: Any = subprocess.Popen
-
-    def noted(*arguments: object, env: dict[str, str] | None = None, **options: object) -> object:
-        seen.update(env or {})  # a process without its own environment examines a mount of this machine
-        return start(*arguments, env=env, **options)
-
-    monkeypatch.setattr(subprocess, "Popen", noted)
-    measure(ProbePlan("gloo", 1, probes=("collective",)))
-    assert seen["OMP_NUM_THREADS"] == "1"
-    assert not {"OMP_PROC_BIND", "GOMP_CPU_AFFINITY"} & set(seen)
 
 
 def test_a_rank_that_sticks_in_nccl_dies_by_itself_whatever_the_user_has_set(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,11 +332,8 @@ def test_without_torch_every_probe_says_how_to_install_it(tmp_path: Path, monkey
 @pytest.mark.parametrize(
     "error", ["ImportError('libcudnn.so.9: cannot open')", "ValueError('numpy.dtype size changed')"]
 )
-def test_a_torch_that_does_not_load_is_a_failure_and_not_an_absence(
-    error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "torch.py").write_text(f"raise {error}\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+def test_a_torch_that_does_not_load_is_a_failure_and_not_an_absence(error: str, found_first: FoundFirst) -> None:
+    found_first("torch.py", f"raise {error}\n")
     found = measure(ProbePlan("gloo", 2))
     assert found.problems == ()
     assert found.not_run["torch"].reason == f"torch does not load: {error.split(chr(39))[1]}"
@@ -375,14 +342,13 @@ def test_a_torch_that_does_not_load_is_a_failure_and_not_an_absence(
 
 @pytest.mark.wide
 def test_a_torch_without_cuda_cannot_run_nccl_and_says_so() -> None:
-    gpus = ((0, "GPU-aa", "0000:18:00.0"), (1, "GPU-bb", "0000:2a:00.0"))
-    found = measure(ProbePlan("nccl", 2, gpus=gpus, probes=("collective",)))
+    found = measure(ProbePlan("nccl", 2, gpus=TWO_GPUS, probes=("collective",)))
     if found.torch_view is not None and found.torch_view.cuda is not None:
         pytest.skip("this torch has CUDA")
     assert "has no CUDA" in found.not_run["collective"].reason
-    assert found.launch is not None
-    assert found.launch.method == "fresh-interpreters"
-    assert [rank.uuid for rank in found.launch.ranks] == ["GPU-aa", "GPU-bb"]
+    launched = present(found.launch)
+    assert launched.method == "fresh-interpreters"
+    assert [rank.uuid for rank in launched.ranks] == ["GPU-aa", "GPU-bb"]
 
 
 @pytest.mark.wide
@@ -396,13 +362,11 @@ def test_a_users_own_torch_py_in_the_working_directory_is_not_imported(
 
 @pytest.mark.parametrize("method", ["gloo", "nccl"])
 def test_an_import_that_does_not_end_has_a_limit_of_its_own(
-    method: Literal["gloo", "nccl"], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: Literal["gloo", "nccl"], found_first: FoundFirst, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "torch.py").write_text("import signal\nsignal.pause()\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    found_first("torch.py", "import signal\nsignal.pause()\n")
     monkeypatch.setattr(probe_plan, "TORCH_IMPORT", Deadline(2.0, "for the test"))
-    gpus = ((0, "GPU-aa", "a"), (1, "GPU-bb", "b")) if method == "nccl" else ()
-    [problem] = measure(ProbePlan(method, 2, gpus=gpus)).problems
+    [problem] = measure(ProbePlan(method, 2, gpus=TWO_GPUS if method == "nccl" else ())).problems
     assert (problem.probe, problem.kind, problem.phase) == ("launch", "timeout", "import torch")
     assert problem.text.startswith("importing torch did not end within 2 s")
 
@@ -431,11 +395,10 @@ if "rank_starter" in " ".join(sys.orig_argv):
 @pytest.mark.wide(but=["DISK"])
 @pytest.mark.parametrize("disk", ["FULL_DISK", "DISK"])
 def test_an_exception_of_any_class_in_a_rank_is_no_crash_of_its_gpu(
-    disk: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    disk: str, found_first: FoundFirst, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(disk, "1")
-    (tmp_path / "sitecustomize.py").write_text(_FAILING_PROBE)
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    found_first("sitecustomize.py", _FAILING_PROBE)
     [problem] = measure(ProbePlan("gloo", 1, probes=("collective",))).problems
     assert (problem.kind, problem.text) == ("error", "rank 0 failed in choose sizes: EOFError")
 
@@ -446,9 +409,6 @@ def test_one_rank_has_nobody_to_reduce_with_but_can_train(forked_starter: None) 
     assert found.not_run["collective"] == Missing("one rank has nobody to reduce with")
     assert found.not_run["strategy"] == Missing("one rank has nobody to divide the work with")
     assert found.strategies is None
-    assert found.training is not None
-    first, last = found.training.ranks[0].loss_first, found.training.ranks[0].loss_last
-    assert first is not None
-    assert last is not None
-    assert last < first
+    [rank] = present(found.training).ranks
+    assert present(rank.loss_last) < present(rank.loss_first)
     assert found.problems == ()

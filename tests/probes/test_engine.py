@@ -22,6 +22,7 @@ from gpudoctor.probes.runner.launch import ProbePlan, run_probes
 from gpudoctor.probes.runner.launch_engine import LocalPlacement, local_placement
 from gpudoctor.probes.runner.local_workers import LocalWorkers
 from tests.imported_torch import ImportedTorch
+from tests.narrowed import present
 from tests.probes.conftest import GONE_WITHIN_S, goes_on
 
 _TORCHRUN = {
@@ -61,9 +62,7 @@ def _started(engine: str, rank: int, ranks: int, arguments: tuple[str, ...] = _C
 
 
 def _leader(engine: str, ranks: int) -> LocalWorkers:
-    placement = local_placement(_variables(engine, 0, ranks))
-    assert placement is not None
-    return LocalWorkers(placement)
+    return LocalWorkers(present(local_placement(_variables(engine, 0, ranks))))
 
 
 @pytest.mark.wide
@@ -80,14 +79,15 @@ def test_the_first_process_reports_on_ranks_that_all_of_them_host(engine: str, r
     assert not any("wrong_ranks" in row for row in measured["collectives"])
 
 
-def _until_both_have_ranks(leader: subprocess.Popen[str], worker: subprocess.Popen[str]) -> list[psutil.Process]:
-    """All descendants of the two: each has a starter, its guardian and a rank."""
+def _hanging(engine: str) -> tuple[subprocess.Popen[str], subprocess.Popen[str], list[psutil.Process]]:
+    """Leader and worker of a run that hangs, and all their descendants: each has a starter, its guardian and a rank."""
+    leader, worker = (_started(engine, rank, 2, _HANGS) for rank in range(2))
     while True:
         goes_on(leader)
         goes_on(worker)
         found = [psutil.Process(process.pid).children(recursive=True) for process in (leader, worker)]
         if all(len(children) == 3 for children in found):
-            return [*found[0], *found[1]]
+            return leader, worker, [*found[0], *found[1]]
 
 
 def _end(*processes: subprocess.Popen[str]) -> list[str]:
@@ -95,8 +95,7 @@ def _end(*processes: subprocess.Popen[str]) -> list[str]:
 
 
 def test_no_rank_outlives_a_leader_that_is_killed() -> None:
-    leader, worker = _started("torchrun", 0, 2, _HANGS), _started("torchrun", 1, 2, _HANGS)
-    left = _until_both_have_ranks(leader, worker)
+    leader, worker, left = _hanging("torchrun")
     leader.kill()
     assert psutil.wait_procs(left, timeout=GONE_WITHIN_S)[1] == []
     assert _end(leader, worker)[2:] == ["", ""]
@@ -106,8 +105,7 @@ def test_no_rank_outlives_a_leader_that_is_killed() -> None:
 @pytest.mark.wide(every=2)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_process_that_is_lost_is_named_and_convicts_nobody(number: signal.Signals) -> None:
-    leader, worker = _started("srun", 0, 2, _HANGS), _started("srun", 1, 2, _HANGS)
-    left = _until_both_have_ranks(leader, worker)
+    leader, worker, left = _hanging("srun")
     worker.send_signal(number)
     out, err, *of_worker = _end(leader, worker)
     assert (err, of_worker) == ("", ["", ""])
@@ -120,8 +118,7 @@ def test_a_process_that_is_lost_is_named_and_convicts_nobody(number: signal.Sign
 
 
 def test_a_signal_to_the_leader_ends_all_and_keeps_its_report() -> None:
-    leader, worker = _started("mpirun", 0, 2, _HANGS), _started("mpirun", 1, 2, _HANGS)
-    left = _until_both_have_ranks(leader, worker)
+    leader, worker, left = _hanging("mpirun")
     leader.terminate()
     out, _, *of_worker = _end(leader, worker)
     assert (leader.returncode, worker.returncode, of_worker) == (143, 0, ["", ""])

@@ -36,12 +36,14 @@ from gpudoctor.probes.frameworks.isolated_child import IsolatedAnswer, Tensorflo
 from gpudoctor.probes.runner import launch
 from gpudoctor.probes.runner.plan import ProbePlan
 from tests.checks.one_check import env, gpu
+from tests.narrowed import present
 from tests.probes.conftest import raising
 from tests.subprocesses import completed
 
 ALL = tuple(FRAMEWORKS.values())
 CPU_PLAN = ProbePlan("gloo", 2)
 GPU_PLAN = ProbePlan("nccl", 2, ((0, "GPU-a", "0000:01:00.0"), (1, "GPU-b", "0000:02:00.0")))
+NOTHING_YET = Measurements()
 MEMORY = StrategyMemory(4, 4, 8)
 ALONE = StrategyReference(1, (4.0,), (), 1.0, MEMORY)
 REFERENCE = IsolatedAnswer(version="2.21.0", reference=ALONE)
@@ -53,6 +55,18 @@ def nothing(_: Measurements) -> None:
 
 def trained(*numbers: int) -> tuple[StrategyRank, ...]:
     return tuple(StrategyRank(number, (4.0,), 0.0, 1, MEMORY, 1.0) for number in numbers)
+
+
+def trained_by_tensorflow(plan: ProbePlan = CPU_PLAN, before: Measurements = NOTHING_YET) -> Measurements:
+    return with_frameworks(("tensorflow",), plan, before, None, nothing)
+
+
+def loaded(check: str, *inject: str, node: Node | None = None, **asked: Any) -> Measurements:
+    """What `measure` returns for one check at level full, by default on CPU ranks."""
+    [chosen] = [each for each in registry() if each.id == check]
+    request = LoadRequest(**{"backend": "gloo", "ranks": 2, "inject": inject, **asked})
+    node = node or load_node("hgx-h100-8")
+    return measure(node, (chosen,), "full", request, progress=None, on_interrupt=nothing)
 
 
 @pytest.fixture
@@ -99,9 +113,8 @@ def test_what_is_not_installed_is_skipped_with_the_line_that_installs_it(monkeyp
 
 
 def test_tensorflow_gets_one_process_for_all_devices_and_then_one_for_each(started: list[IsolatedProcess]) -> None:
-    measured = with_frameworks(("tensorflow",), GPU_PLAN, Measurements(), None, nothing)
-    assert measured.tensorflow is not None
-    assert [run.variant for run in measured.tensorflow.strategies.runs] == ["mirrored", "multi-worker"]
+    found = present(trained_by_tensorflow(GPU_PLAN).tensorflow)
+    assert [run.variant for run in found.strategies.runs] == ["mirrored", "multi-worker"]
     assert [start.environ["CUDA_VISIBLE_DEVICES"] for start in started] == ["GPU-a,GPU-b", "GPU-a", "GPU-b"]
     one, *workers = [start.task for start in started]
     assert isinstance(one, TensorflowTask)
@@ -112,7 +125,7 @@ def test_tensorflow_gets_one_process_for_all_devices_and_then_one_for_each(start
 
 
 def test_on_cpu_ranks_no_gpu_is_shown_to_tensorflow(started: list[IsolatedProcess]) -> None:
-    with_frameworks(("tensorflow",), CPU_PLAN, Measurements(), None, nothing)
+    trained_by_tensorflow()
     assert {start.environ["CUDA_VISIBLE_DEVICES"] for start in started} == {"-1"}
     assert {start.environ["TF_CONFIG"] for start in started} == {None}
 
@@ -129,15 +142,14 @@ def test_a_worker_that_broke_costs_its_own_strategy_only_and_tells_why(
         return [IsolatedResult(REFERENCE, late), IsolatedResult(failure=broken)]
 
     monkeypatch.setattr(frameworks, "run_isolated", run)
-    measured = with_frameworks(("tensorflow",), CPU_PLAN, Measurements(), None, nothing)
-    assert measured.tensorflow is not None
-    assert [run.variant for run in measured.tensorflow.strategies.runs] == ["mirrored"]
-    assert measured.tensorflow.strategies.not_run == {"multi-worker": broken}
+    found = present(trained_by_tensorflow().tensorflow).strategies
+    assert [run.variant for run in found.runs] == ["mirrored"]
+    assert found.not_run == {"multi-worker": broken}
 
 
 def test_a_strategy_that_lacks_a_replica_is_no_figure(monkeypatch: pytest.MonkeyPatch, installed: None) -> None:
     monkeypatch.setattr(frameworks, "run_isolated", lambda starts, **_: [IsolatedResult(REFERENCE) for _ in starts])
-    measured = with_frameworks(("tensorflow",), CPU_PLAN, Measurements(), None, nothing)
+    measured = trained_by_tensorflow()
     assert measured.tensorflow is None
     assert measured.not_run["tensorflow"].kind == "failed"
 
@@ -158,9 +170,9 @@ def test_a_rank_that_hangs_in_a_later_stage_of_zero_is_told_beside_the_earlier_o
     monkeypatch.setattr(frameworks, "run_probes", run_probes)
     plan = ProbePlan("gloo", 2, inject=("desync=1", "slow-rank=0:2"))
     measured = with_frameworks(("deepspeed",), plan, Measurements(), None, nothing)
-    assert measured.deepspeed is not None
-    assert measured.deepspeed.strategies.runs == (run,)
-    assert measured.deepspeed.strategies.not_run == {"deepspeed": Missing(problem.text, "failed")}
+    strategies = present(measured.deepspeed).strategies
+    assert strategies.runs == (run,)
+    assert strategies.not_run == {"deepspeed": Missing(problem.text, "failed")}
     assert (asked[0].strategies, asked[0].inject) == (("deepspeed",), ("desync=1",))
 
 
@@ -182,7 +194,7 @@ def test_what_cannot_be_run_here_is_left_out_with_the_reason(plan: ProbePlan, pa
 def test_reasons_of_the_ranks_stay_and_those_of_the_parts_are_their_own(started: list[IsolatedProcess]) -> None:
     no_torch = Missing("PyTorch is not installed")
     before = Measurements(not_run=dict.fromkeys(("torch", "train", *ALL), no_torch))
-    measured = with_frameworks(("tensorflow",), CPU_PLAN, before, None, nothing)
+    measured = trained_by_tensorflow(before=before)
     assert measured.not_run["train"] == no_torch
     assert "tensorflow" not in measured.not_run
     assert measured.not_run["deepspeed"].reason == "not asked for"
@@ -193,7 +205,7 @@ def test_nothing_more_is_started_on_gpus_whose_ranks_hung(
     plan: ProbePlan, more: bool, started: list[IsolatedProcess]
 ) -> None:
     hung = ProbeProblem("train", "timeout", "rank 1 did not leave the train within 60 s", 1)
-    measured = with_frameworks(("tensorflow",), plan, Measurements(problems=(hung,)), None, nothing)
+    measured = trained_by_tensorflow(plan, Measurements(problems=(hung,)))
     assert bool(started) is (measured.tensorflow is not None) is more
     if not more:
         assert measured.not_run["tensorflow"] == Missing(f"not tried: {hung.text}", "failed")
@@ -208,9 +220,7 @@ def test_weights_are_changed_in_ddp_and_in_the_train(check: str, monkeypatch: py
         return Measurements()
 
     monkeypatch.setattr(launch, "run_probes", run_probes)
-    [chosen] = [each for each in registry() if each.id == check]
-    args = LoadRequest(backend="gloo", gpu=None, ranks=2, inject=("desync=1",), force=False)
-    measure(load_node("hgx-h100-8"), (chosen,), "full", args, progress=None, on_interrupt=nothing)
+    loaded(check, "desync=1")
     assert [plan.inject for plan in plans] == [("desync=1",)]
 
 
@@ -224,18 +234,14 @@ def test_what_there_was_is_kept_where_a_signal_ends_it(
     assert kept[0].tensorflow is not None
 
 
-def asked_of_cpu_ranks(monkeypatch: pytest.MonkeyPatch, check: str, *inject: str) -> Measurements:
-    """What `measure` returns for one check on CPU ranks; starting a probe's ranks fails the test."""
+@pytest.fixture
+def no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Starting a probe's ranks fails the test."""
     monkeypatch.setattr(launch, "run_probes", lambda *_, **__: pytest.fail("ranks of a probe were started"))
-    [chosen] = [each for each in registry() if each.id == check]
-    args = LoadRequest(backend="gloo", gpu=None, ranks=2, inject=inject, force=False)
-    return measure(load_node("hgx-h100-8"), (chosen,), "full", args, progress=None, on_interrupt=nothing)
 
 
-def test_a_library_alone_starts_no_rank_of_a_probe(
-    monkeypatch: pytest.MonkeyPatch, started: list[IsolatedProcess]
-) -> None:
-    measured = asked_of_cpu_ranks(monkeypatch, "strategy.tensorflow", "desync=1")
+def test_a_library_alone_starts_no_rank_of_a_probe(no_ranks: None, started: list[IsolatedProcess]) -> None:
+    measured = loaded("strategy.tensorflow", "desync=1")
     assert measured.tensorflow is not None
     assert {task.desync for start in started if isinstance(task := start.task, TensorflowTask)} == {1}
     assert measured.not_run["strategy"].reason == measured.not_run["deepspeed"].reason == "not asked for"
@@ -252,15 +258,15 @@ def test_a_library_alone_starts_no_rank_of_a_probe(
     ],
 )
 def test_a_fault_that_nothing_would_meet_is_refused(
-    monkeypatch: pytest.MonkeyPatch, started: list[IsolatedProcess], check: str, inject: str, words: str
+    no_ranks: None, started: list[IsolatedProcess], check: str, inject: str, words: str
 ) -> None:
     with pytest.raises(UserError, match=words):
-        asked_of_cpu_ranks(monkeypatch, check, inject)
+        loaded(check, inject)
     assert started == []
 
 
-def test_what_is_asked_of_gpus_is_skipped_on_a_node_that_is_not_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert asked_of_cpu_ranks(monkeypatch, "env.frameworks").not_run["frameworks"].kind == "absent"
+def test_what_is_asked_of_gpus_is_skipped_on_a_node_that_is_not_this_machine(no_ranks: None) -> None:
+    assert loaded("env.frameworks").not_run["frameworks"].kind == "absent"
 
 
 def test_cpu_ranks_are_no_advice_for_what_is_asked_of_gpus() -> None:
@@ -274,9 +280,7 @@ def test_workers_that_get_no_port_cost_their_own_strategy_only(
     monkeypatch: pytest.MonkeyPatch, started: list[IsolatedProcess]
 ) -> None:
     monkeypatch.setattr("socket.socket", raising(OSError(errno.EADDRINUSE, "Address already in use")))
-    measured = with_frameworks(("tensorflow",), CPU_PLAN, Measurements(), None, nothing)
-    assert measured.tensorflow is not None
-    [(variant, why)] = measured.tensorflow.strategies.not_run.items()
+    [(variant, why)] = present(trained_by_tensorflow().tensorflow).strategies.not_run.items()
     assert (variant, why.kind, len(started)) == ("multi-worker", "failed", 1)
     assert "Address already in use" in why.reason
 
@@ -293,7 +297,7 @@ def test_a_library_that_does_not_load_is_not_started_again_as_workers(
         return [IsolatedResult(failure=why, loaded=False)]
 
     monkeypatch.setattr(frameworks, "run_isolated", run)
-    measured = with_frameworks(("tensorflow",), CPU_PLAN, Measurements(), None, nothing)
+    measured = trained_by_tensorflow()
     assert (measured.not_run["tensorflow"], asked) == (why, [1])
 
 
@@ -315,9 +319,7 @@ def test_no_framework_is_asked_while_others_use_a_gpu_that_it_would_open(
         return Measurements()
 
     monkeypatch.setattr(frameworks, "framework_views", framework_views)
-    args = LoadRequest(backend="auto", gpu="0", ranks=None, inject=(), force=force)
-    [chosen] = [each for each in registry() if each.id == "env.frameworks"]
-    measured = measure(node, (chosen,), "full", args, progress=None, on_interrupt=nothing)
+    measured = loaded("env.frameworks", node=node, backend="auto", gpu="0", ranks=None, force=force)
     assert bool(asked) is not refused
     assert ("frameworks" in measured.not_run) is refused
     assert not refused or measured.not_run["frameworks"].reason.startswith(

@@ -19,6 +19,7 @@ from gpudoctor.probes.frameworks import run as frameworks
 from gpudoctor.probes.frameworks.isolated import IsolatedProcess, run_isolated
 from gpudoctor.probes.frameworks.isolated_child import TensorflowTask, ViewTask
 from gpudoctor.probes.frameworks.run import framework_views
+from tests.narrowed import present
 from tests.needs import needs
 from tests.probes.fake_frameworks import install, jax, tensorflow, torch
 
@@ -65,9 +66,7 @@ def test_each_framework_tells_its_version_and_the_gpus_that_it_opens(
         ("tensorflow", "2.21.0", 2),
         ("jax", "0.10.2", 2),
     ]
-    uuids = measured.frameworks[0].uuids
-    assert isinstance(uuids, tuple)
-    assert uuids[0] == "GPU-11111111-0000-0000-0000-000000000000"
+    assert present(measured.frameworks[0].uuids)[0] == "GPU-11111111-0000-0000-0000-000000000000"
 
 
 def test_a_torch_that_cannot_open_cuda_says_what_cuda_said(asked: Asked) -> None:
@@ -79,7 +78,7 @@ def test_a_gpu_that_is_counted_and_cannot_be_opened_is_not_listed(asked: Asked) 
     source = torch().replace("return len(cuda.uuids)", "return len(cuda.uuids) + 1  # by NVML")
     source = source.replace("return _Properties", "return exec('raise RuntimeError') if index == 2 else _Properties")
     found = view(asked({"torch": source}))
-    assert found.gpus == len(found.uuids if isinstance(found.uuids, tuple) else ()) == 2
+    assert found.gpus == len(present(found.uuids)) == 2
 
 
 def test_gpus_that_tensorflow_leaves_out_are_kept_in_its_words_whatever_the_log_level(

@@ -17,12 +17,11 @@ from gpudoctor.facts.model.missing import Missing  # noqa: E402
 from gpudoctor.probes.link import peer_copies  # noqa: E402
 from gpudoctor.probes.link import probe as links  # noqa: E402
 from gpudoctor.probes.runner import messages  # noqa: E402
-from gpudoctor.probes.runner.board import ProgressBoard  # noqa: E402
 from gpudoctor.probes.runner.plan import ProbePlan  # noqa: E402
 from gpudoctor.probes.runner.rank_starter import visible_gpus  # noqa: E402
-from gpudoctor.probes.runner.run_collector import RunCollector  # noqa: E402
 from gpudoctor.probes.runner.torch_device import numbered, power_of_two, require_usable  # noqa: E402
-from tests.probes.conftest import Played, measure, raising  # noqa: E402
+from tests.narrowed import missing, present  # noqa: E402
+from tests.probes.conftest import Played, collecting, measure, raising  # noqa: E402
 from tests.probes.fake_gpus import GpuRank  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("forked_starters")
@@ -40,12 +39,11 @@ def test_host_copies_are_timed_both_ways_and_compared(played: Played) -> None:
     one = played()
     links.run_links(one)
     sample = one.one(messages.LinkSample)
-    host = sample.host
-    assert host is not None
+    host = present(sample.host)
     assert host.size_bytes == 16 * MIB, "a quarter of what is free, as a power of two"
     assert host.h2d_alone_gb_s == host.d2h_alone_gb_s == pytest.approx(16 * MIB / 1e-3 / 1e9)
     assert host.wrong_bytes == 0
-    assert isinstance(host.h2d_together_gb_s, Missing)
+    missing(host.h2d_together_gb_s)
     assert sample.peers == ()
     assert sample.no_peers == Missing("one GPU: there is no other to copy to")
 
@@ -71,8 +69,7 @@ def test_a_copy_that_never_arrives_is_not_taken_for_the_one_before(
     played: Played, monkeypatch: pytest.MonkeyPatch, lost: int
 ) -> None:
     one = played()
-    made = links._allocated(one, 16 * MIB)
-    assert made is not None
+    made = present(links._allocated(one, 16 * MIB))
     made.device.copy_(made.sent)
     made.returned.copy_(made.sent)
     monkeypatch.setattr(links, "_buffers", lambda _rank: made)
@@ -200,8 +197,7 @@ def test_a_gpu_that_takes_no_second_process_is_no_fault(
     monkeypatch.setattr(torch, "zeros", raising(RuntimeError(text)))
     found, why_not = peer_copies.measure_peers(one)
     assert found == ()
-    assert why_not is not None
-    assert (why_not.kind, words in why_not.missing) == ("denied", True)
+    missing(why_not, "denied", words)
 
 
 def test_another_error_of_the_other_gpu_is_not_swallowed(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,8 +267,7 @@ def test_more_peers_than_cuda_maps_leave_out_pairs_and_say_so(played: Played, mo
     monkeypatch.setattr(peer_copies, "_one_way", limited)
     found, why_not = peer_copies.measure_peers(one)
     assert [link.target for link in found] == [1]
-    assert why_not is not None
-    assert "maps no more peers" in why_not.missing
+    missing(why_not, "unsupported", "maps no more peers")
 
 
 def test_the_pattern_tells_places_and_senders_apart() -> None:
@@ -297,23 +292,18 @@ def _view(count: int, uuids: tuple[str, ...] | Missing) -> TorchView:
 )
 def test_every_gpu_counts_once_however_many_ranks_saw_it(tmp_path: Path, views: list[TorchView], count: int) -> None:
     gpus = ((0, "GPU-0", "a"), (1, "GPU-1", "b"))
-    board = ProgressBoard(tmp_path / "board", 2)
-    outcome = RunCollector(ProbePlan("nccl", 2, gpus, probes=("link",)), tmp_path, board, None)
+    outcome = collecting(ProbePlan("nccl", 2, gpus, probes=("link",)), tmp_path)
     for number, view in enumerate(views):
         outcome.take(number, messages.TorchSeen(view))
-    merged = outcome.measurements().torch_view
-    board.close()
-    assert merged is not None
+    merged = present(outcome.measurements().torch_view)
     assert merged.device_count == count
     assert merged.visible_uuids in (("GPU-0", "GPU-1"), Missing("old"))
 
 
 def test_why_there_are_no_copies_between_gpus_is_kept(tmp_path: Path) -> None:
-    board = ProgressBoard(tmp_path / "board", 1)
-    outcome = RunCollector(ProbePlan("nccl", 1, ((0, "GPU-0", "a"),), probes=("link",)), tmp_path, board, None)
+    outcome = collecting(ProbePlan("nccl", 1, ((0, "GPU-0", "a"),), probes=("link",)), tmp_path)
     outcome.take(0, messages.LinkSample(no_peers=Missing("one GPU")))
     assert outcome.measurements().not_run["peer"] == Missing("one GPU")
-    board.close()
 
 
 @pytest.mark.parametrize(("count", "refused"), [(0, True), (1, False), (2, False), (3, True)])

@@ -33,14 +33,18 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[launch.ProbePlan]:
     return taken
 
 
-def _asked(name: str, *, ranks: int | None = None, **changes: Gpu) -> Measurements:
-    """Ask for the standard level on a live node like the simulated one, some GPUs of which are changed."""
+def _measured(name: str, *, force: bool = False, **leaves: Any) -> Measurements:
+    """What the standard level measures on a live node like the simulated one with these leaves."""
+    live = msgspec.structs.replace(load_node(name), source=Source("live", "here"), **leaves)
+    request = LoadRequest(force=force)
+    return measure(live, registry(), "standard", request, progress=None, on_interrupt=lambda _: None)
+
+
+def _asked(name: str, **changes: Gpu) -> Measurements:
+    """The same with torch, and with some GPUs changed."""
     node = load_node(name)
     gpus = tuple(changes.get(f"gpu{gpu.index}", gpu) for gpu in node.gpus)
-    software = msgspec.structs.replace(node.software, torch="2.9.1")
-    live = msgspec.structs.replace(node, source=Source("live", "here"), gpus=gpus, software=software)
-    args = LoadRequest(backend="auto", gpu=None, ranks=ranks, inject=(), force=False)
-    return measure(live, registry(), "standard", args, progress=None, on_interrupt=lambda _: None)
+    return _measured(name, gpus=gpus, software=msgspec.structs.replace(node.software, torch="2.9.1"))
 
 
 def _gpu(name: str, index: int) -> Gpu:
@@ -84,10 +88,7 @@ def test_the_driver_and_the_display_may_hold_a_little_memory(plans: list[launch.
 def _refused(monkeypatch: pytest.MonkeyPatch, **leaves: Any) -> str:
     """Why a live node like hgx-h100-8 with these leaves gets no load, even with --force."""
     monkeypatch.setattr(launch, "run_probes", lambda *_, **__: pytest.fail("ranks were started"))
-    live = msgspec.structs.replace(load_node("hgx-h100-8"), source=Source("live", "here"), **leaves)
-    args = LoadRequest(backend="auto", gpu=None, ranks=None, inject=(), force=True)
-    measured = measure(live, registry(), "standard", args, progress=None, on_interrupt=lambda _: None)
-    return measured.not_run["collective"].reason
+    return _measured("hgx-h100-8", force=True, **leaves).not_run["collective"].reason
 
 
 @pytest.mark.parametrize("value", ["", "-1", "0,0"])

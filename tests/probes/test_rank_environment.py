@@ -17,6 +17,14 @@ def environment(backend: Literal["nccl", "gloo"], probe: Probe = "train") -> dic
     return _environment(RankJob(backend, 1, probes=(probe,), folder="/nowhere", group_timeout_s=10.0))
 
 
+def test_settings_of_openmp_do_not_put_all_ranks_on_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("OMP_PROC_BIND", "true"), ("GOMP_CPU_AFFINITY", "0"), ("OMP_NUM_THREADS", "8")):
+        monkeypatch.setenv(name, value)
+    seen = environment("gloo")
+    assert seen["OMP_NUM_THREADS"] == "1"
+    assert not {"OMP_PROC_BIND", "GOMP_CPU_AFFINITY"} & set(seen)
+
+
 def test_cublas_is_told_a_fixed_workspace_where_bits_are_compared() -> None:
     variable = "CUBLAS_WORKSPACE_CONFIG"
     assert environment("nccl", "compute")[variable] == ":4096:8"

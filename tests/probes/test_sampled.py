@@ -29,58 +29,52 @@ from tests.probes.conftest import DEADLINE_S, raising
 pytestmark = pytest.mark.usefixtures("forked_starters")
 
 
-class Clock:
-    """A clock that advances only when the test says so."""
+class Told(Windows):
+    """The windows of two ranks, whose messages come when the test says so."""
 
     def __init__(self) -> None:
+        super().__init__(2, lambda: self.now_s)
         self.now_s = 0.0
 
-    def __call__(self) -> float:
-        return self.now_s
+    def begins(self, at_s: float, rank: int, probe: Probe) -> None:
+        self.now_s = at_s
+        self.take(rank, messages.Phase(probe, "something"))
 
-
-def begins(windows: Windows, clock: Clock, at_s: float, rank: int, probe: Probe) -> None:
-    clock.now_s = at_s
-    windows.take(rank, messages.Phase(probe, "something"))
-
-
-def ends(windows: Windows, clock: Clock, at_s: float, rank: int, probe: Probe) -> None:
-    clock.now_s = at_s
-    windows.take(rank, messages.Finished(probe))
+    def ends(self, at_s: float, rank: int, probe: Probe) -> None:
+        self.now_s = at_s
+        self.take(rank, messages.Finished(probe))
 
 
 def test_a_probe_runs_from_the_first_rank_that_begins_to_the_last_that_is_through() -> None:
-    clock = Clock()
-    windows = Windows(2, clock)
+    windows = Told()
     windows.take(0, messages.Phase("launch", "join"))
     assert windows.spans(9.0) == {}
     assert windows.whole(9.0) is None
-    begins(windows, clock, 1.0, 1, "collective")
-    begins(windows, clock, 1.5, 0, "collective")
-    ends(windows, clock, 3.0, 0, "collective")
-    begins(windows, clock, 3.1, 0, "train")
-    ends(windows, clock, 3.5, 1, "collective")
+    windows.begins(1.0, 1, "collective")
+    windows.begins(1.5, 0, "collective")
+    windows.ends(3.0, 0, "collective")
+    windows.begins(3.1, 0, "train")
+    windows.ends(3.5, 1, "collective")
     assert windows.spans(5.0) == {"collective": (1.0, 3.5), "train": (3.1, 5.0)}
     assert windows.whole(5.0) == (1.0, 5.0)
-    ends(windows, clock, 6.0, 0, "train")
-    ends(windows, clock, 6.5, 1, "train")
+    windows.ends(6.0, 0, "train")
+    windows.ends(6.5, 1, "train")
     assert windows.spans(9.0)["train"] == (3.1, 6.5)
     assert windows.whole(9.0) == (1.0, 6.5)
 
 
 def test_of_several_rounds_the_last_whole_one_counts_though_a_rank_is_ahead() -> None:
-    clock = Clock()
-    windows = Windows(2, clock)
+    windows = Told()
     for rank in (0, 1):
-        begins(windows, clock, 1.0, rank, "train")
-    ends(windows, clock, 2.0, 0, "train")
-    begins(windows, clock, 2.5, 0, "train")  # the next round, before the other rank reported
-    ends(windows, clock, 2.6, 1, "train")
-    begins(windows, clock, 2.7, 1, "train")
+        windows.begins(1.0, rank, "train")
+    windows.ends(2.0, 0, "train")
+    windows.begins(2.5, 0, "train")  # the next round, before the other rank reported
+    windows.ends(2.6, 1, "train")
+    windows.begins(2.7, 1, "train")
     assert windows.spans(4.0) == {"train": (1.0, 2.6)}
-    ends(windows, clock, 5.0, 0, "train")
-    ends(windows, clock, 5.5, 1, "train")
-    begins(windows, clock, 5.6, 0, "train")
+    windows.ends(5.0, 0, "train")
+    windows.ends(5.5, 1, "train")
+    windows.begins(5.6, 0, "train")
     assert windows.spans(9.0) == {"train": (2.5, 5.5)}
     assert windows.whole(9.0) == (1.0, 9.0)
 
@@ -120,10 +114,11 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Driver:
 
 def load(node: Node, monkeypatch: pytest.MonkeyPatch, run: Callable[..., Measurements], **args: Any) -> Measurements:
     monkeypatch.setattr(launch, "run_probes", run)
-    asked = LoadRequest(backend="auto", gpu=None, ranks=None, inject=(), force=False)
     interrupted: list[Measurements] = args.pop("interrupted", [])
     try:
-        return measure(node, registry(), "standard", asked, progress=None, on_interrupt=interrupted.append, **args)
+        return measure(
+            node, registry(), "standard", LoadRequest(), progress=None, on_interrupt=interrupted.append, **args
+        )
     finally:
         assert own_children(recursive=True) == []
 

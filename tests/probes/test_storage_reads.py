@@ -26,7 +26,9 @@ from gpudoctor.probes.storage.measure import read_paths
 from gpudoctor.probes.storage.page_cache import cold, may_stay_in_ram
 from gpudoctor.probes.storage.read_child import NothingToReadError, made_in
 from gpudoctor.probes.storage.readers import Piece, ReadersStuckError, pieces_of, read_at_once
-from tests.needs import missing, needs
+from tests.narrowed import missing
+from tests.needs import missing as not_on_this_machine
+from tests.needs import needs
 from tests.subprocesses import completed
 
 MIB = 1 << 20
@@ -56,9 +58,8 @@ def read_one(
 def failed(path: Path, *, own_file: bool = False) -> Missing:
     """Why nothing of it was read."""
     read = read_one(path, own_file=own_file)
-    assert read.failure is not None
     assert read.rates == ()
-    return read.failure
+    return missing(read.failure)
 
 
 def state(folder: Path) -> list[tuple[str, int, int]]:
@@ -96,9 +97,7 @@ def test_a_file_is_read_to_its_end_in_pieces_that_fit() -> None:
     ],
 )
 def test_where_nothing_can_be_read_the_reason_stands(make: object, kind: str, word: str, tmp_path: Path) -> None:
-    failure = failed(make(tmp_path))  # type: ignore[operator]
-    assert failure.kind == kind
-    assert word in failure.reason
+    missing(failed(make(tmp_path)), kind, word)  # type: ignore[operator]
 
 
 def test_a_file_of_several_names_is_read_once(tmp_path: Path) -> None:
@@ -223,8 +222,7 @@ def elsewhere() -> Iterator[Path]:
 
 def test_storage_in_ram_is_not_taken_for_a_disk(elsewhere: Path) -> None:
     read = read_one(elsewhere, readers=(1,))
-    assert isinstance(read.cold, Missing)
-    assert (read.cold.kind, read.cold.reason) == ("unsupported", "tmpfs is in RAM")
+    assert read.cold == Missing("tmpfs is in RAM", "unsupported")
     assert may_stay_in_ram(str(elsewhere)) == read.cold
     assert "is in RAM" in failed(Path("/dev/shm"), own_file=True).reason
 
@@ -240,9 +238,7 @@ def test_the_page_cache_is_seen_and_dropped(tmp_path: Path) -> None:
         pytest.skip(f"this file system or kernel does not tell the page cache: {share}")
     with file.open("rb") as held, mmap.mmap(held.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
         assert mapped[0::4096], "its pages are in use, and stay"
-        why = may_stay_in_ram(str(file))
-        assert why is not None
-        assert "100% of a file stayed in the page cache" in why.reason
+        missing(may_stay_in_ram(str(file)), "failed", "100% of a file stayed in the page cache")
     assert may_stay_in_ram(str(file)) is None
     assert (page_cache.resident_share(str(file)) or 0.0) < 0.02
     assert page_cache.resident_share(str(tmp_path / "nothing")) is None
@@ -276,8 +272,7 @@ def test_what_may_have_come_from_ram_is_never_called_cold(
     if word is None:
         assert found is True
     else:
-        assert isinstance(found, Missing)
-        assert (found.kind, word in found.reason) == ("failed", True)
+        missing(found, "failed", word)
 
 
 def test_what_lies_on_a_file_system_that_is_not_known_is_never_called_cold(
@@ -288,8 +283,7 @@ def test_what_lies_on_a_file_system_that_is_not_known_is_never_called_cold(
     # a chroot whose root is no mount: it may be on ZFS, whose cache no read reveals
     monkeypatch.setattr("gpudoctor.probes.storage.page_cache.read_mounts", lambda: ())
     for found in (cold(None, "direct", True, []), cold(None, "dropped", None, [0.0]), may_stay_in_ram(str(file))):
-        assert isinstance(found, Missing)
-        assert (found.kind, "mount table" in found.reason) == ("failed", True)
+        missing(found, "failed", "mount table")
 
 
 @contextmanager
@@ -300,7 +294,7 @@ def mounted(point: Path, *commands: list[str]) -> Iterator[None]:
         for command in commands:
             done = completed(command)
             if done.returncode:
-                missing("mounts", f"{' '.join(command)}: {done.stderr.strip()}")
+                not_on_this_machine("mounts", f"{' '.join(command)}: {done.stderr.strip()}")
         yield
     finally:
         subprocess.run(["umount", "-R", str(point)], check=False, capture_output=True)
@@ -323,8 +317,7 @@ def test_a_loop_device_is_not_taken_for_a_disk(options: str, image: Path, tmp_pa
         os.sync()
         read = read_one(point / "shard.bin", readers=(1,))
         past = page_cache.goes_past(str(point / "shard.bin"))
-    assert isinstance(read.cold, Missing)
-    assert "is a file" in read.cold.reason
+    missing(read.cold, None, "is a file")
     assert past is ("data=journal" not in options)
 
 
@@ -348,9 +341,9 @@ def test_layers_and_loop_devices_in_ram_are_not_taken_for_a_disk(tmp_path: Path)
             (ram / "loop" / "shard.bin").write_bytes(os.urandom(4 * MIB))
             os.sync()
             loop = read_one(ram / "loop", readers=(1,))
-    assert isinstance(over.cold, Missing)
-    assert isinstance(loop.cold, Missing)
-    assert ("is a file" in loop.cold.reason, loop.failure) == (True, None)
+    missing(over.cold)
+    missing(loop.cold, None, "is a file")
+    assert loop.failure is None
 
 
 def test_listing_is_bounded_and_stays_on_its_file_system(

@@ -8,6 +8,7 @@ from gpudoctor.probes.runner import messages
 from gpudoctor.probes.runner.merge import merged_strategies
 from gpudoctor.probes.runner.plan import ProbePlan
 from gpudoctor.probes.runner.run_progress import RunProgress
+from tests.narrowed import present
 
 MEMORY = StrategyMemory(1, 2, 3)
 SHARED = messages.StrategyShared(
@@ -28,8 +29,7 @@ def test_each_variant_has_its_ranks_in_order_and_the_largest_of_their_figures() 
     said: list[tuple[int, messages.ProbeSample]] = [(0, SHARED)]
     for rank, share in ((1, 0.4), (0, 0.3)):
         said += [(rank, sample(rank, share=share)), (rank, sample(rank, "fsdp-bf16"))]
-    merged = merged_strategies(said, 2, "cuda")
-    assert merged is not None
+    merged = present(merged_strategies(said, 2, "cuda"))
     assert (merged.device, merged.world_size, merged.steps) == ("cuda", 2, 10)
     assert [run.variant for run in merged.runs] == ["fsdp", "fsdp-bf16"]
     assert [rank.rank for rank in merged.runs[0].ranks] == [0, 1]
@@ -41,9 +41,7 @@ def test_a_failed_attempt_counts_for_more_than_a_rank_that_lacks_it() -> None:
     for first, second in ((lacking, failed), (failed, lacking)):
         left_out = [(rank, messages.StrategyLeftOut("fsdp", why)) for rank, why in enumerate((first, second))]
         said: list[tuple[int, messages.ProbeSample]] = [(0, SHARED), *left_out]
-        merged = merged_strategies(said, 2, "cpu")
-        assert merged is not None
-        assert merged.not_run == {"fsdp": failed}
+        assert present(merged_strategies(said, 2, "cpu")).not_run == {"fsdp": failed}
 
 
 def test_a_burn_keeps_the_strategies_of_its_first_round() -> None:
@@ -55,6 +53,4 @@ def test_a_burn_keeps_the_strategies_of_its_first_round() -> None:
     course.begin(0, "train")
     course.finish(0, "train")
     course.finish(0, "strategy")
-    found = course.measured().strategies
-    assert found is not None
-    assert len(found.runs) == 1
+    assert len(present(course.measured().strategies).runs) == 1

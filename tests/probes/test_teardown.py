@@ -12,7 +12,6 @@ from typing import Any, NoReturn
 import pytest
 
 from gpudoctor.checks.core.finding import Status
-from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.node import Node
 from gpudoctor.probes.runner import rank, rank_starter, rank_starter_client, run_collector
 from gpudoctor.probes.runner.board import ProgressBoard
@@ -23,6 +22,7 @@ from gpudoctor.probes.runner.rank_starter_client import contexts_of, end, teardo
 from gpudoctor.probes.runner.run_collector import RunCollector
 from gpudoctor.process.ending import process_state
 from tests.checks.one_check import gpus, judge, uuid_of
+from tests.probes.conftest import collecting
 
 EIGHT = tuple((number, uuid_of(number), f"0000:{number:02x}:00.0") for number in range(8))
 
@@ -33,11 +33,7 @@ def job(*probes: Any, backend: Any = "nccl") -> RankJob:
 
 
 def test_eight_gpus_may_take_a_minute_and_more_to_close_the_contexts_of_killed_ranks() -> None:
-    assert (contexts_of(job("train")), contexts_of(job("link")), contexts_of(job("train", backend="gloo"))) == (
-        8,
-        64,
-        0,
-    )
+    assert [contexts_of(each) for each in (job("train"), job("link"), job("train", backend="gloo"))] == [8, 64, 0]
     assert (teardown_s(8), teardown_s(64), teardown_s(0)) == (64.0, 92.0, 10.0)
 
 
@@ -55,8 +51,7 @@ def test_a_starter_is_waited_for_as_long_as_a_healthy_driver_may_take() -> None:
 
 @pytest.fixture
 def collector(tmp_path: Path) -> RunCollector:
-    board = ProgressBoard(tmp_path / "board", 8)
-    made = RunCollector(ProbePlan("nccl", 8, gpus=EIGHT, probes=("train",)), tmp_path, board, None)
+    made = collecting(ProbePlan("nccl", 8, gpus=EIGHT, probes=("train",)), tmp_path)
     made.take(-1, Started("fresh-interpreters", tuple(10_000 + number for number in range(8))))
     return made
 
@@ -74,12 +69,12 @@ def test_only_what_the_kernel_still_holds_convicts_the_driver(
 ) -> None:
     monkeypatch.setattr(run_collector, "process_state", lambda pid: states.get(pid, ""))
     collector.note_stuck(True)
-    measured: Measurements = collector.measurements()
+    measured = collector.measurements()
     [problem] = measured.problems
     assert problem.rank == rank_named
-    result = judge("train.sync", Node(gpus=gpus(8)), measured)
-    assert status in {finding.status for finding in result.findings}
-    assert (Status.FAIL in {finding.status for finding in result.findings}) is (status is Status.FAIL)
+    statuses = {finding.status for finding in judge("train.sync", Node(gpus=gpus(8)), measured).findings}
+    assert status in statuses
+    assert (Status.FAIL in statuses) is (status is Status.FAIL)
 
 
 def test_processes_that_ended_in_time_are_no_problem(collector: RunCollector) -> None:
@@ -152,7 +147,5 @@ def test_a_rank_that_is_asked_to_stop_lets_its_gpu_finish(tmp_path: Path, monkey
 
 
 def test_gpu_ranks_get_time_to_stop_and_cpu_ranks_need_none() -> None:
-    of = {
-        backend: rank_starter_client.order_for(job(backend=backend), [0], "fork-server") for backend in ("nccl", "gloo")
-    }
-    assert {backend: order["stop_s"] for backend, order in of.items()} == {"nccl": 3.0, "gloo": 0.0}
+    orders = [rank_starter_client.order_for(job(backend=each), [0], "fork-server") for each in ("nccl", "gloo")]
+    assert [order["stop_s"] for order in orders] == [3.0, 0.0]

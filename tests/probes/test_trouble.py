@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from tests.needs import module
@@ -16,7 +16,7 @@ from gpudoctor.probes.runner import messages, torch_device  # noqa: E402
 from gpudoctor.probes.runner.messages import RankFailure  # noqa: E402
 from gpudoctor.probes.runner.torch_device import rank_failure  # noqa: E402
 from tests.probes.conftest import raising  # noqa: E402
-from tests.probes.fake_gpus import GpuRank  # noqa: E402
+from tests.probes.fake_gpus import GpuRank, opens  # noqa: E402
 
 _NCCL_SHM = """NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:77, unhandled system error
 ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.
@@ -46,14 +46,43 @@ Error while creating shared memory segment /dev/shm/nccl-A1b2C3 (size 9637888), 
             "ifa != nullptr. Unable to find address for: lo",
         ),
         ("", "error", "RuntimeError"),
+        ("CUDA error: uncorrectable NVLink error detected during the execution", "crash", "an NVLink of the GPU"),
+        ("CUDA error: an illegal memory access was encountered\nCUDA kernel", "crash", "memory that is not its own"),
+        ("CUDA error: unspecified launch failure", "crash", "stopped in the middle"),
+        ("CUDA error: misaligned address", "crash", "an address that cannot be"),
+        ("CUDA error: an illegal instruction was encountered", "crash", "does not exist"),
+        ("Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized", "crash", "fabricmanager"),
+        ("CUDA error: device-side assert triggered", "error", "refused its input"),
+        ("CUDA error: the launch timed out and was terminated", "error", "drives a screen"),
+        ("CUDA error: all CUDA-capable devices are busy or unavailable", "refused", "not accept a process"),
+        ("CUDA driver version is insufficient for CUDA runtime version", "error", "the driver is too old"),
+        (
+            "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+            "out-of-memory",
+            "no memory left",
+        ),
+        (
+            "NCCL error in: /x/NCCLUtils.cpp:77, invalid usage\nLast error:\n"
+            "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 10",
+            "error",
+            "two ranks were given the same GPU (NCCL: Duplicate GPU detected",
+        ),
+        (
+            "NCCL error in: /x/NCCLUtils.cpp:77, unhandled cuda error\nLast error:\n"
+            "Cuda failure 214 'uncorrectable ECC error encountered'",
+            "crash",
+            "an error in its memory that ECC cannot correct (NCCL: Cuda failure 214",
+        ),
     ],
 )
 def test_an_error_is_sorted_and_told_in_its_most_telling_line(text: str, kind: str, words: str) -> None:
-    found = rank_failure(RuntimeError(text), blocked=False)
-    assert (found.kind, found.blocked) == (kind, False)
+    found = rank_failure(RuntimeError(text), blocked=True)
+    assert found.kind == kind
     assert words in found.text
     assert "NCCLUtils" not in found.text
     assert "enforce fail" not in found.text
+    assert found.blocked is (kind == "error"), "what a GPU did shows where its rank waits, and is not the others' doing"
+    assert not rank_failure(RuntimeError(text), blocked=False).blocked
 
 
 _FULL = (
@@ -106,45 +135,6 @@ def test_a_host_without_memory_is_told_as_the_host(monkeypatch: pytest.MonkeyPat
     assert found.text.startswith("the host has no memory left (err == 0. DefaultCPUAllocator: can't allocate")
 
 
-@pytest.mark.parametrize(
-    ("text", "kind", "words"),
-    [
-        ("CUDA error: uncorrectable NVLink error detected during the execution", "crash", "an NVLink of the GPU"),
-        ("CUDA error: an illegal memory access was encountered\nCUDA kernel", "crash", "memory that is not its own"),
-        ("CUDA error: unspecified launch failure", "crash", "stopped in the middle"),
-        ("CUDA error: misaligned address", "crash", "an address that cannot be"),
-        ("CUDA error: an illegal instruction was encountered", "crash", "does not exist"),
-        ("Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized", "crash", "fabricmanager"),
-        ("CUDA error: device-side assert triggered", "error", "refused its input"),
-        ("CUDA error: the launch timed out and was terminated", "error", "drives a screen"),
-        ("CUDA error: all CUDA-capable devices are busy or unavailable", "refused", "not accept a process"),
-        ("CUDA driver version is insufficient for CUDA runtime version", "error", "the driver is too old"),
-        (
-            "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
-            "out-of-memory",
-            "no memory left",
-        ),
-        (
-            "NCCL error in: /x/NCCLUtils.cpp:77, invalid usage\nLast error:\n"
-            "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 10",
-            "error",
-            "two ranks were given the same GPU (NCCL: Duplicate GPU detected",
-        ),
-        (
-            "NCCL error in: /x/NCCLUtils.cpp:77, unhandled cuda error\nLast error:\n"
-            "Cuda failure 214 'uncorrectable ECC error encountered'",
-            "crash",
-            "an error in its memory that ECC cannot correct (NCCL: Cuda failure 214",
-        ),
-    ],
-)
-def test_what_hardware_did_is_told_from_what_software_did(text: str, kind: str, words: str) -> None:
-    found = rank_failure(RuntimeError(text), blocked=True)
-    assert found.kind == kind
-    assert words in found.text
-    assert found.blocked is (kind == "error"), "what a GPU did shows where its rank waits, and is not the others' doing"
-
-
 _VIEW = TorchView("2.9.1+cu128", "12.8", "2.27.5", True, 1, ("GPU-0",))
 
 
@@ -162,9 +152,7 @@ def test_a_torch_without_code_for_the_gpu_is_told_in_the_view_of_torch(
     monkeypatch.setattr(torch, "ones", raising(error))
     with pytest.raises(torch_device.UnusableTorchError, match=r"no code for a GPU of compute capability 6\.0"):
         torch_device.require_usable(one_gpu, _VIEW)
-    [seen] = one_gpu.sent
-    assert isinstance(seen, messages.TorchSeen)
-    assert "no code for a GPU" in (seen.view.error or "")
+    assert "no code for a GPU" in one_gpu.one(messages.TorchSeen).view.error
 
 
 def test_a_gpu_in_exclusive_mode_that_is_taken_is_not_torchs_fault(
@@ -190,9 +178,8 @@ def test_a_gpu_in_exclusive_mode_that_is_taken_is_not_torchs_fault(
 def test_a_torch_that_does_not_fit_is_found_before_anything_is_run(
     one_gpu: GpuRank, change: dict[str, object], error: type[Exception], words: str
 ) -> None:
-    view = TorchView(**{f: getattr(_VIEW, f) for f in _VIEW.__struct_fields__} | change)
     with pytest.raises(error, match=words):
-        torch_device.require_usable(one_gpu, view)
+        torch_device.require_usable(one_gpu, msgspec.structs.replace(_VIEW, **change))
 
 
 def test_why_cuda_does_not_start_is_told_and_not_only_that_it_counts_no_gpu(
@@ -200,10 +187,7 @@ def test_why_cuda_does_not_start_is_told_and_not_only_that_it_counts_no_gpu(
 ) -> None:
     """An 8-GPU H100 node without its fabric manager: cudaGetDeviceCount answers 802, and torch counts 0 GPUs."""
     text = "Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized"
-    monkeypatch.setattr(torch.version, "cuda", "12.8")
-    monkeypatch.setattr(torch.cuda, "init", raising(RuntimeError(text)))
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "nccl", SimpleNamespace(version=lambda: (2, 27, 5)), raising=False)
+    opens(monkeypatch, init=raising(RuntimeError(text)))
     with pytest.raises(RuntimeError, match="802") as caught:
         torch_device.require_usable(one_gpu, torch_device.torch_view(one_gpu))
     assert rank_failure(caught.value, blocked=False).kind == "crash"

@@ -12,6 +12,7 @@ import pytest
 from gpudoctor.facts.model.measurements import Measurements, Training
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.runner.launch import ProbePlan
+from tests.narrowed import present
 from tests.probes.conftest import measure
 from tests.subprocesses import completed
 
@@ -25,8 +26,8 @@ def run() -> Measurements:
 
 @pytest.fixture(scope="module")
 def training(run: Measurements) -> Training:
-    assert run.training is not None, run.problems
-    return run.training
+    assert run.problems == ()
+    return present(run.training)
 
 
 def test_a_healthy_run_has_no_problem_and_nothing_that_was_not_run(run: Measurements) -> None:
@@ -41,20 +42,18 @@ def test_a_healthy_run_has_no_problem_and_nothing_that_was_not_run(run: Measurem
 
 
 def test_the_launch_says_how_the_ranks_were_run(run: Measurements) -> None:
-    assert run.launch is not None
-    assert run.launch.method == "fork-server"
-    assert [rank.device for rank in run.launch.ranks] == ["cpu", "cpu"]
-    assert isinstance(run.launch.start_s, float)
-    assert isinstance(run.launch.total_s, float)
-    assert 0 < run.launch.start_s < run.launch.total_s
+    launch = present(run.launch)
+    assert launch.method == "fork-server"
+    assert [rank.device for rank in launch.ranks] == ["cpu", "cpu"]
+    assert 0 < present(launch.start_s) < present(launch.total_s)
 
 
 def test_torch_tells_of_itself_from_inside_a_rank(run: Measurements) -> None:
-    assert run.torch_view is not None
+    view = present(run.torch_view)
     command = [sys.executable, "-c", "import importlib.metadata as m; print(m.version('torch'))"]
     installed = completed(command, check=True).stdout.strip()
-    assert run.torch_view.torch.split("+")[0] == installed.split("+")[0]
-    assert run.torch_view.error is None
+    assert view.torch.split("+")[0] == installed.split("+")[0]
+    assert view.error is None
 
 
 def test_every_sum_is_right_and_holds_every_rank(run: Measurements) -> None:
@@ -78,15 +77,12 @@ def test_all_ranks_hold_the_same_weights_after_the_train(training: Training) -> 
 
 def test_the_loss_falls_by_far_more_than_chance(training: Training) -> None:
     for rank in training.ranks:
-        assert rank.loss_first is not None
-        assert rank.loss_last is not None
-        assert rank.loss_last < rank.loss_first / 2
+        assert present(rank.loss_last) < present(rank.loss_first) / 2
         assert rank.nonfinite_step is None
 
 
 def test_the_gradient_agrees_with_that_of_one_big_batch(training: Training) -> None:
-    assert isinstance(training.gradient_error, float)
-    assert training.gradient_error < 1e-5
+    assert present(training.gradient_error) < 1e-5
     assert training.contribution_ok is True
 
 
@@ -104,11 +100,9 @@ def test_both_ranks_do_the_same_work_and_say_how_long_it_took(training: Training
 
 
 def test_the_step_alone_and_the_rate_are_measured_on_cpu_ranks_too(training: Training) -> None:
-    assert isinstance(training.solo_step_ms, float)
-    assert training.solo_step_ms > 0
-    assert isinstance(training.samples_per_s, float)
-    assert isinstance(training.steady_step_ms, float)
-    assert training.samples_per_s == pytest.approx(2 * training.batch_per_rank / training.steady_step_ms * 1000)
+    assert present(training.solo_step_ms) > 0
+    rate = 2 * training.batch_per_rank / present(training.steady_step_ms) * 1000
+    assert training.samples_per_s == pytest.approx(rate)
 
 
 def test_cpu_ranks_take_turns_on_the_cores(training: Training) -> None:
@@ -117,8 +111,7 @@ def test_cpu_ranks_take_turns_on_the_cores(training: Training) -> None:
     assert len(first.cycles_ms) == len(second.cycles_ms) >= 12
     for rank in training.ranks:
         assert min(rank.cycles_ms) > 0
-        assert isinstance(rank.solo_compute_ms, float)
-        assert rank.solo_compute_ms > 0
+        assert present(rank.solo_compute_ms) > 0
 
 
 def test_bucket_sizes_are_tried_at_level_full_only(training: Training) -> None:

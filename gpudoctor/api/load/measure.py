@@ -138,7 +138,7 @@ def _run_ranks(
         progress(f"start {plan.ranks} rank{'s' * (plan.ranks > 1)}")
     with run_progress.sampling(plan) as sampled:
 
-        def hear(rank: int, message: messages.AnyMessage) -> None:
+        def hear(rank: int, message: messages.RankMessage) -> None:
             sampled.take(rank, message)
             if lines is not None:
                 lines.hear(rank, message)

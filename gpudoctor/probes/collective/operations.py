@@ -32,19 +32,22 @@ class Operation:
     """One collective in float32 on buffers of one size; in place if the result is where the rank's share was.
 
     `size_bytes` is nccl-tests' size column. `enqueue` raises NotOfferedError if the backend lacks the operation.
+    `of_parts`: the size is that of all ranks' parts together, rounded down to a multiple of the number of ranks; a
+    part has at least one number.
     """
 
     name = ""
     in_place = False
+    of_parts = sends_part = gets_part = False
 
     def __init__(self, rank: Rank, size_bytes: int) -> None:
         self._rank = rank
-        self._total = max(1, size_bytes // FLOAT_BYTES)
-        self._make_buffers(self._total, self._total)
-
-    def _make_buffers(self, sent: int, received: int) -> None:
-        self._mine = self._share(self._rank.number, sent)
-        self._result = torch.full((received,), _NEVER_SENT, device=self._rank.device)
+        parts = rank.world_size if self.of_parts else 1
+        self._count = max(1, size_bytes // FLOAT_BYTES // parts)  # elements of a part, or of the whole
+        self._total = self._count * parts
+        received = self._count if self.gets_part else self._total
+        self._mine = self._share(rank.number, self._count if self.sends_part else self._total)
+        self._result = torch.full((received,), _NEVER_SENT, device=rank.device)
 
     @property
     def size_bytes(self) -> int:
@@ -160,21 +163,15 @@ class SendRecv(Operation):
 
 
 class _OfParts(Operation):
-    """An operation whose size is that of all ranks' parts together, rounded down to a multiple of the number of ranks.
+    """An operation in several forms, of which the first that the backend has is taken.
 
-    A part has at least one number. Of its forms the first that the backend has is taken: gloo lacks some, and which
-    ones depends on the torch version.
+    gloo lacks some, and which ones depends on the torch version.
     """
 
-    sends_part = gets_part = False
+    of_parts = True
 
     def __init__(self, rank: Rank, size_bytes: int) -> None:
-        self._rank = rank
-        self._count = max(1, size_bytes // FLOAT_BYTES // rank.world_size)  # elements of a part
-        self._total = self._count * rank.world_size
-        self._make_buffers(
-            self._count if self.sends_part else self._total, self._count if self.gets_part else self._total
-        )
+        super().__init__(rank, size_bytes)
         self._forms = [self._with_tensors, self._with_lists]
 
     def enqueue(self) -> None:

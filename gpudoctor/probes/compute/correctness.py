@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
 
 import msgspec
 import torch
@@ -30,8 +29,7 @@ _LARGEST_CHUNK = 512 * MIB
 
 # Alternating bits and their inverse, so that each cell holds both values next to neighbours of the other value
 _FIVES = 0x5555_5555_5555_5555
-_WORDS = (_FIVES, ~_FIVES)
-_Write = Callable[[torch.Tensor, int], object]
+_PATTERNS = (_FIVES, ~_FIVES, None)
 
 
 class _Task(msgspec.Struct, frozen=True):
@@ -110,11 +108,11 @@ def check_memory(rank: Rank) -> Pattern:
     chunks = _chunks(rank)
     end = time.monotonic() + _TIME_BOX_S
     wrong = passes = 0
-    for write in (_constant(_WORDS[0]), _constant(_WORDS[1]), _own_number):
+    for pattern in _PATTERNS:
         for number, chunk in enumerate(chunks):
-            write(chunk, number)
+            _fill(chunk, number, pattern)
         rank.synchronize()
-        wrong += _wrong_bytes(chunks, write)
+        wrong += _wrong_bytes(chunks, pattern)
         passes += 1
         if time.monotonic() > end:
             break
@@ -141,21 +139,20 @@ def _chunks(rank: Rank) -> list[torch.Tensor]:
     return chunks
 
 
-def _constant(word: int) -> _Write:
-    return lambda chunk, _number: chunk.fill_(word)
+def _fill(chunk: torch.Tensor, number: int, pattern: int | None) -> None:
+    """Fill a chunk with one word; None: with other words than any other chunk, so that a wrong address is visible."""
+    if pattern is not None:
+        chunk.fill_(pattern)
+    else:
+        first = number * len(chunk)
+        torch.arange(first, first + len(chunk), out=chunk)
 
 
-def _own_number(chunk: torch.Tensor, number: int) -> None:
-    """Give every word of all chunks a different value, so that a write to a wrong address is visible."""
-    first = number * len(chunk)
-    torch.arange(first, first + len(chunk), out=chunk)
-
-
-def _wrong_bytes(chunks: list[torch.Tensor], write: _Write) -> int:
+def _wrong_bytes(chunks: list[torch.Tensor], pattern: int | None) -> int:
     wrong = 0
     expected = torch.empty_like(chunks[0])
     for number, chunk in enumerate(chunks):
-        write(expected, number)
+        _fill(expected, number, pattern)
         if not torch.equal(chunk, expected):
             wrong += int((chunk.view(torch.uint8) != expected.view(torch.uint8)).sum())
     return wrong

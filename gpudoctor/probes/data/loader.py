@@ -61,7 +61,6 @@ class DataFiles(msgspec.Struct, frozen=True):
 
 
 def sample_bytes(file_bytes: int) -> int:
-    """The size of one sample of a file."""
     return file_bytes if file_bytes <= WHOLE_FILE_BYTES else PIECE_BYTES
 
 
@@ -187,14 +186,13 @@ def short_sockets(folder: Path) -> Iterator[None]:
 
     If TMPDIR has a long path, batches are lost and the loader waits forever: see `socket_name_bytes`.
     """
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     before = tempfile.tempdir
-    tempfile.tempdir = f"/proc/{os.getpid()}/fd/{descriptor}"
-    try:
-        yield
-    finally:
-        tempfile.tempdir = before
-        os.close(descriptor)
+    with page_cache.opened(str(folder), os.O_DIRECTORY) as descriptor:
+        tempfile.tempdir = f"/proc/{os.getpid()}/fd/{descriptor}"
+        try:
+            yield
+        finally:
+            tempfile.tempdir = before
 
 
 @contextmanager
@@ -293,6 +291,5 @@ def shm_space() -> os.statvfs_result | Missing:
 
 
 def _shm_used_bytes() -> int | Missing:
-    """Bytes of /dev/shm in use by all processes."""
     space = shm_space()
     return space if isinstance(space, Missing) else (space.f_blocks - space.f_bfree) * space.f_frsize

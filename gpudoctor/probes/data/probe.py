@@ -87,8 +87,8 @@ def _loading(rank: Rank, files: DataFiles, perhaps_in_ram: Missing | None) -> Da
         else:
             use = partial(_use_on_cpu, rank, workers)
             found = loader_rate(files, rank.number, workers, for_s, seen, use=use)
-            why_not = found if isinstance(found, Missing) else None
-            steps.append(LoaderStep(workers, None if isinstance(found, Missing) else found, why_not, needed))
+            rates, why_not = (None, found) if isinstance(found, Missing) else (found, None)
+            steps.append(LoaderStep(workers, rates, why_not, needed))
         rank.barrier()
     copies = _copies(rank, files, steps, for_s, seen) if rank.on_gpu else _CPU_RANKS
     return DataLoading(

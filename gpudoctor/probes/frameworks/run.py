@@ -154,7 +154,8 @@ def tensorflow_strategies(plan: ProbePlan, deadline_s: float, progress: Callable
     if why is not None:
         return Measurements(not_run={"tensorflow": why})
     on_gpu = plan.backend == "nccl"
-    shape = shape_for(plan.ranks)
+    # a batch that the ranks can share; small, since building the graph takes most of the time
+    shape = StrategyShape(layers=1, width=32, heads=4, vocabulary=64, sequence=16, batch=4 * plan.ranks)
     uuids = plan.gpu_uuids
     desync = next((each.rank for each in injections_of(plan) if each.kind == "desync"), None)
     report = progress or (lambda text: None)
@@ -181,11 +182,6 @@ def tensorflow_strategies(plan: ProbePlan, deadline_s: float, progress: Callable
         ]
         workers = run(starts)
     return _merged(plan, shape, {"mirrored": [mirrored], "multi-worker": workers})
-
-
-def shape_for(world_size: int) -> StrategyShape:
-    """A transformer with a batch divisible by `world_size`; small, since building its graph takes most of the time."""
-    return StrategyShape(layers=1, width=32, heads=4, vocabulary=64, sequence=16, batch=4 * world_size)
 
 
 def _environ(uuids: Sequence[str]) -> Mapping[str, str | None]:

@@ -18,9 +18,9 @@ from gpudoctor.facts.model.measured_strategies import StrategyMemory, StrategyRa
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.frameworks.isolated_child import AnswerWriter, TensorflowTask
 from gpudoctor.probes.runner.merge import finite
+from gpudoctor.probes.runner.messages import CPU_MEMORY
 
 DRIFT = 0.01  # added to a weight of one replica by --inject desync
-_CPU_PEAK = Missing("CPU ranks have no memory of their own")
 _NO_ACTIVATIONS = Missing("TensorFlow does not tell it", "unsupported")
 LEARNING_RATE = 1e-3
 # With Adam's default of 1e-8 a gradient of mere rounding errors makes a step of full length: a false alarm
@@ -95,7 +95,7 @@ def _alone(task: TensorflowTask) -> tuple[dict[str, Any], StrategyReference]:
         losses=tuple(losses),
         losses_bf16=(),
         step_ms=statistics.median(times_ms[1:]),
-        memory=StrategyMemory(held, held, _bytes(adam.first) + _bytes(adam.second), _NO_ACTIVATIONS, _CPU_PEAK),
+        memory=StrategyMemory(held, held, _bytes(adam.first) + _bytes(adam.second), _NO_ACTIVATIONS, CPU_MEMORY),
     )
     return {name: weight.numpy() for name, weight in weights.items()}, reference
 
@@ -150,7 +150,7 @@ def _under(task: TensorflowTask, strategy: Any, replicas: int, expected: dict[st
     for place in range(len(losses[0])):
         mine = {name: strategy.experimental_local_results(weight)[place].numpy() for name, weight in weights.items()}
         error, worst = _weights_error(mine, expected)
-        peak = tf.config.experimental.get_memory_info(f"GPU:{place}")["peak"] if task.on_gpu else _CPU_PEAK
+        peak = tf.config.experimental.get_memory_info(f"GPU:{place}")["peak"] if task.on_gpu else CPU_MEMORY
         ranks.append(
             StrategyRank(
                 rank=task.worker + place,

@@ -44,7 +44,9 @@ class InterNodeRank:
             if self._backend == "nccl":
                 torch.cuda.set_device(0)
                 float(torch.ones(1, device=self._device).add(1))
-            listener = _listening(self._address)
+            # by itself torch's store would listen on every address, whatever host it is given
+            family = socket.AF_INET6 if ":" in self._address else socket.AF_INET
+            listener = socket.create_server((self._address, 0), family=family)
             port = listener.getsockname()[1]
             self._store = _dist.TCPStore(
                 self._address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
@@ -125,8 +127,3 @@ def _wait_for_all(store: Any, size: int) -> None:
     if store.add("measured", 1) == size:
         store.set("all-measured", "yes")
     store.wait(["all-measured"])
-
-
-def _listening(address: str) -> socket.socket:
-    # torch's store would listen on every address, whatever host it is given
-    return socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)

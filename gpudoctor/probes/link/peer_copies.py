@@ -6,6 +6,7 @@ needs a context of every rank on every GPU, some hundred MiB each, which stay un
 
 from __future__ import annotations
 
+from itertools import permutations
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -18,10 +19,10 @@ from gpudoctor.probes.runner.torch_device import (
     copies_ms,
     free_bytes,
     in_one_line,
+    mark,
     numbered,
     out_of_memory,
     power_of_two,
-    timing_event,
 )
 from gpudoctor.text.units import MIB
 
@@ -55,20 +56,17 @@ def measure_peers(rank: Rank) -> tuple[tuple[PeerLink, ...], Missing | None]:
         return (), Missing(f"no memory for copies: the fullest GPU has {free // MIB} MiB left", "denied")
     links: list[PeerLink] = []
     no_mapping: Missing | None = None
-    for source in range(rank.world_size):
-        for target in range(rank.world_size):
-            if source == target:
-                continue
-            rank.phase(f"copies from rank {source}'s GPU to rank {target}'s")
-            if source == rank.number:
-                try:
-                    links.append(_link(rank, target, free, give_s))
-                except RuntimeError as error:
-                    # without NVSwitch a GPU maps at most eight peers: a limit of CUDA, not a fault
-                    if "peer mapping resources" not in str(error):
-                        raise
-                    no_mapping = Missing(f"CUDA maps no more peers on one GPU: {in_one_line(error)}", "unsupported")
-            rank.barrier()
+    for source, target in permutations(range(rank.world_size), 2):
+        rank.phase(f"copies from rank {source}'s GPU to rank {target}'s")
+        if source == rank.number:
+            try:
+                links.append(_link(rank, target, free, give_s))
+            except RuntimeError as error:
+                # without NVSwitch a GPU maps at most eight peers: a limit of CUDA, not a fault
+                if "peer mapping resources" not in str(error):
+                    raise
+                no_mapping = Missing(f"CUDA maps no more peers on one GPU: {in_one_line(error)}", "unsupported")
+        rank.barrier()
     return tuple(links), no_mapping
 
 
@@ -115,10 +113,8 @@ def _link(rank: Rank, target: int, free: int, give_s: float) -> PeerLink:
     _wait(rank, other_gpu)
     # the expected pattern is generated on the target GPU, so it has not crossed the link itself
     wrong = int((pair.there != numbered(len(pair.there), rank.number, other_gpu)).sum())
-    if rank.number < target:
-        both: float | Missing = _both_ways(rank, pair, other_gpu, copies)
-    else:
-        both = Missing("measured from the other end")
+    first = rank.number < target
+    both = _both_ways(rank, pair, other_gpu, copies) if first else Missing("measured from the other end")
     link = PeerLink(rank.number, target, pair.here.nbytes, gb_s, both, p2p, wrong)
     del pair
     torch.cuda.empty_cache()  # on both GPUs, for the next rank
@@ -170,16 +166,10 @@ def _both_ways(rank: Rank, pair: _Pair, other_gpu: torch.device, copies: int) ->
         for target, source, here, other, marks in ways:
             with _cuda.stream(here), _cuda.stream(other), torch.cuda.device(source.device):
                 if number == 1:
-                    marks.append(_mark())
+                    marks.append(mark())
                 target.copy_(source, non_blocking=True)
                 if number:
-                    marks.append(_mark())
+                    marks.append(mark())
     _wait(rank, other_gpu)
     slower_ms = max(float(marks[0].elapsed_time(marks[-1])) for *_, marks in ways)
     return 2 * pair.here.nbytes * copies / slower_ms / 1e6
-
-
-def _mark() -> Any:
-    event = timing_event()
-    event.record()
-    return event

@@ -130,14 +130,10 @@ def _near_its_gpu(rank: Rank) -> Iterator[bool | Missing]:
     """
     allowed = os.sched_getaffinity(0)
     near = _near_cpus(rank)
-    if isinstance(near, Missing):
-        yield near
+    if isinstance(near, Missing) or not near & allowed:
+        yield near if isinstance(near, Missing) else False
         return
-    usable = near & allowed
-    if not usable:
-        yield False
-        return
-    os.sched_setaffinity(0, usable)
+    os.sched_setaffinity(0, near & allowed)
     try:
         yield True
     finally:

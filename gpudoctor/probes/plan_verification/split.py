@@ -105,13 +105,10 @@ def _shard(model: Transformer, order: VerificationOrder, mesh: Any) -> None:
         options["offload_policy"] = CPUOffloadPolicy()
     # separate units for embedding and head, as in torchtitan: otherwise both would be gathered all the time; if tied,
     # they are one tensor
-    if model.embedding is not None and not order.model.tied:
-        fully_shard(model.embedding, **options)
-    for layer in model.blocks.values():
-        fully_shard(layer, **options)
-    if model.head is not None and not order.model.tied:
-        fully_shard(model.head, **options)
-    fully_shard(model, **options)
+    first, last = (None, None) if order.model.tied else (model.embedding, model.head)
+    for unit in (first, *model.blocks.values(), last, model):
+        if unit is not None:
+            fully_shard(unit, **options)
 
 
 def _optimizer(order: VerificationOrder, model: nn.Module, *, on_gpu: bool) -> torch.optim.Optimizer:
@@ -145,23 +142,18 @@ def _recomputation(order: VerificationOrder) -> Any:
         ) if hasattr(aten, name)
     ]  # fmt: skip
 
+    policies = checkpoints.CheckpointPolicy
+
     def contexts() -> Any:
-        count = {"forward": 0, "recompute": 0}
+        products_seen = {"forward": 0, "recompute": 0}
 
         def policy(ctx: Any, operation: Any, *args: Any, **kwargs: Any) -> Any:
+            saved = operation in attention
             if operation in products:
                 mode = "recompute" if ctx.is_recompute else "forward"
-                count[mode] += 1
-                return (
-                    checkpoints.CheckpointPolicy.MUST_SAVE
-                    if count[mode] % 2
-                    else checkpoints.CheckpointPolicy.PREFER_RECOMPUTE
-                )
-            return (
-                checkpoints.CheckpointPolicy.MUST_SAVE
-                if operation in attention
-                else checkpoints.CheckpointPolicy.PREFER_RECOMPUTE
-            )
+                products_seen[mode] += 1
+                saved = products_seen[mode] % 2 == 1  # every other one
+            return policies.MUST_SAVE if saved else policies.PREFER_RECOMPUTE
 
         return checkpoints.create_selective_checkpoint_contexts(policy)
 

@@ -21,7 +21,7 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.path_status import ask_paths
 from gpudoctor.probes.runner.board import ProgressBoard
 from gpudoctor.probes.runner.local_workers import LocalWorkers
-from gpudoctor.probes.runner.messages import AnyMessage, RankJob
+from gpudoctor.probes.runner.messages import RankJob, RankMessage, message_decoder
 from gpudoctor.probes.runner.plan import Limits, ProbePlan, checked
 from gpudoctor.probes.runner.rank_starter_client import contexts_of, end, order_for, start, teardown_s
 from gpudoctor.probes.runner.run_collector import RunCollector
@@ -38,7 +38,7 @@ _STOPPED_S = 5.0  # a scheduler that suspends a job stops and continues its proc
 _SAY_EVERY_S = 10.0  # between two calls of on_wait
 
 
-OnMessage = Callable[[int, AnyMessage], None]
+OnMessage = Callable[[int, RankMessage], None]
 
 
 class _CannotStartError(Exception):
@@ -201,7 +201,7 @@ class _Children:
 def _started(job: RankJob, life: int, workers: LocalWorkers | None) -> Iterator[_Children]:
     """Start the children; all of them have been ended when the block is left, however that happens."""
     everyone = list(range(job.ranks))
-    worker_ranks = everyone[1:] if workers is not None else []
+    own, of_workers = (everyone, []) if workers is None else (everyone[:1], everyone[1:])
     # CUDA must not be in use when a process forks, which only a CPU run guarantees. Under an engine each starter
     # has one rank, for which forking gains nothing.
     method = "fork-server" if job.backend == "gloo" and workers is None else "fresh-interpreters"
@@ -210,14 +210,13 @@ def _started(job: RankJob, life: int, workers: LocalWorkers | None) -> Iterator[
     with ExitStack() as undo:
         try:
             with _needed(), (Path(job.folder) / "starter.stderr").open("wb") as output:
-                for source in (-1, *(-1 - rank for rank in worker_ranks), *everyone):
+                for source in (-1, *(-1 - rank for rank in of_workers), *everyone):
                     readers[source], writers[source] = os.pipe()
                     undo.callback(os.close, readers[source])
-                own = [rank for rank in everyone if rank not in worker_ranks]
                 ends = [writers[rank] for rank in own]
                 process = start(order_for(job, own, method), life, writers[-1], ends, output)
                 if workers is not None:
-                    for rank in worker_ranks:
+                    for rank in of_workers:
                         workers.order(rank, order_for(job, [rank], method), life, writers[-1 - rank], writers[rank])
         finally:
             for writer in writers.values():
@@ -238,7 +237,7 @@ def _watch(
     on_wait: Callable[[str], None] | None,
 ) -> None:
     """Collect the children's messages until they have ended, failed, or run out of time."""
-    decoder = msgspec.json.Decoder(AnyMessage)
+    decoder = message_decoder()
     give_up_at: float | None = None
     looked_at = time.monotonic()
     say_at = looked_at + _SAY_EVERY_S
@@ -278,7 +277,6 @@ def _watch(
 
 
 def _nothing_started(plan: ProbePlan, why: str) -> Measurements:
-    """The measurements of a run that could not start a single rank."""
     text = f"no rank could be started: {why}"
     not_run: dict[str, Missing] = {probe: Missing("not asked for") for probe in PROBES if probe not in plan.probes}
     for name in ("torch", *plan.probes):

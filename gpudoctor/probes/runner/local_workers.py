@@ -103,10 +103,8 @@ class LocalWorkers:
 
     def order(self, rank: int, order: dict[str, Any], life: int, control: int, rank_fd: int) -> None:
         """Have a worker start its rank; if the worker has ended, EOF on its pipes shows it."""
-        try:
+        with suppress(OSError):
             socket.send_fds(self._workers[rank][0], [json.dumps(order).encode()], [life, control, rank_fd])
-        except OSError:
-            return
 
     def ask_to_end(self) -> None:
         """Have the workers end their ranks, then themselves."""
@@ -189,22 +187,19 @@ def run_local_worker(placement: LocalPlacement) -> str | None:
 def _serve(order: dict[str, Any], descriptors: list[int], leader: socket.socket) -> None:
     life, control, rank_fd = descriptors
     try:
-        try:
-            with (Path(order["job"]["folder"]) / f"starter-{order['ranks'][0]}.stderr").open("wb") as output:
-                process = start(order, life, control, [rank_fd], output)
-        except OSError as error:
-            write_all(control, json.dumps({"type": "StartFailure", "text": str(error)}).encode() + b"\n")
-            return
+        with (Path(order["job"]["folder"]) / f"starter-{order['ranks'][0]}.stderr").open("wb") as output:
+            process = start(order, life, control, [rank_fd], output)
+    except OSError as error:
+        write_all(control, json.dumps({"type": "StartFailure", "text": str(error)}).encode() + b"\n")
+        return
     finally:
         for descriptor in descriptors:
             os.close(descriptor)  # only the starter holds them now, so EOF means that it has ended
-    stuck = False
     try:
         with suppress(OSError):  # an error, like an answer, means that the leader has ended
             leader.recv(1)
     finally:
-        job = msgspec.convert(order["job"], RankJob)
-        stuck = end(process, has_ranks=True, contexts=contexts_of(job))
+        stuck = end(process, has_ranks=True, contexts=contexts_of(msgspec.convert(order["job"], RankJob)))
     if stuck:
         with suppress(OSError):
             leader.send(_STUCK)

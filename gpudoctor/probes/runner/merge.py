@@ -21,7 +21,6 @@ from gpudoctor.probes.runner.messages import TrainSample
 INVARIANT_SHARE = 0.10
 INVARIANT_MS = 0.3
 
-_NOT_MEASURED = Missing("not measured", "failed")
 _ENDS = 3  # losses averaged at the beginning and at the end
 
 
@@ -56,13 +55,12 @@ def merged_training(samples: Mapping[int, TrainSample], world_size: int, device:
         return None
     row = [samples[rank] for rank in range(world_size)]
     zero = row[0]
-    arrivals = _by_step(row, "arrived_ns")
-    departures = _by_step(row, "left_ns")
+    arrivals, departures = _by_step(row, "arrived_ns"), _by_step(row, "left_ns")
     # On a shared CPU the scheduler decides which rank arrives last, so CPU ranks are ordered by CPU time instead.
     order = _by_step(row, "compute_ms") if device == "cpu" else arrivals
     fetches = _by_step(row, "data_ms")
     ranks = tuple(_train_rank(rank, sample, order, arrivals, departures, fetches) for rank, sample in enumerate(row))
-    steady_ms = max((sample.steady_step_ms or 0.0 for sample in row), default=0.0)
+    steady_ms = max(sample.steady_step_ms for sample in row)
     contributions = [sample.contribution_ok for sample in row]
     return Training(
         device=device,
@@ -75,13 +73,13 @@ def merged_training(samples: Mapping[int, TrainSample], world_size: int, device:
         contribution_ok=Missing("too many ranks for the code", "unsupported")
         if None in contributions
         else all(contributions),
-        gradient_error=zero.gradient_error
-        if zero.gradient_error is not None and math.isfinite(zero.gradient_error)
-        else Missing("the gradient was not finite", "failed"),
+        gradient_error=Missing("the gradient was not finite", "failed")
+        if zero.gradient_error is None
+        else zero.gradient_error,
         clock_invariant_ok=_invariant(arrivals, departures) if world_size > 1 else Missing("one rank waits for nobody"),
-        solo_step_ms=zero.solo_step_ms if zero.solo_step_ms is not None else _NOT_MEASURED,
-        samples_per_s=world_size * zero.batch_per_rank / steady_ms * 1e3 if steady_ms else _NOT_MEASURED,
-        steady_step_ms=steady_ms or _NOT_MEASURED,
+        solo_step_ms=zero.solo_step_ms,
+        samples_per_s=world_size * zero.batch_per_rank / steady_ms * 1e3,
+        steady_step_ms=steady_ms,
         rotated=all(sample.rotated for sample in row),
         buckets=_buckets(row),
         swap=zero.swap,
@@ -128,13 +126,11 @@ def _train_rank(
         loss_first=_mean_loss(sample.losses[:_ENDS]),
         loss_last=_mean_loss(sample.losses[-_ENDS:]),
         nonfinite_step=next((step for step, loss in enumerate(sample.losses, 1) if loss is None), None),
-        memory_peak_mib=sample.memory_peak_mib
-        if sample.memory_peak_mib is not None
-        else Missing("CPU ranks have no memory of their own"),
+        memory_peak_mib=sample.memory_peak_mib,
         weights_sha256=sample.weights_sha256,
         cycles_ms=tuple(round(ms, 4) for ms in sample.cycles_ms),
         slowest_data_share=sum(step[rank] == max(step) for step in fetches) / len(fetches),
-        solo_compute_ms=sample.solo_compute_ms if sample.solo_compute_ms is not None else _NOT_MEASURED,
+        solo_compute_ms=sample.solo_compute_ms,
     )
 
 
@@ -204,23 +200,18 @@ def merged_strategies(
 def _strategy_run(strategy: str, variant: str, row: Mapping[int, messages.StrategySample]) -> StrategyRun:
     ranks = sorted(row)
     first = row[ranks[0]]
+    largest: dict[str, float] = {}
+    for rank in ranks:
+        for name, value in row[rank].figures.items():
+            largest[name] = max(value, largest.get(name, value))
     return StrategyRun(
         strategy=strategy,
         variant=variant,
         dtype=first.dtype,
         ranks=tuple(row[rank].result for rank in ranks),
         missing_weights=first.missing_weights,
-        figures=_largest(row[rank].figures for rank in ranks),
+        figures=largest,
     )
-
-
-def _largest(figures: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Each figure's maximum over the ranks."""
-    found: dict[str, float] = {}
-    for of_rank in figures:
-        for name, value in of_rank.items():
-            found[name] = max(value, found.get(name, value))
-    return found
 
 
 def merged_loading(found: Mapping[int, DataLoading], world_size: int) -> DataLoading | None:

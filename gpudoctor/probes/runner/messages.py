@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from typing import Literal
 
 import msgspec
@@ -12,6 +14,8 @@ from gpudoctor.facts.model.measurements import BucketStep, Probe, Swap, TorchVie
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.plan_verification.messages import VerificationFigures
 from gpudoctor.probes.runner.plan import Injection, ProbePlan
+
+CPU_MEMORY = Missing("CPU ranks have no memory of their own")
 
 Where = Literal["launch", "collective", "link", "compute", "train", "strategy", "data"]
 
@@ -130,6 +134,7 @@ class StepBlock(msgspec.Struct, frozen=True):
 class TrainSample(ProbeSample, frozen=True):
     """One rank's DDP training. `losses`: of every DDP step, None if not finite.
 
+    `gradient_error` and `solo_step_ms` are rank 0's (otherwise None and 0); an error that is not finite is None too.
     `cycles_ms`, `rotated` and the other times as in TrainRank and Training.
     """
 
@@ -140,13 +145,13 @@ class TrainSample(ProbeSample, frozen=True):
     losses: tuple[float | None, ...]
     weights_sha256: str
     contribution_ok: bool | None
-    gradient_error: float | None = None
-    solo_step_ms: float | None = None
-    memory_peak_mib: float | None = None
+    gradient_error: float | None
+    solo_step_ms: float
+    steady_step_ms: float
+    solo_compute_ms: float
+    memory_peak_mib: float | Missing = CPU_MEMORY
     cycles_ms: tuple[float, ...] = ()
     rotated: bool = False
-    steady_step_ms: float | None = None
-    solo_compute_ms: float | None = None
     buckets: tuple[BucketStep, ...] = ()
     swap: Swap | None = None
 
@@ -213,26 +218,7 @@ class Left(RankMessage, frozen=True):
     """The rank has sent everything and exits."""
 
 
-AnyMessage = (
-    Started
-    | StartFailure
-    | NoTorch
-    | Exited
-    | Phase
-    | TorchSeen
-    | UnusableTorch
-    | RankFailure
-    | CollectiveSample
-    | PairSample
-    | LeftOut
-    | LinkSample
-    | ComputeSample
-    | TrainSample
-    | StrategyShared
-    | StrategySample
-    | StrategyLeftOut
-    | LoaderSample
-    | VerificationSample
-    | Finished
-    | Left
-)
+def message_decoder() -> msgspec.json.Decoder[RankMessage]:
+    """A decoder of every message of this file, which it tells apart by their tags."""
+    kinds = [*RankMessage.__subclasses__(), *ProbeSample.__subclasses__()]
+    return msgspec.json.Decoder(functools.reduce(operator.or_, kinds))

@@ -29,21 +29,16 @@ InjectionKind = Literal[
     "wrong-recompute",
 ]
 FULL_LEVELS = ("full", "burn")  # levels that measure every collective and every pair of ranks
+_FULL_PHASES = ("all_gather", "reduce_scatter", "broadcast", "all_to_all", "sendrecv", "pairs")
 # Phases in which a rank can hang or die, and the probe that runs them. None: part of every run.
 _PHASES: dict[str, Probe | None] = {
     "join": None,
     "all_reduce": "collective",
-    "all_gather": "collective",
-    "reduce_scatter": "collective",
-    "broadcast": "collective",
-    "all_to_all": "collective",
-    "sendrecv": "collective",
-    "pairs": "collective",
+    **dict.fromkeys(_FULL_PHASES, "collective"),
     "train": "train",
     "strategy": "strategy",
     "data": "data",
 }
-_FULL_PHASES = tuple(name for name, probe in _PHASES.items() if probe == "collective" and name != "all_reduce")
 _MAX_FACTOR = 10.0
 Stage = Literal["import", "join", "run"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import gc
 import itertools
 import os
 import resource
@@ -25,7 +24,13 @@ from gpudoctor.probes.runner.board import ProgressBoard
 from gpudoctor.probes.runner.messages import RankJob, Where
 from gpudoctor.probes.runner.plan import Injection, InjectionKind
 from gpudoctor.probes.runner.rank_starter import STOP
-from gpudoctor.probes.runner.torch_device import UnusableTorchError, rank_failure, require_usable, torch_view
+from gpudoctor.probes.runner.torch_device import (
+    UnusableTorchError,
+    give_back,
+    rank_failure,
+    require_usable,
+    torch_view,
+)
 from gpudoctor.process.ending import leave, send_signal
 from gpudoctor.process.pipes import write_all
 
@@ -188,9 +193,7 @@ def _run_repetitions(rank: Rank, probes: dict[str, Callable[[Rank], None]]) -> N
             return
         # without a pause, repetitions of a probe with nothing to do (the links of CPU ranks) would flood the parent
         time.sleep(max(0.0, _SHORTEST_REPETITION_S - (time.monotonic() - repetition_began)))
-        gc.collect()  # DDP holds itself in reference cycles
-        if rank.on_gpu:
-            torch.cuda.empty_cache()  # probes choose their sizes by the free memory
+        give_back(rank)  # DDP holds itself in reference cycles, and probes choose their sizes by the free memory
 
 
 def _verify_plan(rank: Rank) -> None:

@@ -34,7 +34,6 @@ TERM_GRACE_S = 1.0
 _CLEARING_TRIES = 200  # 10 s: how long a driver may take to release a process
 # Modules for strategies and plan verification that `import torch` does not import: 2.5 s, else spent in every rank.
 _STRATEGY_MODULES = (
-    "torch._dynamo",
     "torch.distributed.fsdp",
     "torch.distributed.optim",
     "torch.distributed.pipelining",

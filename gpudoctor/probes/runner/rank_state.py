@@ -9,7 +9,7 @@ import msgspec
 
 from gpudoctor.facts.model.measurements import ProbeProblem
 from gpudoctor.probes.runner.board import BoardEntry
-from gpudoctor.probes.runner.errors import telling_line
+from gpudoctor.probes.runner.errors import Meaning, telling_line
 from gpudoctor.probes.runner.messages import RankFailure, Where
 from gpudoctor.process.ending import signal_name
 
@@ -39,43 +39,52 @@ class RankState(msgspec.Struct):
         return self.status is not None and not self.left and self.failure is None
 
 
+def behind(states: Sequence[RankState]) -> list[RankState]:
+    """The ranks with the fewest moves, of those that still run if any does: the others wait for them."""
+    running = _unfinished(states) or states
+    least = min(state.progress.moves for state in running)
+    return [state for state in running if state.progress.moves == least]
+
+
+def _unfinished(states: Sequence[RankState]) -> list[RankState]:
+    return [state for state in states if not state.left and state.status is None]
+
+
 def timeout_problem(states: Sequence[RankState], limit_s: float) -> ProbeProblem:
     """The problem after a timeout: the ranks with the fewest moves hang, those that are further wait for them."""
-    unfinished = [state for state in states if not state.left and state.status is None]
-    if not unfinished:
+    running = _unfinished(states)
+    if not running:
         return ProbeProblem("launch", "timeout", f"the ranks did not end within {limit_s:g} s")
-    halted = [state for state in unfinished if state.stopped]
+    halted = [state for state in running if state.stopped]
     if halted:
-        return _halted_problem(halted, unfinished)
-    least = min(state.progress.moves for state in unfinished)
-    behind = [state for state in unfinished if state.progress.moves == least]
-    waiting = tuple(state.number for state in unfinished if state.progress.moves > least)
-    first, names = behind[0], rank_list(state.number for state in behind)
+        return _halted_problem(halted, running)
+    late = behind(states)
+    waiting = tuple(state.number for state in running if state not in late)
+    first, names = late[0], rank_list(state.number for state in late)
     if first.phase == "import torch":
         text = f"importing torch did not end within {limit_s:g} s in {names}"
         return ProbeProblem("launch", "timeout", text, phase=first.phase, output=first.output)
-    if len(behind) > 1 and not waiting:
+    if len(late) > 1 and not waiting:
         text = f"no rank left {first.doing} within {limit_s:g} s: all of them are in it"
         return ProbeProblem(first.probe, "timeout", text, phase=first.doing, output=first.output)
     text = f"{names} did not leave {first.doing} within {limit_s:g} s"
     if waiting:
-        verb, whom = "wait" if len(waiting) > 1 else "waits", "it" if len(behind) == 1 else "them"
+        verb, whom = "wait" if len(waiting) > 1 else "waits", "it" if len(late) == 1 else "them"
         text += f"; {rank_list(waiting)} {verb} for {whom}"
     return ProbeProblem(first.probe, "timeout", text, first.number, first.doing, waiting, first.output)
 
 
-def _halted_problem(halted: Sequence[RankState], unfinished: Sequence[RankState]) -> ProbeProblem:
+def _halted_problem(halted: Sequence[RankState], running: Sequence[RankState]) -> ProbeProblem:
     """Ranks that a signal from outside stopped: no fault of the node."""
     first, names = halted[0], rank_list(state.number for state in halted)
     text = f"{names} {'is' if len(halted) == 1 else 'are'} stopped (SIGSTOP) in {first.doing}"
-    waiting = tuple(state.number for state in unfinished if not state.stopped)
+    waiting = tuple(state.number for state in running if not state.stopped)
     return ProbeProblem(first.probe, "error", text, first.number, first.doing, waiting)
 
 
 def slow_problem(states: Sequence[RankState], limit_s: float) -> ProbeProblem:
     """The problem if time ran out but no rank hangs: it names no rank, since a busy machine looks the same."""
-    unfinished = [state for state in states if not state.left and state.status is None] or list(states)
-    last = min(unfinished, key=lambda state: state.progress.moves)
+    last = behind(states)[0]
     text = f"not done within {limit_s:g} s: no rank hangs, but they are slow (in {last.doing}); a busy machine?"
     return ProbeProblem(last.probe, "error", text, phase=last.doing, output=last.output)
 
@@ -100,15 +109,17 @@ def failure_problems(states: Sequence[RankState]) -> tuple[ProbeProblem, ...]:
 def _failed(culprits: Sequence[RankState], waiting: tuple[int, ...]) -> ProbeProblem:
     first = culprits[0]
     if first.failure is None:
-        text = f"{rank_list(s.number for s in culprits)} died in {first.doing}: {_how_it_ended(first)}"
-        # a rank that exits by itself before any probe could not start, which says nothing about a GPU
-        retained = -(first.status or 0) in _SENT_BY_OTHERS or (first.probe == "launch" and (first.status or 0) >= 0)
+        status = first.status or 0
         # NCCL's watchdog aborts a process whose GPU had an error, and prints that error
-        known = telling_line(first.output) if first.status == -signal.SIGABRT else None
+        known = telling_line(first.output) if status == -signal.SIGABRT else None
+        # a rank that exits by itself before any probe could not start, which says nothing about a GPU
+        retained = -status in _SENT_BY_OTHERS or (first.probe == "launch" and status >= 0)
         kind = "error" if retained else known[1].kind if known else "crash"
-        return ProbeProblem(first.probe, kind, text, first.number, first.doing, waiting, first.output)
-    text = f"{rank_list(s.number for s in culprits)} failed in {first.doing}: {first.failure.text}"
-    return ProbeProblem(first.probe, first.failure.kind, text, first.number, first.doing, waiting, first.output)
+        what = f"died in {first.doing}: {_how_it_ended(status, first.output, known)}"
+    else:
+        kind, what = first.failure.kind, f"failed in {first.doing}: {first.failure.text}"
+    text = f"{rank_list(s.number for s in culprits)} {what}"
+    return ProbeProblem(first.probe, kind, text, first.number, first.doing, waiting, first.output)
 
 
 def rank_list(numbers: Iterable[int]) -> str:
@@ -117,15 +128,13 @@ def rank_list(numbers: Iterable[int]) -> str:
     return f"rank{'s' if len(listed) > 1 else ''} {', '.join(str(n) for n in listed)}"
 
 
-def _how_it_ended(state: RankState) -> str:
-    status = state.status or 0
+def _how_it_ended(status: int, output: tuple[str, ...], known: tuple[str, Meaning] | None) -> str:
     if status >= 0:
-        last = f" ({state.output[-1]})" if state.output else ""
+        last = f" ({output[-1]})" if output else ""
         return f"exit code {status}{last}"
     name = signal_name(-status)
     if status == -signal.SIGKILL:
         return f"ended by {name}, as the kernel does when memory runs out"
-    known = telling_line(state.output) if status == -signal.SIGABRT else None
     if known is None:
         return f"ended by {name}"
     line, meaning = known

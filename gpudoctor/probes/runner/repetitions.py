@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
 
 from gpudoctor.facts.model.measured_hardware import ComputeRank
-from gpudoctor.facts.model.measurements import Collective, Measurements, Probe, Training, TrainRank
+from gpudoctor.facts.model.measurements import Measurements, Probe, Training, TrainRank
 from gpudoctor.facts.model.missing import Fact, Missing
 from gpudoctor.facts.model.telemetry import Series, Spread, WrongResult
 from gpudoctor.probes.runner.rank_state import rank_list
@@ -17,8 +18,13 @@ from gpudoctor.probes.runner.rank_state import rank_list
 # Drift is the last minute against the first half minute: probes.md of the design's reference, section 5.2
 EARLY_S, LATE_S = 30.0, 60.0
 
-# all other fields identify a collective
-_FIGURES = ("iterations", "time_us", "time_us_mad", "algbw_gb_s", "busbw_gb_s", "wrong_ranks", "missing_ranks")
+# Rows of Measurements: the probe that brings them, what identifies a row, and the fields that tell of a wrong result
+_ROWS: dict[str, tuple[Probe, tuple[str, ...], tuple[str, ...]]] = {
+    "collectives": ("collective", ("op", "size_bytes", "dtype"), ("wrong_ranks", "missing_ranks")),
+    "pairs": ("collective", ("a", "b", "size_bytes"), ("wrong_ranks",)),
+    "host_links": ("link", ("rank",), ("wrong_bytes",)),
+    "peer_links": ("link", ("source", "target"), ("wrong_elements",)),
+}
 
 F = TypeVar("F", bound=Fact)
 Point = tuple[float, float]  # seconds since the rendezvous of the ranks, value
@@ -45,26 +51,14 @@ def over_repetitions(repetitions: Sequence[Repetition]) -> Measurements:
     def last(probe: Probe) -> Measurements:
         return next((r.measured for r in reversed(repetitions) if probe in r.ended_s), every[0])
 
-    def wrong(rows: str, *fields: str) -> list[Any]:
-        """The rows of all repetitions in which one of these fields tells of a wrong result."""
-        return [row for m in every for row in getattr(m, rows) if any(getattr(row, field) for field in fields)]
-
-    link = last("link")
+    folded: dict[str, Any] = {}
+    for name, (probe, identity, wrong_fields) in _ROWS.items():
+        rows = [row for m in every for row in getattr(m, name)]
+        wrong = [row for row in rows if any(getattr(row, field) for field in wrong_fields)]
+        folded[name] = _folded(getattr(last(probe), name), wrong, identity, partial(_as_wrong_as_both, wrong_fields))
     return msgspec.structs.replace(
-        link,
-        collectives=_folded(
-            last("collective").collectives,
-            wrong("collectives", "wrong_ranks", "missing_ranks"),
-            tuple(field for field in Collective.__struct_fields__ if field not in _FIGURES),
-            _all_ranks("wrong_ranks", "missing_ranks"),
-        ),
-        pairs=_folded(
-            last("collective").pairs, wrong("pairs", "wrong_ranks"), ("a", "b", "size_bytes"), _all_ranks("wrong_ranks")
-        ),
-        host_links=_folded(link.host_links, wrong("host_links", "wrong_bytes"), ("rank",), _most("wrong_bytes")),
-        peer_links=_folded(
-            link.peer_links, wrong("peer_links", "wrong_elements"), ("source", "target"), _most("wrong_elements")
-        ),
+        last("link"),
+        **folded,
         compute=_folded(last("compute").compute, [c for m in every for c in m.compute], ("rank",), _computed),
         strategies=next((m.strategies for m in every if m.strategies is not None), None),
         data_loading=next((m.data_loading for m in every if m.data_loading is not None), None),
@@ -86,20 +80,13 @@ def _folded(
     return tuple(rows)
 
 
-def _most(field: str) -> Callable[[F, F], F]:
-    def fold(shown: F, other: F) -> F:
-        most: dict[str, Any] = {field: max(getattr(shown, field), getattr(other, field))}
-        return msgspec.structs.replace(shown, **most)
-
-    return fold
-
-
-def _all_ranks(*fields: str) -> Callable[[F, F], F]:
-    def fold(shown: F, other: F) -> F:
-        union = {field: tuple(sorted({*getattr(shown, field), *getattr(other, field)})) for field in fields}
-        return msgspec.structs.replace(shown, **union)
-
-    return fold
+def _as_wrong_as_both(fields: tuple[str, ...], shown: Fact, other: Fact) -> Fact:
+    """`shown` with the wrong ranks of either row, or the larger number of what is wrong."""
+    worst: dict[str, Any] = {}
+    for field in fields:
+        one, another = getattr(shown, field), getattr(other, field)
+        worst[field] = max(one, another) if isinstance(one, int) else tuple(sorted({*one, *another}))
+    return msgspec.structs.replace(shown, **worst)
 
 
 def _computed(shown: ComputeRank, other: ComputeRank) -> ComputeRank:

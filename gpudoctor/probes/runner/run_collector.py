@@ -14,7 +14,14 @@ from gpudoctor.probes.runner import messages
 from gpudoctor.probes.runner.board import ProgressBoard
 from gpudoctor.probes.runner.merge import merged_torch_view
 from gpudoctor.probes.runner.plan import ProbePlan, Stage
-from gpudoctor.probes.runner.rank_state import RankState, failure_problems, rank_list, slow_problem, timeout_problem
+from gpudoctor.probes.runner.rank_state import (
+    RankState,
+    behind,
+    failure_problems,
+    rank_list,
+    slow_problem,
+    timeout_problem,
+)
 from gpudoctor.probes.runner.run_progress import RunProgress
 from gpudoctor.process.ending import RunningProcess, process_state
 from gpudoctor.process.pipes import tail
@@ -86,10 +93,8 @@ class RunCollector:
         passed = f"{time.monotonic() - self._began:.0f} s"
         if self._method is None:
             return f"waits for torch to be imported: {passed}"
-        unfinished = [state for state in self._states if not state.left and state.status is None] or self._states
-        least = min(state.progress.moves for state in unfinished)
-        behind = [state for state in unfinished if state.progress.moves == least]
-        return f"waits for {rank_list(state.number for state in behind)} in {behind[0].doing}: {passed}"
+        late = behind(self._states)
+        return f"waits for {rank_list(state.number for state in late)} in {late[0].doing}: {passed}"
 
     @property
     def broken(self) -> bool:
@@ -103,7 +108,7 @@ class RunCollector:
             or any(state.died or state.failure is not None for state in self._states)
         )
 
-    def take(self, rank: int, message: messages.AnyMessage) -> None:
+    def take(self, rank: int, message: messages.RankMessage) -> None:
         """Process one message of a rank, or of the starter of rank n (-1 - n)."""
         match message:
             case messages.Phase(probe=probe, text=text):
@@ -234,7 +239,7 @@ class RunCollector:
             if len(self._joined) == self._plan.ranks:
                 self._start_s = time.monotonic() - self._began
                 self._run_progress.mark_rendezvous()
-        seen = (self._run_progress.repetition_of(state.number), text)
+        seen = (self._run_progress.repetition_of[state.number], text)
         if self._progress is not None and seen not in self._phases:
             self._phases.add(seen)
             where = self._run_progress.where(state.number) if probe != "launch" else None

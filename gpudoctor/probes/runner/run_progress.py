@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
@@ -52,11 +51,11 @@ class _Samples(msgspec.Struct):
 class RunProgress:
     """Collects samples as they arrive; one rank may be a repetition ahead of another."""
 
-    def __init__(self, plan: ProbePlan, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, plan: ProbePlan, clock: Callable[[], float] = monotonic) -> None:
         self._plan = plan
         self._clock = clock
         self._rendezvous_at = clock()
-        self._repetition_of = [0] * plan.ranks
+        self.repetition_of = [0] * plan.ranks  # by rank, counted from 0
         self._over: list[Repetition] = []
         self._under_way: dict[int, _Samples] = {}
 
@@ -81,11 +80,7 @@ class RunProgress:
             return None
         left_s = int(duration_s - (self._clock() - self._rendezvous_at))
         left = f"{left_s // 60} min {left_s % 60} s left" if left_s > 0 else "the last one"
-        return f"round {self._repetition_of[rank] + 1}, {left}"
-
-    def repetition_of(self, rank: int) -> int:
-        """The repetition a rank is in, counted from 0."""
-        return self._repetition_of[rank]
+        return f"round {self.repetition_of[rank] + 1}, {left}"
 
     def begin(self, rank: int, probe: Probe) -> None:
         """Note that a rank begins a probe, or another phase of it."""
@@ -99,12 +94,12 @@ class RunProgress:
 
     def finish(self, rank: int, probe: Probe) -> None:
         """Note that a rank has finished a probe; the plan's last probe ends the rank's repetition."""
-        number, samples = self._repetition_of[rank], self._samples_of(rank)
+        number, samples = self.repetition_of[rank], self._samples_of(rank)
         samples.finished.setdefault(probe, set()).add(rank)
         if len(samples.finished[probe]) == self._plan.ranks:
             samples.ended_s[probe] = self._clock() - self._rendezvous_at
         if probe == self._plan.probes[-1]:
-            self._repetition_of[rank] += 1
+            self.repetition_of[rank] += 1
             if probe in samples.ended_s:
                 self._over.append(self._merged(self._under_way.pop(number)))
 
@@ -133,7 +128,7 @@ class RunProgress:
         return msgspec.structs.replace(burn, counted_s=none, counters=none, kernel_events=none)
 
     def _samples_of(self, rank: int) -> _Samples:
-        return self._under_way.setdefault(self._repetition_of[rank], _Samples())
+        return self._under_way.setdefault(self.repetition_of[rank], _Samples())
 
     def _repetitions(self) -> list[Repetition]:
         under_way = [self._merged(samples) for _, samples in sorted(self._under_way.items())]
@@ -168,7 +163,7 @@ class Windows:
         self._begun: dict[tuple[Probe, int], float] = {}
         self._ended: dict[tuple[Probe, int], float] = {}
 
-    def take(self, rank: int, message: messages.AnyMessage) -> None:
+    def take(self, rank: int, message: messages.RankMessage) -> None:
         """Note that a rank begins or finishes a probe."""
         if isinstance(message, messages.Phase) and message.probe != "launch":
             # one rank may be a repetition ahead of another
@@ -199,21 +194,17 @@ class Windows:
         return min(self._begun.values()), max(self._ended.values()) if over else now_s
 
 
-class Sampled:
-    """The sampler of one run, and the time windows of its probes.
+class Sampled(Windows):
+    """The time windows of the probes of one run, whose `take` is for `run_probes(on_message=...)`, and its sampler.
 
     `sampler`: None if no GPU is under load; Missing if it could not be started.
     """
 
     def __init__(self, plan: ProbePlan, sampler: Sampler | Missing | None) -> None:
+        super().__init__(plan.ranks)
         self._plan = plan
         self._sampler = sampler
-        self._windows = Windows(plan.ranks)
         self._over_s: float | None = None
-
-    def take(self, rank: int, message: messages.AnyMessage) -> None:
-        """Note one message; to be passed as `run_probes(on_message=...)`."""
-        self._windows.take(rank, message)
 
     def stop(self, patience_s: float | None = None) -> None:
         """End the sampler, because the load is over."""
@@ -229,8 +220,8 @@ class Sampled:
             return msgspec.structs.replace(measured, not_run={**measured.not_run, "telemetry": self._sampler})
         now_s = self._over_s or monotonic()
         recording = self._sampler.recording()
-        found = [recording.telemetry(probe, *span) for probe, span in self._windows.spans(now_s).items()]
-        whole = self._windows.whole(now_s)
+        found = [recording.telemetry(probe, *span) for probe, span in self.spans(now_s).items()]
+        whole = self.whole(now_s)
         if self._plan.duration_s is not None and whole is not None:
             found.append(recording.telemetry(WHOLE, *whole))
         return msgspec.structs.replace(measured, telemetry=tuple(found), unanswered=recording.unanswered)

@@ -97,10 +97,10 @@ def require_usable(rank: Rank, view: TorchView) -> None:
         raise UnusableTorchError(f"this torch ({view.torch}) has no CUDA: install a CUDA build of torch")
     if not dist.is_nccl_available():
         raise UnusableTorchError(f"this torch ({view.torch}) was built without NCCL")
-    expected = rank.job.gpu_uuids[rank.number]
-    given = len(visible_gpus(rank.number, rank.job.gpu_uuids, rank.job.probes))
     if view.error is not None:
         raise RuntimeError(view.error)
+    expected, *others = visible_gpus(rank.number, rank.job.gpu_uuids, rank.job.probes)
+    given = 1 + len(others)
     if not 1 <= view.device_count <= given:  # a device cgroup may hide the other ranks' GPUs from this process
         raise RuntimeError(f"torch sees {view.device_count} GPUs where CUDA_VISIBLE_DEVICES names {given} ({expected})")
     if isinstance(view.visible_uuids, tuple) and expected.startswith("GPU-") and view.visible_uuids[0] != expected:
@@ -216,21 +216,17 @@ class Stopwatch:
     """Time of work on the device: CUDA events on a GPU, the thread's CPU time on a CPU."""
 
     def __init__(self, rank: Rank) -> None:
-        self._events: tuple[Any, Any] | None = None
-        if rank.on_gpu:
-            self._events = (timing_event(), timing_event())
-            self._events[0].record()
+        self._start = mark() if rank.on_gpu else None
         self._start_cpu_ns = time.thread_time_ns()
         self._start_ns = time.monotonic_ns()
 
     def stop(self) -> Lap:
         host_ms = ms_since(self._start_ns)
-        if self._events is None:
+        if self._start is None:
             return Lap((time.thread_time_ns() - self._start_cpu_ns) / 1e6, host_ms, host_ms)
-        start, end = self._events
-        end.record()
+        end = mark()
         end.synchronize()
-        device_ms = float(start.elapsed_time(end))
+        device_ms = float(self._start.elapsed_time(end))
         return Lap(device_ms, host_ms, device_ms)
 
 
@@ -245,17 +241,18 @@ def add_bytes(digest: hashlib._Hash, tensor: torch.Tensor) -> None:
     digest.update((ctypes.c_char * values.nbytes).from_address(values.data_ptr()))
 
 
-def timing_event() -> Any:
-    """A CUDA event that records its time."""
-    return _cuda.Event(enable_timing=True)
+def mark() -> Any:
+    """A CUDA event that has the time at which the GPU comes by it, after all work enqueued so far."""
+    event = _cuda.Event(enable_timing=True)
+    event.record()
+    return event
 
 
 def copies_ms(target: torch.Tensor, source: torch.Tensor, copies: int) -> list[float]:
     """Time of each of `copies` copies in ms, all enqueued at once with an event between any two."""
-    marks = [timing_event() for _ in range(copies + 1)]
-    marks[0].record()
-    for mark in marks[1:]:
+    marks = [mark()]
+    for _ in range(copies):
         target.copy_(source, non_blocking=True)
-        mark.record()
+        marks.append(mark())
     marks[-1].synchronize()
     return [start.elapsed_time(end) for start, end in pairwise(marks)]

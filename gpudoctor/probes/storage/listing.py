@@ -17,6 +17,7 @@ from time import monotonic
 
 import msgspec
 
+from gpudoctor.probes.storage.page_cache import opened
 from gpudoctor.text.units import short_size
 
 _MOST_FILES = 4096
@@ -66,7 +67,6 @@ class Listing(msgspec.Struct):
         return tuple(text for met, text in reasons if met)
 
     def why_none(self, least_bytes: int) -> str:
-        """Why there is no file to read."""
         return "; ".join(self.left_out(least_bytes)) or "there is no file"
 
 
@@ -158,15 +158,12 @@ def mostly_holes(path: str, of_file: os.stat_result) -> bool:
     On a file system that reports no extents (NFS, FUSE), a file that occupies half its size on disk counts as data.
     """
     size = of_file.st_size
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
+    with opened(path, os.O_NONBLOCK) as descriptor:
         try:
             return _is_mostly_holes(_extents_by_fiemap(descriptor, size), size)
         except OSError:
             whole = of_file.st_blocks * _STAT_BLOCK_BYTES * 2 >= size
             return not whole and _is_mostly_holes(_extents_by_lseek(descriptor), size)
-    finally:
-        os.close(descriptor)
 
 
 def _is_mostly_holes(written: Iterator[tuple[int, int]], size: int) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gpudoctor.facts.model.measured_hardware import ReadMethod
@@ -27,15 +27,21 @@ _MAY_BUFFER = ("btrfs", "bcachefs", "f2fs", "ntfs3", "9p", "overlay")
 _NO_MOUNT = Missing("the mount table does not tell on what file system it lies", "failed")
 
 
+@contextmanager
+def opened(path: str, flags: int = 0) -> Iterator[int]:
+    """The descriptor of a file or folder, open for reading with these flags until the block ends. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 def drop(paths: Iterable[str]) -> None:
     """Ask the kernel to evict these files; dirty and mapped pages stay."""
     for path in paths:
-        with suppress(OSError):
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            finally:
-                os.close(descriptor)
+        with suppress(OSError), opened(path) as descriptor:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def drop_range(descriptor: int, begin: int, length: int) -> None:
@@ -51,20 +57,15 @@ def goes_past(path: str) -> bool | None:
     Some file systems accept the flag and still read through the cache. To detect that, the first MiB of the file is
     evicted and read with O_DIRECT: if it is cached afterwards, the read went through the cache.
     """
-    descriptor = None
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
-        drop_range(descriptor, 0, _PROBED_BYTES)
-        if resident_share(path, _PROBED_BYTES) != 0.0:  # a process has it mapped
-            return None
-        with mmap.mmap(-1, _PROBED_BYTES) as buffer:
+        with opened(path, os.O_DIRECT) as descriptor, mmap.mmap(-1, _PROBED_BYTES) as buffer:
+            drop_range(descriptor, 0, _PROBED_BYTES)
+            if resident_share(path, _PROBED_BYTES) != 0.0:  # a process has it mapped
+                return None
             os.preadv(descriptor, [buffer], 0)
         return resident_share(path, _PROBED_BYTES) == 0.0
     except OSError:
         return None
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)
 
 
 def resident_share(path: str, most_bytes: int = _MOST_BYTES) -> float | None:
@@ -73,20 +74,15 @@ def resident_share(path: str, most_bytes: int = _MOST_BYTES) -> float | None:
     mincore(2) is accurate only for users who own the file or may write to it; for others all pages look cached.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        seen = os.fstat(descriptor)
-        if seen.st_uid != os.geteuid() and not os.access(path, os.W_OK):
-            return None
-        size = min(seen.st_size, most_bytes)
-        with mmap.mmap(descriptor, size, access=mmap.ACCESS_COPY) as mapped:
-            return _share(mapped, size)
+        with opened(path) as descriptor:
+            seen = os.fstat(descriptor)
+            if seen.st_uid != os.geteuid() and not os.access(path, os.W_OK):
+                return None
+            size = min(seen.st_size, most_bytes)
+            with mmap.mmap(descriptor, size, access=mmap.ACCESS_COPY) as mapped:
+                return _share(mapped, size)
     except (OSError, ValueError):
         return None
-    finally:
-        os.close(descriptor)
 
 
 def _share(mapped: mmap.mmap, size: int) -> float | None:

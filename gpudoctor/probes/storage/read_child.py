@@ -15,11 +15,11 @@ from typing import Any
 
 import msgspec
 
-from gpudoctor.facts.model.measured_hardware import ReadMethod, ReadPattern, StorageRate, StorageRead
+from gpudoctor.facts.model.measured_hardware import ReadMethod, ReadPattern, StorageRead
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.storage import page_cache
 from gpudoctor.probes.storage.listing import DataFile, listed
-from gpudoctor.probes.storage.page_cache import cold, held_in_ram, mount_below
+from gpudoctor.probes.storage.page_cache import cold, held_in_ram, mount_below, opened
 from gpudoctor.probes.storage.readers import SEQUENTIAL_BYTES, ReadersStuckError, pieces_of, read_at_once
 from gpudoctor.process.ending import leave
 from gpudoctor.process.pipes import write_all
@@ -70,29 +70,23 @@ class _Report:
     """What has been measured so far; sent to the parent after each change."""
 
     def __init__(self, descriptor: int, read: StorageRead) -> None:
+        self.read = read
         self._descriptor = descriptor
-        self._answer = ReadAnswer("start", read)
+        self._doing = "start"
 
     def doing(self, text: str) -> None:
-        """A step begins."""
-        self._send(ReadAnswer(text, self._answer.read))
+        self._doing = text
+        self.found()
 
     def found(self, **fields: Any) -> None:
-        """Some fields of the result are known."""
-        self._send(ReadAnswer(self._answer.doing, msgspec.structs.replace(self._answer.read, **fields)))
-
-    def rate(self, rate: StorageRate) -> None:
-        self.found(rates=(*self._answer.read.rates, rate))
-
-    def left_out(self, *text: str) -> None:
-        self.found(left_out=(*self._answer.read.left_out, *text))
-
-    def _send(self, answer: ReadAnswer) -> None:
-        self._answer = answer
+        self.read = msgspec.structs.replace(self.read, **fields)
         try:
-            write_all(self._descriptor, msgspec.json.encode(answer) + b"\n")
+            write_all(self._descriptor, msgspec.json.encode(ReadAnswer(self._doing, self.read)) + b"\n")
         except BrokenPipeError:
             leave(1)
+
+    def left_out(self, *text: str) -> None:
+        self.found(left_out=(*self.read.left_out, *text))
 
 
 def begin(descriptor: str, order: str) -> None:
@@ -146,7 +140,7 @@ def _read(order: ReadOrder, report: _Report) -> None:
             shifted = [*pieces[at:], *pieces[:at]]
             rate = read_at_once(files, shifted, pattern, readers, method, order.seconds, order.most_bytes)
             alone_gb_s = alone_gb_s or rate.gb_s
-            report.rate(rate)
+            report.found(rates=(*report.read.rates, rate))
     is_cold = cold(mount, method, page_cache.goes_past(witness) if method == "direct" else None, stayed)
     report.doing("open files, read from the page cache")
     opens_per_s, p99_us = _opens(files, own_file=own_file)
@@ -168,12 +162,11 @@ def made_in(folder: str) -> DataFile:
     descriptor = _without_name(folder)
     try:
         written = _fill(descriptor, size_bytes)
+        why = f"{folder} took {written >> 20} MiB in {_WRITE_S:g} s, too little to be read; name data by --data"
     except OSError as error:
-        os.close(descriptor)
-        raise NothingToReadError(f"writing a file to read in {folder}: {error.strerror or error}", tried=True) from None
+        written, why = 0, f"writing a file to read in {folder}: {error.strerror or error}"
     if written < _LEAST_OWN_BYTES:
         os.close(descriptor)
-        why = f"{folder} took {written >> 20} MiB in {_WRITE_S:g} s, too little to be read; name data by --data"
         raise NothingToReadError(why, tried=True)
     return DataFile(f"/proc/self/fd/{descriptor}", written)
 
@@ -230,28 +223,25 @@ def _method(file: DataFile) -> ReadMethod:
 
 def _cached_gb_s(path: str) -> float | Missing:
     """One reader's rate for data it has just read, which a second epoch gets if the data fits into RAM."""
+    doing = "opening"
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:  # the file has vanished
-        return Missing(f"opening it again: {error.strerror or error}", "failed")
-    try:
-        size = min(os.fstat(descriptor).st_size, _CACHED_BYTES)
-        buffer = bytearray(min(size, 1 << 20))
-        # fill the cache first, for at most a second
-        give_up_s, offset = monotonic() + 1.0, 0
-        while offset < size and monotonic() < give_up_s:
-            offset += os.preadv(descriptor, [buffer], offset) or size
-        size = min(size, offset)
-        best = 0.0
-        for _ in range(3):
-            began_s = monotonic()
-            total = sum(os.preadv(descriptor, [buffer], offset) for offset in range(0, size, len(buffer)))
-            best = max(best, total / max(monotonic() - began_s, 1e-9) / 1e9)
-        return best
-    except OSError as error:
-        return Missing(f"reading it again: {error.strerror or error}", "failed")
-    finally:
-        os.close(descriptor)
+        with opened(path) as descriptor:
+            doing = "reading"
+            size = min(os.fstat(descriptor).st_size, _CACHED_BYTES)
+            buffer = bytearray(min(size, 1 << 20))
+            # fill the cache first, for at most a second
+            give_up_s, offset = monotonic() + 1.0, 0
+            while offset < size and monotonic() < give_up_s:
+                offset += os.preadv(descriptor, [buffer], offset) or size
+            size = min(size, offset)
+            best = 0.0
+            for _ in range(3):
+                began_s = monotonic()
+                total = sum(os.preadv(descriptor, [buffer], offset) for offset in range(0, size, len(buffer)))
+                best = max(best, total / max(monotonic() - began_s, 1e-9) / 1e9)
+            return best
+    except OSError as error:  # the file may have vanished
+        return Missing(f"{doing} it again: {error.strerror or error}", "failed")
 
 
 def _opens(files: Sequence[DataFile], *, own_file: bool) -> tuple[float | Missing, float | Missing]:

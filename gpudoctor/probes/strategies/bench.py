@@ -52,7 +52,6 @@ class Bench:
             self._alone["bf16"] = Alone(shape, rank.device, parts=parts, bf16=True)
 
     def reference(self) -> StrategyReference:
-        """The results of the steps on this rank alone."""
         alone = self._alone["fp32"]
         losses = tuple(map(finite, alone.losses))
         losses_bf16 = tuple(map(finite, self._alone["bf16"].losses)) if self.has_bf16 else ()
@@ -193,9 +192,13 @@ class Alone:
         for step in range(STEPS):
             began_ns = time.monotonic_ns()
             optimizer.zero_grad()
+            tokens, targets = batch_of(shape, step, device)
             with retained.counting() if step == STEPS - 1 else nullcontext():
-                logits, targets, loss = _gradients(shape, device, step, worker)
-            losses.append(loss)
+                logits = worker(tokens)
+                loss = loss_of(logits, targets)
+                torch.autograd.backward(loss)
+            losses.append(loss.detach())
+            logits = logits.detach()
             if worker is not model:
                 _hand_over_gradients(worker, model)
             optimizer.step()
@@ -225,17 +228,6 @@ def _with_peak(memory: StrategyMemory, device: torch.device, at_first_bytes: int
     if device.type != "cuda":
         return memory
     return msgspec.structs.replace(memory, peak_bytes=torch.cuda.max_memory_allocated() - at_first_bytes)
-
-
-def _gradients(
-    shape: StrategyShape, device: torch.device, step: int, model: nn.Module
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Compute the gradients of a step; returns logits, targets and loss."""
-    tokens, targets = batch_of(shape, step, device)
-    logits = model(tokens)
-    loss = loss_of(logits, targets)
-    torch.autograd.backward(loss)
-    return logits.detach(), targets, loss.detach()
 
 
 def _hand_over_gradients(worker: nn.Module, model: nn.Module) -> None:

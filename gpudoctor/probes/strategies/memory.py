@@ -15,13 +15,12 @@ from torch.utils._pytree import tree_iter
 
 from gpudoctor.facts.model.measured_strategies import StrategyMemory
 from gpudoctor.facts.model.missing import Missing
+from gpudoctor.probes.runner.messages import CPU_MEMORY
+from gpudoctor.probes.runner.torch_device import torch_version
 
 _Storage: Any = torch.UntypedStorage
 _NAMESPACES = ("c10d", "_c10d_functional")
-_NO_TRAFFIC = (
-    *("wait_tensor", "_wrap_tensor_autograd", "recv_", "recv_any_source_"),
-    *("barrier", "monitored_barrier_"),
-)
+_NO_TRAFFIC = {"wait_tensor", "_wrap_tensor_autograd", "recv_", "recv_any_source_", "barrier", "monitored_barrier_"}
 # DTensor communicates inside its own dispatch, which sees the mode only if that dispatch runs first.
 _HANDLED_FIRST = ("DTensor", "AsyncCollectiveTensor")
 
@@ -66,7 +65,7 @@ def memory_of(parameters: Any, optimizer: Any, activations_bytes: int | Missing)
         gradients_bytes=held_bytes(parameter.grad for parameter in parameters),
         optimizer_bytes=held_bytes(optimizer_tensors(optimizer)),
         activations_bytes=activations_bytes,
-        peak_bytes=Missing("CPU ranks have no memory of their own"),
+        peak_bytes=CPU_MEMORY,
     )
 
 
@@ -140,13 +139,9 @@ class TrafficCounter(TorchDispatchMode):
         if any(kind.__name__ in _HANDLED_FIRST for kind in types):
             return NotImplemented
         found = func(*args, **(kwargs or {}))
-        if func.namespace in _NAMESPACES and _name_of(func) not in _NO_TRAFFIC:
+        if func.namespace in _NAMESPACES and str(func).split(".")[1] not in _NO_TRAFFIC:
             self.sent_bytes += max(_bytes_in(args), _bytes_in(found))
         return found
-
-
-def _name_of(func: Callable[..., Any]) -> str:
-    return str(func).split(".")[1]
 
 
 def _bytes_in(values: Any) -> int:
@@ -160,12 +155,9 @@ def _bytes_in(values: Any) -> int:
     return 0
 
 
-def _dtensor() -> type:
-    try:
-        from torch.distributed.tensor import DTensor
-    except ImportError:  # torch 2.4
-        return importlib.import_module("torch.distributed._tensor").DTensor  # type: ignore[no-any-return]
-    return DTensor
+def dtensor_module() -> Any:
+    """torch's module of DTensors, which torch 2.4 has under a private name."""
+    return importlib.import_module(f"torch.distributed.{'_tensor' if torch_version() < (2, 5) else 'tensor'}")
 
 
 class LiveBytes(TorchDispatchMode):
@@ -179,7 +171,7 @@ class LiveBytes(TorchDispatchMode):
         self._live: dict[int, tuple[weakref.ref[Any], int]] = {}
         self.now_bytes = self.peak_bytes = 0
         self._resize = _Storage.resize_
-        self._wrapper = _dtensor()
+        self._wrapper = dtensor_module().DTensor
 
     def __enter__(self) -> LiveBytes:
         def resize(storage: Any, size: int) -> Any:  # FSDP frees gathered weights by it, and it is not an operation

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from gpudoctor.probes.runner.rank import Rank
-from gpudoctor.probes.runner.torch_device import ms_since, timing_event
+from gpudoctor.probes.runner.torch_device import mark, ms_since
 from gpudoctor.probes.strategies.bench import Bench
 from gpudoctor.probes.strategies.model import build_optimizer
 from gpudoctor.probes.strategies.pipeline_steps import (
@@ -39,24 +39,24 @@ def run_pipeline(rank: Rank, bench: Bench) -> None:
     """Train the model in as many stages as there are ranks, with each schedule."""
     stages = Stages(range(rank.world_size), rank.number, rank.device)
     for schedule in SCHEDULES:
-        _train(rank, bench, stages, schedule, torchs_own=torch_runs_schedules())
+        _train(rank, bench, stages, schedule)
 
 
-def _train(rank: Rank, bench: Bench, stages: Stages, schedule: ScheduleName, *, torchs_own: bool) -> None:
+def _train(rank: Rank, bench: Bench, stages: Stages, schedule: ScheduleName) -> None:
     bench.begin_variant()
     microbatches = _MICROBATCHES_A_STAGE * stages.count
     module = bench.model()
     module.keep_layers(layers_of_stage(bench.shape.layers, stages.index, stages.count))
     optimizer = build_optimizer(module.parameters())
     boundary = (bench.shape.sequence, bench.shape.width)
-    play = pipeline_step(stages, module, schedule, microbatches, loss_of, boundary, torchs_own=torchs_own)
+    play = pipeline_step(stages, module, schedule, microbatches, loss_of, boundary)
     figures = {
         "stages": float(stages.count),
         "microbatches": float(microbatches),
         "microbatches_held": float(most_held(actions_of(schedule, 0, stages.count, microbatches))),
         "bubble_share_expected": bubble_share(stages.count, microbatches),
-        "bubble_share": _measured_bubble(rank, stages, schedule, microbatches, torchs_own=torchs_own),
-        "torch_schedule": float(torchs_own),
+        "bubble_share": _measured_bubble(rank, stages, schedule, microbatches),
+        "torch_schedule": float(torch_runs_schedules()),
     }
 
     def step(number: int) -> torch.Tensor | None:
@@ -68,9 +68,7 @@ def _train(rank: Rank, bench: Bench, stages: Stages, schedule: ScheduleName, *, 
     bench.train(schedule, step, module, optimizer, figures=figures)
 
 
-def _measured_bubble(
-    rank: Rank, stages: Stages, schedule: ScheduleName, microbatches: int, *, torchs_own: bool
-) -> float:
+def _measured_bubble(rank: Rank, stages: Stages, schedule: ScheduleName, microbatches: int) -> float:
     """The share of a step in which the stages are idle: 1 - work / step, of the best of a few steps.
 
     Measured with stages that all take the same time. Those of a small model do not: the first has the embedding, the
@@ -78,7 +76,7 @@ def _measured_bubble(
     which needs no core), which leaves only the schedule and the transfers.
     """
     pace = _Pace(rank)
-    play = pipeline_step(stages, _Paced(pace), schedule, microbatches, _mean, (_WIDTH,), torchs_own=torchs_own)
+    play = pipeline_step(stages, _Paced(pace), schedule, microbatches, _mean, (_WIDTH,))
     batch = torch.ones(microbatches, _WIDTH, device=rank.device)
     shares = []
     for _ in range(1 + _REPEATS):
@@ -118,12 +116,10 @@ class _Pace:
             time.sleep(times * _FORWARD_MS / 1e3)
             self._slept_ms.append(ms_since(start_ns))
             return
-        began, ended = timing_event(), timing_event()
-        began.record()
+        began = mark()
         for _ in range(times * self._products):
             torch.mm(self._matrix, self._matrix)
-        ended.record()
-        self._events.append((began, ended))
+        self._events.append((began, mark()))
 
     def forget(self) -> None:
         self._slept_ms.clear()
@@ -150,7 +146,6 @@ class _Paced(nn.Module):
         self.factor = nn.Parameter(torch.ones(()))  # a stage without weights would have no backward pass
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The input, unchanged."""
         slowed: torch.Tensor = _Slowed.apply(hidden * self.factor, self._pace)  # type: ignore[no-untyped-call]
         return slowed
 

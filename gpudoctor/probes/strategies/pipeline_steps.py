@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,9 @@ SCHEDULES: tuple[ScheduleName, ...] = ("gpipe", "1f1b")
 TORCH_SCHEDULES_SINCE = (2, 13)
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+# One step of this rank's stage, on inputs and targets of the whole batch: the first stage uses the inputs, the last the
+# targets. Returns the mean loss over the microbatches on the last stage, None on the others.
+PipelineStep = Callable[[torch.Tensor, torch.Tensor], "torch.Tensor | None"]
 
 
 class Action(NamedTuple):
@@ -56,7 +59,6 @@ def one_f_one_b(stage: int, stages: int, microbatches: int) -> tuple[Action, ...
 
 
 def actions_of(schedule: ScheduleName, stage: int, stages: int, microbatches: int) -> tuple[Action, ...]:
-    """The actions of this stage, in order."""
     return gpipe(microbatches) if schedule == "gpipe" else one_f_one_b(stage, stages, microbatches)
 
 
@@ -101,16 +103,6 @@ def layers_of_stage(layers: int, stage: int, stages: int) -> range:
     each, more = divmod(layers, stages)
     first = stage * each + min(stage, more)
     return range(first, first + each + (1 if stage < more else 0))
-
-
-class PipelineStep(Protocol):
-    """One step of this rank's stage; gradients are of the mean loss over the microbatches."""
-
-    def __call__(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
-        """The mean loss on the last stage, None on the others.
-
-        Every stage is passed the whole batch: the first uses the inputs, the last the targets.
-        """
 
 
 class Stages:
@@ -158,7 +150,6 @@ class SendRecvPipeline:
         self._actions = actions_of(schedule, stages.index, stages.count, microbatches)
 
     def __call__(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
-        """See PipelineStep."""
         given, expected = inputs.chunk(self._microbatches), targets.chunk(self._microbatches)
         received: dict[Action, torch.Tensor] = {}
         made: dict[int, Any] = {}  # where the backward pass starts: a tensor or its edge in the graph
@@ -219,32 +210,6 @@ def _gradient_edge(output: torch.Tensor) -> Any:
     return get_gradient_edge(output)
 
 
-class TorchPipeline:
-    """torch.distributed.pipelining's schedule of the same name, on all ranks of the run."""
-
-    def __init__(
-        self, stages: Stages, module: nn.Module, schedule: ScheduleName, microbatches: int, loss: Loss
-    ) -> None:
-        from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
-
-        self._stages = stages
-        stage = PipelineStage(module, stages.index, stages.count, stages.device)
-        made: Any = ScheduleGPipe if schedule == "gpipe" else Schedule1F1B
-        self._schedule = made(stage, n_microbatches=microbatches, loss_fn=loss)
-
-    def __call__(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
-        """See PipelineStep."""
-        if self._stages.first:
-            self._schedule.step(inputs)
-        elif self._stages.last:
-            losses: list[torch.Tensor] = []
-            self._schedule.step(target=targets, losses=losses)
-            return torch.stack(losses).mean().detach()
-        else:
-            self._schedule.step()
-        return None
-
-
 def pipeline_step(
     stages: Stages,
     module: nn.Module,
@@ -252,13 +217,27 @@ def pipeline_step(
     microbatches: int,
     loss: Loss,
     boundary: tuple[int, ...],
-    *,
-    torchs_own: bool,
 ) -> PipelineStep:
-    """This rank's stage in a schedule, in torch's implementation if `torchs_own`; see SendRecvPipeline."""
-    if torchs_own:
-        return TorchPipeline(stages, module, schedule, microbatches, loss)
-    return SendRecvPipeline(stages, module, schedule, microbatches, loss, boundary)
+    """This rank's stage in a schedule of all ranks of the run: torch's own if that works, or else SendRecvPipeline."""
+    if not torch_runs_schedules():
+        return SendRecvPipeline(stages, module, schedule, microbatches, loss, boundary)
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+    stage = PipelineStage(module, stages.index, stages.count, stages.device)
+    made: Any = ScheduleGPipe if schedule == "gpipe" else Schedule1F1B
+    play = made(stage, n_microbatches=microbatches, loss_fn=loss)
+
+    def step(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
+        losses: list[torch.Tensor] = []
+        if stages.first:
+            play.step(inputs)
+        elif stages.last:
+            play.step(target=targets, losses=losses)
+        else:
+            play.step()
+        return torch.stack(losses).mean().detach() if losses else None
+
+    return step
 
 
 def torch_runs_schedules() -> bool:

@@ -13,7 +13,7 @@ from torch import nn
 
 from gpudoctor.probes.runner.rank import Rank
 from gpudoctor.probes.strategies.bench import Bench
-from gpudoctor.probes.strategies.memory import local_part
+from gpudoctor.probes.strategies.memory import dtensor_module, local_part
 from gpudoctor.probes.strategies.model import build_optimizer, train_step
 from gpudoctor.probes.strategies.pipeline_steps import SendRecvPipeline, Stages, bubble_share, layers_of_stage
 from gpudoctor.probes.strategies.transformer import Transformer, loss_of
@@ -33,8 +33,7 @@ def run_tensor(rank: Rank, bench: Bench) -> None:
     model = bench.model()
     with rank.blocked():
         mesh = init_device_mesh(rank.device.type, (rank.world_size,), mesh_dim_names=("tensor",))
-        split_blocks(model, mesh)
-        split_head(model, mesh)
+        split(model, mesh)
     if rank.injected("wrong-shard"):
         inject_wrong_shard(model, bench.model(), rank.number, rank.world_size)
     optimizer = build_optimizer(split_and_whole(model), fused=True)
@@ -49,8 +48,11 @@ def run_tensor(rank: Rank, bench: Bench) -> None:
     bench.train("tensor", step, model, optimizer, figures=figures)
 
 
-def split_blocks(model: Transformer, mesh: Any) -> None:
-    """Split the matrices of every layer over the ranks of a one-dimensional mesh; norms are replicated."""
+def split(model: Transformer, mesh: Any) -> None:
+    """Split the matrices of every layer over the ranks of a one-dimensional mesh; norms are replicated.
+
+    The head, if the model (or stage) has one, is split by columns if it divides evenly; every rank gets all logits.
+    """
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
         PrepareModuleInput,
@@ -58,29 +60,15 @@ def split_blocks(model: Transformer, mesh: Any) -> None:
         parallelize_module,
     )
 
-    whole = _replicated()
+    whole = dtensor_module().Replicate()
     for block in model.blocks.values():
         styles: dict[str, Any] = {name: ColwiseParallel() for name in COLUMNS}
         styles.update({name: RowwiseParallel() for name in ROWS})
         # query, key and value share one input: otherwise each of them would sum its gradient over the ranks separately
         styles["attention"] = PrepareModuleInput(input_layouts=(whole, None), desired_input_layouts=(whole, None))
         parallelize_module(block, mesh, styles)
-
-
-def split_head(model: Transformer, mesh: Any) -> None:
-    """Split the head by columns, if the model (or stage) has one that divides evenly; every rank gets all logits."""
-    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
-
     if model.head is not None and model.head.out.out_features % mesh.size() == 0:
-        parallelize_module(model, mesh, {"head.out": ColwiseParallel(output_layouts=_replicated())})
-
-
-def _replicated() -> Any:
-    try:
-        from torch.distributed.tensor import Replicate
-    except ImportError:  # torch 2.4 has it only in the private module
-        from torch.distributed._tensor import Replicate  # type: ignore[attr-defined]
-    return Replicate()
+        parallelize_module(model, mesh, {"head.out": ColwiseParallel(output_layouts=whole)})
 
 
 def split_and_whole(model: nn.Module) -> list[dict[str, Any]]:
@@ -141,8 +129,7 @@ def run_3d(rank: Rank, bench: Bench) -> None:
     model = bench.model()
     model.keep_layers(layers_of_stage(bench.shape.layers, stages.index, stages.count))
     with rank.blocked():
-        split_blocks(model, mesh["tensor"])
-        split_head(model, mesh["tensor"])
+        split(model, mesh["tensor"])
     optimizer = build_optimizer(split_and_whole(model), fused=True)
     boundary = (bench.shape.sequence, bench.shape.width)
     play = SendRecvPipeline(stages, model, "1f1b", _MICROBATCHES, loss_of, boundary)
@@ -169,7 +156,6 @@ def _average(model: nn.Module, group: Any, copies: int) -> None:
     if copies == 1:
         return
     for weight in model.parameters():
-        gradient: Any = weight.grad
-        local = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+        local = local_part(weight.grad)
         dist.all_reduce(local, group=group)
         local.div_(copies)

@@ -20,7 +20,7 @@ from gpudoctor.facts.model.measurements import BucketStep, Swap
 from gpudoctor.probes.collective.probe import contributions_to_the_sum
 from gpudoctor.probes.link.peer_copies import device_of
 from gpudoctor.probes.runner.merge import finite, median_deviation
-from gpudoctor.probes.runner.messages import TrainSample
+from gpudoctor.probes.runner.messages import CPU_MEMORY, TrainSample
 from gpudoctor.probes.runner.rank import Rank
 from gpudoctor.probes.runner.torch_device import Stopwatch, add_bytes
 from gpudoctor.probes.train.sanity_model import Data, Shape, Work, build_model, calibrated_batch, shape_for
@@ -64,7 +64,7 @@ def run_training(rank: Rank) -> None:
     rank.phase("steady train")
     steady_step_ms = train.steady_step_ms(_STEADY_STEPS)
     # Read before rank 0 works alone, which would raise its peak above the others'.
-    memory_peak_mib = torch.cuda.max_memory_allocated() / 2**20 if rank.on_gpu else None
+    memory_peak_mib = torch.cuda.max_memory_allocated() / 2**20 if rank.on_gpu else CPU_MEMORY
     train.inject_desync()
     cycles_ms, rotated = tuple(statistics.median(block.compute_ms) for block in blocks), False
     if not rank.on_gpu and rank.world_size > 1:  # a GPU rank's cycles are its measured blocks
@@ -90,7 +90,7 @@ def run_training(rank: Rank) -> None:
             losses=tuple(finite(float(loss)) for loss in train.losses),
             weights_sha256=_sha256(parameters),
             contribution_ok=None if contributions is None else contributions.ok,
-            gradient_error=gradient_error,
+            gradient_error=None if gradient_error is None else finite(gradient_error),
             steady_step_ms=steady_step_ms,
             solo_compute_ms=solo_compute_ms,
             solo_step_ms=alone_step_ms,

@@ -70,7 +70,6 @@ class Train:
         return error
 
     def block(self, steps: int) -> StepBlock:
-        """Run `steps` measured steps."""
         rows = []
         gc.disable()  # garbage collection in one rank would look like a slow rank
         try:
@@ -169,10 +168,10 @@ class Train:
         return alone.worked_ms, alone.host_ms, data_ms, arrived_ns, left_ns, whole.passed_ms
 
 
-def solo_step_ms(rank: Rank, shape: Shape, model: nn.Module, data: Data, steps: int) -> float | None:
-    """Mean time in ms of the plain step on rank 0 alone, while the others wait on the CPU; None on all other ranks."""
+def solo_step_ms(rank: Rank, shape: Shape, model: nn.Module, data: Data, steps: int) -> float:
+    """Mean time in ms of the plain step on rank 0 alone, while the others wait on the CPU; 0 on all other ranks."""
     rank.barrier()
-    step_ms = None
+    step_ms = 0.0
     if rank.number == 0:
         work, batches = Work(rank, shape), data.ready(0)
         optimizer = torch.optim.Adam(model.parameters(), lr=shape.learning_rate)
