@@ -10,6 +10,7 @@ import msgspec
 
 from gpudoctor.checks.core.explains import PROBES, Explains
 from gpudoctor.checks.core.finding import PROBLEMS, WORST_FIRST, Advice, Finding, Status, worst
+from gpudoctor.checks.core.grouped import grouped
 from gpudoctor.checks.core.registry import registry
 from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.checks.core.subject import NODE, Subject
@@ -110,9 +111,7 @@ def _faults(
     roots: Sequence[tuple[str, Finding]], every_gpu: set[int | None], lines: Mapping[int, tuple[str, ...]]
 ) -> Iterator[Fault]:
     """One fault for each finding, but one for all of a check that every GPU has alike."""
-    groups: dict[object, list[Finding]] = {}
-    for check_id, finding in roots:
-        groups.setdefault((check_id, _alike(finding)), []).append(finding)
+    groups = grouped(((check_id, _alike(finding)), finding) for check_id, finding in roots)
     for check_id, finding in roots:
         group = groups[check_id, _alike(finding)]
         if len(group) < 2 or {f.subject.gpu for f in group} != every_gpu:

@@ -9,8 +9,8 @@ from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, F
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.core.unread import unread
-from gpudoctor.checks.measured.probe_outcome import absent, judged_problems, problem_subject, problems_of
-from gpudoctor.checks.measured.ranks import on_gpus, ranks_in_words
+from gpudoctor.checks.measured.probe_outcome import absent, judged_problems, problems_of
+from gpudoctor.checks.measured.ranks import on_gpus, rank_subject, ranks_in_words
 from gpudoctor.facts.model.measured_hardware import DataLoading, LoaderRates
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.text.units import seconds_text, short_size, size_text, three_digits
@@ -67,7 +67,7 @@ def _problems(case: Case) -> Iterator[Finding]:
     for problem in case.measurements.problems:
         if problem.probe == PROBE:
             lines = (Evidence(f"stderr of rank {problem.rank}", line) for line in problem.output)
-            yield unknown(problem_subject(case, problem), problem.text, *lines, advice=(_READ_ALONE,))
+            yield unknown(rank_subject(case, problem.rank), problem.text, *lines, advice=(_READ_ALONE,))
 
 
 def _judged(case: Case, loading: DataLoading, rates: dict[int, LoaderRates]) -> Finding:

@@ -9,6 +9,7 @@ import msgspec
 from gpudoctor.checks.core.case import Case, Limit, once_a_case
 from gpudoctor.checks.core.each_gpu import untrusted
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
+from gpudoctor.checks.core.grouped import grouped
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, of_gpu
 from gpudoctor.checks.core.unread import failed_readings, first_failed, unread
@@ -82,13 +83,11 @@ def _compared(case: Case, gpus: list[Gpu], attributes: tuple[Attribute, ...]) ->
     for attribute in attributes:
         values = _values(case, attribute, gpus)
         usual = majority(values.values())
-        sides: dict[Hashable, list[int]] = {}
         for index, value in values.items():
-            sides.setdefault(value, []).append(index)
             if usual not in (None, value):
                 outliers.setdefault(index, []).append((attribute, value, usual))
         if usual is None and len(values) > 1:
-            ties.append((attribute, sides))
+            ties.append((attribute, grouped((value, index) for index, value in values.items())))
     if ties:
         yield _tie(case, ties)
     for gpu in gpus:
@@ -103,10 +102,8 @@ def _compared(case: Case, gpus: list[Gpu], attributes: tuple[Attribute, ...]) ->
 
 def _mixed(case: Case, gpus: list[Gpu]) -> Iterator[Finding]:
     """The models, and which GPUs are of each, on those that are fewer: none is wrong, but they do not train alike."""
-    of_model: dict[str, list[Gpu]] = {}
-    for gpu in gpus:
-        of_model.setdefault(str(gpu.name), []).append(gpu)
-    models = "; ".join(f"{name} ({_names([gpu.index for gpu in alike])})" for name, alike in of_model.items())
+    of_model = grouped((str(gpu.name), gpu.index) for gpu in gpus)
+    models = "; ".join(f"{name} ({_names(indices)})" for name, indices in of_model.items())
     usual = majority([str(gpu.name) for gpu in gpus])
     fewer = [of_gpu(gpu) for gpu in gpus if usual is not None and gpu.name != usual]
     for subject in fewer or [NODE]:
@@ -232,11 +229,11 @@ def _leave_out(case: Case) -> list[Advice]:
 def _most_alike(case: Case) -> str:
     """The largest set of GPUs of one model and memory size, as CUDA numbers them by bus id; "..." if there is none."""
     sizes = _values(case, _MEMORY, list(case.compute_gpus))
-    sets: dict[Hashable, list[int]] = {}
     to_compare = {gpu.index for gpu in case.compute_gpus}
-    for number, gpu in enumerate(sorted(case.node.gpus, key=lambda gpu: gpu.bus_id)):
-        if gpu.index in to_compare:
-            sets.setdefault((known(gpu.name), sizes.get(gpu.index)), []).append(number)
+    numbered = enumerate(sorted(case.node.gpus, key=lambda gpu: gpu.bus_id))
+    sets = grouped(
+        ((known(gpu.name), sizes.get(gpu.index)), number) for number, gpu in numbered if gpu.index in to_compare
+    )
     largest = max(sets.values(), key=len)
     several = sum(len(each) == len(largest) for each in sets.values()) > 1
     return "..." if several else ",".join(map(str, largest))

@@ -14,7 +14,7 @@ from gpudoctor.checks.link.host import HOST
 from gpudoctor.checks.measured.peer_pairs import Joined, joined_pairs
 from gpudoctor.checks.measured.peer_ranks import Yardstick, other_processes
 from gpudoctor.checks.measured.probe_outcome import absent, not_judged, problems_of
-from gpudoctor.checks.measured.ranks import rank_gpu, ranks_in_words
+from gpudoctor.checks.measured.ranks import rank_gpu, ranks_in_words, ranks_of
 from gpudoctor.checks.measured.under_load import median
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measured_hardware import PeerLink
@@ -188,8 +188,7 @@ def _told(case: Case, slow: Sequence[_Slow], members: Sequence[Joined]) -> Itera
 def _finding(
     case: Case, subject: Subject, slow: _Slow, text: str, evidence: Sequence[Evidence], gpus: Sequence[Gpu]
 ) -> Finding:
-    launch = case.measurements.launch
-    ranks = [info.rank for info in launch.ranks if rank_gpu(case, info.rank) in gpus] if launch else []
+    ranks = [rank for rank in ranks_of(case) if rank_gpu(case, rank) in gpus]
     others = next((message for rank in ranks if (message := other_processes(case, rank))), None)
     if others:
         return unknown(subject, f"{text}: slow, but {others}: too disturbed to judge", *evidence)

@@ -10,7 +10,7 @@ import msgspec
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.finding import Expected
 from gpudoctor.checks.core.gpu_use import use_of_gpu
-from gpudoctor.checks.measured.ranks import on_gpus, rank_gpu
+from gpudoctor.checks.measured.ranks import gpus_of, on_gpus, rank_gpu
 from gpudoctor.checks.measured.under_load import median
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import known
@@ -89,4 +89,4 @@ def slowing_setting(case: Case, rank: int, group: Sequence[int]) -> str | None:
 
 def others_of(case: Case, rank: int, group: Sequence[int]) -> list[Gpu]:
     """The GPUs of the other ranks of a group, as far as they are known."""
-    return [gpu for other in group if other != rank and (gpu := rank_gpu(case, other)) is not None]
+    return gpus_of(case, [other for other in group if other != rank])

@@ -26,9 +26,10 @@ from gpudoctor.checks.core.finding import (
     warn,
     worst,
 )
+from gpudoctor.checks.core.grouped import grouped
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, of_gpu, of_pair
-from gpudoctor.checks.nvlink.link_state import UP, links_up, not_judged, real_links, wired_directly
+from gpudoctor.checks.nvlink.link_state import links_up, not_judged, real_links, wired_directly
 from gpudoctor.facts.model.gpu import Gpu, NvLink
 from gpudoctor.facts.model.links import ALL_INACTIVE
 from gpudoctor.facts.model.missing import Missing, known
@@ -266,10 +267,7 @@ class _Peers(msgspec.Struct, frozen=True):
 
 @once_a_case
 def _peers(case: Case) -> dict[str | None, _Peers]:
-    linked: dict[str | None, list[tuple[int, int]]] = {}
-    for gpu in case.gpus:
-        if links := real_links(gpu):
-            linked.setdefault(known(gpu.name), []).append((links_up(gpu), len(links)))
+    linked = grouped((known(gpu.name), (links_up(gpu), len(links))) for gpu in case.gpus if (links := real_links(gpu)))
     return {
         name: _Peers(
             len(counts), majority(up for up, _ in counts), max(counts)[0], sum(up != links for up, links in counts)
@@ -361,11 +359,7 @@ def _count(gpu: Gpu, of: int) -> Found:
 
 
 def _down_evidence(gpu: Gpu) -> tuple[Evidence, ...]:
-    by_state: dict[str, list[int]] = {}
-    for link in real_links(gpu):
-        state = known(link.state)
-        if state is not None and state not in UP:
-            by_state.setdefault(state, []).append(link.link)
+    by_state = grouped((link.state, link.link) for link in real_links(gpu) if not link.is_up)
     return tuple(
         Evidence("nvmlDeviceGetNvLinkState", f"{state}: link{'s' * (len(at) > 1)} {', '.join(map(str, at))}")
         for state, at in by_state.items()

@@ -9,6 +9,7 @@ from gpudoctor.checks.core.driver_messages import DAY_S, log_lines
 from gpudoctor.checks.core.each_gpu import each_gpu, out_of_line
 from gpudoctor.checks.core.explains import Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, Status, fail, ok, skip, warn
+from gpudoctor.checks.core.grouped import grouped
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.runner import NO_GPU
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
@@ -150,10 +151,8 @@ def _with_counters(case: Case) -> set[str]:
 
 def _by_device(case: Case) -> dict[str | None, list[KernelEvent]]:
     """The AER lines by device, without those in which a bridge announces the line of another device."""
-    by_bus: dict[str | None, list[KernelEvent]] = {}
-    for event in known(case.node.kernel_log.events) or ():
-        if event.kind == "aer":
-            by_bus.setdefault(event.bus_id, []).append(event)
+    logged = known(case.node.kernel_log.events) or ()
+    by_bus = grouped((event.bus_id, event) for event in logged if event.kind == "aer")
     own = {
         bus: [event for event in events if "PCIe Bus Error" in event.text or _NOT_RECOVERED.search(event.text)]
         for bus, events in by_bus.items()

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, unknown, warn
+from gpudoctor.checks.core.grouped import grouped
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, of_gpu
 from gpudoctor.checks.core.unread import unread
-from gpudoctor.checks.measured.probe_outcome import not_measured, problems_of
+from gpudoctor.checks.measured.probe_outcome import not_judged, problems_of
 from gpudoctor.checks.measured.ranks import on_gpus, rank_subject, ranks_in_words
 from gpudoctor.checks.measured.under_load import highest_of, is_of, median, median_of, telemetry_of
 from gpudoctor.checks.train.sync import SYNC, judges_training
@@ -59,10 +60,7 @@ def utilization(case: Case) -> Iterator[Finding]:
     if telemetry.ended is not None:
         yield unknown(NODE, f"utilisation: not sampled to the end of the train: {telemetry.ended}")
         return
-    groups: dict[str | None, list[Watched]] = {}
-    for gpu, load in watched:
-        groups.setdefault(known(gpu.name), []).append((gpu, load))
-    for group in groups.values():
+    for group in grouped((known(gpu.name), (gpu, load)) for gpu, load in watched).values():
         yield from _compared(case, telemetry, group, unseen)
 
 
@@ -75,7 +73,7 @@ def _nothing_watched(case: Case) -> Iterator[Finding]:
     elif unbroken and "telemetry" in case.measurements.not_run:
         yield unread(NODE, what, case.measurements.not_run["telemetry"])
     else:
-        yield from not_measured(case, "train", what, SYNC)
+        yield from not_judged(case, "train", what, SYNC, measured=False)
 
 
 def _gap(case: Case, gpu: Gpu, load: GpuUnderLoad) -> Finding | None:
