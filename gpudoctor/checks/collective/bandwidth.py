@@ -92,15 +92,12 @@ def _judged(case: Case, done: Collective, bound: Bound, text: str, evidence: tup
     expected = Expected(f"at least {floor:.3g} GB/s: {bound.text}", ">=", round(floor, 2), "GB/s", bound.source)
     if done.busbw_gb_s >= floor:
         return ok(NODE, found, expected, *evidence)
-    others = other_work(case)
-    if others:
+    if others := other_work(case):
         return unknown(NODE, f"{text}, below {floor:.3g} GB/s; but {others}: too disturbed to judge", *evidence)
-    confidential = [g for g in case.gpus if known(g.settings.confidential_compute) is True]
-    if confidential:
+    if any(known(gpu.settings.confidential_compute) is True for gpu in case.gpus):
         return skip(NODE, f"{text}: confidential computing encrypts the traffic, and no figure is known for it")
     worse = bound.fail_ratio is not None and done.busbw_gb_s < bound.expected_gb_s * bound.fail_ratio
-    judge = fail if worse else warn
-    return judge(
+    return (fail if worse else warn)(
         NODE,
         found,
         expected,

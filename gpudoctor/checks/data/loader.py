@@ -202,12 +202,13 @@ def few_cpus(case: Case, loading: DataLoading) -> Iterator[Finding]:
     if fewest < _FEWEST:
         likely, advice = _binding(loading, fewest)
         bound = known(host.cpus_usable_list) if host.cpus_usable == fewest else None
+        cpuset = known(loading.cpuset_cpus)
         yield warn(
             NODE,
             Found(f"all workers of a rank share {fewest} of the {total} CPUs", fewest, "CPUs"),
             Expected("a CPU for the training loop and one for each worker", ">=", _FEWEST, "CPUs"),
             Evidence("sched_getaffinity in the workers", f"{fewest} CPU" + (f" (CPU {bound})" if bound else "")),
-            *_cpuset_evidence(loading),
+            *([] if cpuset is None else [Evidence("cgroup cpuset", f"{cpuset} CPUs")]),
             likely=likely,
             advice=advice,
         )
@@ -255,9 +256,3 @@ def _binding(loading: DataLoading, fewest: int) -> tuple[str, tuple[Advice, ...]
             Advice("Open MPI:", "mpirun --bind-to none ..."),
         ),
     )
-
-
-def _cpuset_evidence(loading: DataLoading) -> tuple[Evidence, ...]:
-    if isinstance(loading.cpuset_cpus, Missing):
-        return ()
-    return (Evidence("cgroup cpuset", f"{loading.cpuset_cpus} CPUs"),)

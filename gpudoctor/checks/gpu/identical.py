@@ -154,12 +154,6 @@ def _values(case: Case, attribute: Attribute, gpus: list[Gpu]) -> dict[int, Hash
     return {i: usual if abs(v - usual) * 100 <= limit * usual else v for i, v in values.items() if isinstance(v, int)}
 
 
-def _by_ecc(case: Case, differing: list[Attribute]) -> bool:
-    """Whether ECC being on for some GPUs only explains a difference in memory between GPUs of one model."""
-    grave = [a for a in differing if a.grave]
-    return grave == [_MEMORY] and _ecc_modes(case) == {True, False}
-
-
 @once_a_case
 def _ecc_modes(case: Case) -> set[bool | None]:
     return {known(g.ecc.enabled) for g in case.compute_gpus}
@@ -194,8 +188,9 @@ def _outlier(case: Case, gpu: Gpu, differences: list[tuple[Attribute, object, ob
 def _finding(
     case: Case, differing: list[Attribute], gpu: Gpu | None, text: str, expected: Expected, *evidence: Evidence
 ) -> Finding:
-    by_ecc = _by_ecc(case, differing)
-    grave = any(attribute.grave for attribute in differing) and not by_ecc
+    grave_ones = [attribute for attribute in differing if attribute.grave]
+    by_ecc = grave_ones == [_MEMORY] and _ecc_modes(case) == {True, False}
+    grave = bool(grave_ones) and not by_ecc
     if by_ecc:
         likely = "ECC is on for some GPUs only, and takes its share of their memory"
         advice = [Advice("Give all GPUs the same ECC mode, then reboot.", "nvidia-smi -e 1")]

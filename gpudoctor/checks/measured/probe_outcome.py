@@ -55,9 +55,7 @@ def judged_problems(case: Case, probe: str) -> Iterator[Finding]:
         yield _judged(case, problem)
 
 
-def not_judged(
-    case: Case, probe: str, what: str, reported_by: str, *, measured: bool = True
-) -> Iterator[Finding]:
+def not_judged(case: Case, probe: str, what: str, reported_by: str, *, measured: bool = True) -> Iterator[Finding]:
     """For the other checks of the probe: what each problem leaves open, else why nothing was `measured`.
 
     `reported_by` is the check that has the details.

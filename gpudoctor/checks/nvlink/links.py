@@ -73,10 +73,11 @@ _ADVICE = (
 )
 def links(case: Case) -> Iterator[Finding]:
     """Compare the number of each GPU's links that are up with the model's number, else with the peers'."""
-    usual = _usual_speed(case)
+    usual = majority(speed for gpu in case.gpus for link in real_links(gpu) if (speed := _speed(link)) is not None)
     findings = [_judged(case, gpu, usual) for gpu in case.gpus]
     judged = [gpu for gpu, f in zip(case.gpus, findings, strict=True) if f.status in (Status.PASS, *_BAD)]
-    dead = [f for f in findings if _is_dead(f)]
+    # none of its links is up, and should be
+    dead = [f for f in findings if f.status in _BAD and f.found is not None and f.found.value == 0]
     if len(dead) > 1 and len(dead) == len(judged):
         yield _all_dead(dead)
         findings = [f for f in findings if f not in dead]
@@ -87,11 +88,6 @@ def links(case: Case) -> Iterator[Finding]:
     if judged and all_up and all(f.status in (Status.PASS, Status.SKIP) for f in findings):
         up = sum(map(links_up, judged))
         yield ok(NODE, Found(f"{up} of {up} links up", up, "links"))
-
-
-def _is_dead(finding: Finding) -> bool:
-    """Whether it says that none of a GPU's links is up, and should be."""
-    return finding.found is not None and finding.found.value == 0 and finding.status in _BAD
 
 
 def _all_dead(dead: Sequence[Finding]) -> Finding:
@@ -344,10 +340,6 @@ def _speed_of(case: Case, gpu: Gpu, spec: NvlinkSpec | None, usual: float | None
         likely="the link trained at a lower rate: signal quality of the bridge, baseboard or switch",
         advice=_ADVICE,
     )
-
-
-def _usual_speed(case: Case) -> float | None:
-    return majority(speed for gpu in case.gpus for link in real_links(gpu) if (speed := _speed(link)) is not None)
 
 
 def _speed(link: NvLink) -> float | None:

@@ -19,6 +19,7 @@ from gpudoctor.facts.model.gpu import Gpu, PcieHop
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.lazy import lazy_pattern
 from gpudoctor.statements.xids import BUS_CODES
+from gpudoctor.text.units import counted
 
 # "nvidia 0000:81:00.0: PCIe Bus Error: severity=Corrected, type=Physical Layer": the driver's name means a GPU
 _GPU = r"\bnvidia [0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]: "
@@ -71,11 +72,11 @@ _CORRECTED_LINES = Limit(
 def errors(case: Case) -> Iterator[Finding]:
     """Judge each GPU's counters, and the PCIe errors in the kernel log of GPUs and other devices without counters."""
     found = tuple(_each(case))
-    counted = {f.subject.bus_id for f in found if f.status is not Status.SKIP}
+    judged = {f.subject.bus_id for f in found if f.status is not Status.SKIP}
     logged = tuple(
         f
         for f in _logged(case)
-        if f.subject.bus_id not in counted or f.status is Status.FAIL or (f.found and _LOST in f.found.text)
+        if f.subject.bus_id not in judged or f.status is Status.FAIL or (f.found and _LOST in f.found.text)
     )
     reported = {f.subject.bus_id for f in logged}
     yield from (f for f in found if f.subject.bus_id not in reported)
@@ -89,13 +90,17 @@ def errors(case: Case) -> Iterator[Finding]:
 def _logged(case: Case) -> Iterator[Finding]:
     """One finding for each NVIDIA function with its own AER lines in the log, and no AER counters that say more."""
     by_gpu = {gpu.bus_id: gpu for gpu in case.node.gpus}
-    counted = _with_counters(case)
+    with_counters = _with_counters(case)
     for bus_id, events in _by_device(case).items():
         own = [event for event in events if _OWN.search(event.text)]
-        if own and bus_id not in counted:
+        if own and bus_id not in with_counters:
             yield (fail if any(_NOT_RECOVERED.search(event.text) for event in own) else warn)(
                 of_gpu(by_gpu[bus_id]) if bus_id in by_gpu else Subject(kind="gpu", bus_id=bus_id),
-                Found(f"the kernel log tells of PCIe errors of it: {_kinds(own)} ({_lines(own)})", len(own), "lines"),
+                Found(
+                    f"the kernel log tells of PCIe errors of it: {_kinds(own)} ({counted(len(own), 'line')})",
+                    len(own),
+                    "lines",
+                ),
                 Expected("none", source="PCIe advanced error reporting"),
                 *log_lines(own[-2:]),
                 likely="the link sends much again, or lost data: a riser, cable, slot or contact at its edge",
@@ -117,10 +122,12 @@ def _of_other_devices(case: Case) -> Iterator[Finding]:
             continue
         lost = _lost_data(case, events)
         shown = lost or events
-        found = Found(f"PCIe errors: {_kinds(shown)} ({_lines(shown)})", len(events), "lines")
+        found = Found(f"PCIe errors: {_kinds(shown)} ({counted(len(shown), 'line')})", len(events), "lines")
         subject = Subject("node", bus_id=bus_id, name=f"device {bus_id}" if bus_id else "a device")
         evidence = log_lines(shown[-2:])
-        asked_about = case.node.source.may_be_part and not case.node.gpus and any(map(_of_a_port, events))
+        asked_about = (
+            case.node.source.may_be_part and not case.node.gpus and any("pcieport " in event.text for event in events)
+        )
         few = _most_a_day(events) < case.limit(_CORRECTED_LINES) and not asked_about
         no_gpu_behind = bool(case.node.gpus) and bus_id not in above
         if not lost and (few or no_gpu_behind):
@@ -161,10 +168,6 @@ def _by_device(case: Case) -> dict[str | None, list[KernelEvent]]:
     return {bus: own[bus] or events for bus, events in by_bus.items() if own[bus] or not _repeated(events, telling)}
 
 
-def _of_a_port(event: KernelEvent) -> bool:
-    return "pcieport " in event.text
-
-
 def _repeated(events: list[KernelEvent], telling: set[str | None]) -> bool:
     """Whether all lines are of bridges that tell of the same error in a line of their own."""
     announced = (_ANNOUNCED.search(event.text) for event in events)
@@ -174,10 +177,6 @@ def _repeated(events: list[KernelEvent], telling: set[str | None]) -> bool:
 def _kinds(events: list[KernelEvent]) -> str:
     kinds = (_SEVERITY.search(event.text) for event in events)
     return ", ".join(sorted({kind[1].strip() if kind else "an error without recovery" for kind in kinds}))
-
-
-def _lines(events: list[KernelEvent]) -> str:
-    return f"{len(events)} line{'s' * (len(events) > 1)}"
 
 
 def _most_a_day(events: list[KernelEvent]) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.driver_messages import log_lines
 from gpudoctor.checks.core.each_gpu import untrusted
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
 from gpudoctor.checks.core.registry import check
@@ -156,11 +157,11 @@ def _limited(events: list[KernelEvent]) -> Iterator[Finding]:
         if limit is None:
             continue
         now = describe(generation_of(limit.speed_gt_s), limit.width)
-        evidence = Evidence("kernel log", event.text[:300])
+        evidence = log_lines([event])
         subject = Subject("node", bus_id=bus_id, name=f"device {bus_id}")
         if limit.speed_gt_s <= GT_S[1]:
             # an idle bridge, or a virtual one of a hypervisor or switch, shows no more
-            yield unknown(subject, f"{now} at {limit.at_bus_id} at boot: the link may have been at rest", evidence)
+            yield unknown(subject, f"{now} at {limit.at_bus_id} at boot: the link may have been at rest", *evidence)
             continue
         yield warn(
             subject,
@@ -172,7 +173,7 @@ def _limited(events: list[KernelEvent]) -> Iterator[Finding]:
             Expected(
                 f"{limit.capable_gbit_s:g} Gb/s", ">=", limit.capable_gbit_s, "Gbit/s", "the device's own maximum"
             ),
-            evidence,
+            *evidence,
             likely="a switch, root port or slot slower than the device, or a link that trained below its maximum",
             advice=(
                 Advice("See both ends of the link:", f"sudo lspci -vvs {limit.at_bus_id} | grep -i lnk"),

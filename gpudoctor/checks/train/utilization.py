@@ -104,7 +104,9 @@ def _compared(case: Case, telemetry: Telemetry, group: Sequence[Watched], unseen
     for number in outliers:
         yield _apart(case, telemetry, group[number], busy[number], usual[number])
     if not outliers and not unseen:
-        text = f"{len(group)} GPUs alike: {_span(busy)} % busy{_memory(group)}{_steadiness(group)}"
+        widest = max(load.readings[_BUSY].high - load.readings[_BUSY].low for _, load in group)
+        steadiness = f", fluctuating by up to {widest:.0f} points"
+        text = f"{len(group)} GPUs alike: {_span(busy)} % busy{_memory(group)}{steadiness}"
         yield ok(NODE, Found(text, round(min(busy), 1), "%"), Expected(f"within {limit:g} points of each other"))
 
 
@@ -149,23 +151,14 @@ def _uneven(case: Case, group: Sequence[Watched], busy: Sequence[float]) -> Find
     )
 
 
-def _span(values: Sequence[float]) -> str:
-    low, high = f"{min(values):.0f}", f"{max(values):.0f}"
+def _span(values: Sequence[float], digits: int = 0) -> str:
+    low, high = f"{min(values):.{digits}f}", f"{max(values):.{digits}f}"
     return low if low == high else f"{low} to {high}"
 
 
 def _memory(group: Sequence[Watched]) -> str:
     used = [most / 1024 for _, load in group if (most := highest_of(load, "memory_used_mib")) is not None]
-    if not used:
-        return ""
-    low, high = f"{min(used):.1f}", f"{max(used):.1f}"
-    return f", {low if low == high else f'{low} to {high}'} GiB used"
-
-
-def _steadiness(group: Sequence[Watched]) -> str:
-    """The largest range of one GPU's figure, as text."""
-    widest = max(load.readings[_BUSY].high - load.readings[_BUSY].low for _, load in group)
-    return f", fluctuating by up to {widest:.0f} points"
+    return f", {_span(used, 1)} GiB used" if used else ""
 
 
 @check(
