@@ -163,7 +163,7 @@ def follows(event: KernelEvent, other: KernelEvent) -> bool:
 def events_not_judged(case: Case, kinds: Collection[str], why: str) -> Iterator[Finding]:
     """An `unknown` finding if the kernel log holds events of these kinds, which could not be judged: `why`."""
     log = case.node.kernel_log
-    events = [*(known(log.events) or ()), *(known(log.host_events) or ())]
+    events: list[KernelEvent | HostEvent] = [*(known(log.events) or ()), *(known(log.host_events) or ())]
     # the kernel logs PKCS#7 of any module, and of the NVIDIA module also if it loads all the same
     if open_ones := [event for event in events if event.kind in kinds and not event.text.startswith("PKCS#7")]:
         yield unknown(
