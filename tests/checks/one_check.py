@@ -41,10 +41,12 @@ def words(result: CheckResult) -> str:
     return " || ".join(text_of(finding) for finding in result.findings)
 
 
-def expect(result: CheckResult, status: Status, *parts: str) -> None:
-    """Assert the status of a check, and that its findings say all of this."""
+def expect(result: CheckResult, status: Status, *parts: str, **subject: Any) -> None:
+    """Assert the status of a check, that its findings say all of this, and what the one with this status is about."""
     text = words(result)
     assert (result.status, [part for part in parts if part not in text]) == (status, []), text
+    if subject:
+        finds([finding for finding in result.findings if finding.status is status], status, **subject)
 
 
 def finds(findings: Iterable[Finding], status: str, *parts: str, **subject: Any) -> None:

@@ -14,6 +14,7 @@ from gpudoctor.facts.model.measured_hardware import PeerLink
 from gpudoctor.facts.model.measurements import Launch, Measurements, PairBandwidth, ProbeProblem, RankInfo
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node
+from tests.checks.measured import launched
 from tests.checks.one_check import expect, gpus, judge, pairs, uuid_of, words
 
 PAIRS = "collective.pairs"
@@ -30,8 +31,7 @@ def measured(count: int, *odd: PairBandwidth, usual: float = 300.0, **facts: Any
     """All pairs of this many ranks, slightly different, except for the odd ones."""
     special = {(p.a, p.b): p for p in odd}
     every = [special.get((a, b), pair(a, b, usual * (1 + (a - b) / 300))) for a, b in combinations(range(count), 2)]
-    ranks = tuple(RankInfo(i, "cuda", gpu=i, uuid=uuid_of(i)) for i in range(count))
-    return Measurements(launch=Launch("nccl", count, ranks), pairs=tuple(every), **facts)
+    return Measurements(launch=launched(Node(gpus=gpus(count))), pairs=tuple(every), **facts)
 
 
 def subjects(result: CheckResult) -> list[tuple[Any, ...]]:
@@ -47,8 +47,7 @@ def test_nothing_measured_is_skipped_with_the_reason() -> None:
 
 
 def test_cpu_ranks_are_reported_and_never_judged() -> None:
-    ranks = tuple(RankInfo(i, "cpu") for i in range(3))
-    odd = Measurements(launch=Launch("gloo", 3, ranks), pairs=(pair(0, 1, 0.9), pair(0, 2, 0.1), pair(1, 2, 0.9)))
+    odd = Measurements(launch=launched(Node(), 3), pairs=(pair(0, 1, 0.9), pair(0, 2, 0.1), pair(1, 2, 0.9)))
     expect(judge(PAIRS, HGX, odd), Status.SKIP, "3 CPU ranks (gloo): 3 pairs at 0.1 to 0.9 GB/s each way, not judged")
 
 

@@ -100,8 +100,7 @@ def test_a_lower_power_limit_and_strangers_are_no_failure() -> None:
 
 def test_laps_that_differ_more_than_the_shortfall_convict_nobody() -> None:
     noisy = (Gemm("bf16", 8192, 650.0, 40.0),)
-    result = run(GEMM, FOUR, *but(2, gemms=noisy))
-    assert only(result, Status.UNKNOWN).subject.gpu == 2
+    expect(run(GEMM, FOUR, *but(2, gemms=noisy)), Status.UNKNOWN, gpu=2)
 
 
 @pytest.mark.parametrize(("tflops", "status"), [(640.0, Status.PASS), (600.0, Status.WARN), (400.0, Status.FAIL)])
@@ -125,8 +124,7 @@ def test_a_gpu_at_its_usual_power_limit_is_judged_by_the_clock_that_is_left(
     events = {"sw-power-cap": share, **({"sw-thermal": heat} if heat else {})}
     spread = Spread(1485.0, 1485.0, 1485.0)
     load = GpuUnderLoad(0, known(node.gpus[0].uuid), 20, readings={"sm_mhz": spread}, event_share=events)
-    result = run(GEMM, node, computed(0, tflops=560.0), telemetry=(Telemetry("compute", 4.0, (load,)),))
-    assert result.status is status
+    expect(run(GEMM, node, computed(0, tflops=560.0), telemetry=(Telemetry("compute", 4.0, (load,)),)), status)
     if status is Status.PASS:
         slower = run(GEMM, node, computed(0, tflops=400.0), telemetry=(Telemetry("compute", 4.0, (load,)),))
         expect(slower, Status.WARN, "at the 75% of its clock that its own power limit left")

@@ -14,7 +14,7 @@ from gpudoctor.facts.model.measurements import ProbeProblem
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Environment, Host, Node, Variable
 from tests.checks.measured import measured
-from tests.checks.one_check import gpus, judge
+from tests.checks.one_check import expect, gpus, judge
 from tests.narrowed import present
 
 HOST = Host(cpus_total=64, cpus_usable=64, cpus_usable_list="0-63", cpu_quota=None)
@@ -178,5 +178,4 @@ def test_cpu_ranks_are_called_so_and_have_no_pinned_memory_to_judge() -> None:
     assert result.status is Status.FAIL
     assert "for the slowest CPU rank" in texts(result)
     assert "GPU to copy to" in str(result.findings)
-    unread = judged(loading(copies=None, no_copies=Missing("CUDA error: out of memory", "failed")))
-    assert unread.status is Status.UNKNOWN
+    expect(judged(loading(copies=None, no_copies=Missing("CUDA error: out of memory", "failed"))), Status.UNKNOWN)

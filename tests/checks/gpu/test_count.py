@@ -13,6 +13,7 @@ from gpudoctor.profiles.profile import NodeProfile, Profile
 from gpudoctor.testing import load
 from tests.checks.gpu_nodes import (
     FAILED,
+    bad,
     bus_id,
     eight,
     findings,
@@ -26,6 +27,7 @@ from tests.checks.gpu_nodes import (
     text,
     texts,
 )
+from tests.checks.one_check import finds
 from tests.narrowed import present
 
 
@@ -173,8 +175,7 @@ def test_a_job_that_shows_what_it_was_given_misses_no_gpu(subject: Node) -> None
 
 def test_a_gpu_of_the_job_that_fell_off_the_bus_is_named_among_those_of_other_jobs() -> None:
     lost = job(3, others(4), SLURM_JOB_GPUS="0-3", SLURM_GPUS_ON_NODE="4")
-    finding = only("gpu.count", lost)
-    assert (finding.status.value, finding.subject.bus_id) == ("fail", bus_id(3))
+    finds(bad("gpu.count", lost), "fail", bus_id=bus_id(3))
 
 
 def test_where_nothing_tells_which_gpu_of_the_job_is_gone_it_is_one_fault() -> None:
@@ -196,8 +197,7 @@ def test_where_nothing_tells_which_gpu_of_the_job_is_gone_it_is_one_fault() -> N
     ],
 )
 def test_a_job_excuses_no_gpu_that_it_does_not_hide(subject: Node) -> None:
-    finding = only("gpu.count", subject)
-    assert (finding.status.value, finding.subject.bus_id) == ("fail", bus_id(7))
+    finds(bad("gpu.count", subject), "fail", bus_id=bus_id(7))
 
 
 def test_slurm_counts_mig_instances_and_they_are_no_lost_gpus() -> None:

@@ -207,9 +207,7 @@ def test_off_the_bus_without_an_xid_fails() -> None:
 
 
 def test_a_gpu_that_the_driver_no_longer_shows_is_reported_by_bus_id() -> None:
-    finding = only("gpu.xid", logged(xid(79, 9)))
-    assert finding.status.value == "fail"
-    assert (finding.subject.gpu, finding.subject.bus_id) == (None, bus_id(9))
+    finds(bad("gpu.xid", logged(xid(79, 9))), "fail", gpu=None, bus_id=bus_id(9))
 
 
 def test_a_strangers_gpu_is_said_and_not_failed_in_a_container_or_a_narrower_scope() -> None:

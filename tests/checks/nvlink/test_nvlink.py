@@ -15,7 +15,7 @@ from gpudoctor.facts.model.node import KernelEvent, Node, PciBus
 from gpudoctor.profiles.load import profile_for
 from gpudoctor.profiles.profile import NO_PROFILE
 from gpudoctor.report.judge import judge
-from tests.checks.one_check import finds
+from tests.checks.one_check import expect, finds
 from tests.checks.wired import (
     ABSENT,
     FAILED,
@@ -113,9 +113,8 @@ def test_a_finding_of_all_gpus_has_the_readings_of_those_that_differ() -> None:
 
 
 def test_a_virtual_machine_without_its_switches_is_a_warning() -> None:
-    [finding] = judged(LINKS, on_gpus(simulated("hgx-h100-vm-8"), nvlinks=links(state="inactive"))).findings
-    assert finding.status is Status.WARN
-    assert says(finding, "without their NVSwitches")
+    told = judged(LINKS, on_gpus(simulated("hgx-h100-vm-8"), nvlinks=links(state="inactive"))).findings
+    finds(told, Status.WARN, "without their NVSwitches")
 
 
 def test_a_lone_gpu_without_peers_is_skipped() -> None:
@@ -140,8 +139,7 @@ def test_a_lost_gpu_is_unknown(check: str) -> None:
 def test_a_model_without_nvlink_is_named_where_the_list_is_empty() -> None:
     result = judged(LINKS, on_gpus(simulated("rtx4090-4"), nvlinks=()))
     assert says(result.findings[0], "GeForce RTX 4090 has no NVLink")
-    shown = judged(LINKS, on_gpus(simulated("hgx-h100-8"), nvlinks=()))
-    assert shown.status is Status.SKIP
+    expect(judged(LINKS, on_gpus(simulated("hgx-h100-8"), nvlinks=())), Status.SKIP)
 
 
 def test_a_state_that_could_not_be_read_is_unknown() -> None:
@@ -254,11 +252,9 @@ def test_a_mixed_node_is_not_judged_by_its_neighbours_model() -> None:
 
 def test_a_slow_link_fails_and_a_slow_node_warns() -> None:
     node = simulated("hgx-h100-8")
-    [finding] = bad(judged(LINKS, on_gpus(node, 4, nvlinks=links(2, speed_gb_s=13.281))))
-    assert (finding.status, finding.subject.gpu) == (Status.FAIL, 4)
-    assert says(finding, "2 of 18 links slow: 13.281 GB/s", "26.562")
-    everywhere = judged(LINKS, on_gpus(node, nvlinks=links(speed_gb_s=20.0)))
-    assert everywhere.status is Status.WARN
+    bad_ones = bad(judged(LINKS, on_gpus(node, 4, nvlinks=links(2, speed_gb_s=13.281))))
+    finds(bad_ones, Status.FAIL, "2 of 18 links slow: 13.281 GB/s", "26.562", gpu=4)
+    expect(judged(LINKS, on_gpus(node, nvlinks=links(speed_gb_s=20.0))), Status.WARN)
     assert judged(LINKS, on_gpus(node, nvlinks=links(speed_gb_s=25.0))).status is Status.PASS
     assert judged(LINKS, on_gpus(node, nvlinks=links(speed_gb_s=0.0)), profile=NO_PROFILE).status is Status.PASS
 

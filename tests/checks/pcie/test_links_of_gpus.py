@@ -12,7 +12,7 @@ from gpudoctor.checks.pcie.link_state import describe
 from gpudoctor.facts.model.links import generation_of, link_gb_s
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node
-from tests.checks.one_check import finds
+from tests.checks.one_check import expect, finds
 from tests.checks.wired import (
     ABSENT,
     FAILED,
@@ -214,8 +214,7 @@ def test_the_device_maximum_alone_can_only_confirm() -> None:
     alone: dict[str, Any] = {"pcie__generation_max": ABSENT, "pcie__host_generation_max": ABSENT}
     node = simulated("rtx4090-4")
     assert judged(SPEED, on_gpus(node, pcie__generation=4, **alone)).status is Status.PASS
-    slower = judged(SPEED, on_gpus(node, pcie__generation=3, utilization__gpu_pct=100, **alone))
-    assert slower.status is Status.SKIP
+    expect(judged(SPEED, on_gpus(node, pcie__generation=3, utilization__gpu_pct=100, **alone)), Status.SKIP)
 
 
 def test_the_limit_for_being_busy_can_be_configured() -> None:

@@ -45,11 +45,8 @@ def test_a_bridge_shared_by_two_gpus_is_one_finding_that_lists_both() -> None:
     node = simulated("dgx1-v100-8")
     for gpu in (2, 3):
         node = on_gpus(node, gpu, pcie__path=hops({2: {"width": 8}, 3: {"width": 8}}))
-    [finding] = bad(judged(UPSTREAM, node))
-    assert finding.status is Status.FAIL
-    assert finding.subject.gpus == (2, 3)
-    assert finding.subject.bus_id == "0000:08:00.0"
-    assert says(finding, "x8", "x16", "shared by GPUs 2 and 3")
+    bad_ones = bad(judged(UPSTREAM, node))
+    finds(bad_ones, Status.FAIL, "x8", "x16", "shared by GPUs 2 and 3", gpus=(2, 3), bus_id="0000:08:00.0")
 
 
 def test_a_bridge_above_three_gpus_is_named_itself() -> None:
@@ -97,8 +94,7 @@ def test_the_inside_of_a_switch_is_no_link() -> None:
 def test_the_other_end_speaks_where_one_is_silent() -> None:
     node = simulated("hgx-h100-8")
     one_end = on_gpus(node, 0, pcie__path=hops({2: {"width": ABSENT, "speed_gt_s": ABSENT}, 3: {"width": 4}}))
-    [finding] = bad(judged(UPSTREAM, one_end))
-    assert (finding.subject.gpu, finding.status) == (0, Status.FAIL)
+    finds(bad(judged(UPSTREAM, one_end)), Status.FAIL, gpu=0)
     neither = on_gpus(node, pcie__path=hops({2: {"max_width": FAILED}}))
     assert judged(UPSTREAM, neither).status is Status.UNKNOWN
     unseen = on_gpus(node, pcie__path=hops({2: {"max_width": ABSENT}}))
@@ -140,9 +136,8 @@ REFUSED = "DMAR: [DMA Read NO_PASID] Request device [{}] fault addr 0x7cd80000 [
 @pytest.mark.parametrize("node", ["hgx-h100-8", "hgx-h100-vm-8"])
 def test_memory_accesses_of_a_gpu_that_the_iommu_refused_are_a_warning_of_that_gpu(node: str) -> None:
     line = REFUSED.format(simulated(node).gpus[5].bus_id.removeprefix("0000:"))
-    [finding] = bad(judged(ACS, simulated(node, kernel_log=iommu_faults(line, line))))
-    assert (finding.status, finding.subject.gpu) == (Status.WARN, 5)
-    assert says(finding, "2 lines", "iommu=pt", "fault addr 0x7cd80000")
+    bad_ones = bad(judged(ACS, simulated(node, kernel_log=iommu_faults(line, line))))
+    finds(bad_ones, Status.WARN, "2 lines", "iommu=pt", "fault addr 0x7cd80000", gpu=5)
 
 
 def test_refused_accesses_of_another_device_are_none_of_a_gpu() -> None:

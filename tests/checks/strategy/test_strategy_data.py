@@ -159,8 +159,7 @@ def test_a_loss_that_is_not_finite_fails_in_the_step_where_it_began() -> None:
 def test_a_reference_that_was_not_finite_itself_convicts_nobody() -> None:
     alone = StrategyReference(2000, (4.25, None, None), LOSSES, 20.0, WHOLE)
     strategies = msgspec.structs.replace(tried(run("ddp")), reference=alone)
-    result = judge("strategy.ddp", Node(), measured(Node(), ranks=2, strategies=strategies))
-    assert result.status is Status.UNKNOWN
+    expect(judge("strategy.ddp", Node(), measured(Node(), ranks=2, strategies=strategies)), Status.UNKNOWN)
 
 
 def test_losses_of_fewer_steps_are_unknown() -> None:
