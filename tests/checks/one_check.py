@@ -49,6 +49,13 @@ def expect(result: CheckResult, status: Status, *parts: str, **subject: Any) -> 
         finds([finding for finding in result.findings if finding.status is status], status, **subject)
 
 
+def blames(result: CheckResult, status: Status, *parts: str, **subject: Any) -> None:
+    """Assert the status of a check, and if it is no pass, what its findings say and are about."""
+    assert result.status is status
+    if status is not Status.PASS:
+        expect(result, status, *parts, **subject)
+
+
 def finds(findings: Iterable[Finding], status: str, *parts: str, **subject: Any) -> None:
     """Assert that there is one finding, with this status, that it says all of this, and what it is about."""
     [finding] = findings

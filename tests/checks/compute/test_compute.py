@@ -17,7 +17,7 @@ from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.model.telemetry import GpuUnderLoad, Spread, Telemetry
 from gpudoctor.profiles.load import gpu_models, profile_for
 from tests.checks.measured import computed, measured, sampled
-from tests.checks.one_check import expect, gpu, gpus, judge, only, words
+from tests.checks.one_check import blames, expect, gpu, gpus, judge, only, words
 from tests.narrowed import present
 
 GEMM, MEMORY, EXACT, PATTERN = "compute.gemm", "compute.memory", "compute.exact", "compute.pattern"
@@ -72,11 +72,7 @@ def test_a_rank_that_is_gone_is_judged_by_exact_and_unknown_to_the_others() -> N
 
 @pytest.mark.parametrize(("tflops", "status"), [(680.0, Status.PASS), (655.0, Status.WARN), (600.0, Status.FAIL)])
 def test_a_gpu_slower_than_its_siblings_is_named(tflops: float, status: Status) -> None:
-    result = run(GEMM, FOUR, *but(2, tflops=tflops))
-    assert result.status is status
-    if status is not Status.PASS:
-        assert only(result, status).subject.gpu == 2
-        assert "no reading explains it" in words(result)
+    blames(run(GEMM, FOUR, *but(2, tflops=tflops)), status, "no reading explains it", gpu=2)
 
 
 def test_what_was_sampled_under_load_is_the_cause() -> None:
@@ -165,10 +161,7 @@ def test_memory_is_judged_by_the_data_sheet(gb_s: float, status: Status) -> None
 @pytest.mark.parametrize(("share", "status"), [(0.96, Status.PASS), (0.93, Status.WARN), (0.88, Status.FAIL)])
 def test_memory_slower_than_the_siblings_is_named_where_copy_and_triad_agree(share: float, status: Status) -> None:
     both = but(1, copy_gb_s=2850.0 * share, triad_gb_s=2950.0 * share)
-    result = run(MEMORY, FOUR, *both)
-    assert result.status is status
-    if status is not Status.PASS:
-        assert only(result, status).subject.gpu == 1
+    blames(run(MEMORY, FOUR, *both), status, gpu=1)
     assert run(MEMORY, FOUR, *but(1, copy_gb_s=2850.0 * share)).status is Status.PASS
 
 

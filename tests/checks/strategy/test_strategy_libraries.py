@@ -70,8 +70,7 @@ def test_a_stage_that_does_not_divide_what_it_is_for_fails(stage: int, part: str
 def test_a_rank_whose_weights_deviate_is_named(error: float | None) -> None:
     right = zero(1).ranks
     result = deepspeed(tried(zero(1, right[0], rank(1, memory=right[1].memory, weights_error=error))))
-    [finding] = [each for each in result.findings if each.status is Status.FAIL]
-    assert finding.subject.rank == 1
+    expect(result, Status.FAIL, rank=1)
 
 
 def test_losses_that_deviate_from_those_of_one_device_fail() -> None:

@@ -24,7 +24,7 @@ from gpudoctor.facts.model.measurements import (
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.model.telemetry import GpuUnderLoad, Telemetry
-from tests.checks.one_check import expect, gpu, gpus, judge, only, uuid_of, words
+from tests.checks.one_check import blames, expect, gpu, gpus, judge, only, uuid_of, words
 from tests.narrowed import present
 
 SYNC, BALANCE, MEMORY, SCALING = "train.sync", "train.balance", "train.memory", "train.scaling"
@@ -160,10 +160,7 @@ def test_cpu_ranks_are_judged_for_sync_and_named_as_such() -> None:
     ("factor", "status"), [(1.05, Status.PASS), (1.12, Status.WARN), (1.19, Status.WARN), (1.25, Status.FAIL)]
 )
 def test_a_confirmed_straggler_is_named(factor: float, status: Status) -> None:
-    result = judge(BALANCE, FOUR, trained(*EVEN[:3], slow(3, factor)))
-    assert result.status is status
-    if status is not Status.PASS:
-        assert only(result, status).subject.rank == 3
+    blames(judge(BALANCE, FOUR, trained(*EVEN[:3], slow(3, factor))), status, rank=3)
 
 
 @pytest.mark.parametrize(
@@ -239,10 +236,7 @@ def on_cpus(*ranks: TrainRank, **facts: Any) -> CheckResult:
 @pytest.mark.parametrize("count", [2, 4])
 def test_a_slow_cpu_rank_is_named_by_its_turns(factor: float, status: Status, count: int) -> None:
     result = on_cpus(*(turning(i, 1.0) for i in range(count - 1)), turning(count - 1, factor))
-    assert result.status is status
-    if status is not Status.PASS:
-        assert only(result, status).subject.rank == count - 1
-        assert f"computes {factor:.2f} x as long" in words(result)
+    blames(result, status, f"computes {factor:.2f} x as long", rank=count - 1)
 
 
 def test_turns_that_do_not_agree_judge_nobody() -> None:
@@ -273,12 +267,7 @@ def test_a_late_cpu_rank_is_the_schedulers_doing() -> None:
 def test_a_rank_that_gets_its_batches_late_is_named_with_its_cause(data_ms: float, status: Status) -> None:
     late = rank(3, data_ms=data_ms, slowest_data_share=0.97)
     result = judge(BALANCE, FOUR, trained(*EVEN[:3], late))
-    assert result.status is status
-    if status is not Status.PASS:
-        finding = only(result, status)
-        assert finding.subject.rank == 3
-        assert "slow data" in words(result)
-        assert f"waits {data_ms:.1f} ms for each batch" in words(result)
+    blames(result, status, "slow data", f"waits {data_ms:.1f} ms for each batch", rank=3)
 
 
 @pytest.mark.parametrize("share", [0.5, Missing("not read")])
@@ -367,10 +356,7 @@ def test_ranks_that_took_no_time_are_no_crash() -> None:
 
 @pytest.mark.parametrize(("peak", "status"), [(4200.0, Status.PASS), (4300.0, Status.WARN), (3700.0, Status.WARN)])
 def test_memory_may_differ_by_256_mib_on_a_small_model(peak: float, status: Status) -> None:
-    result = judge(MEMORY, FOUR, trained(*EVEN[:3], rank(3, memory_peak_mib=peak)))
-    assert result.status is status
-    if status is Status.WARN:
-        assert only(result, Status.WARN).subject.gpu == 3
+    blames(judge(MEMORY, FOUR, trained(*EVEN[:3], rank(3, memory_peak_mib=peak))), status, gpu=3)
 
 
 def test_memory_may_differ_by_2_percent_on_a_large_one() -> None:

@@ -14,7 +14,7 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Driver, Node, Unanswered
 from gpudoctor.facts.model.telemetry import GpuUnderLoad, Spread, Telemetry
 from gpudoctor.report.text_figures import telemetry_lines
-from tests.checks.one_check import expect, gpu, gpus, judge, only, uuid_of, words
+from tests.checks.one_check import blames, expect, gpu, gpus, judge, only, uuid_of, words
 
 UTILIZATION = "train.utilization"
 FOUR = Node(gpus=gpus(4))
@@ -153,12 +153,7 @@ def throttle(share: float, reason: str, **leaves: Any) -> CheckResult:
 def test_what_slows_a_gpu_under_load_is_found_though_it_is_gone_when_idle(
     share: float, reason: str, status: Status
 ) -> None:
-    result = throttle(share, reason)
-    assert result.status is status
-    if status in (Status.FAIL, Status.WARN):
-        assert only(result, status).subject.gpu == 1
-        assert f"under load ({reason})" in words(result)
-        assert "of train" in words(result)
+    blames(throttle(share, reason), status, f"under load ({reason})", "of train", gpu=1)
 
 
 def test_the_narrower_reason_is_told_and_few_samples_tell_nothing() -> None:
