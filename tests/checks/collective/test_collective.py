@@ -41,15 +41,6 @@ def problem(kind: Any, **facts: Any) -> ProbeProblem:
 HGX = Node(gpus=gpus(8), pairs=pairs(8, nvlinks=18, p2p_read="OK"))
 
 
-@pytest.mark.parametrize("check", [CORRECT, BANDWIDTH])
-def test_nothing_measured_is_skipped_with_the_reason(check: str) -> None:
-    assert "not measured in this run" in words(judge(check, Node()))
-    absent = Measurements(not_run={"torch": Missing("torch is not installed")})
-    expect(judge(check, HGX, absent), Status.SKIP, "torch is not installed")
-    failed = Measurements(not_run={"collective": Missing("the port was taken", "failed")})
-    assert judge(check, HGX, failed).status is Status.UNKNOWN
-
-
 def test_exact_sums_pass_and_say_on_what() -> None:
     result = judge(CORRECT, Node(), on_cpus(2, all_reduce(1.9, 1), all_reduce(1.9, 64)))
     expect(result, Status.PASS, "all_reduce of 1 MiB to 64 MiB exactly right on 2 CPU ranks (gloo)")

@@ -11,7 +11,7 @@ from gpudoctor.checks.core.finding import Finding, Status
 from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.facts.model.gpu import Clocks, Ecc, GpuProcess, Power
 from gpudoctor.facts.model.measured_hardware import ComputeRank, Gemm
-from gpudoctor.facts.model.measurements import Measurements, ProbeProblem
+from gpudoctor.facts.model.measurements import ProbeProblem
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.model.telemetry import GpuUnderLoad, Spread, Telemetry
@@ -42,11 +42,7 @@ def but(number: int, **facts: Any) -> tuple[ComputeRank, ...]:
 
 
 @pytest.mark.parametrize("check", ALL)
-def test_without_figures_nothing_passes(check: str) -> None:
-    assert judge(check, Node()).status is Status.SKIP
-    busy = Measurements(not_run={"compute": Missing("a process uses GPU 1")})
-    assert "a process uses GPU 1" in words(judge(check, FOUR, busy))
-    assert judge(check, FOUR, Measurements(not_run={"compute": Missing("x", "failed")})).status is Status.UNKNOWN
+def test_a_rank_without_figures_is_no_pass(check: str) -> None:
     assert run(check, FOUR, *EVEN[:3]).status is Status.UNKNOWN
     empty = run(check, FOUR, *EVEN[:3], ComputeRank(3)).findings
     assert {f.status for f in empty if f.subject.rank == 3} <= {Status.UNKNOWN, Status.SKIP}

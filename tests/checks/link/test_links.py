@@ -35,14 +35,6 @@ def peer(node: Node, links: Any, **facts: Any) -> CheckResult:
     return judge(PEER, node, measured(node, peer_links=links, **facts), profile=profile_for(node))
 
 
-@pytest.mark.parametrize("check", [HOST, PEER])
-def test_without_copies_nothing_passes(check: str) -> None:
-    assert judge(check, Node()).status is Status.SKIP
-    busy = Measurements(not_run={"link": Missing("a process uses GPU 1")})
-    assert "a process uses GPU 1" in words(judge(check, FOUR, busy))
-    assert judge(check, FOUR, Measurements(not_run={"link": Missing("x", "failed")})).status is Status.UNKNOWN
-
-
 @pytest.mark.parametrize("kind", ["timeout", "crash"])
 def test_a_rank_that_is_gone_is_judged_by_the_host_check_and_unknown_to_the_other(kind: Any) -> None:
     gone = (ProbeProblem("link", kind, "no answer for 30 s", rank=2, phase="copies"),)

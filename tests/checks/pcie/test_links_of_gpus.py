@@ -21,8 +21,6 @@ from tests.checks.wired import (
     found,
     hops,
     judged,
-    lost,
-    of_gpu,
     on_gpus,
     only,
     says,
@@ -30,7 +28,6 @@ from tests.checks.wired import (
 )
 
 WIDTH, SPEED = "pcie.link-width", "pcie.link-speed"
-CHECKS = (WIDTH, SPEED, "pcie.upstream", "pcie.balance", "pcie.errors", "pcie.acs")
 
 
 def without_slots(node: Node) -> Node:
@@ -151,13 +148,6 @@ def test_what_was_not_read_is_skipped_and_what_failed_is_unknown(missing: Missin
     assert judged(SPEED, on_gpus(node, pcie__generation=missing)).status is status
     unread = on_gpus(without_slots(node), pcie__generation_max=missing, pcie__host_generation_max=ABSENT)
     assert judged(SPEED, unread).status is status
-
-
-@pytest.mark.parametrize("check", CHECKS)
-def test_a_lost_gpu_is_unknown_and_the_others_are_judged(check: str) -> None:
-    result = judged(check, lost(simulated("hgx-h100-8"), 3))
-    assert of_gpu(result, 3).status is Status.UNKNOWN
-    assert any(f.status is Status.PASS for f in result.findings)
 
 
 def test_an_idle_link_is_skipped_and_a_full_one_passes() -> None:

@@ -80,14 +80,6 @@ FOUR = Node(gpus=gpus(4))
 EVEN = tuple(rank(i) for i in range(4))
 
 
-@pytest.mark.parametrize("check", ALL)
-def test_without_a_train_nothing_passes(check: str) -> None:
-    assert judge(check, Node()).status is Status.SKIP
-    absent = Measurements(not_run={"train": Missing("a process uses GPU 1")})
-    assert "a process uses GPU 1" in words(judge(check, FOUR, absent))
-    assert judge(check, FOUR, Measurements(not_run={"train": Missing("x", "failed")})).status is Status.UNKNOWN
-
-
 @pytest.mark.parametrize("check", [SYNC, BALANCE, MEMORY, SCALING])
 def test_a_healthy_train_passes(check: str) -> None:
     assert judge(check, FOUR, trained(*EVEN)).status is Status.PASS
