@@ -71,9 +71,7 @@ def test_only_where_a_switch_may_be_the_fabric_manager_is_suspected() -> None:
 
 def test_one_link_down_names_gpu_and_link() -> None:
     result = judged(LINKS, simulated("hgx-h100-8", "nvlink-link-down@3:7"))
-    [finding] = bad(result)
-    assert (finding.status, finding.subject.gpu, found(finding)) == (Status.FAIL, 3, "17 of 18 links up")
-    assert says(finding, "inactive: link 7", "nvidia-smi nvlink --status")
+    finds(bad(result), Status.FAIL, "inactive: link 7", "nvidia-smi nvlink --status", gpu=3, found="17 of 18 links up")
     assert not [f for f in result.findings if f.subject.kind == "node"]
 
 
@@ -86,9 +84,7 @@ def test_links_asleep_are_up_and_disabled_ones_are_a_setting() -> None:
 
 def test_all_links_down_everywhere_is_one_finding_of_the_node() -> None:
     result = judged(LINKS, on_gpus(simulated("hgx-h100-8"), nvlinks=links(state="inactive")))
-    [finding] = result.findings
-    assert (finding.status, finding.subject.kind) == (Status.FAIL, "node")
-    assert found(finding) == "no NVLink is up on any of 8 GPUs"
+    finds(result.findings, Status.FAIL, kind="node", found="no NVLink is up on any of 8 GPUs")
 
 
 def test_a_finding_of_all_gpus_has_the_readings_of_those_that_differ() -> None:
@@ -188,8 +184,7 @@ def test_without_a_profile_the_peers_judge() -> None:
 def test_a_gpu_without_any_link_fails_beside_one_that_has_all_of_its_own() -> None:
     node = on_gpus(simulated("dgx1-v100-8"), 5, nvlinks=links(state="inactive"))
     two = replace(node, gpus=node.gpus[4:6])
-    [finding] = bad(judged(LINKS, two))
-    assert (finding.status, finding.subject.gpu, found(finding)) == (Status.FAIL, 5, "0 of 6 links up")
+    finds(bad(judged(LINKS, two)), Status.FAIL, gpu=5, found="0 of 6 links up")
     # if the other GPU has open link ends too, this may be part of a mesh
     part = on_gpus(two, 4, nvlinks=links(2, state="inactive"))
     assert {f.status for f in judged(LINKS, part).findings} == {Status.WARN, Status.PASS}
@@ -251,8 +246,7 @@ def test_every_wiring_is_symmetric_in_its_own_way(node: str) -> None:
 
 def test_the_odd_gpu_is_named_where_all_its_pairs_are_narrow() -> None:
     node = on_pairs(simulated("hgx-h100-8"), lambda p: replace(p, nvlinks=17) if 3 in (p.a, p.b) else p)
-    finding = only(judged(TOPOLOGY, node))
-    assert (finding.status, finding.subject.gpu, found(finding)) == (Status.FAIL, 3, "7 pairs over NV17")
+    finds(judged(TOPOLOGY, node).findings, Status.FAIL, gpu=3, found="7 pairs over NV17")
 
 
 def test_the_odd_pair_is_named_where_it_is_one() -> None:

@@ -13,20 +13,7 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node
 from gpudoctor.report.judge import judge as judge_node
 from tests.checks.one_check import finds
-from tests.checks.wired import (
-    ABSENT,
-    FAILED,
-    bad,
-    expected,
-    found,
-    hops,
-    judged,
-    of_gpu,
-    on_gpus,
-    only,
-    says,
-    simulated,
-)
+from tests.checks.wired import ABSENT, FAILED, bad, found, hops, judged, of_gpu, on_gpus, only, says, simulated
 
 UPSTREAM, ACS, BALANCE, ERRORS = "pcie.upstream", "pcie.acs", "pcie.balance", "pcie.errors"
 DENIED = Missing("needs root", "denied")
@@ -205,17 +192,13 @@ def test_lanes_are_judged_by_the_usual_split_of_so_many_gpus(
 
 def test_a_short_gpu_is_named_with_the_gb_s_of_all() -> None:
     node = on_gpus(simulated("rtx4090-4"), 3, pcie__width=4, pcie__path=hops({1: {"max_width": 4}}))
-    [finding] = bad(judged(BALANCE, node))
-    assert (finding.status, finding.subject.gpu) == (Status.WARN, 3)
-    assert found(finding) == "x16 / x16 / x16 / x4: 7.88 to 31.51 GB/s each way"
+    finds(bad(judged(BALANCE, node)), Status.WARN, gpu=3, found="x16 / x16 / x16 / x4: 7.88 to 31.51 GB/s each way")
 
 
 def test_one_gpu_of_eight_with_half_the_lanes_is_named_although_gen5_carries_much() -> None:
     narrow = on_gpus(simulated("hgx-h100-8"), 5, pcie__width=8, pcie__path=hops({1: {"max_width": 8}}))
-    [finding] = bad(judged(BALANCE, narrow))
-    assert (finding.status, finding.subject.gpu) == (Status.WARN, 5)
-    assert found(finding) == "x16 / x16 / x16 / x16 / x16 / x8 / x16 / x16: 31.51 to 63.02 GB/s each way"
-    assert expected(finding) == "x16, as most of the GPUs have"
+    lanes = "x16 / x16 / x16 / x16 / x16 / x8 / x16 / x16: 31.51 to 63.02 GB/s each way"
+    finds(bad(judged(BALANCE, narrow)), Status.WARN, gpu=5, found=lanes, expected="x16, as most of the GPUs have")
     alike = on_gpus(simulated("hgx-h100-8"), pcie__width=8, pcie__path=hops({1: {"max_width": 8}}))
     assert judged(BALANCE, alike).status is Status.PASS
 
@@ -245,9 +228,7 @@ def test_lanes_without_a_generation_are_judged_by_count() -> None:
         "pcie__device_generation_max": ABSENT,
     }
     node = on_gpus(simulated("rtx4090-4"), pcie__width=4, pcie__path=ABSENT, **unknown)
-    finding = only(judged(BALANCE, node))
-    assert (finding.status, found(finding)) == (Status.WARN, "x4 / x4 / x4 / x4")
-    assert finding.subject.kind == "node"
+    finds(judged(BALANCE, node).findings, Status.WARN, found="x4 / x4 / x4 / x4", kind="node")
 
 
 def test_without_every_width_there_is_no_split_to_judge() -> None:

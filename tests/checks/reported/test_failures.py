@@ -20,6 +20,7 @@ from tests.checks.one_check import finds, text_of
 from tests.facts.transcripts import table
 
 CLEAN = table(load_node("hgx-h100-8", {}))
+_UUID = "GPU-edae6d5d-6698-fb8d-2c6b-2a791224f089"
 
 
 def read(text: str) -> Node:
@@ -302,22 +303,18 @@ def test_an_indented_line_is_no_news_only_below_a_frame(head: str) -> None:
 @pytest.mark.parametrize(
     ("text", "statuses"),
     [
-        *((text, [Status.FAIL]) for text in ("only 7/8 GPUs visible", "n1: Only 7 of 8 GPUs are detected.")),
-        *(
-            (text, [Status.FAIL])
-            for text in (
-                "ERROR: only 1/8 GPUs seen",
-                "only 1/18 GPUs visible",
-                "Only 8/8 GPUs visible, but GPU 3 is missing",
-            )
-        ),
+        ("only 7/8 GPUs visible", [Status.FAIL]),
+        ("n1: Only 7 of 8 GPUs are detected.", [Status.FAIL]),
+        ("ERROR: only 1/8 GPUs seen", [Status.FAIL]),
+        ("only 1/18 GPUs visible", [Status.FAIL]),
+        ("Only 8/8 GPUs visible, but GPU 3 is missing", [Status.FAIL]),
         # of a node, or of what a process is given
-        *((text, [Status.UNKNOWN]) for text in ("only 7/8 GPUs", "n1 has only 7 of 8 GPUs")),
-        *(
-            (text, [Status.UNKNOWN])
-            for text in ("Only 4 of 8 GPUs are visible to it", "In the pod only 4/8 GPUs visible")
-        ),
-        *((text, [Status.WARN]) for text in ("Only 2 of 8 GPUs are busy", "We use only 4 of 8 GPUs for this")),
+        ("only 7/8 GPUs", [Status.UNKNOWN]),
+        ("n1 has only 7 of 8 GPUs", [Status.UNKNOWN]),
+        ("Only 4 of 8 GPUs are visible to it", [Status.UNKNOWN]),
+        ("In the pod only 4/8 GPUs visible", [Status.UNKNOWN]),
+        ("Only 2 of 8 GPUs are busy", [Status.WARN]),
+        ("We use only 4 of 8 GPUs for this", [Status.WARN]),
         *((text, []) for text in ("only 8/8 GPUs visible", "only 8 of 8 GPUs visible", "only 18/18 GPUs visible")),
     ],
 )
@@ -330,15 +327,9 @@ def test_fewer_gpus_than_there_are_is_a_failure_unless_it_may_be_of_a_process(
 @pytest.mark.parametrize(
     ("text", "status"),
     [
-        *(
-            (text, Status.FAIL)
-            for text in (
-                "Warning: GPU with UUID GPU-edae6d5d-6698-fb8d-2c6b-2a791224f089 is too old. Marking it unhealthy",
-                'level=warning msg="GPU 0 is set to unhealthy"',
-                "I0102 03:04:05.123456 1 server.go:12] 'nvidia.com/gpu' device marked unhealthy: "
-                "GPU-edae6d5d-6698-fb8d-2c6b-2a791224f089",
-            )
-        ),
+        (f"Warning: GPU with UUID {_UUID} is too old. Marking it unhealthy", Status.FAIL),
+        ('level=warning msg="GPU 0 is set to unhealthy"', Status.FAIL),
+        (f"I0102 03:04:05.123456 1 server.go:12] 'nvidia.com/gpu' device marked unhealthy: {_UUID}", Status.FAIL),
         ('level=warning msg="if GPU 0 is set to unhealthy, reset it"', None),
         ("Marking GPU 1 as healthy again", None),
         (
@@ -362,39 +353,29 @@ def test_who_gives_gpus_out_and_takes_one_away_says_that_it_is_bad(text: str, st
 @pytest.mark.parametrize(
     ("text", "statuses"),
     [
-        *(
-            (text, [Status.FAIL])
-            for text in (
-                "Expected 8 GPUs, found 7",
-                "GPU count: 7 (expected 8)",
-                "GPUs: expected=8 found=7",
-                "Expected at least 8 H100 GPUs on this node, found 7",
-                "8 GPUs expected, 7 found",
-                "number of GPUs 7 does not match expected 8",
-                "n1: gres/gpu count reported lower than configured (7 < 8)",
-            )
-        ),
+        ("Expected 8 GPUs, found 7", [Status.FAIL]),
+        ("GPU count: 7 (expected 8)", [Status.FAIL]),
+        ("GPUs: expected=8 found=7", [Status.FAIL]),
+        ("Expected at least 8 H100 GPUs on this node, found 7", [Status.FAIL]),
+        ("8 GPUs expected, 7 found", [Status.FAIL]),
+        ("number of GPUs 7 does not match expected 8", [Status.FAIL]),
+        ("n1: gres/gpu count reported lower than configured (7 < 8)", [Status.FAIL]),
         # of what a process is given
         ("the container has 4 GPUs, expected 8", [Status.UNKNOWN]),
         ("ValueError: expected 8 GPUs, but found 7", [Status.UNKNOWN]),
         ("[rank0]: expected 8 GPUs, found 7", [Status.WARN]),
         # no fewer, and no counts of GPUs
-        *(
-            (text, [])
-            for text in (
-                "expected 8 GPUs, found 8",
-                "Expected 7 GPUs, found 8",
-                "if 8 GPUs are expected and 7 found, reboot",
-                "GPUs reached 400 GB/s, expected 450",
-                "temperature of GPUs: 40, expected 85",
-                "expected GPU clock 1980, found 1410",
-                "Max temperature of GPUs: expected 30, found 25",
-                "GPUs: clocks expected 19, found 17",
-                "GPUs expected: 8, NVSwitches found: 4",
-                "32 GPUs expected in the rack, 8 found in this node",
-                "Expected 64 GPUs, found 8",
-            )
-        ),
+        ("expected 8 GPUs, found 8", []),
+        ("Expected 7 GPUs, found 8", []),
+        ("if 8 GPUs are expected and 7 found, reboot", []),
+        ("GPUs reached 400 GB/s, expected 450", []),
+        ("temperature of GPUs: 40, expected 85", []),
+        ("expected GPU clock 1980, found 1410", []),
+        ("Max temperature of GPUs: expected 30, found 25", []),
+        ("GPUs: clocks expected 19, found 17", []),
+        ("GPUs expected: 8, NVSwitches found: 4", []),
+        ("32 GPUs expected in the rack, 8 found in this node", []),
+        ("Expected 64 GPUs, found 8", []),
     ],
 )
 def test_fewer_gpus_than_expected_are_a_failure_unless_a_process_says_so(text: str, statuses: list[Status]) -> None:
