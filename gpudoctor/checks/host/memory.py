@@ -95,11 +95,8 @@ def ram_per_gpu(case: Case) -> Iterator[Finding]:
     elif used_up := _used_up(case, len(gpus), evidence):
         yield used_up
     elif each_gib < own_gib * tolerance:
-        message, limit_source = (
-            f"at least the GPU's own memory, {own_gib:.0f} GiB",
-            case.limit_source(_GPU_MEMORY_SHARE, gpus[0]),
-        )
-        expected = Expected(message, ">=", round(own_gib, 1), "GiB", limit_source)
+        message = f"at least the GPU's own memory, {own_gib:.0f} GiB"
+        expected = Expected(message, ">=", round(own_gib, 1), "GiB", case.limit_source(_GPU_MEMORY_SHARE, gpus[0]))
         likely = held or "data loading, pinned buffers and checkpoints will compete for RAM"
         yield warn(NODE, found, expected, *evidence, likely=likely, advice=_MORE_RAM)
     else:

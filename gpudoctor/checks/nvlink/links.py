@@ -19,12 +19,11 @@ from gpudoctor.checks.core.finding import (
     Found,
     Status,
     fail,
-    joint_evidence,
+    jointly,
     ok,
     skip,
     unknown,
     warn,
-    worst,
 )
 from gpudoctor.checks.core.grouped import grouped
 from gpudoctor.checks.core.registry import check
@@ -79,7 +78,8 @@ def links(case: Case) -> Iterator[Finding]:
     # none of its links is up, and should be
     dead = [f for f in findings if f.status in _BAD and f.found is not None and f.found.value == 0]
     if len(dead) > 1 and len(dead) == len(judged):
-        yield _all_dead(dead)
+        # what they share is broken, not each of them
+        yield jointly(dead, Found(f"no NVLink is up on any of {len(dead)} GPUs", 0, "links"))
         findings = [f for f in findings if f not in dead]
     yield from _by_shared_end(case, findings)
     if not judged and any(isinstance(gpu.nvlinks, Missing) for gpu in case.gpus):
@@ -88,17 +88,6 @@ def links(case: Case) -> Iterator[Finding]:
     if judged and all_up and all(f.status in (Status.PASS, Status.SKIP) for f in findings):
         up = sum(map(links_up, judged))
         yield ok(NODE, Found(f"{up} of {up} links up", up, "links"))
-
-
-def _all_dead(dead: Sequence[Finding]) -> Finding:
-    """One finding for all GPUs of a node without any link: what they share is broken, not each of them."""
-    return replace(
-        dead[0],
-        status=worst(f.status for f in dead),
-        subject=NODE,
-        found=Found(f"no NVLink is up on any of {len(dead)} GPUs", 0, "links"),
-        evidence=joint_evidence(dead),
-    )
 
 
 def _by_shared_end(case: Case, findings: Sequence[Finding]) -> Iterator[Finding]:

@@ -94,13 +94,10 @@ def _logged(case: Case) -> Iterator[Finding]:
     for bus_id, events in _by_device(case).items():
         own = [event for event in events if _OWN.search(event.text)]
         if own and bus_id not in with_counters:
+            text = f"the kernel log tells of PCIe errors of it: {_kinds(own)} ({counted(len(own), 'line')})"
             yield (fail if any(_NOT_RECOVERED.search(event.text) for event in own) else warn)(
                 of_gpu(by_gpu[bus_id]) if bus_id in by_gpu else Subject(kind="gpu", bus_id=bus_id),
-                Found(
-                    f"the kernel log tells of PCIe errors of it: {_kinds(own)} ({counted(len(own), 'line')})",
-                    len(own),
-                    "lines",
-                ),
+                Found(text, len(own), "lines"),
                 Expected("none", source="PCIe advanced error reporting"),
                 *log_lines(own[-2:]),
                 likely="the link sends much again, or lost data: a riser, cable, slot or contact at its edge",
@@ -125,9 +122,8 @@ def _of_other_devices(case: Case) -> Iterator[Finding]:
         found = Found(f"PCIe errors: {_kinds(shown)} ({counted(len(shown), 'line')})", len(events), "lines")
         subject = Subject("node", bus_id=bus_id, name=f"device {bus_id}" if bus_id else "a device")
         evidence = log_lines(shown[-2:])
-        asked_about = (
-            case.node.source.may_be_part and not case.node.gpus and any("pcieport " in event.text for event in events)
-        )
+        chosen = case.node.source.may_be_part and not case.node.gpus
+        asked_about = chosen and any("pcieport " in event.text for event in events)
         few = _most_a_day(events) < case.limit(_CORRECTED_LINES) and not asked_about
         no_gpu_behind = bool(case.node.gpus) and bus_id not in above
         if not lost and (few or no_gpu_behind):
@@ -238,14 +234,12 @@ def _reported(gpu: Gpu, kind: str, hits: list[tuple[PcieHop, int]]) -> Finding:
     """A finding for errors counted by PCIe's advanced error reporting; only fatal ones of the GPU itself fail."""
     total = sum(count for _, count in hits)
     own = any(hop is (known(gpu.pcie.path) or (None,))[0] for hop, _ in hits)
+    counter = f"aer_dev_{kind.replace('-', '')}"
     return (fail if kind == "fatal" and own else warn)(
         of_gpu(gpu),
         Found(f"{total} {kind} PCIe errors since boot" + ("" if own else " on the bridges above"), total, "errors"),
         Expected("none", "==", 0, "errors", "PCIe advanced error reporting"),
-        *(
-            Evidence(f"/sys/bus/pci/devices/{hop.bus_id}/aer_dev_{kind.replace('-', '')}", str(count))
-            for hop, count in hits
-        ),
+        *(Evidence(f"/sys/bus/pci/devices/{hop.bus_id}/{counter}", str(count)) for hop, count in hits),
         likely="the link lost data that it could not repair: riser, slot, cable, power or the GPU itself",
         advice=_LOOK,
     )

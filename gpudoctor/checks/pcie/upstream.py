@@ -163,16 +163,11 @@ def _limited(events: list[KernelEvent]) -> Iterator[Finding]:
             # an idle bridge, or a virtual one of a hypervisor or switch, shows no more
             yield unknown(subject, f"{now} at {limit.at_bus_id} at boot: the link may have been at rest", *evidence)
             continue
+        has, could = limit.available_gbit_s, limit.capable_gbit_s
         yield warn(
             subject,
-            Found(
-                f"{limit.available_gbit_s:g} of {limit.capable_gbit_s:g} Gb/s: limited by {now} at {limit.at_bus_id}",
-                limit.available_gbit_s,
-                "Gbit/s",
-            ),
-            Expected(
-                f"{limit.capable_gbit_s:g} Gb/s", ">=", limit.capable_gbit_s, "Gbit/s", "the device's own maximum"
-            ),
+            Found(f"{has:g} of {could:g} Gb/s: limited by {now} at {limit.at_bus_id}", has, "Gbit/s"),
+            Expected(f"{could:g} Gb/s", ">=", could, "Gbit/s", "the device's own maximum"),
             *evidence,
             likely="a switch, root port or slot slower than the device, or a link that trained below its maximum",
             advice=(
@@ -189,10 +184,8 @@ def _all_slowed(case: Case, hop: Hop) -> bool:
 
 
 def _reading(end: PcieHop, width: bool) -> str:
-    now, most = (
-        (known(end.width), known(end.max_width)) if width else (known(end.speed_gt_s), known(end.max_speed_gt_s))
-    )
-    return f"{now} (maximum {most})"
+    now, most = (end.width, end.max_width) if width else (end.speed_gt_s, end.max_speed_gt_s)
+    return f"{known(now)} (maximum {known(most)})"
 
 
 def _clean(gpu: Gpu) -> Finding:
