@@ -83,11 +83,10 @@ def corruption_steps(case: Case) -> tuple[Advice, ...]:
 
 def _unsteady(case: Case, each: ComputeRank) -> Finding:
     kinds = len(set(each.fingerprints))
+    text = f"the same train step gave {kinds} different results in {len(each.fingerprints)} repeats"
     return fail(
         rank_subject(case, each.rank),
-        Found(
-            f"the same train step gave {kinds} different results in {len(each.fingerprints)} repeats", kinds, "results"
-        ),
+        Found(text, kinds, "results"),
         "one result: the same bits each time",
         *(Evidence(f"repeat {n}", sha[:16]) for n, sha in enumerate(each.fingerprints, 1)),
         likely="the device computes wrong now and then: defective hardware, overclocking, or too little voltage"

@@ -74,11 +74,8 @@ def _judged(case: Case, loading: DataLoading, rates: dict[int, LoaderRates]) -> 
     need = case.measurements.data_need_gb_s
     chosen = _chosen(rates, need)
     who = ranks_in_words(case, loading.world_size)
-    found = Found(
-        f"{_in_words(rates[chosen])} read, not decoded, by {who} with num_workers={chosen}{_of_what(loading)}",
-        round(rates[chosen].gb_s, 4),
-        "GB/s",
-    )
+    text = f"{_in_words(rates[chosen])} read, not decoded, by {who} with num_workers={chosen}{_of_what(loading)}"
+    found = Found(text, round(rates[chosen].gb_s, 4), "GB/s")
     evidence = tuple(
         Evidence(f"num_workers={count}", f"{_in_words(rate)}, first batch after {seconds_text(rate.first_batch_s)}")
         for count, rate in rates.items()

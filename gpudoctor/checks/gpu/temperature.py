@@ -77,13 +77,13 @@ def _over_limit(gpu: Gpu) -> Finding | None:
         over = limit - value if is_margin else value - limit  # a lower margin is hotter
         if over < 0 or (over == 0 and not unfit):
             continue
-        text, side, sign = f"{value} C, {point} is {limit} C", "below", "<"
+        text, side = f"{value} C, {point} is {limit} C", "below"
         if is_margin:
-            text, side, sign = f"thermal margin {value} C, its {point} is at {limit} C", "above", ">"
+            text, side = f"thermal margin {value} C, its {point} is at {limit} C", "above"
         return (fail if unfit else warn)(
             of_gpu(gpu),
             Found(text, value, "C"),
-            Expected(f"{side} {limit} C", sign, limit, "C", "the GPU's own limit"),
+            Expected(f"{side} {limit} C", ">" if is_margin else "<", limit, "C", "the GPU's own limit"),
             Evidence("GPU temperature", f"{now} C" if now is not None else "not read"),
             Evidence(f"thermal margin at its {point}" if is_margin else point, f"{limit} C"),
             likely="cooling: airflow, a fan, coolant, dust, or a bad thermal interface",

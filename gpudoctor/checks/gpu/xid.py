@@ -46,6 +46,12 @@ _LIKELY: dict[Bucket, str] = {
 
 _SAVE = Advice("As root:", "dmesg -x > dmesg.txt")
 
+_SWITCH_ADVICE = (
+    Advice("Drain the node; see nvlink.fabric and nvlink.links for what still works."),
+    Advice("Reset all GPUs and switches together, or reboot.", "reboot"),
+    Advice("It returns: open a hardware case for the baseboard.", "nvidia-bug-report.sh"),
+)
+
 
 @check(
     "gpu.xid",
@@ -213,15 +219,6 @@ def _switches(events: Iterable[KernelEvent], notes: tuple[Evidence, ...]) -> Ite
         codes = ", ".join(f"SXid {code}" for code in dict.fromkeys(e.code for e in worst))
         status = Status.FAIL if fatal else Status.WARN if doubtful else Status.PASS
         kind = "fatal" if fatal else "of unknown weight, or heat" if doubtful else "non-fatal"
-        advice = (
-            ()
-            if status is Status.PASS
-            else (
-                Advice("Drain the node; see nvlink.fabric and nvlink.links for what still works."),
-                Advice("Reset all GPUs and switches together, or reboot.", "reboot"),
-                Advice("It returns: open a hardware case for the baseboard.", "nvidia-bug-report.sh"),
-            )
-        )
         yield Finding(
             status,
             Subject(kind="node", name=f"NVSwitch {bus}"),
@@ -229,5 +226,5 @@ def _switches(events: Iterable[KernelEvent], notes: tuple[Evidence, ...]) -> Ite
             Expected("no fatal NVSwitch error", source="the switch driver's own words, else the Fabric Manager guide"),
             (*log_lines(worst[-3:]), *notes),
             None if status is Status.PASS else "the NVSwitch, or the link to one of its GPUs",
-            advice,
+            () if status is Status.PASS else _SWITCH_ADVICE,
         )

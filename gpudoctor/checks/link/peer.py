@@ -104,12 +104,10 @@ def _confidential(case: Case, pair: Joined) -> bool:
 
 
 def _wrong(pair: Joined) -> Finding:
-    total = sum(link.size_bytes // 4 for link in pair.links)
+    total, wrong = sum(link.size_bytes // 4 for link in pair.links), pair.wrong_elements
     return fail(
         of_pair(*pair.gpus),
-        Found(
-            f"{pair.wrong_elements} of {total} elements arrived changed ({pair.kind})", pair.wrong_elements, "elements"
-        ),
+        Found(f"{wrong} of {total} elements arrived changed ({pair.kind})", wrong, "elements"),
         "every element as it was sent",
         *_figures(pair),
         likely="the IOMMU or ACS redirects peer-to-peer writes, or a link or memory corrupts data",

@@ -318,13 +318,11 @@ def _speed_of(case: Case, gpu: Gpu, spec: NvlinkSpec | None, usual: float | None
     if not slow:
         return None
     # if a whole node is below nominal, the nominal number is more likely wrong than every link slow
-    slowest = min(slow.values())
+    slowest, least, source = min(slow.values()), round(share * reference, 3), "profile" if nominal else "peers"
     return (fail if usual is not None and slowest < share * usual else warn)(
         of_gpu(gpu),
         Found(f"{len(slow)} of {len(speeds)} links slow: {slowest} GB/s", slowest, "GB/s"),
-        Expected(
-            f"{reference} GB/s a link", ">=", round(share * reference, 3), "GB/s", "profile" if nominal else "peers"
-        ),
+        Expected(f"{reference} GB/s a link", ">=", least, "GB/s", source),
         *(Evidence(f"NVLink {link} speed", f"{speed} GB/s") for link, speed in slow.items()),
         likely="the link trained at a lower rate: signal quality of the bridge, baseboard or switch",
         advice=_ADVICE,

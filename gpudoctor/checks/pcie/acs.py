@@ -81,13 +81,10 @@ def _refused(case: Case) -> Iterator[Finding]:
         if event.bus_id in nvidia or f"nvidia {event.bus_id}: " in event.text:
             by_bus.setdefault(event.bus_id, []).append(event)
     for bus_id, events in by_bus.items():
+        text = f"the IOMMU refused memory accesses of it ({counted(len(events), 'line')} in the kernel log)"
         yield warn(
             of_gpu(in_scope[bus_id]) if bus_id in in_scope else Subject(kind="gpu", bus_id=bus_id),
-            Found(
-                f"the IOMMU refused memory accesses of it ({counted(len(events), 'line')} in the kernel log)",
-                len(events),
-                "lines",
-            ),
+            Found(text, len(events), "lines"),
             Expected("none", source="drivers/iommu; cuda-samples#48"),
             *log_lines(events[-2:]),
             likely="peer-to-peer or RDMA traffic goes through a translating IOMMU: collectives hang or give wrong data",

@@ -114,8 +114,9 @@ def _apart(case: Case, telemetry: Telemetry, watched: Watched, busy: float, usua
     gpu, load = watched
     limit = case.limit(_APART_PCT, gpu)
     spread = load.readings[_BUSY]
-    bound, sign = (usual - limit, ">=") if busy < usual else (usual + limit, "<=")
+    bound = round(usual - limit if busy < usual else usual + limit, 1)
     source = case.limit_source(_APART_PCT, gpu)
+    readings = f"median {busy:.0f} %, {spread.low:.0f} to {spread.high:.0f} % in {telemetry.duration_s:.1f} s"
     steps = (
         Advice("See which rank is slower, and why.", "gpudoctor check train -v"),
         Advice("See what runs on its CPUs, and on the GPU itself.", "gpudoctor check host topology gpu.in-use -v"),
@@ -123,10 +124,8 @@ def _apart(case: Case, telemetry: Telemetry, watched: Watched, busy: float, usua
     return warn(
         of_gpu(gpu),
         Found(f"{busy:.0f} % busy during the train, the others {usual:.0f} %", round(busy, 1), "%"),
-        Expected(f"within {limit:g} points of the others", sign, round(bound, 1), "%", source),
-        Evidence(
-            _CALL, f"median {busy:.0f} %, {spread.low:.0f} to {spread.high:.0f} % in {telemetry.duration_s:.1f} s"
-        ),
+        Expected(f"within {limit:g} points of the others", ">=" if busy < usual else "<=", bound, "%", source),
+        Evidence(_CALL, readings),
         likely="its host does not feed it: few or busy CPUs, slow data"
         if busy < usual
         else "it computes while the others wait: look at its rank in train.balance",
