@@ -208,10 +208,8 @@ def _causes(case: Case, rank: int, during: str) -> list[str]:
 def _evidence(drift: SpeedChange) -> Evidence:
     series = drift.series
     early, late = (f"{s.low:.4g} to {s.high:.4g}" for s in (series.early, series.late))
-    return Evidence(
-        f"{_of_rank(drift)}{series.metric}",
-        f"first half minute {early}, last minute {late} {series.unit} ({series.values} values)",
-    )
+    text = f"first half minute {early}, last minute {late} {series.unit} ({series.values} values)"
+    return Evidence(f"{_of_rank(drift)}{series.metric}", text)
 
 
 def _of_rank(drift: SpeedChange) -> str:

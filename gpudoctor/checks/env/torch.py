@@ -160,12 +160,10 @@ def _sight(case: Case, view: TorchView) -> Iterator[Finding]:
     likely = "the device cgroup or device files of this session, or a GPU that CUDA cannot open"
     advice = (Advice("Compare the two lists.", "nvidia-smi -L; python -m torch.utils.collect_env"),)
     text = f"torch sees {view.device_count} GPU{'s' * (view.device_count != 1)}"
-    if not unseen:
-        found = Found(text, view.device_count, "GPUs")
-        yield fail(NODE, found, expected, *evidence, likely=likely, advice=advice)
-    for gpu in unseen:
-        found = Found(f"{text}: not this one", view.device_count, "GPUs")
-        yield fail(of_gpu(gpu), found, expected, *evidence, likely=likely, advice=advice)
+    blamed = [(of_gpu(gpu), f"{text}: not this one") for gpu in unseen]
+    for subject, what in blamed or [(NODE, text)]:
+        found = Found(what, view.device_count, "GPUs")
+        yield fail(subject, found, expected, *evidence, likely=likely, advice=advice)
 
 
 def _given(case: Case) -> tuple[Gpu, ...]:
