@@ -149,10 +149,7 @@ def _told(case: Case, subject: Subject, outliers: Sequence[_Pair]) -> Finding:
         Evidence(f"sendrecv of ranks {p.a} and {p.b}", f"{short_size(p.size_bytes)}: {p.busbw_gb_s:.3g} GB/s each way")
         for p in (pair.measured for pair in outliers)
     ]
-    others = next(
-        (message for p in outliers for r in (p.measured.a, p.measured.b) if (message := other_processes(case, r))), None
-    )
-    if others:
+    if others := other_processes(case, *(rank for p in outliers for rank in (p.measured.a, p.measured.b))):
         return unknown(subject, f"{text}; but {others}: too disturbed to judge", *evidence)
     if all(pair.noisy for pair in outliers):
         return unknown(subject, f"{text}; but its own time scatters as much: too noisy to judge", *evidence)

@@ -200,24 +200,20 @@ def few_cpus(case: Case, loading: DataLoading) -> Iterator[Finding]:
         likely, advice = _binding(loading, fewest)
         bound = known(host.cpus_usable_list) if host.cpus_usable == fewest else None
         cpuset = known(loading.cpuset_cpus)
-        yield warn(
-            NODE,
-            Found(f"all workers of a rank share {fewest} of the {total} CPUs", fewest, "CPUs"),
-            Expected("a CPU for the training loop and one for each worker", ">=", _FEWEST, "CPUs"),
-            Evidence("sched_getaffinity in the workers", f"{fewest} CPU" + (f" (CPU {bound})" if bound else "")),
-            *([] if cpuset is None else [Evidence("cgroup cpuset", f"{cpuset} CPUs")]),
-            likely=likely,
-            advice=advice,
-        )
+        found = Found(f"all workers of a rank share {fewest} of the {total} CPUs", fewest, "CPUs")
+        seen = f"{fewest} CPU" + (f" (CPU {bound})" if bound else "")
+        evidence = [Evidence("sched_getaffinity in the workers", seen)]
+        if cpuset is not None:
+            evidence.append(Evidence("cgroup cpuset", f"{cpuset} CPUs"))
     elif quota is not None and quota < _FEWEST:
-        yield warn(
-            NODE,
-            Found(f"all workers of this node share {quota:g} CPUs of time", quota, "CPUs"),
-            Expected("a CPU for the training loop and one for each worker", ">=", _FEWEST, "CPUs"),
-            Evidence(known(host.cpu_quota_source) or "cgroup CPU quota", f"{quota:g} CPUs"),
-            likely="the CPU quota of the cgroup: more workers wait for one another",
-            advice=(Advice("Raise the CPU limit of the container or job.", "docker run --cpus=..."),),
-        )
+        likely = "the CPU quota of the cgroup: more workers wait for one another"
+        advice = (Advice("Raise the CPU limit of the container or job.", "docker run --cpus=..."),)
+        found = Found(f"all workers of this node share {quota:g} CPUs of time", quota, "CPUs")
+        evidence = [Evidence(known(host.cpu_quota_source) or "cgroup CPU quota", f"{quota:g} CPUs")]
+    else:
+        return
+    expected = Expected("a CPU for the training loop and one for each worker", ">=", _FEWEST, "CPUs")
+    yield warn(NODE, found, expected, *evidence, likely=likely, advice=advice)
 
 
 def bound_by_openmp(case: Case) -> Iterator[Finding]:

@@ -187,8 +187,7 @@ def _finding(
     case: Case, subject: Subject, slow: _Slow, text: str, evidence: Sequence[Evidence], gpus: Sequence[Gpu]
 ) -> Finding:
     ranks = [rank for rank in ranks_of(case) if rank_gpu(case, rank) in gpus]
-    others = next((message for rank in ranks if (message := other_processes(case, rank))), None)
-    if others:
+    if others := other_processes(case, *ranks):
         return unknown(subject, f"{text}: slow, but {others}: too disturbed to judge", *evidence)
     likely = (
         "an NVLink is down or retries, or a bridge sits badly"

@@ -66,10 +66,10 @@ def against_others(rank: int, figures: Mapping[int, float]) -> float | None:
     return figures[rank] / usual if usual else None
 
 
-def other_processes(case: Case, rank: int) -> str | None:
-    """Text naming other processes that compute on this rank's GPU, which make its figures meaningless; else None."""
-    gpu = rank_gpu(case, rank)
-    others = use_of_gpu(gpu).others if gpu else ()
+def other_processes(case: Case, *ranks: int) -> str | None:
+    """Text naming the processes that compute on one of these ranks' GPUs too, which make figures meaningless."""
+    on_each = (use_of_gpu(gpu).others for rank in ranks if (gpu := rank_gpu(case, rank)))
+    others = next(filter(None, on_each), None)
     return f"pid {', '.join(str(p.pid) for p in others[:3])} uses the GPU too" if others else None
 
 
