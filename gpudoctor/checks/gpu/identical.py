@@ -160,18 +160,12 @@ def _ecc_modes(case: Case) -> set[bool | None]:
 
 
 def _tie(case: Case, ties: list[tuple[Attribute, dict[Hashable, list[int]]]]) -> Finding:
-    differing = [attribute for attribute, _ in ties]
-    return _finding(
-        case,
-        differing,
-        None,
-        "the GPUs differ in "
-        + "; in ".join(
-            f"{attribute.words}: " + ", ".join(f"{value} ({_names(indices)})" for value, indices in sides.items())
-            for attribute, sides in ties
-        ),
-        Expected("the same on all GPUs", source="peers"),
-    )
+    texts = []
+    for attribute, sides in ties:
+        values = ", ".join(f"{value} ({_names(indices)})" for value, indices in sides.items())
+        texts.append(f"{attribute.words}: {values}")
+    text, expected = f"the GPUs differ in {'; in '.join(texts)}", Expected("the same on all GPUs", source="peers")
+    return _finding(case, [attribute for attribute, _ in ties], None, text, expected)
 
 
 def _outlier(case: Case, gpu: Gpu, differences: list[tuple[Attribute, object, object]]) -> Finding:

@@ -228,9 +228,8 @@ def _odd_bridges(case: Case, pairs: list[GpuPair], gpus: dict[int, Gpu]) -> Iter
             )
 
 
-def _peer_to_peer(pairs: list[GpuPair], gpus: list[Gpu]) -> list[Finding]:
+def _peer_to_peer(pairs: list[GpuPair], gpus: list[Gpu]) -> Iterator[Finding]:
     by_index = {gpu.index: gpu for gpu in gpus}
-    findings = []
     # a dead NVLink leaves its pair with a PCIe path: its GPUs still have NVLinks to others
     bonded = {i for p in pairs if bond(p) for i in (p.a, p.b)}
     broken = [p for p in pairs if p2p_status(p) in _BROKEN_P2P and bond(p)]
@@ -239,13 +238,12 @@ def _peer_to_peer(pairs: list[GpuPair], gpus: list[Gpu]) -> list[Finding]:
         status = _BROKEN_P2P[p2p_status(members[0]) or "NS"]
         text = f"{pair_names(members)}: peer-to-peer {status} over {connections(members)}"
         likely = "peer-to-peer was switched off, or the links failed under it: NCCL falls back to host memory"
-        findings.append(_not_allowed(fail, subject, text, "OK: NVLink joins these GPUs", members, likely))
+        yield _not_allowed(fail, subject, text, "OK: NVLink joins these GPUs", members, likely)
     for subject, members in fewest_subjects(off, by_index):
         judge = fail if {i for p in members for i in (p.a, p.b)} & bonded else warn
         text = f"{pair_names(members)}: peer-to-peer {_BROKEN_P2P['DR']}"
         likely = "somebody switched peer-to-peer off in the driver's options"
-        findings.append(_not_allowed(judge, subject, text, "OK", members, likely))
-    return findings
+        yield _not_allowed(judge, subject, text, "OK", members, likely)
 
 
 def _not_allowed(
