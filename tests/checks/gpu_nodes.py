@@ -14,6 +14,7 @@ from gpudoctor.checks.core.runner import CheckResult, run_checks
 from gpudoctor.facts.model.gpu import Clocks, Ecc, Gpu, MemoryRepair, Power, Settings, Thermal, Utilization
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Driver, Host, KernelEvent, KernelLog, Node, PciBus, PciDevice
+from tests.checks.one_check import env
 
 S = TypeVar("S")
 
@@ -115,6 +116,13 @@ def seven_of_eight(**leaves: Any) -> Node:
     shown = tuple(h100(i) for i in range(8) if i != 5)
     bus = PciBus(nvidia_devices=tuple(pci(i) for i in range(8)))
     return put(node(*shown, pci=bus), **leaves)
+
+
+def job(shown: int, denied: tuple[str, ...] | Missing, **variables: str) -> Node:
+    """The first GPUs of an 8 x H100 machine, as a Slurm job sees them that was given only some."""
+    bus = PciBus(nvidia_devices=tuple(pci(i) for i in range(8)))
+    subject = node(*(h100(i) for i in range(shown)))
+    return put(subject, pci=bus, environment=env(**variables), driver__denied_gpus=denied)
 
 
 def pci(index: int, driver: str | Missing | None = "nvidia", pci_class: str = "0x030200") -> PciDevice:

@@ -10,6 +10,7 @@ from gpudoctor.facts.model.measurements import Launch, Measurements, RankInfo
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.model.telemetry import GpuUnderLoad, Spread, Telemetry
+from tests.checks.one_check import uuid_of
 
 
 def launched(node: Node, ranks: int | None = None) -> Launch:
@@ -63,19 +64,6 @@ def computed(rank: int, **facts: Any) -> ComputeRank:
 
 def sampled(during: str, gpus: Sequence[dict[str, float]], **facts: Any) -> Telemetry:
     """What telemetry read of each GPU, by reading; UUIDs as in one_check."""
-    from tests.checks.one_check import uuid_of
-
-    return Telemetry(
-        during,
-        5.0,
-        tuple(
-            GpuUnderLoad(
-                index,
-                uuid_of(index),
-                20,
-                {name: Spread(value, value, value) for name, value in readings.items()},
-                **facts,
-            )
-            for index, readings in enumerate(gpus)
-        ),
-    )
+    spreads = [{name: Spread(value, value, value) for name, value in readings.items()} for readings in gpus]
+    loads = (GpuUnderLoad(index, uuid_of(index), 20, read, **facts) for index, read in enumerate(spreads))
+    return Telemetry(during, 5.0, tuple(loads))

@@ -41,17 +41,38 @@ def words(result: CheckResult) -> str:
     return " || ".join(text_of(finding) for finding in result.findings)
 
 
-def expect(result: CheckResult, status: Status, *parts: str) -> None:
-    """Assert the status of a check, and that its findings say all of this."""
+def expect(result: CheckResult, status: Status, *parts: str, **subject: Any) -> None:
+    """Assert the status of a check, that its findings say all of this, and what the one with this status is about."""
     text = words(result)
     assert (result.status, [part for part in parts if part not in text]) == (status, []), text
+    if subject:
+        finds([finding for finding in result.findings if finding.status is status], status, **subject)
 
 
-def finds(findings: Iterable[Finding], status: str, *parts: str, **subject: Any) -> None:
-    """Assert that there is one finding, with this status, that it says all of this, and what it is about."""
+def blames(result: CheckResult, status: Status, *parts: str, **subject: Any) -> None:
+    """Assert the status of a check, and if it is no pass, what its findings say and are about."""
+    assert result.status is status
+    if status is not Status.PASS:
+        expect(result, status, *parts, **subject)
+
+
+def finds(
+    findings: Iterable[Finding],
+    status: str,
+    *parts: str,
+    found: str | None = None,
+    expected: str | None = None,
+    **subject: Any,
+) -> None:
+    """Assert that there is one finding, with this status, that it says all of this, and what it is about.
+
+    `found` is the whole text of what was found, or the reason; `expected` the whole text of what was expected.
+    """
     [finding] = findings
     text = text_of(finding)
     assert (finding.status, [part for part in parts if part not in text]) == (status, []), text
+    assert found in (None, finding.found.text if finding.found else finding.reason)
+    assert expected in (None, finding.expected.text if finding.expected else "")
     assert {name: getattr(finding.subject, name) for name in subject} == subject
 
 
@@ -60,17 +81,8 @@ def uuid_of(index: int) -> str:
 
 
 def gpu(index: int, name: str = "NVIDIA H100 80GB HBM3", **facts: Any) -> Gpu:
-    settings = facts.pop("settings", Settings(mig_enabled=False))
-    memory = facts.pop("memory_total_mib", 81559)
-    return Gpu(
-        index=index,
-        bus_id=f"0000:{0x10 + index:02x}:00.0",
-        uuid=facts.pop("uuid", uuid_of(index)),
-        name=name,
-        memory_total_mib=memory,
-        settings=settings,
-        **facts,
-    )
+    usual = {"uuid": uuid_of(index), "memory_total_mib": 81559, "settings": Settings(mig_enabled=False)}
+    return Gpu(index, f"0000:{0x10 + index:02x}:00.0", name=name, **{**usual, **facts})
 
 
 def gpus(count: int, name: str = "NVIDIA H100 80GB HBM3", **facts: Any) -> tuple[Gpu, ...]:

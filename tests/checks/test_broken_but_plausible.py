@@ -16,6 +16,7 @@ from gpudoctor.facts.simulated.load import put
 from gpudoctor.report.judge import judge
 from gpudoctor.report.model import Report
 from tests.checks.simulated_nodes import findings, packaged
+from tests.checks.wired import on_gpus
 from tests.narrowed import present
 
 DENIED = Missing("Insufficient Permissions", "denied")
@@ -50,13 +51,6 @@ def denied_fact(fact: Any) -> Any:
 
 def denied(node: Node, *indices: int) -> Node:
     return replace(node, gpus=tuple(denied_fact(gpu) if gpu.index in indices else gpu for gpu in node.gpus))
-
-
-def each(node: Node, **leaves: Any) -> Node:
-    gpus = node.gpus
-    for leaf, value in leaves.items():
-        gpus = tuple(put(gpu, leaf.replace("__", "."), value) for gpu in gpus)
-    return replace(node, gpus=gpus)
 
 
 # an empty socket
@@ -154,12 +148,12 @@ def test_a_gpu_that_says_nothing_beside_peers_that_do_is_unknown() -> None:
 
 
 def test_a_few_denied_values_leave_the_rest_to_be_judged() -> None:
-    node = each(packaged("hgx-h100-8"), utilization__gpu_pct=DENIED, processes=DENIED)
+    node = on_gpus(packaged("hgx-h100-8"), utilization__gpu_pct=DENIED, processes=DENIED)
     assert judge(node).verdict == "pass"
 
 
 def test_zero_degrees_watts_and_megahertz_at_once_are_no_readings() -> None:
-    zeros = each(packaged("hgx-h100-8"), thermal__gpu_c=0, power__draw_w=0.0, clocks__sm_mhz=0)
+    zeros = on_gpus(packaged("hgx-h100-8"), thermal__gpu_c=0, power__draw_w=0.0, clocks__sm_mhz=0)
     report = judge(zeros)
     assert (report.verdict, report.exit_code) == ("unknown", 3)
     assert {"gpu.temperature", "gpu.lost", "gpu.clocks"} <= ids(report, Status.UNKNOWN)
@@ -172,9 +166,9 @@ def test_memory_that_is_used_up_fails_and_beside_a_job_warns() -> None:
     node = put(packaged("hgx-h100-8"), "host.ram_available_mib", 100)
     assert ids(judge(node), Status.FAIL) == {"host.ram-per-gpu"}
     job = (GpuProcess(4711, "python3", "C", 60_000, "eve"),)
-    assert "host.ram-per-gpu" in ids(judge(each(node, processes=job)), Status.WARN)
+    assert "host.ram-per-gpu" in ids(judge(on_gpus(node, processes=job)), Status.WARN)
     # in a container the job's processes do not show
-    assert "host.ram-per-gpu" in ids(judge(each(node, memory_used_mib=60_000)), Status.WARN)
+    assert "host.ram-per-gpu" in ids(judge(on_gpus(node, memory_used_mib=60_000)), Status.WARN)
 
 
 def test_shared_memory_that_is_full_fails_and_for_one_gpu_warns() -> None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from gpudoctor.checks.core.finding import Status
-from gpudoctor.facts.model.gpu import GpuProcess
+from gpudoctor.facts.model.gpu import Gpu, GpuProcess, PcieHop
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Interface, Node
-from gpudoctor.facts.simulated.load import load_node, node_names, put
+from gpudoctor.facts.simulated.load import load_node, node_names
 from gpudoctor.report.judge import Question, judge
 from tests.checks.simulated_nodes import findings, healthy_report, packaged
+from tests.checks.wired import on_gpus
 from tests.narrowed import present
 
 # the node that is not fit, on purpose
@@ -52,29 +54,27 @@ def test_an_empty_node_does_not_pass() -> None:
     assert {judge(Node(), question=Question(level=level)).verdict for level in ("quick", "standard")} == {"unknown"}
 
 
-def each_gpu(node: Node, **leaves: object) -> Node:
-    """A copy with dotted leaves set on every GPU; `__` stands for the dot."""
-    gpus = node.gpus
-    for leaf, value in leaves.items():
-        gpus = tuple(put(gpu, leaf.replace("__", "."), value) for gpu in gpus)
-    return replace(node, gpus=gpus)
+def as_it_is(node: Node) -> Node:
+    return node
+
+
+def each_gpu(**leaves: Any) -> Callable[[Node], Node]:
+    """The node with these leaves on every GPU."""
+    return lambda node: on_gpus(node, **leaves)
 
 
 def sleeping_links(node: Node) -> Node:
-    gpus = []
-    for gpu in node.gpus:
-        gpus.append(replace(gpu, nvlinks=tuple(replace(link, state="sleep") for link in present(gpu.nvlinks))))
-    return replace(node, gpus=tuple(gpus))
+    return on_gpus(node, nvlinks=lambda gpu: tuple(replace(link, state="sleep") for link in present(gpu.nvlinks)))
 
 
 def x8_slots(node: Node) -> Node:
     """Every slot is wired for 8 lanes, and the card runs at them."""
-    gpus = []
-    for gpu in node.gpus:
+
+    def path(gpu: Gpu) -> tuple[PcieHop, ...]:
         own, *bridges = present(gpu.pcie.path)
-        path = (replace(own, width=8), *(replace(hop, width=8, max_width=8) for hop in bridges))
-        gpus.append(put(put(gpu, "pcie.width", 8), "pcie.path", path))
-    return replace(node, gpus=tuple(gpus))
+        return (replace(own, width=8), *(replace(hop, width=8, max_width=8) for hop in bridges))
+
+    return on_gpus(node, pcie__width=8, pcie__path=path)
 
 
 def one_idle_port_down(node: Node) -> Node:
@@ -91,17 +91,12 @@ def dmabuf_only(node: Node) -> Node:
 
 
 def desktop(node: Node) -> Node:
-    gpu = node.gpus[0]
     shown = (
         GpuProcess(1893, "/usr/lib/xorg/Xorg", "G", 187, "root"),
         GpuProcess(2215, "/usr/bin/gnome-shell", "G", 96, "ada"),
     )
-    gpu = put(
-        put(replace(gpu, processes=shown, memory_used_mib=285), "settings.display_active", True),
-        "settings.display_attached",
-        True,
-    )
-    return replace(node, gpus=(gpu, *node.gpus[1:]))
+    display: dict[str, Any] = {"settings__display_active": True, "settings__display_attached": True}
+    return on_gpus(node, 0, processes=shown, memory_used_mib=285, **display)
 
 
 def scoped_to_a_job(node: Node) -> Node:
@@ -120,85 +115,74 @@ def quiet_switch(node: Node) -> Node:
 
 # trap number -> (what it is, the node, how it differs from the packaged one)
 TRAPS: dict[str, tuple[str, Callable[[Node], Node]]] = {
-    "1 idle link at generation 1": ("rtx4090-8", lambda n: n),
-    "1 half of the links awake": (
-        "rtx4090-8",
-        lambda n: replace(n, gpus=(put(n.gpus[0], "pcie.generation", 4), *n.gpus[1:])),
-    ),
+    "1 idle link at generation 1": ("rtx4090-8", as_it_is),
+    "1 half of the links awake": ("rtx4090-8", lambda n: on_gpus(n, 0, pcie__generation=4)),
     "2 slots of 8 lanes by design": ("rtx4090-4", x8_slots),
     "2 all L40S on x8 slots": ("l40s-8", x8_slots),
-    "3 bridges hidden in a VM": ("t4-cloud-4", lambda n: n),
-    "3 no sysfs in the container": (
-        "container-2-of-8",
-        lambda n: each_gpu(n, pcie__path={"missing": "no /sys/bus/pci here"}),
-    ),
-    "4 no NVLink by design": ("l40s-8", lambda n: n),
-    "4 twelve links down without a bridge": ("h100-pcie-2-unbridged", lambda n: n),
-    "5 bridges in pairs": ("h100-nvl-4", lambda n: n),
+    "3 bridges hidden in a VM": ("t4-cloud-4", as_it_is),
+    "3 no sysfs in the container": ("container-2-of-8", each_gpu(pcie__path={"missing": "no /sys/bus/pci here"})),
+    "4 no NVLink by design": ("l40s-8", as_it_is),
+    "4 twelve links down without a bridge": ("h100-pcie-2-unbridged", as_it_is),
+    "5 bridges in pairs": ("h100-nvl-4", as_it_is),
     "6 NVLinks asleep": ("hgx-h100-8", sleeping_links),
-    "7 lifetime counters": ("lifetime-counters", lambda n: n),
-    "8 software power cap at full load": ("lifetime-counters", lambda n: n),
-    "9 benign clock reasons": (
-        "hgx-h100-8",
-        lambda n: each_gpu(n, clocks__event_reasons=["application-clocks", "sync-boost"]),
-    ),
-    "9 display clocks on a desktop": ("rtx4090-4", lambda n: each_gpu(n, clocks__event_reasons=["display-clocks"])),
+    "7 lifetime counters": ("lifetime-counters", as_it_is),
+    "8 software power cap at full load": ("lifetime-counters", as_it_is),
+    "9 benign clock reasons": ("hgx-h100-8", each_gpu(clocks__event_reasons=["application-clocks", "sync-boost"])),
+    "9 display clocks on a desktop": ("rtx4090-4", each_gpu(clocks__event_reasons=["display-clocks"])),
     "10 microseconds of throttling": (
         "hgx-h100-8",
-        lambda n: each_gpu(n, throttle_times__hw_thermal_us=19, throttle_times__hw_power_brake_us=3),
+        each_gpu(throttle_times__hw_thermal_us=19, throttle_times__hw_power_brake_us=3),
     ),
-    "11 MIG": ("a100-mig-8", lambda n: n),
-    "12 vGPU guest": ("vgpu-guest-1", lambda n: n),
-    "13 GeForce": ("rtx4090-4", lambda n: n),
+    "11 MIG": ("a100-mig-8", as_it_is),
+    "12 vGPU guest": ("vgpu-guest-1", as_it_is),
+    "13 GeForce": ("rtx4090-4", as_it_is),
     "13 another board partner's power limit": (
         "rtx4090-4",
-        lambda n: each_gpu(
-            n, power__limit_w=480, power__default_limit_w=480, power__requested_limit_w=480, power__max_limit_w=600
-        ),
+        each_gpu(power__limit_w=480, power__default_limit_w=480, power__requested_limit_w=480, power__max_limit_w=600),
     ),
-    "14 container with a subset": ("container-2-of-8", lambda n: n),
-    "14 Slurm job with a subset": ("slurm-2-of-8", lambda n: n),
+    "14 container with a subset": ("container-2-of-8", as_it_is),
+    "14 Slurm job with a subset": ("slurm-2-of-8", as_it_is),
     "14 Slurm job whose device files say nothing": (
         "slurm-2-of-8",
         lambda n: replace(n, driver=replace(n.driver, denied_gpus=Missing("not read"))),
     ),
-    "15 cgroup limits": ("container-2-of-8", lambda n: n),
-    "16 Grace": ("gh200-1", lambda n: n),
-    "16 GB10 without memory figures": ("gb10-1", lambda n: n),
+    "15 cgroup limits": ("container-2-of-8", as_it_is),
+    "16 Grace": ("gh200-1", as_it_is),
+    "16 GB10 without memory figures": ("gb10-1", as_it_is),
     "16 GB10 whose driver shows the machine's memory": (
         "gb10-1",
-        lambda n: each_gpu(n, memory_total_mib=122_570, memory_used_mib=8_370, memory_free_mib=114_200),
+        each_gpu(memory_total_mib=122_570, memory_used_mib=8_370, memory_free_mib=114_200),
     ),
-    "17 GB200 tray": ("gb200-tray-4", lambda n: n),
-    "18 no fabric": ("l40s-8", lambda n: n),
+    "17 GB200 tray": ("gb200-tray-4", as_it_is),
+    "18 no fabric": ("l40s-8", as_it_is),
     "19 fastest first on a mixed machine": (
         "display-plus-a100",
         lambda n: replace(n, environment=load_node("cpu-only", {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}).environment),
     ),
-    "20 display GPU beside compute GPUs": ("display-plus-a100", lambda n: n),
+    "20 display GPU beside compute GPUs": ("display-plus-a100", as_it_is),
     "20 a desktop on one of them": ("rtx4090-4", desktop),
-    "21 persistence off in a VM": ("hgx-h100-vm-8", lambda n: each_gpu(n, settings__persistence=False)),
-    "21 persistence off in a container": ("container-2-of-8", lambda n: each_gpu(n, settings__persistence=False)),
-    "22 Xids of applications": ("lifetime-counters", lambda n: n),
-    "23 repaired long ago": ("hgx-h100-8", lambda n: each_gpu(n, ecc__uncorrected_aggregate=3)),
-    "24 row remap pending": ("hgx-h100-8", lambda n: each_gpu(n, memory_repair__remap_pending=True)),
-    "25 air-cooled and warm, all alike": ("rtx4090-8", lambda n: each_gpu(n, thermal__gpu_c=74, thermal__margin_c=10)),
+    "21 persistence off in a VM": ("hgx-h100-vm-8", each_gpu(settings__persistence=False)),
+    "21 persistence off in a container": ("container-2-of-8", each_gpu(settings__persistence=False)),
+    "22 Xids of applications": ("lifetime-counters", as_it_is),
+    "23 repaired long ago": ("hgx-h100-8", each_gpu(ecc__uncorrected_aggregate=3)),
+    "24 row remap pending": ("hgx-h100-8", each_gpu(memory_repair__remap_pending=True)),
+    "25 air-cooled and warm, all alike": ("rtx4090-8", each_gpu(thermal__gpu_c=74, thermal__margin_c=10)),
     "26 an uncabled Ethernet port": ("hgx-h100-8", one_idle_port_down),
     "26 dma-buf instead of nvidia_peermem": ("hgx-h100-8", dmabuf_only),
-    "27 IOMMU translated in a confidential VM": ("confidential-h100", lambda n: n),
-    "27 ACS on Grace": ("gb200-tray-4", lambda n: n),
-    "32 confidential computing": ("confidential-h100", lambda n: n),
-    "33 ECC change pending": ("rtx4090-4", lambda n: each_gpu(n, ecc__pending=True)),
+    "27 IOMMU translated in a confidential VM": ("confidential-h100", as_it_is),
+    "27 ACS on Grace": ("gb200-tray-4", as_it_is),
+    "32 confidential computing": ("confidential-h100", as_it_is),
+    "33 ECC change pending": ("rtx4090-4", each_gpu(ecc__pending=True)),
     "34 a slow driver without persistence": (
         "rtx4090-8",
         lambda n: replace(
-            each_gpu(n, settings__persistence=False), driver=replace(n.driver, init_s=7.5, slowest_call_s=2.4)
+            on_gpus(n, settings__persistence=False), driver=replace(n.driver, init_s=7.5, slowest_call_s=2.4)
         ),
     ),
     "35 other jobs on a shared node": ("hgx-h100-8", scoped_to_a_job),
-    "36 kernel log for root only": ("dmesg-restricted", lambda n: n),
-    "37 utilisation answers unknown error under WSL2": ("wsl2-1", lambda n: n),
-    "37 unknown error for what the slot can do, and two VBIOSes, in a cloud": ("gcp-v100-8", lambda n: n),
+    "36 kernel log for root only": ("dmesg-restricted", as_it_is),
+    "37 utilisation answers unknown error under WSL2": ("wsl2-1", as_it_is),
+    "37 unknown error for what the slot can do, and two VBIOSes, in a cloud": ("gcp-v100-8", as_it_is),
     "an interface without a cable": ("rtx4090-4", quiet_switch),
 }
 
@@ -227,7 +211,7 @@ def test_one_value_that_answers_unknown_error_leaves_a_node_fit(name: str) -> No
 @pytest.mark.parametrize("name", ["gcp-v100-8", "t4-cloud-4", "hgx-h100-vm-8"])
 def test_a_container_in_a_vm_is_judged_as_the_vm_is(name: str) -> None:
     """As in Kubernetes on cloud machines: boards of several VBIOSes, bridges and persistence are the provider's."""
-    vm = each_gpu(packaged(name), settings__virtualization="none", settings__persistence=False)
+    vm = on_gpus(packaged(name), settings__virtualization="none", settings__persistence=False)
     pod = replace(vm, host=replace(vm.host, virtualization="container", container="kubernetes"))
     warned = {check for check, _ in findings(judge(pod), Status.WARN)}
     assert warned == {check for node, check in ACCEPTED_WARNS if node == name}

@@ -150,9 +150,8 @@ def xid(code: int, rest: str, bus: str = "PCI:0000:10:00") -> str:
     [(149, Status.FAIL), (145, Status.FAIL), (48, Status.FAIL), (31, Status.WARN), (999, Status.WARN)],
 )
 def test_an_xid_is_what_it_says_led_to_it(code: int, status: Status) -> None:
-    [finding] = judge("gpu.xid", logged(xid(45, f"Ch 00000003 caused by previous Xid {code}"))).findings
-    assert finding.status is status
-    assert f"Xid {code}" in text_of(finding)
+    told = judge("gpu.xid", logged(xid(45, f"Ch 00000003 caused by previous Xid {code}"))).findings
+    finds(told, status, f"Xid {code}")
 
 
 def test_a_row_that_waits_for_a_reset_warns_until_the_gpu_says_that_none_does() -> None:
@@ -180,9 +179,8 @@ def test_nvlink_5_names_its_unit_link_and_subcode() -> None:
 
 @pytest.mark.parametrize("hidden", ["PCI:0000:xx:00", "PCI:<redacted>"])
 def test_a_hidden_bus_id_hides_no_error(hidden: str) -> None:
-    finding = only("gpu.xid", logged(xid(79, "GPU has fallen off the bus.", hidden), gpus=(gpu(0), gpu(1))))
-    assert (finding.status, finding.subject.kind) == (Status.FAIL, "node")
-    assert "Xid 79" in text_of(finding)
+    bad_ones = bad("gpu.xid", logged(xid(79, "GPU has fallen off the bus.", hidden), gpus=(gpu(0), gpu(1))))
+    finds(bad_ones, Status.FAIL, "Xid 79", kind="node")
 
 
 def test_an_xid_behind_a_programs_tag_is_no_pass_and_names_the_code() -> None:
@@ -281,9 +279,8 @@ LIMITED = (
 
 
 def test_a_slower_link_above_is_a_warning_that_names_the_device_without_any_gpu_known() -> None:
-    finding = only("pcie.upstream", logged(LIMITED.format(now="252.048", speed="16.0")))
-    assert (finding.status, finding.subject.bus_id) == (Status.WARN, "0000:8b:00.0")
-    assert "0000:87:00.0" in text_of(finding)
+    bad_ones = bad("pcie.upstream", logged(LIMITED.format(now="252.048", speed="16.0")))
+    finds(bad_ones, Status.WARN, "0000:87:00.0", bus_id="0000:8b:00.0")
     finds(bad("pcie.upstream", logged(LIMITED.format(now="32.000", speed="2.5"))), Status.UNKNOWN)
     assert judge("pcie.upstream", logged("eth0: up")).status is Status.SKIP
 
@@ -392,8 +389,7 @@ def test_few_corrected_errors_of_a_bridge_are_a_warning_in_a_text_and_named_on_a
     assert any(all(word in note for word in ("set aside", "0000:00:03.0", "Correctable")) for note in report.run.notes)
     announced = "pcieport 0000:00:03.0: AER: Correctable error message received from 0000:00:00.0"
     for lines in ([announced, line], [line] * 10):
-        finding = only("pcie.errors", logged(*lines))
-        assert (finding.status, finding.subject.bus_id) == (Status.WARN, "0000:00:03.0")
+        finds(bad("pcie.errors", logged(*lines)), Status.WARN, bus_id="0000:00:03.0")
     assert only("pcie.errors", replace(live, kernel_log=logged(*[line] * 10).kernel_log)).status is Status.WARN
 
 

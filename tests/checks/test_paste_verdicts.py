@@ -836,5 +836,4 @@ def test_lspci_in_numbers_alone_shows_the_gpus_and_one_that_is_off_the_bus() -> 
     text = "17:00.0 0302: 10de:2330 (rev a1)\n18:00.0 0604: 1000:c030 (rev b0)\n2a:00.0 0302: 10de:2330 (rev {})\n"
     assert [gpu.bus_id for gpu in read(text.format("a1")).gpus] == ["0000:17:00.0", "0000:2a:00.0"]
     assert bad("gpu.lost", text.format("a1")) == []
-    (finding,) = bad("gpu.lost", text.format("ff"))
-    assert (finding.status, finding.subject.bus_id) == (Status.FAIL, "0000:2a:00.0")
+    finds(bad("gpu.lost", text.format("ff")), Status.FAIL, bus_id="0000:2a:00.0")

@@ -69,20 +69,16 @@ def test_memory_decides_between_models_of_one_name(monkeypatch: pytest.MonkeyPat
     assert uncached("NVIDIA Twin", 40000) == "h100-sxm"
 
 
+NAMED_AS_THEIR_KIND = (
+    *("hgx-h100-8", "hgx-h200-8", "hgx-b200-8", "dgx-a100-8", "dgx1-v100-8", "gb200-tray-4", "gh200-1", "h100-nvl-2"),
+    *("rtx3090-nvlink-2", "rtx4090-4", "l40s-8"),
+)
+
+
 @pytest.mark.parametrize(
     ("node", "name", "has_kind"),
     [
-        ("hgx-h100-8", "hgx-h100-8", True),
-        ("hgx-h200-8", "hgx-h200-8", True),
-        ("hgx-b200-8", "hgx-b200-8", True),
-        ("dgx-a100-8", "dgx-a100-8", True),
-        ("dgx1-v100-8", "dgx1-v100-8", True),
-        ("gb200-tray-4", "gb200-tray-4", True),
-        ("gh200-1", "gh200-1", True),
-        ("h100-nvl-2", "h100-nvl-2", True),
-        ("rtx3090-nvlink-2", "rtx3090-nvlink-2", True),
-        ("rtx4090-4", "rtx4090-4", True),
-        ("l40s-8", "l40s-8", True),
+        *((name, name, True) for name in NAMED_AS_THEIR_KIND),
         ("t4-cloud-4", "t4-4", True),
         ("hgx-h100-vm-8", "hgx-h100-8", True),
         ("display-plus-a100", "a100-pcie-2", True),

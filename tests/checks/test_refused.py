@@ -14,13 +14,14 @@ import pytest
 
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.facts.model.gpu import GpuProcess, Settings
-from gpudoctor.facts.model.measurements import Launch, Measurements, ProbeProblem, RankInfo
+from gpudoctor.facts.model.measurements import Measurements, ProbeProblem
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node
 from gpudoctor.probes.runner.errors import meaning_of
 from gpudoctor.probes.runner.messages import RankFailure
 from gpudoctor.probes.runner.rank_state import RankState, failure_problems
-from tests.checks.one_check import expect, gpus, judge, uuid_of, words
+from tests.checks.measured import measured
+from tests.checks.one_check import expect, finds, gpus, judge, words
 from tests.narrowed import present
 
 CORRECT, SYNC, BANDWIDTH = "collective.correct", "train.sync", "collective.bandwidth"
@@ -44,16 +45,14 @@ def refused(*ranks: int, phase: str = "ask torch") -> tuple[ProbeProblem, ...]:
 
 
 def on_gpus(problems: tuple[ProbeProblem, ...]) -> Measurements:
-    ranks = tuple(RankInfo(i, "cuda", gpu=i, uuid=uuid_of(i)) for i in range(8))
     not_run = dict.fromkeys(("collective", "train"), Missing(problems[0].text, "failed"))
-    return Measurements(launch=Launch("nccl", 8, ranks), problems=problems, not_run=not_run)
+    return measured(Node(gpus=gpus(8)), problems=problems, not_run=not_run)
 
 
 @pytest.mark.parametrize("check_id", [CORRECT, SYNC])
 def test_a_gpu_in_default_mode_that_takes_no_process_fails(check_id: str) -> None:
     result = judge(check_id, eight(3), on_gpus(refused(3)))
-    [finding] = [f for f in result.findings if f.status is not Status.PASS]
-    assert (finding.status, finding.subject.gpu) == (Status.FAIL, 3)
+    finds([f for f in result.findings if f.status is not Status.PASS], Status.FAIL, gpu=3)
     assert "busy or unavailable" in words(result)
 
 

@@ -23,7 +23,7 @@ from gpudoctor.report.text_figures import (
 from tests.checks.measured import computed, copied, matrix, measured
 from tests.checks.one_check import gpus
 from tests.checks.strategy.test_strategy_data import rank, run, tried
-from tests.checks.strategy.test_strategy_libraries import found, library, zero
+from tests.checks.strategy.test_strategy_libraries import library, zero
 from tests.tui.checks_app import report_of
 
 MIB = 2**20
@@ -46,7 +46,7 @@ def square(ranks: int, *left_out: tuple[int, int]) -> tuple[PairBandwidth, ...]:
 
 def test_what_was_not_measured_or_not_tried_has_no_line() -> None:
     assert figure_lines(Measurements()) == []
-    assert figure_lines(Measurements(tensorflow=library("TensorFlow", found()))) == []
+    assert figure_lines(Measurements(tensorflow=library("TensorFlow", tried()))) == []
     ranks_only = ["Measured on 3 GPUs (nccl, fresh-interpreters):"]
     assert figure_lines(measured(NODE)) == figure_lines(measured(NODE, strategies=tried())) == ranks_only
 
@@ -157,8 +157,8 @@ def test_the_page_has_the_same_rows() -> None:
 
 
 def test_each_library_has_a_table_of_its_own_with_its_version() -> None:
-    tried = found(zero(1), zero(3))
-    measured = Measurements(strategies=found(zero(2)), deepspeed=library("DeepSpeed", tried))
+    staged = tried(zero(1), zero(3))
+    measured = Measurements(strategies=tried(zero(2)), deepspeed=library("DeepSpeed", staged))
     head, _, _, first, third = lines = figure_lines(measured)[1:]
     assert head.startswith("  DeepSpeed 1.0: 3 steps of ")
     assert (first.split()[0], third.split()[0]) == ("zero-1", "zero-3")

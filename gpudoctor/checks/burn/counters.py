@@ -15,7 +15,7 @@ from gpudoctor.checks.core.subject import NODE, of_gpu
 from gpudoctor.checks.core.unread import unread
 from gpudoctor.checks.gpu.xid import xids
 from gpudoctor.checks.measured.probe_outcome import absent
-from gpudoctor.checks.measured.ranks import rank_gpu
+from gpudoctor.checks.measured.ranks import gpus_of, ranks_of
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.links import GT_S
 from gpudoctor.facts.model.missing import NOT_READ, Missing, known
@@ -72,7 +72,7 @@ def counters(case: Case) -> Iterator[Finding]:
     yield from logged
     quiet = not any(f.subject.kind == "node" and f.status in (Status.FAIL, Status.UNKNOWN) for f in logged)
     named = {f.subject.gpu for f in logged}
-    for gpu in _measured(case):
+    for gpu in gpus_of(case, ranks_of(case)):
         counted = next((c for c in burn.counters if c.bus_id == gpu.bus_id), None)
         if counted is None:
             yield unknown(of_gpu(gpu), "error counters under load: not read before and after it")
@@ -84,12 +84,6 @@ def counters(case: Case) -> Iterator[Finding]:
         silent = quiet and gpu.index not in named and not case.measurements.problems
         if silent and counted.growth and not bad and not any(f.status is Status.UNKNOWN for f in missing):
             yield _fine(gpu, counted, burn)
-
-
-def _measured(case: Case) -> list[Gpu]:
-    """The GPUs that ranks ran on."""
-    launch = case.measurements.launch
-    return [gpu for info in (launch.ranks if launch else ()) if (gpu := rank_gpu(case, info.rank)) is not None]
 
 
 def _passed_s(burn: Burn) -> float:

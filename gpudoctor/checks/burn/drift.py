@@ -8,10 +8,11 @@ import msgspec
 
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
+from gpudoctor.checks.core.grouped import grouped
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
-from gpudoctor.checks.measured.probe_outcome import absent, closed_by
-from gpudoctor.checks.measured.ranks import on_gpus, rank_count, rank_gpu, rank_subject, ranks_in_words
+from gpudoctor.checks.measured.probe_outcome import absent, left_open
+from gpudoctor.checks.measured.ranks import on_gpus, rank_count, rank_gpu, rank_subject, ranks_in_words, ranks_of
 from gpudoctor.checks.measured.slowness import is_shared, slowness_causes
 from gpudoctor.checks.measured.under_load import load_of, median, percent
 from gpudoctor.facts.model.gpu import Gpu
@@ -58,7 +59,7 @@ def drift(case: Case) -> Iterator[Finding]:
     if too_little is not None:
         yield too_little
         return
-    slower = [d for d in drifts if d.loss >= case.limit(_WARN_LOSS, _gpu(case, d.series))]
+    slower = [d for d in drifts if d.loss >= case.limit(_WARN_LOSS, rank_gpu(case, d.series.rank))]
     yield from _judged(case, [d for d in slower if d.steady])
     yield from _noisy(case, [d for d in slower if not d.steady])
     if most and not slower and not case.measurements.problems:
@@ -88,11 +89,7 @@ class SpeedChange(msgspec.Struct, frozen=True):
 def ended_early(case: Case, what: str) -> Iterator[Finding]:
     """One finding for each problem that ended the burn early: later results are unknown."""
     for problem in case.measurements.problems:
-        subject = NODE if problem.rank is None else rank_subject(case, problem.rank)
-        if (mode := closed_by(case, problem)) is not None:
-            yield skip(subject, f"{what}: {problem.text}: {mode}")
-        else:
-            yield unknown(subject, f"{what}: the burn did not come to its end, {problem.text}")
+        yield left_open(case, problem, what, f"the burn did not come to its end, {problem.text}")
 
 
 def length_in_words(seconds: float) -> str:
@@ -106,9 +103,8 @@ def length_in_words(seconds: float) -> str:
 def _noisy(case: Case, drifts: Sequence[SpeedChange]) -> Iterator[Finding]:
     """One finding for each rank, and first one for the figures of all ranks."""
     for rank in sorted({d.series.rank for d in drifts}, key=lambda rank: -1 if rank is None else rank):
-        subject = NODE if rank is None else rank_subject(case, rank)
         texts = "; ".join(d.words for d in drifts if d.series.rank == rank)
-        yield unknown(subject, f"too noisy to judge: {texts}, but early and late values overlap")
+        yield unknown(rank_subject(case, rank), f"too noisy to judge: {texts}, but early and late values overlap")
 
 
 def _too_little(case: Case, burn: Burn, rounds: str) -> Finding | None:
@@ -131,18 +127,14 @@ def _drift(case: Case, series: Series, every: Sequence[Series]) -> SpeedChange:
         and _model(case, other) == _model(case, series)
     ]
     usual = median(others)
-    alone = usual is not None and usual < case.limit(_WARN_LOSS, _gpu(case, series))
+    alone = usual is not None and usual < case.limit(_WARN_LOSS, rank_gpu(case, series.rank))
     early, late = series.early, series.late
     steady = late.low > early.high if _in_time(series) else late.high < early.low
     return SpeedChange(series, _loss(series), steady, alone)
 
 
-def _gpu(case: Case, series: Series) -> Gpu | None:
-    return rank_gpu(case, series.rank) if series.rank is not None else None
-
-
 def _model(case: Case, series: Series) -> str | None:
-    gpu = _gpu(case, series)
+    gpu = rank_gpu(case, series.rank)
     return known(gpu.name) if gpu else None
 
 
@@ -161,11 +153,7 @@ def _judged(case: Case, drifts: Sequence[SpeedChange]) -> Iterator[Finding]:
     """One finding for each rank that became slower alone, and one for what became slower everywhere."""
     for rank in sorted({d.series.rank for d in drifts if d.alone and d.series.rank is not None}):
         yield _slower(case, rank, [d for d in drifts if d.alone and d.series.rank == rank])
-    together: dict[str, list[SpeedChange]] = {}
-    for each in drifts:
-        if not each.alone:
-            together.setdefault(each.series.metric, []).append(each)
-    if together:
+    if together := grouped((each.series.metric, each) for each in drifts if not each.alone):
         worst = [max(each, key=lambda d: d.loss) for each in together.values()]
         most = max(worst, key=lambda d: d.loss)
         yield warn(
@@ -209,22 +197,19 @@ def _causes(case: Case, rank: int, during: str) -> list[str]:
     gpu = rank_gpu(case, rank)
     if gpu is None:
         return []
-    launch, found = case.measurements.launch, []
+    found = []
     whole = load_of(case, gpu, "burn")
     heat = whole.readings.get("temperature_c") if whole else None
     if heat is not None and heat.high - heat.low >= 10:
         found.append(f"its temperature rose from {heat.low:.0f} to {heat.high:.0f} C")
-    ranks = [info.rank for info in launch.ranks] if launch else []
-    return found + slowness_causes(case, rank, ranks, during)
+    return found + slowness_causes(case, rank, ranks_of(case), during)
 
 
 def _evidence(drift: SpeedChange) -> Evidence:
     series = drift.series
     early, late = (f"{s.low:.4g} to {s.high:.4g}" for s in (series.early, series.late))
-    return Evidence(
-        f"{_of_rank(drift)}{series.metric}",
-        f"first half minute {early}, last minute {late} {series.unit} ({series.values} values)",
-    )
+    text = f"first half minute {early}, last minute {late} {series.unit} ({series.values} values)"
+    return Evidence(f"{_of_rank(drift)}{series.metric}", text)
 
 
 def _of_rank(drift: SpeedChange) -> str:

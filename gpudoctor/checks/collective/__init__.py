@@ -1,6 +1,5 @@
 """collective.*: measured collectives over all ranks."""
 
-# level and title of each check: a run of a lower level needs nothing else of this domain
 CHECKS = {
     "collective.correct": ("standard", "Sums over all ranks are exactly right"),
     "collective.bandwidth": ("standard", "all_reduce reaches the bandwidth that this kind of node has"),

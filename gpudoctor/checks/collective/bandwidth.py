@@ -14,8 +14,8 @@ from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, F
 from gpudoctor.checks.core.gpu_use import use_of_gpu
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
-from gpudoctor.checks.measured.probe_outcome import not_judged, not_measured
-from gpudoctor.checks.measured.ranks import on_gpus, rank_count, rank_gpu, ranks_in_words
+from gpudoctor.checks.measured.probe_outcome import not_judged
+from gpudoctor.checks.measured.ranks import gpus_of, on_gpus, rank_count, ranks_in_words
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.links import LANE_GB_S
 from gpudoctor.facts.model.measurements import Collective
@@ -62,10 +62,10 @@ LIMITS = (_WARN_SHARE, _FAIL_SHARE, _NVLINK_SHARE, _PCIE_P2P_SHARE, _HOST_MEMORY
 def bandwidth(case: Case) -> Iterator[Finding]:
     """Judge the largest all_reduce against the profile, else against the slowest link on its way."""
     done = [c for c in case.measurements.collectives if c.op == "all_reduce"]
+    what = "all_reduce at larger sizes" if done else "all_reduce bandwidth"
+    yield from not_judged(case, "collective", what, CORRECT, measured=bool(done))
     if not done:
-        yield from not_measured(case, "collective", "all_reduce bandwidth", CORRECT)
         return
-    yield from not_judged(case, "collective", "all_reduce at larger sizes", CORRECT)
     largest = max(done, key=lambda c: c.size_bytes)
     who, size = ranks_in_words(case, rank_count(case)), short_size(largest.size_bytes)
     figure = f"all_reduce {size} at {largest.busbw_gb_s:.3g} GB/s busbw"
@@ -92,15 +92,12 @@ def _judged(case: Case, done: Collective, bound: Bound, text: str, evidence: tup
     expected = Expected(f"at least {floor:.3g} GB/s: {bound.text}", ">=", round(floor, 2), "GB/s", bound.source)
     if done.busbw_gb_s >= floor:
         return ok(NODE, found, expected, *evidence)
-    others = other_work(case)
-    if others:
+    if others := other_work(case):
         return unknown(NODE, f"{text}, below {floor:.3g} GB/s; but {others}: too disturbed to judge", *evidence)
-    confidential = [g for g in case.gpus if known(g.settings.confidential_compute) is True]
-    if confidential:
+    if any(known(gpu.settings.confidential_compute) is True for gpu in case.gpus):
         return skip(NODE, f"{text}: confidential computing encrypts the traffic, and no figure is known for it")
     worse = bound.fail_ratio is not None and done.busbw_gb_s < bound.expected_gb_s * bound.fail_ratio
-    judge = fail if worse else warn
-    return judge(
+    return (fail if worse else warn)(
         NODE,
         found,
         expected,
@@ -115,9 +112,8 @@ def _judged(case: Case, done: Collective, bound: Bound, text: str, evidence: tup
 
 def other_work(case: Case) -> str | None:
     """Text naming compute processes of others on the measured GPUs; None if there are none."""
-    ranks = range(rank_count(case))
-    measured = [gpu for rank in ranks if (gpu := rank_gpu(case, rank)) is not None]
-    pids = [f"pid {p.pid} on GPU {gpu.index}" for gpu in measured for p in use_of_gpu(gpu).others]
+    gpus = gpus_of(case, range(rank_count(case)))
+    pids = [f"pid {p.pid} on GPU {gpu.index}" for gpu in gpus for p in use_of_gpu(gpu).others]
     return f"{', '.join(pids[:3])} used the GPUs too" if pids else None
 
 
@@ -135,7 +131,7 @@ def expected_busbw(case: Case, ranks: int, size_bytes: int) -> Bound | str:
     """The bound for this number of ranks and message size; a str is the reason why there is none."""
     if size_bytes < SMALLEST_JUDGED_BYTES:
         return "the message is too small to show the links"
-    gpus = [gpu for rank in range(ranks) if (gpu := rank_gpu(case, rank)) is not None]
+    gpus = gpus_of(case, range(ranks))
     if len(gpus) < ranks:
         return "it is not known which GPUs took part"
     if any(known(gpu.settings.mig_enabled) is True for gpu in gpus):

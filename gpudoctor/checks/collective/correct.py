@@ -38,10 +38,10 @@ def correct(case: Case) -> Iterator[Finding]:
     yield from judged_outcome(case, "collective", "collectives", measured=bool(done))
     if not done:
         return
-    wrong = [_Wrong(c.op, c.size_bytes, c.wrong_ranks, c.missing_ranks) for c in done]
-    wrong += [
-        _Wrong(f"sendrecv of ranks {p.a} and {p.b}", p.size_bytes, p.wrong_ranks) for p in case.measurements.pairs
-    ]
+    wrong = [_Wrong(f"{c.op} {short_size(c.size_bytes)}", c.wrong_ranks, c.missing_ranks) for c in done]
+    for pair in case.measurements.pairs:
+        what = f"sendrecv of ranks {pair.a} and {pair.b} {short_size(pair.size_bytes)}"
+        wrong.append(_Wrong(what, pair.wrong_ranks))
     wrong = [each for each in wrong if each.wrong_ranks or each.missing_ranks]
     # a missing part makes every sum wrong: blame only the rank that did not contribute
     culprits = {rank for each in wrong for rank in (each.missing_ranks or each.wrong_ranks)}
@@ -67,14 +67,9 @@ def correct(case: Case) -> Iterator[Finding]:
 class _Wrong(msgspec.Struct, frozen=True):
     """One measurement with wrong results: the ranks that got them, and those whose part is missing."""
 
-    what: str
-    size_bytes: int
+    text: str
     wrong_ranks: tuple[int, ...]
     missing_ranks: tuple[int, ...] = ()
-
-    @property
-    def text(self) -> str:
-        return f"{self.what} {short_size(self.size_bytes)}"
 
 
 def _wrong(case: Case, rank: int, wrong: list[_Wrong]) -> Finding:

@@ -13,8 +13,8 @@ from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu, of_pair
 from gpudoctor.checks.measured.peer_pairs import Joined, joined_pairs
 from gpudoctor.checks.measured.peer_ranks import Yardstick, other_processes
-from gpudoctor.checks.measured.probe_outcome import not_judged, not_measured, problems_of
-from gpudoctor.checks.measured.ranks import on_gpus, rank_gpu, ranks_in_words
+from gpudoctor.checks.measured.probe_outcome import not_judged, problems_of
+from gpudoctor.checks.measured.ranks import gpus_of, on_gpus, ranks_in_words
 from gpudoctor.checks.measured.under_load import median
 from gpudoctor.facts.model.measured_hardware import PeerLink
 from gpudoctor.facts.model.measurements import PairBandwidth
@@ -44,10 +44,9 @@ _FAIL_SHARE = Limit(
 def pairs(case: Case) -> Iterator[Finding]:
     """Compare pairs of one kind (NVLinks or PCIe path, models); report slow pairs, or the GPU that they share."""
     measured = case.measurements.pairs
+    yield from not_judged(case, "collective", _WHAT, CORRECT, measured=bool(measured))
     if not measured:
-        yield from not_measured(case, "collective", _WHAT, CORRECT)
         return
-    yield from not_judged(case, "collective", _WHAT, CORRECT)
     launch = case.measurements.launch
     count = launch.world_size if launch else len({rank for pair in measured for rank in (pair.a, pair.b)})
     who, every = ranks_in_words(case, count), count * (count - 1) // 2
@@ -101,7 +100,7 @@ def _p2p(case: Case, pair: PairBandwidth) -> bool | Missing:
     for link in case.measurements.peer_links:
         if {link.source, link.target} == {pair.a, pair.b}:
             return link.p2p
-    ends = {gpu.index for rank in (pair.a, pair.b) if (gpu := rank_gpu(case, rank)) is not None}
+    ends = {gpu.index for gpu in gpus_of(case, (pair.a, pair.b))}
     word = next((known(shown.p2p_read) for shown in case.pairs if {shown.a, shown.b} == ends), None)
     return Missing("not shown") if word is None else word == "OK"
 
@@ -150,10 +149,7 @@ def _told(case: Case, subject: Subject, outliers: Sequence[_Pair]) -> Finding:
         Evidence(f"sendrecv of ranks {p.a} and {p.b}", f"{short_size(p.size_bytes)}: {p.busbw_gb_s:.3g} GB/s each way")
         for p in (pair.measured for pair in outliers)
     ]
-    others = next(
-        (message for p in outliers for r in (p.measured.a, p.measured.b) if (message := other_processes(case, r))), None
-    )
-    if others:
+    if others := other_processes(case, *(rank for p in outliers for rank in (p.measured.a, p.measured.b))):
         return unknown(subject, f"{text}; but {others}: too disturbed to judge", *evidence)
     if all(pair.noisy for pair in outliers):
         return unknown(subject, f"{text}; but its own time scatters as much: too noisy to judge", *evidence)

@@ -1,6 +1,5 @@
 """compute.*: measured arithmetic and memory of each device."""
 
-# level and title of each check: a run of a lower level needs nothing else of this domain
 CHECKS = {
     "compute.exact": ("full", "Equal work gives equal bits on every device"),
     "compute.pattern": ("full", "Memory keeps what is written to it"),

@@ -12,13 +12,7 @@ from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.core.unread import unread
 from gpudoctor.checks.measured.peer_ranks import by_model
-from gpudoctor.checks.measured.probe_outcome import (
-    judged_outcome,
-    not_judged,
-    not_measured,
-    problems_of,
-    without_figures,
-)
+from gpudoctor.checks.measured.probe_outcome import judged_outcome, not_judged, problems_of, without_figures
 from gpudoctor.checks.measured.ranks import on_gpus, rank_subject, ranks_in_words
 from gpudoctor.facts.model.measured_hardware import ComputeRank
 from gpudoctor.facts.model.missing import Missing, known
@@ -77,11 +71,9 @@ def _alike(case: Case, ranks: Sequence[ComputeRank]) -> list[list[ComputeRank]]:
 
 def compute_gaps(case: Case, what: str, done: Sequence[ComputeRank]) -> Iterator[Finding]:
     """Why the compute probe has no figure of this kind, or none for some ranks."""
-    if not done:
-        yield from not_measured(case, "compute", what, EXACT)
-        return
-    yield from not_judged(case, "compute", what, EXACT)
-    yield from without_figures(case, "compute", (each.rank for each in done), what)
+    yield from not_judged(case, "compute", what, EXACT, measured=bool(done))
+    if done:
+        yield from without_figures(case, "compute", (each.rank for each in done), what)
 
 
 def corruption_steps(case: Case) -> tuple[Advice, ...]:
@@ -91,11 +83,10 @@ def corruption_steps(case: Case) -> tuple[Advice, ...]:
 
 def _unsteady(case: Case, each: ComputeRank) -> Finding:
     kinds = len(set(each.fingerprints))
+    text = f"the same train step gave {kinds} different results in {len(each.fingerprints)} repeats"
     return fail(
         rank_subject(case, each.rank),
-        Found(
-            f"the same train step gave {kinds} different results in {len(each.fingerprints)} repeats", kinds, "results"
-        ),
+        Found(text, kinds, "results"),
         "one result: the same bits each time",
         *(Evidence(f"repeat {n}", sha[:16]) for n, sha in enumerate(each.fingerprints, 1)),
         likely="the device computes wrong now and then: defective hardware, overclocking, or too little voltage"

@@ -10,6 +10,7 @@ import msgspec
 
 from gpudoctor.checks.core.explains import PROBES, Explains
 from gpudoctor.checks.core.finding import PROBLEMS, WORST_FIRST, Advice, Finding, Status, worst
+from gpudoctor.checks.core.grouped import grouped
 from gpudoctor.checks.core.registry import registry
 from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.checks.core.subject import NODE, Subject
@@ -17,6 +18,10 @@ from gpudoctor.facts.model.missing import NOT_IN_FILE
 
 # What a finding is about: see `_parts`; None is anything
 Part = int | str | None
+# by check and part, the findings with their places among all
+ByPart = dict[tuple[str, Part], list[tuple[int, Finding]]]
+# by the id of a finding, its cause and the check that found that
+Causes = dict[int, tuple[str, Finding]]
 
 # Node-wide checks that aggregate single GPUs: one bad GPU may be the whole reason for their finding
 SUMS = ("env.*", *PROBES, "pcie.balance", "nvlink.topology")
@@ -88,7 +93,7 @@ def explain(results: Iterable[CheckResult]) -> tuple[tuple[CheckResult, ...], tu
     """
     results = tuple(results)
     bad = [(r.id, f) for r in results for f in r.findings if f.status in PROBLEMS and not lacks_a_fact(f)]
-    causes: dict[int, tuple[str, Finding]] = {}
+    causes: Causes = {}
     declared = rules() if len(bad) > 1 else ()
     by_part = _by_part(bad)
     for check_id, finding in bad:
@@ -107,28 +112,21 @@ def lacks_a_fact(finding: Finding) -> bool:
 
 
 def _faults(
-    roots: Sequence[tuple[str, Finding]], every_gpu: set[int | None], lines: Mapping[int, tuple[str, ...]]
+    roots: Sequence[tuple[str, Finding]], every_gpu: set[int | None], lines: Mapping[int, list[str]]
 ) -> Iterator[Fault]:
     """One fault for each finding, but one for all of a check that every GPU has alike."""
-    groups: dict[object, list[Finding]] = {}
-    for check_id, finding in roots:
-        groups.setdefault((check_id, _alike(finding)), []).append(finding)
+    groups = grouped(((check_id, _alike(finding)), finding) for check_id, finding in roots)
     for check_id, finding in roots:
         group = groups[check_id, _alike(finding)]
-        if len(group) < 2 or {f.subject.gpu for f in group} != every_gpu:
-            subject = finding.subject
-            yield _fault(check_id, subject, headline(finding), lines[id(finding)], subject.all_gpus, finding)
-        elif finding is group[0]:
-            joint = dict.fromkeys(line for each in group for line in lines[id(each)])
+        subject, text, gpus = finding.subject, headline(finding), finding.subject.all_gpus
+        explains = lines[id(finding)]
+        if len(group) > 1 and {f.subject.gpu for f in group} == every_gpu:
+            if finding is not group[0]:
+                continue
             gpus = tuple(sorted(f.subject.gpu for f in group if f.subject.gpu is not None))
-            text = f"all {len(gpus)} GPUs: {finding.found.text if finding.found else finding.reason}"
-            yield _fault(check_id, NODE, text, tuple(joint), gpus, finding)
-
-
-def _fault(
-    check_id: str, subject: Subject, text: str, explains: tuple[str, ...], gpus: tuple[int, ...], of: Finding
-) -> Fault:
-    return Fault(check_id, subject, text, explains, gpus, likely=of.likely, advice=of.advice)
+            subject, text = NODE, f"all {len(gpus)} GPUs: {_told(finding)}"
+            explains = [*dict.fromkeys(line for each in group for line in lines[id(each)])]
+        yield Fault(check_id, subject, text, tuple(explains), gpus, likely=finding.likely, advice=finding.advice)
 
 
 def _alike(finding: Finding) -> object:
@@ -142,17 +140,21 @@ def _alike(finding: Finding) -> object:
 
 def headline(finding: Finding) -> str:
     """What was found, in one line, with the subject unless that is the node."""
-    found = finding.found.text if finding.found else finding.reason or finding.status.value
-    return f"{finding.subject.label}: {found}" if finding.subject.kind != "node" else found
+    told = _told(finding)
+    return f"{finding.subject.label}: {told}" if finding.subject.kind != "node" else told
 
 
-def _by_part(bad: list[tuple[str, Finding]]) -> dict[tuple[str, Part], dict[int, Finding]]:
+def _told(finding: Finding) -> str:
+    return finding.found.text if finding.found else finding.reason or finding.status.value
+
+
+def _by_part(bad: list[tuple[str, Finding]]) -> ByPart:
     """The findings of each check by the parts that they are about, in order: 1,000 GPUs must not ask each other."""
-    found: dict[tuple[str, Part], dict[int, Finding]] = {}
-    for place, (check_id, finding) in enumerate(bad):
-        for part in (None, *_parts(finding.subject)):
-            found.setdefault((check_id, part), {})[place] = finding
-    return found
+    return grouped(
+        ((check_id, part), (place, finding))
+        for place, (check_id, finding) in enumerate(bad)
+        for part in (None, *_parts(finding.subject))
+    )
 
 
 def _parts(subject: Subject) -> set[Part]:
@@ -162,18 +164,14 @@ def _parts(subject: Subject) -> set[Part]:
 
 
 def _cause(
-    declared: tuple[Rule, ...],
-    check_id: str,
-    finding: Finding,
-    by_part: dict[tuple[str, Part], dict[int, Finding]],
-    causes: dict[int, tuple[str, Finding]],
+    declared: tuple[Rule, ...], check_id: str, finding: Finding, by_part: ByPart, causes: Causes
 ) -> tuple[str, Finding] | None:
     near: set[Part] = {None} if finding.subject.kind == "node" else {"node", *_parts(finding.subject)}
     for rule in declared:
         if not rule.explains.fits_effect(check_id, finding):
             continue
         parts: set[Part] = {None} if rule.explains.anywhere else near
-        possible = {place: each for part in parts for place, each in by_part.get((rule.cause, part), {}).items()}
+        possible = dict(each for part in parts for each in by_part.get((rule.cause, part), ()))
         for _, cause in sorted(possible.items()):
             if not rule.explains.fits_cause(cause):
                 continue
@@ -190,7 +188,7 @@ def _cause(
     return None
 
 
-def _root(finding: Finding, causes: dict[int, tuple[str, Finding]]) -> Finding:
+def _root(finding: Finding, causes: Causes) -> Finding:
     """The cause of the finding that nothing explains; the finding itself if it has no cause."""
     while id(finding) in causes:
         finding = causes[id(finding)][1]
@@ -222,18 +220,16 @@ def _same_gpu(one: Subject, other: Subject) -> bool:
     return one.bus_id is not None and one.bus_id == other.bus_id
 
 
-def _explained_lines(
-    bad: list[tuple[str, Finding]], causes: dict[int, tuple[str, Finding]]
-) -> dict[int, tuple[str, ...]]:
+def _explained_lines(bad: list[tuple[str, Finding]], causes: Causes) -> dict[int, list[str]]:
     """By the id of each finding, one line for every other that it explains in the end."""
     lines: dict[int, list[str]] = {id(finding): [] for _, finding in bad}
     for check_id, finding in bad:
         if (root := _root(finding, causes)) is not finding:
             lines[id(root)].append(f"{check_id} {finding.status.value}: {headline(finding)}")
-    return {key: tuple(each) for key, each in lines.items()}
+    return lines
 
 
-def _with_causes(result: CheckResult, causes: dict[int, tuple[str, Finding]]) -> CheckResult:
+def _with_causes(result: CheckResult, causes: Causes) -> CheckResult:
     findings = tuple(
         msgspec.structs.replace(f, explained_by=causes[id(f)][0] if id(f) in causes else None) for f in result.findings
     )

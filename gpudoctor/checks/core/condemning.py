@@ -18,13 +18,10 @@ def condemning(gpu: Gpu) -> tuple[CallError, ...]:
         return grave
     unknown = tuple(error for error in gpu.errors if error.code == UNKNOWN)
     asked = {core_question(error.call) for error in unknown}
-    return unknown if asked >= CORE_QUESTIONS and not _answers(gpu) else ()
-
-
-def _answers(gpu: Gpu) -> bool:
     core = (
         *(gpu.name, gpu.memory_total_mib, gpu.memory_used_mib),
         *(gpu.clocks.graphics_mhz, gpu.clocks.sm_mhz, gpu.clocks.memory_mhz),
         *(gpu.thermal.gpu_c, gpu.utilization.gpu_pct, gpu.utilization.memory_pct),
     )
-    return any(not isinstance(value, Missing) for value in core)
+    silent = all(isinstance(value, Missing) for value in core)
+    return unknown if asked >= CORE_QUESTIONS and silent else ()

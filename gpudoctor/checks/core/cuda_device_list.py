@@ -58,6 +58,9 @@ class _Bad(msgspec.Struct, frozen=True):
     unresolved: bool = False
 
 
+_EMPTY = _Bad("the entry is empty", harmless=True)
+
+
 class _Device(msgspec.Struct, frozen=True):
     gpu: Gpu
     mig: MigInstance | None = None
@@ -112,10 +115,10 @@ def _read(
 ) -> Visible:
     """Process the list as CUDA does: stop at the first bad entry, and show nothing if one repeats."""
     named = {d.gpu.index for d in found if isinstance(d, _Device)}
-    stop = next((i for i, device in enumerate(found) if isinstance(device, _Bad)), len(found))
+    bad = next((each for each in found if isinstance(each, _Bad)), None)
+    stop = len(found) if bad is None else found.index(bad)
     devices = [d for d in found[:stop] if isinstance(d, _Device)]
-    bad = found[stop] if stop < len(found) else None
-    if isinstance(bad, _Bad) and bad.unresolved:
+    if bad is not None and bad.unresolved:
         return Visible(start.value, unresolved=bad.why)
     # torch detects repeats before it knows the number of GPUs: up to the first entry that is not a number
     readable = next((i for i, key in enumerate(keys) if isinstance(key, _Bad)), len(keys))
@@ -130,22 +133,13 @@ def _read(
             hidden_by_mistake=tuple(sorted(named)),
             problems=tuple(dict.fromkeys(problems)),
         )
-    if not isinstance(bad, _Bad):
-        return _seen(start, ordered, devices, named)
-    return _cut_at(bad, entries[stop], start, ordered, devices, named)
-
-
-def _cut_at(
-    bad: _Bad, entry: str, start: Visible, ordered: tuple[Gpu, ...], devices: list[_Device], named: set[int]
-) -> Visible:
-    """The result for the devices before the entry at which CUDA stops reading."""
-    start = replace(start, cut_at=entry)
-    if not bad.harmless or named - {d.gpu.index for d in devices}:
-        problem = f"CUDA stops at {_shown(entry)}: {bad.why}"
-        return _seen(replace(start, problems=(problem,)), ordered, devices, named)
-    if not devices:
-        return _seen(start, ordered, devices, set())
-    return _seen(replace(start, notes=(f"the list ends at {_shown(entry)}",)), ordered, devices, named)
+    if bad is not None:
+        start = replace(start, cut_at=entries[stop])
+        if not bad.harmless or named - {d.gpu.index for d in devices}:
+            start = replace(start, problems=(f"CUDA stops at {_shown(entries[stop])}: {bad.why}",))
+        elif devices:
+            start = replace(start, notes=(f"the list ends at {_shown(entries[stop])}",))
+    return _seen(start, ordered, devices, named)
 
 
 def _seen(start: Visible, ordered: tuple[Gpu, ...], devices: list[_Device], named: set[int]) -> Visible:
@@ -172,7 +166,7 @@ def _number(entry: str) -> int | _Bad:
     match = _NUMBER.match(entry)
     if match is None:
         if not entry.strip():
-            return _Bad("the entry is empty", harmless=True)
+            return _EMPTY
         if entry.strip().startswith(("GPU-", "MIG-")):
             return _Bad("a list that starts with an index cannot hold UUIDs")
         return _Bad("it is not a number, nor a UUID as nvidia-smi -L prints it")
@@ -194,7 +188,7 @@ def _by_index(number: int, ordered: tuple[Gpu, ...]) -> _Device | _Bad:
 def _by_uuid(entry: str, prefix: str, ordered: tuple[Gpu, ...]) -> _Device | _Bad:
     if not entry.startswith(prefix):
         if not entry.strip():
-            return _Bad("the entry is empty", harmless=True)
+            return _EMPTY
         if entry.strip().startswith(prefix):
             return _Bad("there is a blank before the UUID")
         return _Bad(f"a list that starts with a {prefix}UUID can hold nothing else")

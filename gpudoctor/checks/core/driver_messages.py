@@ -138,7 +138,7 @@ def failed_starts(case: Case) -> Iterator[Finding]:
     so = ": the driver does not show it" if asked else ", the kernel log says"
     for bus_id, reported in not_started(case.node).items():
         events = [e for e in known(case.node.kernel_log.events) or () if e.bus_id == bus_id]
-        lines = [e.text[:300] for e in events if not reported.other_driver or meaning(e) == reported]
+        lines = [e for e in events if not reported.other_driver or meaning(e) == reported]
         board: list[Advice | str] = [
             Advice("Look whether it is on the bus at all.", f"lspci -s {bus_id} -vv"),
             "Still gone: reseat the GPU or its riser, then open a hardware case.",
@@ -149,7 +149,7 @@ def failed_starts(case: Case) -> Iterator[Finding]:
             of_gpu(by_bus[bus_id]) if bus_id in by_bus else Subject(kind="gpu", bus_id=bus_id),
             f"{reported.words}{so}",
             "every GPU on the bus starts with the driver",
-            *(Evidence("kernel log", line) for line in lines[-2:]),
+            *log_lines(lines[-2:]),
             likely=reported.likely,
             advice=[reported.advice, *([] if reported.other_driver else board)],
         )
@@ -163,18 +163,13 @@ def follows(event: KernelEvent, other: KernelEvent) -> bool:
 def events_not_judged(case: Case, kinds: Collection[str], why: str) -> Iterator[Finding]:
     """An `unknown` finding if the kernel log holds events of these kinds, which could not be judged: `why`."""
     log = case.node.kernel_log
-    lines = [event.text for event in known(log.events) or () if event.kind in kinds]
-    # the kernel logs this one of any module, and of the NVIDIA module also if it loads all the same
-    lines += [
-        event.text
-        for event in known(log.host_events) or ()
-        if event.kind in kinds and not event.text.startswith("PKCS#7")
-    ]
-    if lines:
+    events: list[KernelEvent | HostEvent] = [*(known(log.events) or ()), *(known(log.host_events) or ())]
+    # the kernel logs PKCS#7 of any module, and of the NVIDIA module also if it loads all the same
+    if open_ones := [event for event in events if event.kind in kinds and not event.text.startswith("PKCS#7")]:
         yield unknown(
             NODE,
             f"the kernel log tells of something that could not be judged: {why}",
-            *(Evidence("kernel log", line[:300]) for line in lines[:3]),
+            *log_lines(open_ones[:3]),
             advice=("Paste the output of nvidia-smi -q beside it, or run gpudoctor check on the node.",),
         )
 

@@ -12,6 +12,7 @@ from typing import TypeVar
 from gpudoctor.checks.core.case import Case, once_a_case
 from gpudoctor.checks.core.condemning import condemning
 from gpudoctor.checks.core.finding import Finding, unknown
+from gpudoctor.checks.core.grouped import grouped
 from gpudoctor.checks.core.subject import of_gpu
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
@@ -120,11 +121,7 @@ def trusted(gpus: Iterable[Gpu]) -> tuple[list[Gpu], list[Finding]]:
 @once_a_case
 def by_model(case: Case) -> dict[str | Missing, list[Gpu]]:
     """The GPUs in scope that can be trusted and whose model is known, by model."""
-    found: dict[str | Missing, list[Gpu]] = {}
-    for gpu in case.gpus:
-        if known(gpu.name) and not untrusted(gpu):
-            found.setdefault(gpu.name, []).append(gpu)
-    return found
+    return grouped((gpu.name, gpu) for gpu in case.gpus if known(gpu.name) and not untrusted(gpu))
 
 
 def passed_through(gpu: Gpu) -> bool:

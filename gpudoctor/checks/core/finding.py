@@ -8,6 +8,7 @@ from typing import Literal
 
 import msgspec
 
+from gpudoctor.checks.core.grouped import grouped
 from gpudoctor.checks.core.subject import NODE, Subject, grouped_label
 
 Number = int | float
@@ -123,12 +124,17 @@ def unknown(subject: Subject, reason: str, *evidence: Evidence, advice: Iterable
     return Finding(Status.UNKNOWN, subject, reason=reason, evidence=evidence, advice=_advice(advice))
 
 
+def jointly(findings: Sequence[Finding], found: Found) -> Finding:
+    """One finding on the node for findings that are alike, as bad as the worst of them."""
+    status = worst(each.status for each in findings)
+    return msgspec.structs.replace(
+        findings[0], status=status, subject=NODE, found=found, evidence=joint_evidence(findings)
+    )
+
+
 def joint_evidence(findings: Sequence[Finding]) -> tuple[Evidence, ...]:
     """The readings of findings on several subjects: first those of all, then the others with their subjects."""
-    read_of: dict[Evidence, list[Subject]] = {}
-    for finding in findings:
-        for evidence in dict.fromkeys(finding.evidence):
-            read_of.setdefault(evidence, []).append(finding.subject)
+    read_of = grouped((each, finding.subject) for finding in findings for each in dict.fromkeys(finding.evidence))
     return tuple(
         each if len(of) == len(findings) else Evidence(f"{grouped_label(of)}: {each.source}", each.value)
         for each, of in sorted(read_of.items(), key=lambda item: len(item[1]) < len(findings))

@@ -32,9 +32,8 @@ class UseReadings(msgspec.Struct, frozen=True):
 
     @property
     def draws_power(self) -> bool:
-        return bool(self.power_w and self.power_limit_w) and (
-            (self.power_w or 0) >= _WORKING_POWER_SHARE * (self.power_limit_w or 0)
-        )
+        watts, limit_w = self.power_w, self.power_limit_w
+        return bool(watts and limit_w and watts >= _WORKING_POWER_SHARE * limit_w)
 
 
 class GpuUse(msgspec.Struct, frozen=True):

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
+from gpudoctor.checks.core.grouped import grouped
 from gpudoctor.facts.model.gpu import Gpu, GpuPair, NvLink, PcieHop
 from gpudoctor.facts.model.missing import NOT_READ, Fact, Missing, known
 from gpudoctor.facts.model.node import Node, RdmaPort
@@ -130,9 +131,9 @@ def _of_peers(shown: dict[Kind, list[int]]) -> dict[Kind, list[int]]:
 
     Kinds of which the same is known are compared as a whole, as a file may list 1,000 GPUs of as many kinds.
     """
-    by_known: dict[tuple[int, ...], list[Kind]] = {}
-    for kind in shown:
-        by_known.setdefault(tuple(position for position, one in enumerate(kind) if one is not None), []).append(kind)
+    by_known = grouped(
+        (tuple(position for position, one in enumerate(kind) if one is not None), kind) for kind in shown
+    )
     found: dict[Kind, list[int]] = {}
     for known_positions, kinds in by_known.items():
         for other_positions, others in by_known.items():

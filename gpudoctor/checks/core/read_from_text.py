@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from gpudoctor.checks.core.finding import Evidence
+from gpudoctor.checks.core.finding import Evidence, Finding
 from gpudoctor.checks.core.runner import CheckResult
 
 _CALL = re.compile(r"nvml(?:Device|System)?(?:Get|Query)?([A-Z]\w*?)(?:V\d?)?$")
@@ -18,16 +18,11 @@ _FILE = re.compile(r"/sys/bus/pci/devices/([^/]+)/(\w+)")
 
 def named_as_in_text(results: Iterable[CheckResult]) -> tuple[CheckResult, ...]:
     """The results with the calls of NVML and the files of sysfs, which nobody asked, in words."""
-    return tuple(
-        replace(
-            result,
-            findings=tuple(
-                replace(found, evidence=tuple(map(_in_words, found.evidence))) if found.evidence else found
-                for found in result.findings
-            ),
-        )
-        for result in results
-    )
+    return tuple(replace(result, findings=tuple(map(_named, result.findings))) for result in results)
+
+
+def _named(finding: Finding) -> Finding:
+    return replace(finding, evidence=tuple(map(_in_words, finding.evidence))) if finding.evidence else finding
 
 
 def _in_words(evidence: Evidence) -> Evidence:

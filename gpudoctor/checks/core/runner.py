@@ -93,10 +93,8 @@ def _without_doubted_passes(findings: list[Finding], doubted: list[Finding]) -> 
     if not judged and any(found.status is Status.SKIP and found.subject.kind == "gpu" for found in doubted):
         return findings
     wrong = [found for found in findings if found.status in _WRONG]
-    named, failed = (
-        {found.subject for found in wrong},
-        {found.subject for found in wrong if found.status is Status.FAIL},
-    )
+    named = {found.subject for found in wrong}
+    failed = {found.subject for found in wrong if found.status is Status.FAIL}
     others = [_no_failure(found) for found in doubted if found.status not in _WRONG or found.subject not in named]
     others = [found for found in others if found.status is not Status.UNKNOWN or found.subject not in failed]
     place = {found.subject: number for number, found in reversed(list(enumerate(findings)))}

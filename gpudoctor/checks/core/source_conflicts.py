@@ -17,6 +17,8 @@ Versions of library, module and fabric manager have checks of their own.
 
 from __future__ import annotations
 
+from operator import is_
+
 from msgspec.structs import replace
 
 from gpudoctor.checks.core.visibility import why_hidden
@@ -46,12 +48,8 @@ def conflicts_marked(node: Node) -> Node:
         names = ", ".join(gpu.label for gpu in absent[:4])
         pci = replace(pci, nvidia_devices=Missing(f"without {names}, which the driver shows", "failed"))
     gpus = tuple(_marked(node, gpu) for gpu in node.gpus)
-    same = driver is node.driver and pci is node.pci and all(map(_is, gpus, node.gpus))
+    same = driver is node.driver and pci is node.pci and all(map(is_, gpus, node.gpus))
     return node if same else replace(node, driver=driver, pci=pci, gpus=gpus)
-
-
-def _is(one: object, other: object) -> bool:
-    return one is other
 
 
 def _marked(node: Node, gpu: Gpu) -> Gpu:

@@ -9,8 +9,8 @@ from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, F
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.core.unread import unread
-from gpudoctor.checks.measured.probe_outcome import absent, judged_problems, problem_subject, problems_of
-from gpudoctor.checks.measured.ranks import on_gpus, ranks_in_words
+from gpudoctor.checks.measured.probe_outcome import absent, judged_problems, problems_of
+from gpudoctor.checks.measured.ranks import on_gpus, rank_subject, ranks_in_words
 from gpudoctor.facts.model.measured_hardware import DataLoading, LoaderRates
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.text.units import seconds_text, short_size, size_text, three_digits
@@ -67,18 +67,15 @@ def _problems(case: Case) -> Iterator[Finding]:
     for problem in case.measurements.problems:
         if problem.probe == PROBE:
             lines = (Evidence(f"stderr of rank {problem.rank}", line) for line in problem.output)
-            yield unknown(problem_subject(case, problem), problem.text, *lines, advice=(_READ_ALONE,))
+            yield unknown(rank_subject(case, problem.rank), problem.text, *lines, advice=(_READ_ALONE,))
 
 
 def _judged(case: Case, loading: DataLoading, rates: dict[int, LoaderRates]) -> Finding:
     need = case.measurements.data_need_gb_s
     chosen = _chosen(rates, need)
     who = ranks_in_words(case, loading.world_size)
-    found = Found(
-        f"{_in_words(rates[chosen])} read, not decoded, by {who} with num_workers={chosen}{_of_what(loading)}",
-        round(rates[chosen].gb_s, 4),
-        "GB/s",
-    )
+    text = f"{_in_words(rates[chosen])} read, not decoded, by {who} with num_workers={chosen}{_of_what(loading)}"
+    found = Found(text, round(rates[chosen].gb_s, 4), "GB/s")
     evidence = tuple(
         Evidence(f"num_workers={count}", f"{_in_words(rate)}, first batch after {seconds_text(rate.first_batch_s)}")
         for count, rate in rates.items()
@@ -202,24 +199,21 @@ def few_cpus(case: Case, loading: DataLoading) -> Iterator[Finding]:
     if fewest < _FEWEST:
         likely, advice = _binding(loading, fewest)
         bound = known(host.cpus_usable_list) if host.cpus_usable == fewest else None
-        yield warn(
-            NODE,
-            Found(f"all workers of a rank share {fewest} of the {total} CPUs", fewest, "CPUs"),
-            Expected("a CPU for the training loop and one for each worker", ">=", _FEWEST, "CPUs"),
-            Evidence("sched_getaffinity in the workers", f"{fewest} CPU" + (f" (CPU {bound})" if bound else "")),
-            *_cpuset_evidence(loading),
-            likely=likely,
-            advice=advice,
-        )
+        cpuset = known(loading.cpuset_cpus)
+        found = Found(f"all workers of a rank share {fewest} of the {total} CPUs", fewest, "CPUs")
+        seen = f"{fewest} CPU" + (f" (CPU {bound})" if bound else "")
+        evidence = [Evidence("sched_getaffinity in the workers", seen)]
+        if cpuset is not None:
+            evidence.append(Evidence("cgroup cpuset", f"{cpuset} CPUs"))
     elif quota is not None and quota < _FEWEST:
-        yield warn(
-            NODE,
-            Found(f"all workers of this node share {quota:g} CPUs of time", quota, "CPUs"),
-            Expected("a CPU for the training loop and one for each worker", ">=", _FEWEST, "CPUs"),
-            Evidence(known(host.cpu_quota_source) or "cgroup CPU quota", f"{quota:g} CPUs"),
-            likely="the CPU quota of the cgroup: more workers wait for one another",
-            advice=(Advice("Raise the CPU limit of the container or job.", "docker run --cpus=..."),),
-        )
+        likely = "the CPU quota of the cgroup: more workers wait for one another"
+        advice = (Advice("Raise the CPU limit of the container or job.", "docker run --cpus=..."),)
+        found = Found(f"all workers of this node share {quota:g} CPUs of time", quota, "CPUs")
+        evidence = [Evidence(known(host.cpu_quota_source) or "cgroup CPU quota", f"{quota:g} CPUs")]
+    else:
+        return
+    expected = Expected("a CPU for the training loop and one for each worker", ">=", _FEWEST, "CPUs")
+    yield warn(NODE, found, expected, *evidence, likely=likely, advice=advice)
 
 
 def bound_by_openmp(case: Case) -> Iterator[Finding]:
@@ -255,9 +249,3 @@ def _binding(loading: DataLoading, fewest: int) -> tuple[str, tuple[Advice, ...]
             Advice("Open MPI:", "mpirun --bind-to none ..."),
         ),
     )
-
-
-def _cpuset_evidence(loading: DataLoading) -> tuple[Evidence, ...]:
-    if isinstance(loading.cpuset_cpus, Missing):
-        return ()
-    return (Evidence("cgroup cpuset", f"{loading.cpuset_cpus} CPUs"),)

@@ -13,12 +13,12 @@ from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.core.unread import unread
 from gpudoctor.checks.nvlink.link_state import wired_directly
 from gpudoctor.facts.model.missing import Missing, known
-from gpudoctor.facts.model.node import Node
 from gpudoctor.lazy import lazy_pattern
 
 _SERVICE = "nvidia-fabricmanager"
 # HGX boards with this many GPUs connect them through switches; boards with four have direct links
 _SWITCHED_GPUS = 8
+_RACK = lazy_pattern(r"\bG[BH]\d{3}\b")
 # log lines on machines without work for it; source: Fabric Manager user guide
 _NOTHING_TO_DO = lazy_pattern(r"NV_WARN_NOTHING_TO_DO|no NVSwitch|NVSwitch.{0,40}not (?:found|present|detected)", re.I)
 # "fabric manager NVIDIA GPU driver interface version 535.54.03 don't match with driver version 535.86.10", or its begin
@@ -70,14 +70,14 @@ def fabric_manager(case: Case) -> Iterator[Finding]:
 
 def _needed(case: Case) -> bool | None:
     """Whether NVSwitches that this system sets up connect the GPUs; None if not known."""
-    gpus = case.node.gpus
-    if _has_switch_on_bus(case.node):
+    gpus, devices = case.node.gpus, known(case.node.pci.nvidia_devices) or ()
+    if any(device.pci_class.lower().removeprefix("0x").startswith("0680") for device in devices):
         return True
     if not gpus:
         return None
-    if _set_up_elsewhere(case.node):
-        return False
-    if wired_directly(case):
+    # a rack (GB200) manages the switches outside its trays, a guest's host those of the guest
+    of_a_rack = any(_RACK.search(known(gpu.name) or "") for gpu in gpus)
+    if case.node.host.is_guest or of_a_rack or wired_directly(case):
         return False
     links = [link for gpu in gpus for link in known(gpu.nvlinks) or ()]
     models = [case.model_of(gpu) for gpu in gpus]
@@ -85,16 +85,6 @@ def _needed(case: Case) -> bool | None:
     if any(known(link.remote_kind) == "switch" for link in links) or len(switched) >= _SWITCHED_GPUS:
         return True
     return None if switched or None in models else False
-
-
-def _has_switch_on_bus(node: Node) -> bool:
-    devices = known(node.pci.nvidia_devices) or ()
-    return any(device.pci_class.lower().removeprefix("0x").startswith("0680") for device in devices)
-
-
-def _set_up_elsewhere(node: Node) -> bool:
-    """Whether others set up the switches: a rack (GB200) manages them outside its trays, a guest's host too."""
-    return node.host.is_guest or any(re.search(r"\bG[BH]\d{3}\b", known(gpu.name) or "") for gpu in node.gpus)
 
 
 def _not_read(case: Case, needed: bool | None) -> Finding:
@@ -129,15 +119,11 @@ def _other_version(case: Case) -> Iterator[Finding]:
     if own is None or (module is None and reported is None) or own.strip() == (module or "").strip():
         return
     branch = module.partition(".")[0] if module else "BRANCH"
+    wanted = f"both {module}" if module else "the same version"
     yield fail(
         NODE,
         f"fabric manager {own}, driver {module or 'of another version'}",
-        Expected(
-            f"both {module}" if module else "the same version",
-            "==",
-            module,
-            source="Fabric Manager user guide: the versions must be the same",
-        ),
+        Expected(wanted, "==", module, source="Fabric Manager user guide: the versions must be the same"),
         *_evidence(case),
         *_last(errors),
         likely="one of the two packages was updated without the other: the fabric manager refuses this driver",

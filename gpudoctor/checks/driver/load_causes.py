@@ -6,8 +6,9 @@ from collections.abc import Collection
 
 import msgspec
 
+from gpudoctor.checks.core.driver_messages import log_lines
 from gpudoctor.checks.core.finding import Advice, Evidence
-from gpudoctor.facts.model.driver import HostEvent, LoadFailureCause
+from gpudoctor.facts.model.driver import LoadFailureCause
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import Node
 
@@ -99,8 +100,8 @@ def load_cause(node: Node, of: Collection[LoadFailureCause] = LOAD_CAUSES) -> tu
     for failure in driver.load_failures:
         lines.setdefault(failure.cause, Evidence("loading of the module", failure.text[:300]))
     for event in known(node.kernel_log.host_events) or ():
-        if (cause := _cause_of(event)) is not None:
-            lines.setdefault(cause, Evidence("kernel log", event.text[:300]))
+        if event.kind == "signature-rejected" or event.kind == "other-kernel" or event.kind == "other-driver":
+            lines.setdefault(event.kind, *log_lines([event]))
     if (builds := known(driver.dkms)) is not None and (kernel := known(node.host.kernel)) is not None:
         states = [f"{build.version} for {build.kernel or 'no kernel'}: {build.state}" for build in builds]
         if not any(build.kernel == kernel and build.state.startswith("installed") for build in builds):
@@ -118,9 +119,3 @@ def held_by_other_driver(node: Node) -> bool:
     """Whether the NVIDIA module itself logs this; lines of nouveau may be from before it was unloaded."""
     events = known(node.kernel_log.host_events) or ()
     return any(event.kind == "other-driver" and "NVRM: " in event.text for event in events)
-
-
-def _cause_of(event: HostEvent) -> LoadFailureCause | None:
-    if event.kind == "signature-rejected" or event.kind == "other-kernel" or event.kind == "other-driver":
-        return event.kind
-    return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.core.driver_messages import MessageMeaning, meaning
+from gpudoctor.checks.core.driver_messages import MessageMeaning, log_lines, meaning
 from gpudoctor.checks.core.explains import ENDS, PROBES, VIEWS, Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Finding, fail, ok, skip, unknown, warn
 from gpudoctor.checks.core.registry import check
@@ -82,11 +82,8 @@ def loaded(case: Case) -> Iterator[Finding]:
         yield _not_loaded(case)
     elif isinstance(code, Missing):
         reported = load_cause(case.node) if driver.load_failures or held_by_other_driver(case.node) else None
-        yield (
-            _caused(case, *reported)
-            if reported
-            else _perhaps_not(case) or unread(NODE, "the driver's initialisation", code)
-        )
+        finding = _caused(case, *reported) if reported else _perhaps_not(case)
+        yield finding or unread(NODE, "the driver's initialisation", code)
     elif code == INIT_UNKNOWN:
         yield _unknown_error(case)
     else:
@@ -123,9 +120,8 @@ def init_evidence(case: Case) -> Evidence:
 
 def _caused(case: Case, cause: LoadCause, evidence: Evidence) -> Finding:
     bus = known(pci_gpus(case.node))
-    on_bus = () if bus is None else (Evidence(ON_BUS, str(len(bus))),)
-    evidences = (evidence, *on_bus, init_evidence(case))
-    return fail(NODE, cause.found, "the NVIDIA kernel module", *evidences, likely=cause.likely, advice=cause.advice)
+    readings = (evidence, *([] if bus is None else [Evidence(ON_BUS, str(len(bus)))]), init_evidence(case))
+    return fail(NODE, cause.found, "the NVIDIA kernel module", *readings, likely=cause.likely, advice=cause.advice)
 
 
 def _unknown_error(case: Case) -> Finding:
@@ -195,7 +191,7 @@ def _not_loaded(case: Case) -> Finding:
         event, meant = failed[0]
         named = f" ({event.bus_id})" if event.bus_id else ""
         found, expected = f"the NVIDIA driver is there, and starts no GPU: {meant.words}{named}", "GPUs that start"
-        evidence += [Evidence("kernel log", line.text[:300]) for line, _ in failed[:3]]
+        evidence += log_lines(line for line, _ in failed[:3])
         likely = "the driver gives up where no GPU starts: nvidia-smi does not reach it then"
         advice = (meant.advice, *LOAD_ADVICE[:1])
     elif on_bus:

@@ -54,10 +54,10 @@ def responsive(case: Case) -> Iterator[Finding]:
     """Fail for each call that did not return; warn if the driver is slow."""
     driver = case.node.driver
     unanswered = (*driver.unanswered, *case.measurements.unanswered)
-    start = _slowest_start(case)
-    slow = tuple(_slow(case, start))
+    start, call = _slowest_start(case), _slowest_call(case)
+    slow = [wait for wait in (start, call) if wait is not None and wait.took_s > wait.limit_s]
     yield from (_not_answered(case, hung) for hung in unanswered)
-    yield from slow
+    yield from map(_slow, slow)
     if unanswered or slow:
         return
     calls = driver.calls
@@ -106,16 +106,22 @@ def _not_answered(case: Case, hung: Unanswered) -> Finding:
     )
 
 
-class _Start(NamedTuple):
-    """How long the driver took to start all GPUs, as a number and as text, and how long it may take."""
+class _Wait(NamedTuple):
+    """How long the driver took for a call, or to start all GPUs, and how long it may take."""
 
-    took_s: float
+    subject: Subject
+    what: str
     words: str
+    took_s: float
     limit_s: float
-    expected: Expected
+    source: str
+
+    @property
+    def expected(self) -> Expected:
+        return Expected(f"at most {self.limit_s:g} s", "<=", self.limit_s, "s", self.source)
 
 
-def _slowest_start(case: Case) -> _Start | None:
+def _slowest_start(case: Case) -> _Wait | None:
     """The longest measured start time; None if none was measured.
 
     Unless persistence mode is known to be on for every GPU, the driver gets the time to wake them.
@@ -137,41 +143,36 @@ def _slowest_start(case: Case) -> _Start | None:
         text = f"persistence mode is off: the driver took {took_s:.3g} s to wake"
     else:
         text = f"the driver took {took_s:.3g} s to start"
-    return _Start(took_s, text, limit_s, _at_most(case, limit_s, limit))
-
-
-def _at_most(case: Case, limit_s: float, limit: Limit) -> Expected:
-    return Expected(f"at most {limit_s:g} s", "<=", limit_s, "s", case.limit_source(limit))
+    return _Wait(NODE, WAKING, text, took_s, limit_s, case.limit_source(limit))
 
 
 def _starts_a_gpu(driver: Driver) -> bool:
     return (known(driver.slowest_call) or "").startswith(_STARTS_THE_GPU)
 
 
-def _slow(case: Case, start: _Start | None) -> Iterator[Finding]:
+def _slowest_call(case: Case) -> _Wait | None:
     driver = case.node.driver
-    slow: list[tuple[Subject, str, str, float, Expected]] = []
-    if start is not None and start.took_s > start.limit_s:
-        slow.append((NODE, start.words, WAKING, start.took_s, start.expected))
     call, took_s = known(driver.slowest_call) or "a driver call", known(driver.slowest_call_s)
-    limit_s = case.limit(_CALL_S)
-    if took_s is not None and took_s > limit_s and not _starts_a_gpu(driver):
-        on_gpu = re.search(r" on GPU ([0-9]{1,6})$", call)
-        subject = _subject(case, int(on_gpu[1]) if on_gpu else None)
-        slow.append((subject, f"{call} took {took_s:.3g} s", call, took_s, _at_most(case, limit_s, _CALL_S)))
-    for subject, text, what, took_s, expected in slow:
-        yield warn(
-            subject,
-            Found(text, took_s, "s"),
-            expected,
-            Evidence(what, f"{took_s:.3g} s"),
-            likely="a GPU is slow to wake or its processor (GSP) is in trouble",
-            advice=[
-                Advice("Keep the driver awake, so that its start is paid once.", "nvidia-smi -pm 1"),
-                Advice("Look for GSP timeouts.", "dmesg | grep -i -e xid -e gsp"),
-                "Run gpudoctor check driver again: if it stays slow, drain the node before it hangs.",
-            ],
-        )
+    if took_s is None or _starts_a_gpu(driver):
+        return None
+    on_gpu = re.search(r" on GPU ([0-9]{1,6})$", call)
+    subject, text = _subject(case, int(on_gpu[1]) if on_gpu else None), f"{call} took {took_s:.3g} s"
+    return _Wait(subject, call, text, took_s, case.limit(_CALL_S), case.limit_source(_CALL_S))
+
+
+def _slow(wait: _Wait) -> Finding:
+    return warn(
+        wait.subject,
+        Found(wait.words, wait.took_s, "s"),
+        wait.expected,
+        Evidence(wait.what, f"{wait.took_s:.3g} s"),
+        likely="a GPU is slow to wake or its processor (GSP) is in trouble",
+        advice=[
+            Advice("Keep the driver awake, so that its start is paid once.", "nvidia-smi -pm 1"),
+            Advice("Look for GSP timeouts.", "dmesg | grep -i -e xid -e gsp"),
+            "Run gpudoctor check driver again: if it stays slow, drain the node before it hangs.",
+        ],
+    )
 
 
 def _subject(case: Case, index: int | None) -> Subject:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 
-import msgspec
-
 from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.core.finding import Advice, Evidence, Finding, Status, fail, warn
+from gpudoctor.checks.core.finding import Advice, Evidence, Finding, fail, warn
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.facts.model.node import Environment, Variable
 from gpudoctor.facts.model.sagemaker import sagemaker_hosts
@@ -89,7 +87,8 @@ def _loopback(case: Case) -> Iterator[Finding]:
         world, local = _number(environment, all_name), _number(environment, own_name)
         if world is not None and local is not None:
             if world > local:
-                yield _elsewhere(environment, address, f"{world} processes, {local} of them here", (all_name, own_name))
+                text = f"{world} processes, {local} of them here"
+                yield _elsewhere(fail, environment, address, text, (all_name, own_name))
             return
     nodes_name = next((name for name in _NODES if environment.get(name) is not None), None)
     nodes = _number(environment, nodes_name) if nodes_name else None
@@ -98,19 +97,20 @@ def _loopback(case: Case) -> Iterator[Finding]:
     world = _number(environment, "WORLD_SIZE")
     more = world is not None and world > max(len(case.gpus), 1)
     if nodes_name is not None and nodes is not None and nodes > 1:
-        finding = _elsewhere(environment, address, f"a job of {nodes} nodes", (nodes_name, "WORLD_SIZE"))
-        yield finding if more else msgspec.structs.replace(finding, status=Status.WARN)
+        names = (nodes_name, "WORLD_SIZE")
+        yield _elsewhere(fail if more else warn, environment, address, f"a job of {nodes} nodes", names)
     elif more and case.gpus and nodes != 1:
         text = f"a job of {world} processes, with {len(case.gpus)} GPUs here"
-        finding = _elsewhere(environment, address, text, ("WORLD_SIZE",))
-        yield msgspec.structs.replace(finding, status=Status.WARN)
+        yield _elsewhere(warn, environment, address, text, ("WORLD_SIZE",))
 
 
-def _elsewhere(environment: Environment, address: Variable, job: str, names: Iterable[str]) -> Finding:
+def _elsewhere(
+    judge: Callable[..., Finding], environment: Environment, address: Variable, job: str, names: Iterable[str]
+) -> Finding:
     beside = [variable for name in names if (variable := environment.variable(name)) is not None]
     hosts = sagemaker_hosts(environment.get("SM_HOSTS"))
     first = hosts[0] if hosts else "$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)"
-    return fail(
+    return judge(
         NODE,
         f"MASTER_ADDR={address.value} in {job}",
         "the name or address of the first node, which all nodes reach",

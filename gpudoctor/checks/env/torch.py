@@ -11,7 +11,7 @@ from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, F
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, of_gpu
 from gpudoctor.checks.core.unread import unread
-from gpudoctor.checks.measured.ranks import rank_gpu
+from gpudoctor.checks.measured.ranks import gpus_of, ranks_of
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import TorchView
 from gpudoctor.facts.model.missing import Missing, known
@@ -160,19 +160,16 @@ def _sight(case: Case, view: TorchView) -> Iterator[Finding]:
     likely = "the device cgroup or device files of this session, or a GPU that CUDA cannot open"
     advice = (Advice("Compare the two lists.", "nvidia-smi -L; python -m torch.utils.collect_env"),)
     text = f"torch sees {view.device_count} GPU{'s' * (view.device_count != 1)}"
-    if not unseen:
-        found = Found(text, view.device_count, "GPUs")
-        yield fail(NODE, found, expected, *evidence, likely=likely, advice=advice)
-    for gpu in unseen:
-        found = Found(f"{text}: not this one", view.device_count, "GPUs")
-        yield fail(of_gpu(gpu), found, expected, *evidence, likely=likely, advice=advice)
+    blamed = [(of_gpu(gpu), f"{text}: not this one") for gpu in unseen]
+    for subject, what in blamed or [(NODE, text)]:
+        found = Found(what, view.device_count, "GPUs")
+        yield fail(subject, found, expected, *evidence, likely=likely, advice=advice)
 
 
 def _given(case: Case) -> tuple[Gpu, ...]:
     """The GPUs that torch should see: those the ranks used, else what CUDA_VISIBLE_DEVICES shows of the scope."""
-    launch = case.measurements.launch
-    if launch is not None and launch.ranks:
-        return tuple(gpu for info in launch.ranks if (gpu := rank_gpu(case, info.rank)) is not None)
+    if ranks := ranks_of(case):
+        return tuple(gpus_of(case, ranks))
     environment = case.node.environment
     seen = resolve(environment.get("CUDA_VISIBLE_DEVICES"), case.node.gpus, environment.get("CUDA_DEVICE_ORDER"))
     return tuple(gpu for gpu in case.gpus if gpu.index in seen.visible)

@@ -106,14 +106,13 @@ def _as_shown(case: Case, shown: int, limited: str | None) -> Finding:
     on_bus = known(gpus)
     if shown == 0:
         return fail(NODE, Found("the driver shows no GPU", 0, "GPUs"), "at least one GPU", advice=[_SEE_BUS])
+    text = f"{shown} GPU{'s' * (shown != 1)}"
     if isinstance(case.node.driver.device_count, Missing) and on_bus is None and case.expect.gpus is None:
         cut = first_failed([case.node.driver.device_count])
-        gpus_shown = f"{shown} GPU{'s' * (shown != 1)}"
-        text = f"{gpus_shown} in this capture: neither the driver's count nor the PCI bus to compare with"
-        return unread(NODE, gpus_shown, cut) if cut else skip(NODE, text)
+        alone = f"{text} in this capture: neither the driver's count nor the PCI bus to compare with"
+        return unread(NODE, text, cut) if cut else skip(NODE, alone)
     if case.expect.gpus is None and isinstance(gpus, Missing) and gpus.kind == "failed":
-        return unread(NODE, f"{shown} GPU{'s' * (shown != 1)}; the PCI bus to compare with", gpus)
-    text = f"{shown} GPU{'s' * (shown != 1)}"
+        return unread(NODE, f"{text}; the PCI bus to compare with", gpus)
     limited = limited or (REFUSED if refused_handles(case.node) else None)
     if limited and on_bus is not None and len(on_bus) > shown:
         text += f" of the {len(on_bus)} on the PCI bus: {limited}"
@@ -153,15 +152,14 @@ def _gone(case: Case, shown: int, hidden: HiddenGpus) -> Iterator[Finding]:
     if hidden.lacking != len(hidden.missing):
         slurm = slurm_allocation(case.node)
         given = shown + hidden.lacking
+        candidates = ", ".join(device.bus_id for device in hidden.missing)
         whose = "that Slurm gave this job" if slurm else "that this process may see"
         yield fail(
             NODE,
             Found(f"the driver shows {shown} of the {given} GPUs {whose}", shown, "GPUs"),
             Expected(f"{given} GPUs", "==", given, "GPUs", slurm.variable if slurm else "PCI bus"),
             _shown_by_driver(shown),
-            Evidence(
-                "GPUs on the PCI bus that may be it", ", ".join(device.bus_id for device in hidden.missing) or "none"
-            ),
+            Evidence("GPUs on the PCI bus that may be it", candidates or "none"),
             likely="a GPU fell off the bus or did not start with the driver",
             advice=["On the node, outside of the job, run gpudoctor check gpu.count: it names the GPU."],
         )
@@ -233,14 +231,12 @@ def _empty_sockets(case: Case, limited: str | None) -> Iterator[Finding]:
         return
     of_other_boards = any(known(gpu.architecture) in _OTHER_BOARDS for gpu in node.gpus)
     is_certain = known(node.host.virtualization) == "none" and not of_other_boards
+    text = f"{len(board.taken)} GPUs on a board of {board.size}: module {board.empty_text} is missing"
+    if handed_on:
+        text += f", {handed_on} of them taken from use or handed to a virtual machine"
     yield (fail if is_certain else warn)(
         NODE,
-        Found(
-            f"{len(board.taken)} GPUs on a board of {board.size}: module {board.empty_text} is missing"
-            + (f", {handed_on} of them taken from use or handed to a virtual machine" if handed_on else ""),
-            len(board.taken),
-            "GPUs",
-        ),
+        Found(text, len(board.taken), "GPUs"),
         Expected(f"{board.size} GPUs", "==", board.size, "GPUs", "module numbers of the others"),
         Evidence("module ids, driver", ", ".join(map(str, board.taken))),
         likely="a GPU is not even on the PCI bus",

@@ -109,9 +109,9 @@ def _mode_pending(gpu: Gpu) -> Iterator[Finding]:
     if enabled is not None and pending is not None and enabled != pending:
         yield warn(
             of_gpu(gpu),
-            f"ECC is {_on(enabled)}, and will be {_on(pending)} after the next reboot",
+            f"ECC is {on_or_off(enabled)}, and will be {on_or_off(pending)} after the next reboot",
             "no change waiting",
-            Evidence("ECC mode, current and pending", f"{_on(enabled)}, {_on(pending)}"),
+            Evidence("ECC mode, current and pending", f"{on_or_off(enabled)}, {on_or_off(pending)}"),
             likely="someone changed the mode and did not reset the GPU since",
             advice=[
                 Advice("Reboot, or reset the GPU, to let it take effect.", f"nvidia-smi --gpu-reset -i {gpu.smi_id}")
@@ -119,7 +119,7 @@ def _mode_pending(gpu: Gpu) -> Iterator[Finding]:
         )
 
 
-def _on(mode: bool) -> str:
+def on_or_off(mode: bool) -> str:
     return "on" if mode else "off"
 
 
@@ -164,10 +164,9 @@ def _in_sram(gpu: Gpu, found: Found, evidence: Evidence) -> Finding:
 
 
 def _replace(gpu: Gpu, found: Found | str, evidence: Evidence) -> Finding:
-    step = "Open a hardware case (RMA): SRAM cannot be repaired, the GPU is to be replaced."
-    return fail(
-        of_gpu(gpu), found, _NONE, evidence, likely=_SRAM, advice=[_DRAIN, Advice(step, "nvidia-bug-report.sh")]
-    )
+    text = "Open a hardware case (RMA): SRAM cannot be repaired, the GPU is to be replaced."
+    steps = (_DRAIN, Advice(text, "nvidia-bug-report.sh"))
+    return fail(of_gpu(gpu), found, _NONE, evidence, likely=_SRAM, advice=steps)
 
 
 def _sram_worn_out(case: Case, gpu: Gpu) -> int | None:

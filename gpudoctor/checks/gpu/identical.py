@@ -9,6 +9,7 @@ import msgspec
 from gpudoctor.checks.core.case import Case, Limit, once_a_case
 from gpudoctor.checks.core.each_gpu import untrusted
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
+from gpudoctor.checks.core.grouped import grouped
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, of_gpu
 from gpudoctor.checks.core.unread import failed_readings, first_failed, unread
@@ -82,13 +83,11 @@ def _compared(case: Case, gpus: list[Gpu], attributes: tuple[Attribute, ...]) ->
     for attribute in attributes:
         values = _values(case, attribute, gpus)
         usual = majority(values.values())
-        sides: dict[Hashable, list[int]] = {}
         for index, value in values.items():
-            sides.setdefault(value, []).append(index)
             if usual not in (None, value):
                 outliers.setdefault(index, []).append((attribute, value, usual))
         if usual is None and len(values) > 1:
-            ties.append((attribute, sides))
+            ties.append((attribute, grouped((value, index) for index, value in values.items())))
     if ties:
         yield _tie(case, ties)
     for gpu in gpus:
@@ -103,10 +102,8 @@ def _compared(case: Case, gpus: list[Gpu], attributes: tuple[Attribute, ...]) ->
 
 def _mixed(case: Case, gpus: list[Gpu]) -> Iterator[Finding]:
     """The models, and which GPUs are of each, on those that are fewer: none is wrong, but they do not train alike."""
-    of_model: dict[str, list[Gpu]] = {}
-    for gpu in gpus:
-        of_model.setdefault(str(gpu.name), []).append(gpu)
-    models = "; ".join(f"{name} ({_names([gpu.index for gpu in alike])})" for name, alike in of_model.items())
+    of_model = grouped((str(gpu.name), gpu.index) for gpu in gpus)
+    models = "; ".join(f"{name} ({_names(indices)})" for name, indices in of_model.items())
     usual = majority([str(gpu.name) for gpu in gpus])
     fewer = [of_gpu(gpu) for gpu in gpus if usual is not None and gpu.name != usual]
     for subject in fewer or [NODE]:
@@ -157,30 +154,18 @@ def _values(case: Case, attribute: Attribute, gpus: list[Gpu]) -> dict[int, Hash
     return {i: usual if abs(v - usual) * 100 <= limit * usual else v for i, v in values.items() if isinstance(v, int)}
 
 
-def _by_ecc(case: Case, differing: list[Attribute]) -> bool:
-    """Whether ECC being on for some GPUs only explains a difference in memory between GPUs of one model."""
-    grave = [a for a in differing if a.grave]
-    return grave == [_MEMORY] and _ecc_modes(case) == {True, False}
-
-
 @once_a_case
 def _ecc_modes(case: Case) -> set[bool | None]:
     return {known(g.ecc.enabled) for g in case.compute_gpus}
 
 
 def _tie(case: Case, ties: list[tuple[Attribute, dict[Hashable, list[int]]]]) -> Finding:
-    differing = [attribute for attribute, _ in ties]
-    return _finding(
-        case,
-        differing,
-        None,
-        "the GPUs differ in "
-        + "; in ".join(
-            f"{attribute.words}: " + ", ".join(f"{value} ({_names(indices)})" for value, indices in sides.items())
-            for attribute, sides in ties
-        ),
-        Expected("the same on all GPUs", source="peers"),
-    )
+    texts = []
+    for attribute, sides in ties:
+        values = ", ".join(f"{value} ({_names(indices)})" for value, indices in sides.items())
+        texts.append(f"{attribute.words}: {values}")
+    text, expected = f"the GPUs differ in {'; in '.join(texts)}", Expected("the same on all GPUs", source="peers")
+    return _finding(case, [attribute for attribute, _ in ties], None, text, expected)
 
 
 def _outlier(case: Case, gpu: Gpu, differences: list[tuple[Attribute, object, object]]) -> Finding:
@@ -197,8 +182,9 @@ def _outlier(case: Case, gpu: Gpu, differences: list[tuple[Attribute, object, ob
 def _finding(
     case: Case, differing: list[Attribute], gpu: Gpu | None, text: str, expected: Expected, *evidence: Evidence
 ) -> Finding:
-    by_ecc = _by_ecc(case, differing)
-    grave = any(attribute.grave for attribute in differing) and not by_ecc
+    grave_ones = [attribute for attribute in differing if attribute.grave]
+    by_ecc = grave_ones == [_MEMORY] and _ecc_modes(case) == {True, False}
+    grave = bool(grave_ones) and not by_ecc
     if by_ecc:
         likely = "ECC is on for some GPUs only, and takes its share of their memory"
         advice = [Advice("Give all GPUs the same ECC mode, then reboot.", "nvidia-smi -e 1")]
@@ -232,11 +218,11 @@ def _leave_out(case: Case) -> list[Advice]:
 def _most_alike(case: Case) -> str:
     """The largest set of GPUs of one model and memory size, as CUDA numbers them by bus id; "..." if there is none."""
     sizes = _values(case, _MEMORY, list(case.compute_gpus))
-    sets: dict[Hashable, list[int]] = {}
     to_compare = {gpu.index for gpu in case.compute_gpus}
-    for number, gpu in enumerate(sorted(case.node.gpus, key=lambda gpu: gpu.bus_id)):
-        if gpu.index in to_compare:
-            sets.setdefault((known(gpu.name), sizes.get(gpu.index)), []).append(number)
+    numbered = enumerate(sorted(case.node.gpus, key=lambda gpu: gpu.bus_id))
+    sets = grouped(
+        ((known(gpu.name), sizes.get(gpu.index)), number) for number, gpu in numbered if gpu.index in to_compare
+    )
     largest = max(sets.values(), key=len)
     several = sum(len(each) == len(largest) for each in sets.values()) > 1
     return "..." if several else ",".join(map(str, largest))

@@ -115,16 +115,13 @@ def _broken(case: Case, gpu: Gpu) -> Iterator[Finding]:
 
 def _waiting(gpu: Gpu) -> Iterator[Finding]:
     repair = gpu.memory_repair
-    waiting = [
-        text
-        for text, flag in (
-            ("row remap", repair.remap_pending),
-            ("page retirement", repair.retirement_pending),
-            ("memory channel repair", repair.channel_repair_pending),
-            ("TPC repair", repair.tpc_repair_pending),
-        )
-        if known(flag) is True
-    ]
+    pending = {
+        "row remap": repair.remap_pending,
+        "page retirement": repair.retirement_pending,
+        "memory channel repair": repair.channel_repair_pending,
+        "TPC repair": repair.tpc_repair_pending,
+    }
+    waiting = [text for text, flag in pending.items() if known(flag) is True]
     if waiting:
         yield warn(
             of_gpu(gpu),

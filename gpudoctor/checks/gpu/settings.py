@@ -14,16 +14,13 @@ from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, of_gpu
 from gpudoctor.checks.core.unread import first_unread, unread
 from gpudoctor.checks.core.visibility import refused_handles, why_hidden
+from gpudoctor.checks.gpu.ecc import on_or_off
 from gpudoctor.checks.gpu.in_use import unified_memory
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.profiles.profile import majority
 
 _PERSISTENCE = "nvidia-smi -pm 1  # or: systemctl enable --now nvidia-persistenced"
-
-
-def _on(mode: bool | None) -> str:
-    return "on" if mode else "off"
 
 
 class _Mode(msgspec.Struct, frozen=True):
@@ -39,7 +36,7 @@ class _Mode(msgspec.Struct, frozen=True):
 
 
 def _switch(value: bool | Missing) -> str | None:
-    return None if isinstance(value, Missing) else _on(value)
+    return None if isinstance(value, Missing) else on_or_off(value)
 
 
 _MODES = (
@@ -152,7 +149,7 @@ def _mig(gpu: Gpu) -> Iterator[Finding]:
     if enabled is not None and pending is not None and enabled != pending:
         yield warn(
             of_gpu(gpu),
-            f"MIG is {_on(enabled)}, and will be {_on(pending)} after the next reset",
+            f"MIG is {on_or_off(enabled)}, and will be {on_or_off(pending)} after the next reset",
             Expected("no change waiting", source="the GPU itself"),
             Evidence("MIG mode, current and pending", f"{enabled}, {pending}"),
             likely="someone changed the mode and did not reset the GPU since",
@@ -185,8 +182,7 @@ def _mixture(gpus: list[Gpu], mode: _Mode) -> Iterator[Finding]:
     expected = Expected("the same on all GPUs", source="peers" if usual is None else "majority of the peers")
     evidence = Evidence(mode.name if mode.name.endswith("mode") else f"{mode.name} mode", sides)
     outliers = [gpu for gpu in gpus if usual is not None and modes.get(gpu.index, usual) != usual]
-    for subject, text in [(of_gpu(gpu), mode.odd.format(modes[gpu.index], usual)) for gpu in outliers] or [
-        (NODE, sides)
-    ]:
+    odd = [(of_gpu(gpu), mode.odd.format(modes[gpu.index], usual)) for gpu in outliers]
+    for subject, text in odd or [(NODE, sides)]:
         found = Found(text, mode.name)
         yield mode.judge(subject, found, expected, evidence, likely=mode.likely, advice=mode.advice)

@@ -77,19 +77,13 @@ def _over_limit(gpu: Gpu) -> Finding | None:
         over = limit - value if is_margin else value - limit  # a lower margin is hotter
         if over < 0 or (over == 0 and not unfit):
             continue
-        text = f"{value} C, {point} is {limit} C"
+        text, side = f"{value} C, {point} is {limit} C", "below"
         if is_margin:
-            text = f"thermal margin {value} C, its {point} is at {limit} C"
+            text, side = f"thermal margin {value} C, its {point} is at {limit} C", "above"
         return (fail if unfit else warn)(
             of_gpu(gpu),
             Found(text, value, "C"),
-            Expected(
-                f"{'above' if is_margin else 'below'} {limit} C",
-                ">" if is_margin else "<",
-                limit,
-                "C",
-                "the GPU's own limit",
-            ),
+            Expected(f"{side} {limit} C", ">" if is_margin else "<", limit, "C", "the GPU's own limit"),
             Evidence("GPU temperature", f"{now} C" if now is not None else "not read"),
             Evidence(f"thermal margin at its {point}" if is_margin else point, f"{limit} C"),
             likely="cooling: airflow, a fan, coolant, dust, or a bad thermal interface",
@@ -121,17 +115,12 @@ def _beside_peers(case: Case, gpu: Gpu, now: int) -> Finding:
     if len(degrees) >= 2:
         usual = degrees[len(degrees) // 2]
         limit = case.limit(_OVER_PEERS_C, gpu)
+        source = f"{limit:g} C above the median of the peers at equal load"
         if now - usual > limit:
             return warn(
                 of_gpu(gpu),
                 Found(f"{now} C, {now - usual} C hotter than its peers at equal load", now, "C"),
-                Expected(
-                    f"at most {usual + limit:g} C",
-                    "<=",
-                    usual + limit,
-                    "C",
-                    f"{limit:g} C above the median of the peers at equal load",
-                ),
+                Expected(f"at most {usual + limit:g} C", "<=", usual + limit, "C", source),
                 evidence,
                 Evidence("temperatures of the peers", ", ".join(f"{c} C" for c in degrees)),
                 likely="a bad thermal interface or heat sink, or a place with little air",

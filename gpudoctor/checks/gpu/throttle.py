@@ -161,13 +161,10 @@ def _lowered(case: Case, gpu: Gpu) -> Finding | None:
         ("memory", known(gpu.clocks.application_memory_mhz), known(gpu.clocks.default_memory_mhz)),
     ):
         if mhz and default_mhz and mhz < default_mhz * share:
+            lost = (1 - mhz / default_mhz) * 100
             return warn(
                 of_gpu(gpu),
-                Found(
-                    f"application {what} clock set to {mhz} MHz, {(1 - mhz / default_mhz) * 100:.0f} % below default",
-                    mhz,
-                    "MHz",
-                ),
+                Found(f"application {what} clock set to {mhz} MHz, {lost:.0f} % below default", mhz, "MHz"),
                 Expected(f"{default_mhz} MHz", ">=", default_mhz, "MHz", "the GPU's own default"),
                 Evidence(f"application clock, {what}", f"{mhz} MHz"),
                 likely="clocks set by hand or by a job that did not put them back",
@@ -203,6 +200,7 @@ def _slow_now(case: Case, gpu: Gpu) -> Finding | None:
         return None
     if new := [reason for reason in known(gpu.clocks.event_reasons) or () if reason.startswith("0x")]:
         return unknown(of_gpu(gpu), f"{now} of {top} MHz, for a reason unknown to this version: {', '.join(new)}")
+    usual, source = f"at least {share * 100:.0f} % of its maximum when not idle", case.limit_source(_BUSY_PCT, gpu)
     busy = known(gpu.utilization.gpu_pct)
     state = known(gpu.clocks.performance_state)
     # between two kernels a healthy GPU may briefly show a low clock: fail only a busy one
@@ -210,13 +208,7 @@ def _slow_now(case: Case, gpu: Gpu) -> Finding | None:
     return (fail if certain else warn)(
         of_gpu(gpu),
         Found(f"runs at {now} of {top} MHz with no reason to slow down", now, "MHz"),
-        Expected(
-            f"at least {share * 100:.0f} % of its maximum when not idle",
-            ">=",
-            top * share,
-            "MHz",
-            "peers" if len(running) > 1 else case.limit_source(_BUSY_PCT, gpu),
-        ),
+        Expected(usual, ">=", top * share, "MHz", "peers" if len(running) > 1 else source),
         Evidence("SM clock", f"{now} MHz" + (f" in P{state}" if state is not None else "")),
         Evidence("utilisation", f"{busy} %" if busy is not None else "not read"),
         Evidence("clock event reasons", ", ".join(known(gpu.clocks.event_reasons) or ()) or "none"),

@@ -12,6 +12,7 @@ from gpudoctor.checks.core.driver_messages import FORGEABLE, log_lines
 from gpudoctor.checks.core.each_gpu import shown_by_driver
 from gpudoctor.checks.core.explains import Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, Status, ok, skip, unknown
+from gpudoctor.checks.core.grouped import grouped
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
 from gpudoctor.checks.core.unread import unread
@@ -44,6 +45,12 @@ _LIKELY: dict[Bucket, str] = {
 
 
 _SAVE = Advice("As root:", "dmesg -x > dmesg.txt")
+
+_SWITCH_ADVICE = (
+    Advice("Drain the node; see nvlink.fabric and nvlink.links for what still works."),
+    Advice("Reset all GPUs and switches together, or reboot.", "reboot"),
+    Advice("It returns: open a hardware case for the baseboard.", "nvidia-bug-report.sh"),
+)
 
 
 @check(
@@ -85,10 +92,7 @@ def _by_bus(events: Iterable[KernelEvent]) -> dict[str | None, list[KernelEvent]
 
     Lines that name a GPU only as "GPU6" are attributed to a GPU if it is the only one that failed to start.
     """
-    by_bus: dict[str | None, list[KernelEvent]] = {}
-    for event in events:
-        if event.kind in ("xid", "off-bus", "gsp", "rm"):
-            by_bus.setdefault(_bus(event), []).append(event)
+    by_bus = grouped((_bus(event), event) for event in events if event.kind in ("xid", "off-bus", "gsp", "rm"))
     starts = [bus for bus, reported in by_bus.items() if bus and any(start_failed(event) for event in reported)]
     loose = [event for event in by_bus.get(None, []) if start_failed(event)]
     instances = {found[1] for event in loose if (found := _INSTANCE.search(event.text))}
@@ -207,10 +211,7 @@ def _finding(case: Case, subject: Subject, judged: list[ClassifiedEvent], notes:
 
 def _switches(events: Iterable[KernelEvent], notes: tuple[Evidence, ...]) -> Iterator[Finding]:
     """One finding per NVSwitch that logged anything."""
-    by_switch: dict[str, list[KernelEvent]] = {}
-    for event in events:
-        if event.kind == "sxid":
-            by_switch.setdefault(_bus(event) or "unknown", []).append(event)
+    by_switch = grouped((_bus(event) or "unknown", event) for event in events if event.kind == "sxid")
     for bus, logged in by_switch.items():
         fatal = [e for e in logged if sxid_fatal(e.code, e.fatal)]
         doubtful = [e for e in logged if e.code in SXID_THERMAL or sxid_fatal(e.code, e.fatal) is None]
@@ -218,15 +219,6 @@ def _switches(events: Iterable[KernelEvent], notes: tuple[Evidence, ...]) -> Ite
         codes = ", ".join(f"SXid {code}" for code in dict.fromkeys(e.code for e in worst))
         status = Status.FAIL if fatal else Status.WARN if doubtful else Status.PASS
         kind = "fatal" if fatal else "of unknown weight, or heat" if doubtful else "non-fatal"
-        advice = (
-            ()
-            if status is Status.PASS
-            else (
-                Advice("Drain the node; see nvlink.fabric and nvlink.links for what still works."),
-                Advice("Reset all GPUs and switches together, or reboot.", "reboot"),
-                Advice("It returns: open a hardware case for the baseboard.", "nvidia-bug-report.sh"),
-            )
-        )
         yield Finding(
             status,
             Subject(kind="node", name=f"NVSwitch {bus}"),
@@ -234,5 +226,5 @@ def _switches(events: Iterable[KernelEvent], notes: tuple[Evidence, ...]) -> Ite
             Expected("no fatal NVSwitch error", source="the switch driver's own words, else the Fabric Manager guide"),
             (*log_lines(worst[-3:]), *notes),
             None if status is Status.PASS else "the NVSwitch, or the link to one of its GPUs",
-            advice,
+            () if status is Status.PASS else _SWITCH_ADVICE,
         )

@@ -12,10 +12,11 @@ from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, F
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.core.unread import unread
-from gpudoctor.checks.host.memory import OURS, gpus_in_words, not_told
+from gpudoctor.checks.host.memory import OURS, not_told
 from gpudoctor.checks.network.infiniband import carries_training
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
+from gpudoctor.text.units import counted
 
 _FAIL_CPUS = Limit(1, "CPUs a GPU", f"{OURS}: one process a GPU, each with a launching thread", name="fail_cpus")
 _WARN_CPUS = Limit(
@@ -62,8 +63,9 @@ def cpu_per_gpu(case: Case) -> Iterator[Finding]:
         yield skip(NODE, f"no GPU to share them: {usable:g} CPUs ({source})")
         return
     each = usable / len(gpus)
-    shared = gpus_in_words(len(gpus))
-    found = Found(f"{each:.3g} CPUs a GPU ({usable:g} for {shared}; {source})", round(each, 2), "CPUs")
+    found = Found(
+        f"{each:.3g} CPUs a GPU ({usable:g} for {counted(len(gpus), 'GPU')}; {source})", round(each, 2), "CPUs"
+    )
     for limit, judge in ((_FAIL_CPUS, fail), (_WARN_CPUS, warn)):
         least = case.limit(limit, gpus[0])
         if each < least:
@@ -96,18 +98,18 @@ def cpu_per_gpu(case: Case) -> Iterator[Finding]:
 def user_limits(case: Case) -> Iterator[Finding]:
     """Warn about low limits; locked memory counts only if an RDMA port is, or may be, active."""
     host = case.node.host
+    lockable = _limit(case, _MEMLOCK_KIB, "lockable memory (ulimit -l)", host.memlock_kib, "ulimit -l unlimited")
     yield _limit(case, _OPEN_FILES, "open files (ulimit -n)", host.open_files, "ulimit -n 65536")
     yield _limit(case, _PROCESSES, "processes (ulimit -u)", host.processes, "ulimit -u 65536")
     ports = known(case.node.network.rdma_ports)
     if ports is None and (held_kib := known(host.memlock_kib)) is not None:
         # which adapters there are is not known: a limit that RDMA could not live with is no pass
-        finding = _limit(case, _MEMLOCK_KIB, "lockable memory (ulimit -l)", host.memlock_kib, "ulimit -l unlimited")
-        if finding.likely is not None and not _may_use_rdma(case.node):
+        if lockable.likely is not None and not _may_use_rdma(case.node):
             yield skip(
                 NODE, f"locked memory (ulimit -l), {held_kib} KiB: matters for RDMA only, of which nothing is said"
             )
         else:
-            yield finding if finding.likely is None else replace(finding, likely=f"{_IF_RDMA}: {finding.likely}")
+            yield lockable if lockable.likely is None else replace(lockable, likely=f"{_IF_RDMA}: {lockable.likely}")
     elif ports is None:
         yield skip(NODE, "locked memory (ulimit -l): matters for RDMA only, and the RDMA ports are not known")
     elif not any(port.is_active for port in ports):
@@ -115,7 +117,7 @@ def user_limits(case: Case) -> Iterator[Finding]:
     elif not carries_training(case.node):
         yield skip(NODE, "locked memory (ulimit -l): matters for RDMA only, and the active ports are a few of Ethernet")
     else:
-        yield _limit(case, _MEMLOCK_KIB, "lockable memory (ulimit -l)", host.memlock_kib, "ulimit -l unlimited")
+        yield lockable
 
 
 def _may_use_rdma(node: Node) -> bool:

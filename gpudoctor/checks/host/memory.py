@@ -10,6 +10,7 @@ from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.core.unread import unread
 from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.text.units import counted
 
 OURS = "gpudoctor's own choice"
 _MORE_RAM = (
@@ -75,7 +76,7 @@ def ram_per_gpu(case: Case) -> Iterator[Finding]:
     if not gpus:
         yield skip(NODE, f"no GPU to share it: {_gib(ram_mib)} ({source})")
         return
-    each_gib, shared = ram_mib / 1024 / len(gpus), gpus_in_words(len(gpus))
+    each_gib, shared = ram_mib / 1024 / len(gpus), counted(len(gpus), "GPU")
     text = f"{each_gib:.1f} GiB of RAM a GPU ({_gib(ram_mib)}, {source}, for {shared})"
     found = Found(text, round(each_gib, 1), "GiB")
     held = f"the limit ({source}) holds it below the machine's {_gib(host.ram_mib)}" if source != "RAM" else None
@@ -95,11 +96,8 @@ def ram_per_gpu(case: Case) -> Iterator[Finding]:
     elif used_up := _used_up(case, len(gpus), evidence):
         yield used_up
     elif each_gib < own_gib * tolerance:
-        message, limit_source = (
-            f"at least the GPU's own memory, {own_gib:.0f} GiB",
-            case.limit_source(_GPU_MEMORY_SHARE, gpus[0]),
-        )
-        expected = Expected(message, ">=", round(own_gib, 1), "GiB", limit_source)
+        message = f"at least the GPU's own memory, {own_gib:.0f} GiB"
+        expected = Expected(message, ">=", round(own_gib, 1), "GiB", case.limit_source(_GPU_MEMORY_SHARE, gpus[0]))
         likely = held or "data loading, pinned buffers and checkpoints will compete for RAM"
         yield warn(NODE, found, expected, *evidence, likely=likely, advice=_MORE_RAM)
     else:
@@ -119,7 +117,7 @@ def _used_up(case: Case, gpus: int, evidence: list[Evidence]) -> Finding | None:
         (known(gpu.memory_used_mib) or 0) > 1024 or any("C" in process.kind for process in known(gpu.processes) or ())
         for gpu in case.node.gpus
     )
-    text = f"{size(available)} of RAM available for {gpus} GPU{'s' * (gpus > 1)}"
+    text = f"{size(available)} of RAM available for {counted(gpus, 'GPU')}"
     return (warn if busy else fail)(
         NODE,
         Found(text, round(available / 1024 / gpus, 2), "GiB"),
@@ -144,10 +142,6 @@ def _gib(mib: float) -> str:
 def not_told(limit: object) -> Missing | None:
     """The reason if reading a limit failed: it may be lower than all known ones, so nothing may pass."""
     return limit if isinstance(limit, Missing) and limit.kind in ("failed", "denied") else None
-
-
-def gpus_in_words(count: int) -> str:
-    return f"{count} GPU{'s' * (count != 1)}"
 
 
 def size(mib: float) -> str:

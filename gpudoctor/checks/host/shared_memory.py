@@ -49,10 +49,11 @@ def shared_memory(case: Case) -> Iterator[Finding]:
     nccl, free_mib = nccl_shared_memory(case), known(host.shm_free_mib)
     enough_mib = min(case.limit(_WARN_PER_GPU_MIB) * max(ranks, 1), case.limit(_WARN_MOST_MIB))
     need_mib = _certain_need(case, nccl, ranks)
-    evidence = [
-        Evidence("statvfs /dev/shm", f"{host.shm_mib} MiB" + (f", {free_mib} MiB free" if free_mib is not None else ""))
-    ]
-    evidence += _evidence(nccl)
+    free = "" if free_mib is None else f", {free_mib} MiB free"
+    evidence = [Evidence("statvfs /dev/shm", f"{host.shm_mib} MiB{free}")]
+    if nccl.pool_mib is not None:
+        arithmetic = f"{nccl.arithmetic}: {nccl.pool_mib:.1f} MiB"
+        evidence.append(Evidence(f"{_what(nccl)}, src/include/proxy.h", arithmetic))
     found = Found(f"/dev/shm is {size(host.shm_mib)}", host.shm_mib, "MiB")
     if host.shm_mib < need_mib and ranks > 1:
         text = f"at least {size(need_mib)}: {_what(nccl)} maps that for {ranks} ranks"
@@ -78,12 +79,6 @@ def _certain_need(case: Case, nccl: NcclSharedMemory, ranks: int) -> float:
 
 def _what(nccl: NcclSharedMemory) -> str:
     return f"NCCL {nccl.version}" if nccl.version else "NCCL"
-
-
-def _evidence(nccl: NcclSharedMemory) -> list[Evidence]:
-    if nccl.pool_mib is None:
-        return []
-    return [Evidence(f"{_what(nccl)}, src/include/proxy.h", f"{nccl.arithmetic}: {nccl.pool_mib:.1f} MiB")]
 
 
 def _maybe(nccl: NcclSharedMemory, ranks: int, shm_mib: int) -> str:

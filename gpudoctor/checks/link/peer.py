@@ -14,7 +14,7 @@ from gpudoctor.checks.link.host import HOST
 from gpudoctor.checks.measured.peer_pairs import Joined, joined_pairs
 from gpudoctor.checks.measured.peer_ranks import Yardstick, other_processes
 from gpudoctor.checks.measured.probe_outcome import absent, not_judged, problems_of
-from gpudoctor.checks.measured.ranks import rank_gpu, ranks_in_words
+from gpudoctor.checks.measured.ranks import rank_gpu, ranks_in_words, ranks_of
 from gpudoctor.checks.measured.under_load import median
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measured_hardware import PeerLink
@@ -104,12 +104,10 @@ def _confidential(case: Case, pair: Joined) -> bool:
 
 
 def _wrong(pair: Joined) -> Finding:
-    total = sum(link.size_bytes // 4 for link in pair.links)
+    total, wrong = sum(link.size_bytes // 4 for link in pair.links), pair.wrong_elements
     return fail(
         of_pair(*pair.gpus),
-        Found(
-            f"{pair.wrong_elements} of {total} elements arrived changed ({pair.kind})", pair.wrong_elements, "elements"
-        ),
+        Found(f"{wrong} of {total} elements arrived changed ({pair.kind})", wrong, "elements"),
         "every element as it was sent",
         *_figures(pair),
         likely="the IOMMU or ACS redirects peer-to-peer writes, or a link or memory corrupts data",
@@ -188,10 +186,8 @@ def _told(case: Case, slow: Sequence[_Slow], members: Sequence[Joined]) -> Itera
 def _finding(
     case: Case, subject: Subject, slow: _Slow, text: str, evidence: Sequence[Evidence], gpus: Sequence[Gpu]
 ) -> Finding:
-    launch = case.measurements.launch
-    ranks = [info.rank for info in launch.ranks if rank_gpu(case, info.rank) in gpus] if launch else []
-    others = next((message for rank in ranks if (message := other_processes(case, rank))), None)
-    if others:
+    ranks = [rank for rank in ranks_of(case) if rank_gpu(case, rank) in gpus]
+    if others := other_processes(case, *ranks):
         return unknown(subject, f"{text}: slow, but {others}: too disturbed to judge", *evidence)
     likely = (
         "an NVLink is down or retries, or a bridge sits badly"

@@ -10,7 +10,7 @@ import msgspec
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.finding import Expected
 from gpudoctor.checks.core.gpu_use import use_of_gpu
-from gpudoctor.checks.measured.ranks import on_gpus, rank_gpu
+from gpudoctor.checks.measured.ranks import gpus_of, on_gpus, rank_gpu
 from gpudoctor.checks.measured.under_load import median
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import known
@@ -66,10 +66,10 @@ def against_others(rank: int, figures: Mapping[int, float]) -> float | None:
     return figures[rank] / usual if usual else None
 
 
-def other_processes(case: Case, rank: int) -> str | None:
-    """Text naming other processes that compute on this rank's GPU, which make its figures meaningless; else None."""
-    gpu = rank_gpu(case, rank)
-    others = use_of_gpu(gpu).others if gpu else ()
+def other_processes(case: Case, *ranks: int) -> str | None:
+    """Text naming the processes that compute on one of these ranks' GPUs too, which make figures meaningless."""
+    on_each = (use_of_gpu(gpu).others for rank in ranks if (gpu := rank_gpu(case, rank)))
+    others = next(filter(None, on_each), None)
     return f"pid {', '.join(str(p.pid) for p in others[:3])} uses the GPU too" if others else None
 
 
@@ -89,4 +89,4 @@ def slowing_setting(case: Case, rank: int, group: Sequence[int]) -> str | None:
 
 def others_of(case: Case, rank: int, group: Sequence[int]) -> list[Gpu]:
     """The GPUs of the other ranks of a group, as far as they are known."""
-    return [gpu for other in group if other != rank and (gpu := rank_gpu(case, other)) is not None]
+    return gpus_of(case, [other for other in group if other != rank])

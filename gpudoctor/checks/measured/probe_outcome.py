@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.finding import Advice, Evidence, Finding, Found, fail, skip, unknown
 from gpudoctor.checks.core.gpu_use import UNSEEN_MIB, use_of_gpu
-from gpudoctor.checks.core.subject import NODE, Subject
+from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.core.unread import unread
 from gpudoctor.checks.measured.ranks import on_gpus, rank_gpu, rank_subject
 from gpudoctor.facts.model.gpu import Gpu
@@ -55,13 +55,23 @@ def judged_problems(case: Case, probe: str) -> Iterator[Finding]:
         yield _judged(case, problem)
 
 
-def not_judged(case: Case, probe: str, what: str, reported_by: str) -> Iterator[Finding]:
-    """Findings for checks that lack figures because of the same problems: never a pass, details in `reported_by`."""
+def not_judged(case: Case, probe: str, what: str, reported_by: str, *, measured: bool = True) -> Iterator[Finding]:
+    """For the other checks of the probe: what each problem leaves open, else why nothing was `measured`.
+
+    `reported_by` is the check that has the details.
+    """
     for problem in problems_of(case, probe):
-        if (mode := closed_by(case, problem)) is not None:
-            yield skip(problem_subject(case, problem), f"{what}: {problem.text}: {mode}")
-        else:
-            yield unknown(problem_subject(case, problem), f"{what}: not measured, {problem.text} (see {reported_by})")
+        yield left_open(case, problem, what, f"not measured, {problem.text} (see {reported_by})")
+    if not measured and not problems_of(case, probe):
+        yield absent(case, probe, what)
+
+
+def left_open(case: Case, problem: ProbeProblem, what: str, why: str) -> Finding:
+    """`unknown`, because of a problem; a skip if a setting keeps processes off the rank's GPU."""
+    subject = rank_subject(case, problem.rank)
+    if (mode := _closed_by(case, problem)) is not None:
+        return skip(subject, f"{what}: {problem.text}: {mode}")
+    return unknown(subject, f"{what}: {why}")
 
 
 def without_figures(case: Case, probe: str, measured: Iterable[int], what: str) -> Iterator[Finding]:
@@ -74,14 +84,6 @@ def without_figures(case: Case, probe: str, measured: Iterable[int], what: str) 
             yield unknown(rank_subject(case, rank), f"{what}: this rank brought no figures")
 
 
-def not_measured(case: Case, probe: str, what: str, reported_by: str) -> Iterator[Finding]:
-    """Why a check has no figures at all: the probe's problems (details in `reported_by`), else why it did not run."""
-    if problems_of(case, probe):
-        yield from not_judged(case, probe, what, reported_by)
-    else:
-        yield absent(case, probe, what)
-
-
 def judged_outcome(case: Case, probe: str, what: str, *, measured: bool) -> Iterator[Finding]:
     """For the check that answers whether the probe worked: each problem, else why nothing was `measured`."""
     yield from judged_problems(case, probe)
@@ -89,12 +91,8 @@ def judged_outcome(case: Case, probe: str, what: str, *, measured: bool) -> Iter
         yield absent(case, probe, what)
 
 
-def problem_subject(case: Case, problem: ProbeProblem) -> Subject:
-    return NODE if problem.rank is None else rank_subject(case, problem.rank)
-
-
 def _judged(case: Case, problem: ProbeProblem) -> Finding:
-    subject = problem_subject(case, problem)
+    subject = rank_subject(case, problem.rank)
     who = "the launch" if problem.rank is None else f"rank {problem.rank}"
     text = problem.text
     evidence = tuple(Evidence(f"stderr of {who}", line) for line in problem.output)
@@ -117,9 +115,9 @@ def _judged(case: Case, problem: ProbeProblem) -> Finding:
     )
 
 
-def closed_by(case: Case, problem: ProbeProblem) -> str | None:
+def _closed_by(case: Case, problem: ProbeProblem) -> str | None:
     """Text for the setting that keeps processes off the rank's GPU; None if no setting does."""
-    gpu = _gpu_of(case, problem) if problem.kind == "refused" else None
+    gpu = rank_gpu(case, problem.rank) if problem.kind == "refused" else None
     return mode_that_closes(gpu) if gpu else None
 
 
@@ -130,8 +128,8 @@ def mode_that_closes(gpu: Gpu) -> str | None:
 
 
 def _refused(case: Case, problem: ProbeProblem, evidence: tuple[Evidence, ...]) -> Finding:
-    subject, gpu = problem_subject(case, problem), _gpu_of(case, problem)
-    if (mode := closed_by(case, problem)) is not None:
+    subject, gpu = rank_subject(case, problem.rank), rank_gpu(case, problem.rank)
+    if (mode := _closed_by(case, problem)) is not None:
         return skip(subject, f"{problem.text}: {mode}")
     if gpu is None or isinstance(gpu.settings.compute_mode, Missing):
         return unknown(subject, f"{problem.text}; its compute mode is not known", *evidence, advice=_LOOK_AT_GPUS)
@@ -152,10 +150,6 @@ def _refused(case: Case, problem: ProbeProblem, evidence: tuple[Evidence, ...]) 
     )
 
 
-def _gpu_of(case: Case, problem: ProbeProblem) -> Gpu | None:
-    return None if problem.rank is None else rank_gpu(case, problem.rank)
-
-
 def _use_in_words(gpu: Gpu) -> str | None:
     """Text for other users of the GPU's memory according to the facts; None if none were seen."""
     use = use_of_gpu(gpu)
@@ -165,13 +159,13 @@ def _use_in_words(gpu: Gpu) -> str | None:
 
 
 def _out_of_memory(case: Case, problem: ProbeProblem, evidence: tuple[Evidence, ...]) -> Finding:
-    on_gpu = on_gpus(case) and "the host" not in problem.text
-    gpu = _gpu_of(case, problem) if on_gpu else None
+    subject, on_gpu = rank_subject(case, problem.rank), on_gpus(case) and "the host" not in problem.text
+    gpu = rank_gpu(case, problem.rank) if on_gpu else None
     if gpu is not None and (use := _use_in_words(gpu)) is not None:  # a busy GPU, tested because of --force
-        return unknown(problem_subject(case, problem), f"{problem.text}; {use}", *evidence, advice=_LOOK_AT_GPUS)
+        return unknown(subject, f"{problem.text}; {use}", *evidence, advice=_LOOK_AT_GPUS)
     holder = "nvidia-smi --query-compute-apps=pid,used_memory --format=csv" if on_gpu else "ps aux --sort=-rss | head"
     return fail(
-        problem_subject(case, problem),
+        subject,
         Found(problem.text, problem.kind),
         "memory for a train that needs little of it",
         *evidence,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.core.subject import Subject, of_rank
+from gpudoctor.checks.core.subject import NODE, Subject, of_rank
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import RankInfo
 
@@ -27,12 +29,18 @@ def ranks_in_words(case: Case, count: int) -> str:
     return f"{count} CPU rank{'s' if count != 1 else ''} ({backend})"
 
 
-def rank_info(case: Case, rank: int) -> RankInfo | None:
+def ranks_of(case: Case) -> list[int]:
+    """The numbers of the ranks that told where they ran."""
+    launch = case.measurements.launch
+    return [info.rank for info in launch.ranks] if launch else []
+
+
+def rank_info(case: Case, rank: int | None) -> RankInfo | None:
     launch = case.measurements.launch
     return next((info for info in launch.ranks if info.rank == rank), None) if launch else None
 
 
-def rank_gpu(case: Case, rank: int) -> Gpu | None:
+def rank_gpu(case: Case, rank: int | None) -> Gpu | None:
     """The rank's GPU, found by UUID, then by bus id: CUDA's index in the rank is not NVML's."""
     info = rank_info(case, rank)
     if info is None or info.device != "cuda":
@@ -43,7 +51,15 @@ def rank_gpu(case: Case, rank: int) -> Gpu | None:
     return next((g for g in case.node.gpus if info.uuid is None and info.bus_id is None and g.index == info.gpu), None)
 
 
-def rank_subject(case: Case, rank: int) -> Subject:
+def gpus_of(case: Case, ranks: Iterable[int]) -> list[Gpu]:
+    """The GPUs of these ranks, as far as they are known."""
+    return [gpu for rank in ranks if (gpu := rank_gpu(case, rank)) is not None]
+
+
+def rank_subject(case: Case, rank: int | None) -> Subject:
+    """The rank with its GPU; the node if it is no rank of its own."""
+    if rank is None:
+        return NODE
     info = rank_info(case, rank)
     gpu = rank_gpu(case, rank)
     return of_rank(rank, gpu.index if gpu else None, info.uuid if info else None)

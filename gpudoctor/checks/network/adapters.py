@@ -228,7 +228,7 @@ def _lost_by_counter(case: Case, named: set[str | None]) -> Iterator[Finding]:
             of_nic(port.device),
             Found(f"port {port.port} lost its link {lost_times} times, {per_day:.0f} a day", lost_times, "times"),
             Expected(f"fewer than {most:g} a day", "<", most, "times a day", case.limit_source(_FLAPS)),
-            Evidence(f"/sys/class/infiniband/{port.device}/ports/{port.port}/counters/link_downed", str(lost_times)),
+            _counter(port, "link_downed", lost_times),
             likely=_LOSS,
             advice=[_on(step, known(port.bus_id)) for step in _FLAP_ADVICE],
         )
@@ -265,6 +265,7 @@ def _counted(case: Case) -> Iterator[Finding]:
     """Counters that are high for the uptime, as they are rarely reset; without it, those far above the peers'."""
     ports = known(case.node.network.rdma_ports) or ()
     up_s = known(case.node.host.uptime_s)
+    most, source = case.limit(_ERRORS_PER_HOUR), case.limit_source(_ERRORS_PER_HOUR)
     for port in ports:
         high = [
             (message, name, count)
@@ -278,20 +279,15 @@ def _counted(case: Case) -> Iterator[Finding]:
         yield warn(
             of_nic(port.device),
             Found(f"port {port.port} counts {text}{hours}", high[0][2], "errors"),
-            Expected(
-                f"at most {case.limit(_ERRORS_PER_HOUR):g} an hour",
-                "<=",
-                case.limit(_ERRORS_PER_HOUR),
-                "errors an hour",
-                case.limit_source(_ERRORS_PER_HOUR),
-            ),
-            *(
-                Evidence(f"/sys/class/infiniband/{port.device}/ports/{port.port}/counters/{name}", str(count))
-                for _, name, count in high
-            ),
+            Expected(f"at most {most:g} an hour", "<=", most, "errors an hour", source),
+            *(_counter(port, name, count) for _, name, count in high),
             likely="a dirty or failing cable or transceiver: packets are sent again, and collectives wait for them",
             advice=_ERROR_ADVICE,
         )
+
+
+def _counter(port: RdmaPort, name: str, count: int) -> Evidence:
+    return Evidence(f"/sys/class/infiniband/{port.device}/ports/{port.port}/counters/{name}", str(count))
 
 
 def _is_high(case: Case, port: RdmaPort, leaf: str, count: int, ports: tuple[RdmaPort, ...]) -> bool:

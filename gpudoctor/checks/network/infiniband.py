@@ -36,7 +36,10 @@ def infiniband(case: Case) -> Iterator[Finding]:
     if isinstance(every, Missing):
         yield unread(NODE, "RDMA ports", every)
         return
-    ports = tuple(port for port in every if _of_this_system(port))
+    # a hypervisor's virtual functions wait for their virtual machines
+    ports = tuple(
+        p for p in every if p.is_active or isinstance(p.state, Missing) or known(p.virtual_function) is not True
+    )
     active = [port for port in ports if port.is_active]
     unread_state = next((port.state for port in ports if isinstance(port.state, Missing)), None)
     if not every:
@@ -50,11 +53,6 @@ def infiniband(case: Case) -> Iterator[Finding]:
         yield unread(NODE, "RDMA port state", unread_state)
     else:
         yield _none_active(case, ports)
-
-
-def _of_this_system(port: RdmaPort) -> bool:
-    """Whether it is a port of this system: a hypervisor's virtual functions wait for their virtual machines."""
-    return port.is_active or isinstance(port.state, Missing) or known(port.virtual_function) is not True
 
 
 def _judged(case: Case, ports: tuple[RdmaPort, ...], active: list[RdmaPort]) -> Iterator[Finding]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from msgspec.structs import replace
-
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.each_gpu import each_gpu
 from gpudoctor.checks.core.explains import ENDS, Explains
@@ -18,14 +16,14 @@ from gpudoctor.checks.core.finding import (
     Found,
     Status,
     fail,
-    joint_evidence,
+    jointly,
     ok,
     skip,
     unknown,
     warn,
 )
 from gpudoctor.checks.core.registry import check
-from gpudoctor.checks.core.subject import NODE, of_gpu
+from gpudoctor.checks.core.subject import of_gpu
 from gpudoctor.checks.core.unread import first_failed, unread
 from gpudoctor.checks.nvlink.link_state import links_up
 from gpudoctor.facts.model.gpu import Gpu
@@ -77,7 +75,7 @@ def fabric(case: Case) -> Iterator[Finding]:
     # the same on every GPU that answered: one finding for the node
     text = f"all {len(bad)} GPUs{' that answer' if rest else ''}: {texts.pop()[1]}"
     yield from rest
-    yield replace(bad[0], subject=NODE, found=Found(text), evidence=joint_evidence(bad))
+    yield jointly(bad, Found(text))
 
 
 @each_gpu
@@ -137,15 +135,12 @@ def _health(gpu: Gpu, expected: Expected, evidence: list[Evidence]) -> Finding:
     worse = ["an unhealthy route"] * (known(seen.route_unhealthy) is True) + ["unhealthy"] * (summary == "unhealthy")
     if wrong not in ("", "none", "not supported", "n/a", "false"):
         worse.append(f"wrong configuration: {wrong}")
-    concerns = [
-        text
-        for text, is_so in (
-            ("bandwidth degraded", bandwidth == "degraded"),
-            ("recovering from access timeouts", known(seen.access_timeout_recovery) is True),
-            ("limited capacity", summary == "limited capacity"),
-        )
-        if is_so
-    ]
+    may_slow = {
+        "bandwidth degraded": bandwidth == "degraded",
+        "recovering from access timeouts": known(seen.access_timeout_recovery) is True,
+        "limited capacity": summary == "limited capacity",
+    }
+    concerns = [text for text, is_so in may_slow.items() if is_so]
     if worse or concerns:
         evidence.append(Evidence("nvidia-smi -q, Fabric, Health", ", ".join(worse + concerns)))
         return (fail if worse else warn)(

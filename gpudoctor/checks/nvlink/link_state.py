@@ -10,8 +10,6 @@ from gpudoctor.checks.core.unread import first_failed, unread
 from gpudoctor.facts.model.gpu import Gpu, NvLink
 from gpudoctor.facts.model.missing import Missing, known
 
-UP = ("active", "sleep")  # sleep is a power state, not a fault (nvml.h, NVML_NVLINK_STATE_SLEEP)
-
 
 def not_judged(case: Case, gpu: Gpu, *, by_state: bool = True) -> Finding | None:
     """A finding with the reason if the links of this GPU cannot be judged; None if they can.
@@ -59,4 +57,4 @@ def real_links(gpu: Gpu) -> list[NvLink]:
 
 def links_up(gpu: Gpu) -> int:
     """The number of links that carry data or can do so at once."""
-    return sum(link.state in UP for link in known(gpu.nvlinks) or ())
+    return sum(link.is_up for link in known(gpu.nvlinks) or ())

@@ -19,16 +19,16 @@ from gpudoctor.checks.core.finding import (
     Found,
     Status,
     fail,
-    joint_evidence,
+    jointly,
     ok,
     skip,
     unknown,
     warn,
-    worst,
 )
+from gpudoctor.checks.core.grouped import grouped
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, of_gpu, of_pair
-from gpudoctor.checks.nvlink.link_state import UP, links_up, not_judged, real_links, wired_directly
+from gpudoctor.checks.nvlink.link_state import links_up, not_judged, real_links, wired_directly
 from gpudoctor.facts.model.gpu import Gpu, NvLink
 from gpudoctor.facts.model.links import ALL_INACTIVE
 from gpudoctor.facts.model.missing import Missing, known
@@ -72,12 +72,14 @@ _ADVICE = (
 )
 def links(case: Case) -> Iterator[Finding]:
     """Compare the number of each GPU's links that are up with the model's number, else with the peers'."""
-    usual = _usual_speed(case)
+    usual = majority(speed for gpu in case.gpus for link in real_links(gpu) if (speed := _speed(link)) is not None)
     findings = [_judged(case, gpu, usual) for gpu in case.gpus]
     judged = [gpu for gpu, f in zip(case.gpus, findings, strict=True) if f.status in (Status.PASS, *_BAD)]
-    dead = [f for f in findings if _is_dead(f)]
+    # none of its links is up, and should be
+    dead = [f for f in findings if f.status in _BAD and f.found is not None and f.found.value == 0]
     if len(dead) > 1 and len(dead) == len(judged):
-        yield _all_dead(dead)
+        # what they share is broken, not each of them
+        yield jointly(dead, Found(f"no NVLink is up on any of {len(dead)} GPUs", 0, "links"))
         findings = [f for f in findings if f not in dead]
     yield from _by_shared_end(case, findings)
     if not judged and any(isinstance(gpu.nvlinks, Missing) for gpu in case.gpus):
@@ -86,22 +88,6 @@ def links(case: Case) -> Iterator[Finding]:
     if judged and all_up and all(f.status in (Status.PASS, Status.SKIP) for f in findings):
         up = sum(map(links_up, judged))
         yield ok(NODE, Found(f"{up} of {up} links up", up, "links"))
-
-
-def _is_dead(finding: Finding) -> bool:
-    """Whether it says that none of a GPU's links is up, and should be."""
-    return finding.found is not None and finding.found.value == 0 and finding.status in _BAD
-
-
-def _all_dead(dead: Sequence[Finding]) -> Finding:
-    """One finding for all GPUs of a node without any link: what they share is broken, not each of them."""
-    return replace(
-        dead[0],
-        status=worst(f.status for f in dead),
-        subject=NODE,
-        found=Found(f"no NVLink is up on any of {len(dead)} GPUs", 0, "links"),
-        evidence=joint_evidence(dead),
-    )
 
 
 def _by_shared_end(case: Case, findings: Sequence[Finding]) -> Iterator[Finding]:
@@ -266,10 +252,7 @@ class _Peers(msgspec.Struct, frozen=True):
 
 @once_a_case
 def _peers(case: Case) -> dict[str | None, _Peers]:
-    linked: dict[str | None, list[tuple[int, int]]] = {}
-    for gpu in case.gpus:
-        if links := real_links(gpu):
-            linked.setdefault(known(gpu.name), []).append((links_up(gpu), len(links)))
+    linked = grouped((known(gpu.name), (links_up(gpu), len(links))) for gpu in case.gpus if (links := real_links(gpu)))
     return {
         name: _Peers(
             len(counts), majority(up for up, _ in counts), max(counts)[0], sum(up != links for up, links in counts)
@@ -335,21 +318,15 @@ def _speed_of(case: Case, gpu: Gpu, spec: NvlinkSpec | None, usual: float | None
     if not slow:
         return None
     # if a whole node is below nominal, the nominal number is more likely wrong than every link slow
-    slowest = min(slow.values())
+    slowest, least, source = min(slow.values()), round(share * reference, 3), "profile" if nominal else "peers"
     return (fail if usual is not None and slowest < share * usual else warn)(
         of_gpu(gpu),
         Found(f"{len(slow)} of {len(speeds)} links slow: {slowest} GB/s", slowest, "GB/s"),
-        Expected(
-            f"{reference} GB/s a link", ">=", round(share * reference, 3), "GB/s", "profile" if nominal else "peers"
-        ),
+        Expected(f"{reference} GB/s a link", ">=", least, "GB/s", source),
         *(Evidence(f"NVLink {link} speed", f"{speed} GB/s") for link, speed in slow.items()),
         likely="the link trained at a lower rate: signal quality of the bridge, baseboard or switch",
         advice=_ADVICE,
     )
-
-
-def _usual_speed(case: Case) -> float | None:
-    return majority(speed for gpu in case.gpus for link in real_links(gpu) if (speed := _speed(link)) is not None)
 
 
 def _speed(link: NvLink) -> float | None:
@@ -361,11 +338,7 @@ def _count(gpu: Gpu, of: int) -> Found:
 
 
 def _down_evidence(gpu: Gpu) -> tuple[Evidence, ...]:
-    by_state: dict[str, list[int]] = {}
-    for link in real_links(gpu):
-        state = known(link.state)
-        if state is not None and state not in UP:
-            by_state.setdefault(state, []).append(link.link)
+    by_state = grouped((link.state, link.link) for link in real_links(gpu) if not link.is_up)
     return tuple(
         Evidence("nvmlDeviceGetNvLinkState", f"{state}: link{'s' * (len(at) > 1)} {', '.join(map(str, at))}")
         for state, at in by_state.items()

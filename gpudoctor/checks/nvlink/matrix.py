@@ -59,13 +59,12 @@ def census(pairs: list[GpuPair]) -> str:
 
 
 def matrix_evidence(pairs: list[GpuPair]) -> list[Evidence]:
-    return [
-        Evidence(
-            f"nvidia-smi topo, GPU{p.a} - GPU{p.b}",
-            (f"NV{bond(p)}" if bond(p) else known(p.path) or "?") + f", p2p {p2p_status(p) or 'not shown'}",
-        )
-        for p in pairs[:8]
-    ]
+    evidence = []
+    for pair in pairs[:8]:
+        joined = f"NV{bond(pair)}" if bond(pair) else known(pair.path) or "?"
+        seen = f"{joined}, p2p {p2p_status(pair) or 'not shown'}"
+        evidence.append(Evidence(f"nvidia-smi topo, GPU{pair.a} - GPU{pair.b}", seen))
+    return evidence
 
 
 def fewest_subjects(bad: Iterable[GpuPair], gpus: dict[int, Gpu]) -> list[tuple[Subject, list[GpuPair]]]:

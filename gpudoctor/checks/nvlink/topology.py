@@ -117,12 +117,13 @@ def _kind(case: Case, pairs: list[GpuPair], gpus: list[Gpu]) -> str:
     if node is not None and node.nvlink_topology != "none":
         return "mesh" if node.nvlink_topology == "cube-mesh" else node.nvlink_topology
     model = case.model_of(gpus[0])
-    if model is not None and model.nvlink is not None and model.nvlink.kind == "switch":
+    spec = model.nvlink if model is not None else None
+    if spec is not None and spec.kind == "switch":
         return "switch"
     if not any(bond(pair) for pair in pairs):
         return "pcie"
-    if model is not None and model.nvlink is not None:
-        return "pairs" if model.nvlink.kind == "bridge" else "open mesh"
+    if spec is not None:
+        return "pairs" if spec.kind == "bridge" else "open mesh"
     return "switch" if all(bond(pair) for pair in pairs) else "open mesh"
 
 
@@ -134,7 +135,7 @@ def _wiring(case: Case, pairs: list[GpuPair], gpus: list[Gpu]) -> list[Finding]:
     if kind == "mesh":
         return _odd_mesh(pairs, by_index)
     if kind == "pairs":
-        return _odd_bridges(case, pairs, by_index)
+        return list(_odd_bridges(case, pairs, by_index))
     # PCIe alone, or part of a mesh: the grouping of the slots is the platform's choice
     return []
 
@@ -204,7 +205,7 @@ def _odd_mesh(pairs: list[GpuPair], gpus: dict[int, Gpu]) -> list[Finding]:
     ]
 
 
-def _odd_bridges(case: Case, pairs: list[GpuPair], gpus: dict[int, Gpu]) -> list[Finding]:
+def _odd_bridges(case: Case, pairs: list[GpuPair], gpus: dict[int, Gpu]) -> Iterator[Finding]:
     bonded = [pair for pair in pairs if bond(pair)]
     model = case.model_of(next(iter(gpus.values())))
     full = max([bond(pair) for pair in bonded], default=0)
@@ -212,29 +213,23 @@ def _odd_bridges(case: Case, pairs: list[GpuPair], gpus: dict[int, Gpu]) -> list
         # a card on a four-way bridge splits its links between three partners
         partners = max((sum(i in (p.a, p.b) for p in bonded) for i in gpus), default=1)
         full = max(full, model.nvlink.links // max(partners, 1))
-    findings = []
     for pair in bonded:
         if bond(pair) < full:
             # a bridge connects four links: a multiple of four is a missing bridge, other numbers are links down
             broken = bond(pair) % min(4, full) != 0
-            findings.append(
-                (fail if broken else warn)(
-                    of_pair(pair.a, pair.b),
-                    Found(f"NV{bond(pair)}", bond(pair), "links"),
-                    Expected(f"NV{full}: all that a bridged pair of this model has", ">=", full, "links", "profile"),
-                    *matrix_evidence([pair]),
-                    likely="links of the bridge are down"
-                    if broken
-                    else "not every bridge slot of this pair carries a bridge",
-                    advice=MATRIX_ADVICE,
-                )
+            likely = "links of the bridge are down" if broken else "not every bridge slot of this pair carries a bridge"
+            yield (fail if broken else warn)(
+                of_pair(pair.a, pair.b),
+                Found(f"NV{bond(pair)}", bond(pair), "links"),
+                Expected(f"NV{full}: all that a bridged pair of this model has", ">=", full, "links", "profile"),
+                *matrix_evidence([pair]),
+                likely=likely,
+                advice=MATRIX_ADVICE,
             )
-    return findings
 
 
-def _peer_to_peer(pairs: list[GpuPair], gpus: list[Gpu]) -> list[Finding]:
+def _peer_to_peer(pairs: list[GpuPair], gpus: list[Gpu]) -> Iterator[Finding]:
     by_index = {gpu.index: gpu for gpu in gpus}
-    findings = []
     # a dead NVLink leaves its pair with a PCIe path: its GPUs still have NVLinks to others
     bonded = {i for p in pairs if bond(p) for i in (p.a, p.b)}
     broken = [p for p in pairs if p2p_status(p) in _BROKEN_P2P and bond(p)]
@@ -243,13 +238,12 @@ def _peer_to_peer(pairs: list[GpuPair], gpus: list[Gpu]) -> list[Finding]:
         status = _BROKEN_P2P[p2p_status(members[0]) or "NS"]
         text = f"{pair_names(members)}: peer-to-peer {status} over {connections(members)}"
         likely = "peer-to-peer was switched off, or the links failed under it: NCCL falls back to host memory"
-        findings.append(_not_allowed(fail, subject, text, "OK: NVLink joins these GPUs", members, likely))
+        yield _not_allowed(fail, subject, text, "OK: NVLink joins these GPUs", members, likely)
     for subject, members in fewest_subjects(off, by_index):
         judge = fail if {i for p in members for i in (p.a, p.b)} & bonded else warn
         text = f"{pair_names(members)}: peer-to-peer {_BROKEN_P2P['DR']}"
         likely = "somebody switched peer-to-peer off in the driver's options"
-        findings.append(_not_allowed(judge, subject, text, "OK", members, likely))
-    return findings
+        yield _not_allowed(judge, subject, text, "OK", members, likely)
 
 
 def _not_allowed(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.driver_messages import log_lines
 from gpudoctor.checks.core.each_gpu import in_virtual_machine, untrusted
 from gpudoctor.checks.core.explains import Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, unknown, warn
@@ -16,6 +17,7 @@ from gpudoctor.checks.pcie.link_state import bridges_not_judged
 from gpudoctor.facts.model.driver import KernelEvent
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.text.units import counted
 
 _NO_TRANSLATION = (
     Advice("Add to the kernel command line and reboot:", "iommu=pt"),
@@ -79,12 +81,12 @@ def _refused(case: Case) -> Iterator[Finding]:
         if event.bus_id in nvidia or f"nvidia {event.bus_id}: " in event.text:
             by_bus.setdefault(event.bus_id, []).append(event)
     for bus_id, events in by_bus.items():
-        lines = f"{len(events)} line{'s' * (len(events) > 1)}"
+        text = f"the IOMMU refused memory accesses of it ({counted(len(events), 'line')} in the kernel log)"
         yield warn(
             of_gpu(in_scope[bus_id]) if bus_id in in_scope else Subject(kind="gpu", bus_id=bus_id),
-            Found(f"the IOMMU refused memory accesses of it ({lines} in the kernel log)", len(events), "lines"),
+            Found(text, len(events), "lines"),
             Expected("none", source="drivers/iommu; cuda-samples#48"),
-            *(Evidence("kernel log", event.text[:300]) for event in events[-2:]),
+            *log_lines(events[-2:]),
             likely="peer-to-peer or RDMA traffic goes through a translating IOMMU: collectives hang or give wrong data",
             advice=_NO_TRANSLATION,
         )

@@ -59,11 +59,14 @@ def balance(case: Case) -> Iterator[Finding]:
 def _split(case: Case, gpus: list[Gpu]) -> Finding:
     ideal = _ideal(case, len(gpus))
     short = _below(case, gpus, ideal)
-    found = _found(gpus)
+    rates = sorted({rate for gpu in gpus if (rate := _worth(gpu)) is not None})
+    spread = f": {' to '.join(map(str, dict.fromkeys((rates[0], rates[-1]))))} GB/s each way" if rates else ""
+    found = Found(_widths(gpus) + spread, min(map(_lanes, gpus)), "lanes")
+    # up to 3 GPUs have no usual width: their boards split unevenly
+    most = (majority(map(_lanes, gpus)) or 0) if len(gpus) > 3 else 0
     if short:
         expected = _expected(case, ideal)
-    elif by_peers := _narrower(gpus):
-        short, most = by_peers
+    elif short := [gpu for gpu in gpus if _lanes(gpu) < most]:
         expected = Expected(f"x{most}, as most of the GPUs have", ">=", most, "lanes", "peers")
     else:
         return ok(NODE, found, _expected(case, ideal))
@@ -107,21 +110,8 @@ def _below(case: Case, gpus: list[Gpu], ideal: list[int]) -> list[Gpu]:
     ]
 
 
-def _found(gpus: list[Gpu]) -> Found:
-    rates = sorted({rate for gpu in gpus if (rate := _worth(gpu)) is not None})
-    spread = f": {' to '.join(map(str, dict.fromkeys((rates[0], rates[-1]))))} GB/s each way" if rates else ""
-    return Found(_widths(gpus) + spread, min(map(_lanes, gpus)), "lanes")
-
-
 def _widths(gpus: list[Gpu]) -> str:
     return " / ".join(f"x{_lanes(gpu)}" for gpu in gpus)
-
-
-def _narrower(gpus: list[Gpu]) -> tuple[list[Gpu], int] | None:
-    """The GPUs with fewer lanes than most, and that number; None for up to 3 GPUs, whose boards split unevenly."""
-    most = majority([_lanes(gpu) for gpu in gpus]) or 0
-    narrower = [gpu for gpu in gpus if _lanes(gpu) < most]
-    return (narrower, most) if narrower and len(gpus) > 3 else None
 
 
 def _below_slot(case: Case, gpu: Gpu) -> bool:

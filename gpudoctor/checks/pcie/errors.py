@@ -9,6 +9,7 @@ from gpudoctor.checks.core.driver_messages import DAY_S, log_lines
 from gpudoctor.checks.core.each_gpu import each_gpu, out_of_line
 from gpudoctor.checks.core.explains import Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, Status, fail, ok, skip, warn
+from gpudoctor.checks.core.grouped import grouped
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.runner import NO_GPU
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
@@ -18,6 +19,7 @@ from gpudoctor.facts.model.gpu import Gpu, PcieHop
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.lazy import lazy_pattern
 from gpudoctor.statements.xids import BUS_CODES
+from gpudoctor.text.units import counted
 
 # "nvidia 0000:81:00.0: PCIe Bus Error: severity=Corrected, type=Physical Layer": the driver's name means a GPU
 _GPU = r"\bnvidia [0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]: "
@@ -70,11 +72,11 @@ _CORRECTED_LINES = Limit(
 def errors(case: Case) -> Iterator[Finding]:
     """Judge each GPU's counters, and the PCIe errors in the kernel log of GPUs and other devices without counters."""
     found = tuple(_each(case))
-    counted = {f.subject.bus_id for f in found if f.status is not Status.SKIP}
+    judged = {f.subject.bus_id for f in found if f.status is not Status.SKIP}
     logged = tuple(
         f
         for f in _logged(case)
-        if f.subject.bus_id not in counted or f.status is Status.FAIL or (f.found and _LOST in f.found.text)
+        if f.subject.bus_id not in judged or f.status is Status.FAIL or (f.found and _LOST in f.found.text)
     )
     reported = {f.subject.bus_id for f in logged}
     yield from (f for f in found if f.subject.bus_id not in reported)
@@ -88,13 +90,14 @@ def errors(case: Case) -> Iterator[Finding]:
 def _logged(case: Case) -> Iterator[Finding]:
     """One finding for each NVIDIA function with its own AER lines in the log, and no AER counters that say more."""
     by_gpu = {gpu.bus_id: gpu for gpu in case.node.gpus}
-    counted = _with_counters(case)
+    with_counters = _with_counters(case)
     for bus_id, events in _by_device(case).items():
         own = [event for event in events if _OWN.search(event.text)]
-        if own and bus_id not in counted:
+        if own and bus_id not in with_counters:
+            text = f"the kernel log tells of PCIe errors of it: {_kinds(own)} ({counted(len(own), 'line')})"
             yield (fail if any(_NOT_RECOVERED.search(event.text) for event in own) else warn)(
                 of_gpu(by_gpu[bus_id]) if bus_id in by_gpu else Subject(kind="gpu", bus_id=bus_id),
-                Found(f"the kernel log tells of PCIe errors of it: {_kinds(own)} ({_lines(own)})", len(own), "lines"),
+                Found(text, len(own), "lines"),
                 Expected("none", source="PCIe advanced error reporting"),
                 *log_lines(own[-2:]),
                 likely="the link sends much again, or lost data: a riser, cable, slot or contact at its edge",
@@ -116,10 +119,11 @@ def _of_other_devices(case: Case) -> Iterator[Finding]:
             continue
         lost = _lost_data(case, events)
         shown = lost or events
-        found = Found(f"PCIe errors: {_kinds(shown)} ({_lines(shown)})", len(events), "lines")
+        found = Found(f"PCIe errors: {_kinds(shown)} ({counted(len(shown), 'line')})", len(events), "lines")
         subject = Subject("node", bus_id=bus_id, name=f"device {bus_id}" if bus_id else "a device")
         evidence = log_lines(shown[-2:])
-        asked_about = case.node.source.may_be_part and not case.node.gpus and any(map(_of_a_port, events))
+        chosen = case.node.source.may_be_part and not case.node.gpus
+        asked_about = chosen and any("pcieport " in event.text for event in events)
         few = _most_a_day(events) < case.limit(_CORRECTED_LINES) and not asked_about
         no_gpu_behind = bool(case.node.gpus) and bus_id not in above
         if not lost and (few or no_gpu_behind):
@@ -150,20 +154,14 @@ def _with_counters(case: Case) -> set[str]:
 
 def _by_device(case: Case) -> dict[str | None, list[KernelEvent]]:
     """The AER lines by device, without those in which a bridge announces the line of another device."""
-    by_bus: dict[str | None, list[KernelEvent]] = {}
-    for event in known(case.node.kernel_log.events) or ():
-        if event.kind == "aer":
-            by_bus.setdefault(event.bus_id, []).append(event)
+    logged = known(case.node.kernel_log.events) or ()
+    by_bus = grouped((event.bus_id, event) for event in logged if event.kind == "aer")
     own = {
         bus: [event for event in events if "PCIe Bus Error" in event.text or _NOT_RECOVERED.search(event.text)]
         for bus, events in by_bus.items()
     }
     telling = {bus for bus, events in own.items() if events}
     return {bus: own[bus] or events for bus, events in by_bus.items() if own[bus] or not _repeated(events, telling)}
-
-
-def _of_a_port(event: KernelEvent) -> bool:
-    return "pcieport " in event.text
 
 
 def _repeated(events: list[KernelEvent], telling: set[str | None]) -> bool:
@@ -175,10 +173,6 @@ def _repeated(events: list[KernelEvent], telling: set[str | None]) -> bool:
 def _kinds(events: list[KernelEvent]) -> str:
     kinds = (_SEVERITY.search(event.text) for event in events)
     return ", ".join(sorted({kind[1].strip() if kind else "an error without recovery" for kind in kinds}))
-
-
-def _lines(events: list[KernelEvent]) -> str:
-    return f"{len(events)} line{'s' * (len(events) > 1)}"
 
 
 def _most_a_day(events: list[KernelEvent]) -> int:
@@ -240,14 +234,12 @@ def _reported(gpu: Gpu, kind: str, hits: list[tuple[PcieHop, int]]) -> Finding:
     """A finding for errors counted by PCIe's advanced error reporting; only fatal ones of the GPU itself fail."""
     total = sum(count for _, count in hits)
     own = any(hop is (known(gpu.pcie.path) or (None,))[0] for hop, _ in hits)
+    counter = f"aer_dev_{kind.replace('-', '')}"
     return (fail if kind == "fatal" and own else warn)(
         of_gpu(gpu),
         Found(f"{total} {kind} PCIe errors since boot" + ("" if own else " on the bridges above"), total, "errors"),
         Expected("none", "==", 0, "errors", "PCIe advanced error reporting"),
-        *(
-            Evidence(f"/sys/bus/pci/devices/{hop.bus_id}/aer_dev_{kind.replace('-', '')}", str(count))
-            for hop, count in hits
-        ),
+        *(Evidence(f"/sys/bus/pci/devices/{hop.bus_id}/{counter}", str(count)) for hop, count in hits),
         likely="the link lost data that it could not repair: riser, slot, cable, power or the GPU itself",
         advice=_LOOK,
     )

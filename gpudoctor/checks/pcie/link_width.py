@@ -7,6 +7,7 @@ from typing import NamedTuple
 from gpudoctor.checks.core.case import Case, once_a_case
 from gpudoctor.checks.core.each_gpu import by_model, each_gpu
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
+from gpudoctor.checks.core.grouped import grouped
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import of_gpu
 from gpudoctor.checks.core.unread import unread
@@ -170,9 +171,7 @@ _NO_PEERS = _ModelWidths(1, 0, None, {})
 def _widths(case: Case) -> dict[str | Missing, _ModelWidths]:
     found = {}
     for name, gpus in by_model(case).items():
-        at: dict[int, list[Gpu]] = {}
-        for gpu in gpus:
-            at.setdefault(known(gpu.pcie.width) or 0, []).append(gpu)
+        at = grouped((known(gpu.pcie.width) or 0, gpu) for gpu in gpus)
         found[name] = _ModelWidths(len(gpus), max(at), majority(known(gpu.pcie.width) for gpu in gpus), at)
     return found
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.driver_messages import log_lines
 from gpudoctor.checks.core.each_gpu import untrusted
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
 from gpudoctor.checks.core.registry import check
@@ -156,23 +157,18 @@ def _limited(events: list[KernelEvent]) -> Iterator[Finding]:
         if limit is None:
             continue
         now = describe(generation_of(limit.speed_gt_s), limit.width)
-        evidence = Evidence("kernel log", event.text[:300])
+        evidence = log_lines([event])
         subject = Subject("node", bus_id=bus_id, name=f"device {bus_id}")
         if limit.speed_gt_s <= GT_S[1]:
             # an idle bridge, or a virtual one of a hypervisor or switch, shows no more
-            yield unknown(subject, f"{now} at {limit.at_bus_id} at boot: the link may have been at rest", evidence)
+            yield unknown(subject, f"{now} at {limit.at_bus_id} at boot: the link may have been at rest", *evidence)
             continue
+        has, could = limit.available_gbit_s, limit.capable_gbit_s
         yield warn(
             subject,
-            Found(
-                f"{limit.available_gbit_s:g} of {limit.capable_gbit_s:g} Gb/s: limited by {now} at {limit.at_bus_id}",
-                limit.available_gbit_s,
-                "Gbit/s",
-            ),
-            Expected(
-                f"{limit.capable_gbit_s:g} Gb/s", ">=", limit.capable_gbit_s, "Gbit/s", "the device's own maximum"
-            ),
-            evidence,
+            Found(f"{has:g} of {could:g} Gb/s: limited by {now} at {limit.at_bus_id}", has, "Gbit/s"),
+            Expected(f"{could:g} Gb/s", ">=", could, "Gbit/s", "the device's own maximum"),
+            *evidence,
             likely="a switch, root port or slot slower than the device, or a link that trained below its maximum",
             advice=(
                 Advice("See both ends of the link:", f"sudo lspci -vvs {limit.at_bus_id} | grep -i lnk"),
@@ -188,10 +184,8 @@ def _all_slowed(case: Case, hop: Hop) -> bool:
 
 
 def _reading(end: PcieHop, width: bool) -> str:
-    now, most = (
-        (known(end.width), known(end.max_width)) if width else (known(end.speed_gt_s), known(end.max_speed_gt_s))
-    )
-    return f"{now} (maximum {most})"
+    now, most = (end.width, end.max_width) if width else (end.speed_gt_s, end.max_speed_gt_s)
+    return f"{known(now)} (maximum {known(most)})"
 
 
 def _clean(gpu: Gpu) -> Finding:

@@ -99,11 +99,12 @@ def failures(case: Case) -> Iterator[Finding]:
 
 def _finding(case: Case, reported: Reported) -> Finding:
     subject = _subject(case, reported)
-    evidence = Evidence(f"line {reported.line}" if reported.line else "this text", _speaker(reported))
+    speaker = reported.said_by or ("a program" if reported.form != "sentence" else None)
+    told = f"said by {speaker}" if speaker else "said in plain words"
+    evidence = Evidence(f"line {reported.line}" if reported.line else "this text", told)
     if reported.loudness == "ok":
-        return ok(
-            NODE, Found(f"a tool's own verdict is good: {reported.text}", reported.count, "lines"), None, evidence
-        )
+        found = Found(f"a tool's own verdict is good: {reported.text}", reported.count, "lines")
+        return ok(NODE, found, None, evidence)
     if reported.loudness == "unread":
         own = reported.said_by == OWN
         return unknown(subject, f"could not be read, and may hold a failure: {reported.text}" if own else reported.text)
@@ -144,19 +145,17 @@ def _is_of_node(reported: Reported) -> bool:
     """Whether the statement says that the node, or a device of it, is broken."""
     if reported.xid is not None:
         return xid(reported.xid).bucket in ("hardware", "reset")
+    if reported.effect == "hardware" or reported.label in _SETUP_OF_NODE[1:] or _is_taken_out(reported):
+        return True
     if any(int(code) in SXID_FATAL - SXID_THERMAL for code in _SXID.findall(reported.text)):
-        return True
-    if reported.effect == "hardware" or reported.label in _SETUP_OF_NODE[1:]:
-        return True
-    if _is_taken_out(reported):
         return True
     if reported.loudness == "warning":
         return False
     if reported.label in _SETUP_OF_NODE or _OWN_VERDICT.search(reported.text):
         return True
-    if reported.kind != "cause" or reported.effect is not None or "command not found" in reported.text:
+    if reported.kind != "cause" or reported.effect is not None:
         return False
-    if _ABSENT_IMEX.match(reported.text):
+    if "command not found" in reported.text or _ABSENT_IMEX.match(reported.text):
         return False
     of_device = (reported.names_a_gpu and not reported.only_gpu) or (reported.device or "").startswith("/dev/nvidia")
     if reported.form == "sentence":
@@ -191,12 +190,6 @@ def _subject(case: Case, reported: Reported) -> Subject:
     return NODE
 
 
-def _speaker(reported: Reported) -> str:
-    if reported.said_by:
-        return f"said by {reported.said_by}"
-    return "said in plain words" if reported.form == "sentence" else "said by a program"
-
-
 def _likely(reported: Reported) -> str | None:
     only = "; it is the only GPU that this text names" if reported.only_gpu else ""
     if reported.xid is not None:
@@ -215,9 +208,8 @@ def _likely(reported: Reported) -> str | None:
 
 
 def _advice(case: Case, reported: Reported) -> list[Advice]:
-    if any(
-        _WSL.search(text) for text in (known(case.node.host.kernel) or "", *(each.text for each in case.node.reported))
-    ):
+    texts = (known(case.node.host.kernel) or "", *(each.text for each in case.node.reported))
+    if any(map(_WSL.search, texts)):
         return [_OF_WINDOWS]
     if missing_gpus.goes_down(reported.text):
         return [_BOOT_BEFORE, _CHECK]
@@ -225,11 +217,8 @@ def _advice(case: Case, reported: Reported) -> list[Advice]:
         return [Advice(f"gpudoctor judges no {reported.vendor} devices. See their own tool.", _TOOLS[reported.vendor])]
     if reported.xid is not None:
         return [Advice(xid(reported.xid).advice), _NODE_STATE]
-    if reported.kind in ("death", "peer", "wait", "end", "wrapper") or reported.effect in (
-        "kernel",
-        "memory",
-        "program",
-    ):
+    of_a_job = reported.kind in ("death", "peer", "wait", "end", "wrapper")
+    if of_a_job or reported.effect in ("kernel", "memory", "program"):
         return [Advice("Of a job: find what happened first in its whole log.", "gpudoctor diagnose FILE"), _CHECK]
     if reported.names_a_gpu or reported.effect == "hardware":
         which = reported.bus_id or reported.uuid or (str(reported.gpu) if reported.gpu is not None else None)

@@ -246,11 +246,9 @@ def _room_on(case: Case, mount: StorageMount, total: int, free: int) -> Finding:
         by_chance = {role for path in mount.paths if path.roles != (DATA,) for role in path.roles} <= _NOT_CHOSEN
         is_meant = not by_chance or total >= warn_below
         judge = fail if is_short and mount.storage_class in LOCAL and is_meant else warn
-        likely = (
-            "it is full, or will be with the next file" if is_short else "it is small: a cache or a log may not fit"
-        )
+        full, small = "it is full, or will be with the next file", "it is small: a cache or a log may not fit"
         expected = _at_least(fail_below, case.limit_source(_FAIL_MIB))
-        return judge(subject, found, expected, evidence, likely=likely, advice=_room(mount))
+        return judge(subject, found, expected, evidence, likely=full if is_short else small, advice=_room(mount))
     if (of_inodes := _inodes(case, mount)) is not None:
         return of_inodes
     if free < warn_below and is_short:

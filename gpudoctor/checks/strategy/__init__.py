@@ -1,6 +1,5 @@
 """strategy.*: does each parallel strategy train here what one rank alone trains?"""
 
-# level and title of each check: a run of a lower level needs nothing else of this domain
 CHECKS = {
     "strategy.ddp": ("full", "DistributedDataParallel trains what one rank alone trains"),
     "strategy.dp": ("full", "DataParallel trains what one GPU alone trains"),

@@ -197,11 +197,11 @@ def _losses(tried: Strategies, run: StrategyRun, limit: float, source: str, like
     error = loss_error(tried, run)
     if error is not None and error <= limit:
         return
-    worst = next((step for step, loss in enumerate(found) if loss is None), None)
+    worst = next((step for step, loss in enumerate(found) if loss is None), 0)
     text = (
         f"{run.variant}: the loss is off by {error:.2g} from that of one rank alone"
         if error is not None
-        else f"{run.variant}: the loss was no finite number in step {(worst or 0) + 1}"
+        else f"{run.variant}: the loss was no finite number in step {worst + 1}"
     )
     yield fail(
         NODE,
@@ -231,12 +231,10 @@ def _first_astray(case: Case, run: StrategyRun, limit: float, source: str) -> It
     for rank in astray:
         loss, right = rank.losses[step], rank.expected_losses[step]
         found = "no finite number" if loss is None else f"{loss:.5g}"
+        text = f"{run.variant}: its loss in step {step + 1} was {found}, when the other ranks' were right"
         yield fail(
             rank_subject(case, rank.rank),
-            Found(
-                f"{run.variant}: its loss in step {step + 1} was {found}, when the other ranks' were right",
-                "not finite" if loss is None else loss,
-            ),
+            Found(text, "not finite" if loss is None else loss),
             Expected(f"{right:.5g} as on one rank alone, within {limit:g} of it", None, right, None, source),
             Evidence(f"{run.variant}, rank {rank.rank}: losses", _in_words(rank.losses)),
             Evidence("the same data on one rank alone", _in_words(rank.expected_losses)),

@@ -14,7 +14,6 @@ from gpudoctor.checks.core.subject import NODE, of_gpu
 from gpudoctor.checks.core.unread import unread
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
-from gpudoctor.facts.model.node import NumaNode
 
 
 @check("topology.numa", title="Every GPU has CPUs of this process near it", needs_gpu=False, explains=("link.host",))
@@ -60,8 +59,9 @@ def _each(case: Case, gpu: Gpu) -> Finding:
     if usable is None:
         return unknown(subject, f"CPUs that this process may use: {host.cpus_usable_list[:40]!r} is no list of CPUs")
     shared = local & usable
-    nearby = _adapters(case, home)
     if shared:
+        ports = known(case.node.network.rdma_ports) or ()
+        nearby = ", ".join(dict.fromkeys(port.device for port in ports if known(port.numa_node) == home.node))
         adapters = f", with {nearby}" if nearby else ""
         return ok(subject, f"{len(shared)} CPUs of this process on its NUMA node {home.node}{adapters}")
     return warn(
@@ -78,8 +78,3 @@ def _each(case: Case, gpu: Gpu) -> Finding:
             Advice("Or bind by hand:", f"numactl --cpunodebind={home.node} --membind={home.node} ..."),
         ),
     )
-
-
-def _adapters(case: Case, home: NumaNode) -> str:
-    ports = known(case.node.network.rdma_ports) or ()
-    return ", ".join(dict.fromkeys(port.device for port in ports if known(port.numa_node) == home.node))

@@ -1,6 +1,5 @@
 """train.*: results of a short DDP training."""
 
-# level and title of each check: a run of a lower level needs nothing else of this domain
 CHECKS = {
     "train.sync": ("standard", "After a short DDP train all ranks agree, and the loss fell"),
     "train.balance": ("standard", "No rank is slower than the others"),

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
+from gpudoctor.checks.core.grouped import grouped
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.measured.ranks import rank_gpu, rank_subject, ranks_in_words
@@ -69,11 +70,8 @@ def balance(case: Case, training: Training) -> Iterator[Finding]:
 
 def _groups(case: Case, training: Training) -> list[list[TrainRank]]:
     """Group ranks by GPU model: only GPUs of one model are compared."""
-    groups: dict[str | None, list[TrainRank]] = {}
-    for rank in training.ranks:
-        gpu = rank_gpu(case, rank.rank)
-        groups.setdefault(known(gpu.name) if gpu else None, []).append(rank)
-    return list(groups.values())
+    gpus = ((rank_gpu(case, rank.rank), rank) for rank in training.ranks)
+    return list(grouped((known(gpu.name) if gpu else None, rank) for gpu, rank in gpus).values())
 
 
 def _evenness(case: Case, training: Training, even: list[Deviation]) -> Finding:

@@ -12,7 +12,7 @@ from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, F
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.core.unread import unread
-from gpudoctor.checks.measured.ranks import rank_gpu, ranks_in_words
+from gpudoctor.checks.measured.ranks import gpus_of, ranks_in_words
 from gpudoctor.checks.measured.under_load import median
 from gpudoctor.checks.train.sync import judges_training
 from gpudoctor.facts.model.measurements import Training
@@ -124,7 +124,7 @@ def _likely(factors: EfficiencyFactors | None) -> str:
 
 def _direct(case: Case, training: Training) -> bool:
     """Whether every two GPUs of the run can reach each other directly; true if that is not known."""
-    gpus = {gpu.index for rank in training.ranks if (gpu := rank_gpu(case, rank.rank)) is not None}
+    gpus = {gpu.index for gpu in gpus_of(case, [rank.rank for rank in training.ranks])}
     pairs = [pair for pair in case.pairs if {pair.a, pair.b} <= gpus]
     return all(known(pair.nvlinks) or known(pair.p2p_read) in ("OK", None) for pair in pairs)
 

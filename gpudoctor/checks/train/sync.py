@@ -12,7 +12,7 @@ from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, F
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.core.unread import unread
-from gpudoctor.checks.measured.probe_outcome import judged_outcome, not_judged, not_measured, problems_of
+from gpudoctor.checks.measured.probe_outcome import judged_outcome, not_judged, problems_of
 from gpudoctor.checks.measured.ranks import rank_subject, ranks_in_words
 from gpudoctor.facts.model.measurements import Training
 from gpudoctor.facts.model.missing import Missing, known
@@ -36,11 +36,9 @@ def judges_training(
         @wraps(judge)
         def check_training(case: Case) -> Iterator[Finding]:
             training = case.measurements.training
-            if training is None:
-                yield from not_measured(case, "train", what, SYNC)
-                return
-            yield from not_judged(case, "train", what, SYNC)
-            yield from judge(case, training)
+            yield from not_judged(case, "train", what, SYNC, measured=training is not None)
+            if training is not None:
+                yield from judge(case, training)
 
         return check_training
 

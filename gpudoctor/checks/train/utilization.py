@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, unknown, warn
+from gpudoctor.checks.core.grouped import grouped
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, of_gpu
 from gpudoctor.checks.core.unread import unread
-from gpudoctor.checks.measured.probe_outcome import not_measured, problems_of
+from gpudoctor.checks.measured.probe_outcome import not_judged, problems_of
 from gpudoctor.checks.measured.ranks import on_gpus, rank_subject, ranks_in_words
 from gpudoctor.checks.measured.under_load import highest_of, is_of, median, median_of, telemetry_of
 from gpudoctor.checks.train.sync import SYNC, judges_training
@@ -59,10 +60,7 @@ def utilization(case: Case) -> Iterator[Finding]:
     if telemetry.ended is not None:
         yield unknown(NODE, f"utilisation: not sampled to the end of the train: {telemetry.ended}")
         return
-    groups: dict[str | None, list[Watched]] = {}
-    for gpu, load in watched:
-        groups.setdefault(known(gpu.name), []).append((gpu, load))
-    for group in groups.values():
+    for group in grouped((known(gpu.name), (gpu, load)) for gpu, load in watched).values():
         yield from _compared(case, telemetry, group, unseen)
 
 
@@ -75,7 +73,7 @@ def _nothing_watched(case: Case) -> Iterator[Finding]:
     elif unbroken and "telemetry" in case.measurements.not_run:
         yield unread(NODE, what, case.measurements.not_run["telemetry"])
     else:
-        yield from not_measured(case, "train", what, SYNC)
+        yield from not_judged(case, "train", what, SYNC, measured=False)
 
 
 def _gap(case: Case, gpu: Gpu, load: GpuUnderLoad) -> Finding | None:
@@ -106,7 +104,9 @@ def _compared(case: Case, telemetry: Telemetry, group: Sequence[Watched], unseen
     for number in outliers:
         yield _apart(case, telemetry, group[number], busy[number], usual[number])
     if not outliers and not unseen:
-        text = f"{len(group)} GPUs alike: {_span(busy)} % busy{_memory(group)}{_steadiness(group)}"
+        widest = max(load.readings[_BUSY].high - load.readings[_BUSY].low for _, load in group)
+        steadiness = f", fluctuating by up to {widest:.0f} points"
+        text = f"{len(group)} GPUs alike: {_span(busy)} % busy{_memory(group)}{steadiness}"
         yield ok(NODE, Found(text, round(min(busy), 1), "%"), Expected(f"within {limit:g} points of each other"))
 
 
@@ -114,6 +114,9 @@ def _apart(case: Case, telemetry: Telemetry, watched: Watched, busy: float, usua
     gpu, load = watched
     limit = case.limit(_APART_PCT, gpu)
     spread = load.readings[_BUSY]
+    bound = round(usual - limit if busy < usual else usual + limit, 1)
+    source = case.limit_source(_APART_PCT, gpu)
+    readings = f"median {busy:.0f} %, {spread.low:.0f} to {spread.high:.0f} % in {telemetry.duration_s:.1f} s"
     steps = (
         Advice("See which rank is slower, and why.", "gpudoctor check train -v"),
         Advice("See what runs on its CPUs, and on the GPU itself.", "gpudoctor check host topology gpu.in-use -v"),
@@ -121,16 +124,8 @@ def _apart(case: Case, telemetry: Telemetry, watched: Watched, busy: float, usua
     return warn(
         of_gpu(gpu),
         Found(f"{busy:.0f} % busy during the train, the others {usual:.0f} %", round(busy, 1), "%"),
-        Expected(
-            f"within {limit:g} points of the others",
-            ">=" if busy < usual else "<=",
-            round(usual - limit if busy < usual else usual + limit, 1),
-            "%",
-            case.limit_source(_APART_PCT, gpu),
-        ),
-        Evidence(
-            _CALL, f"median {busy:.0f} %, {spread.low:.0f} to {spread.high:.0f} % in {telemetry.duration_s:.1f} s"
-        ),
+        Expected(f"within {limit:g} points of the others", ">=" if busy < usual else "<=", bound, "%", source),
+        Evidence(_CALL, readings),
         likely="its host does not feed it: few or busy CPUs, slow data"
         if busy < usual
         else "it computes while the others wait: look at its rank in train.balance",
@@ -151,23 +146,14 @@ def _uneven(case: Case, group: Sequence[Watched], busy: Sequence[float]) -> Find
     )
 
 
-def _span(values: Sequence[float]) -> str:
-    low, high = f"{min(values):.0f}", f"{max(values):.0f}"
+def _span(values: Sequence[float], digits: int = 0) -> str:
+    low, high = f"{min(values):.{digits}f}", f"{max(values):.{digits}f}"
     return low if low == high else f"{low} to {high}"
 
 
 def _memory(group: Sequence[Watched]) -> str:
     used = [most / 1024 for _, load in group if (most := highest_of(load, "memory_used_mib")) is not None]
-    if not used:
-        return ""
-    low, high = f"{min(used):.1f}", f"{max(used):.1f}"
-    return f", {low if low == high else f'{low} to {high}'} GiB used"
-
-
-def _steadiness(group: Sequence[Watched]) -> str:
-    """The largest range of one GPU's figure, as text."""
-    widest = max(load.readings[_BUSY].high - load.readings[_BUSY].low for _, load in group)
-    return f", fluctuating by up to {widest:.0f} points"
+    return f", {_span(used, 1)} GiB used" if used else ""
 
 
 @check(

@@ -13,6 +13,7 @@ from gpudoctor.facts.model.measurements import Collective, Launch, Measurements,
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node, PciBus
 from gpudoctor.profiles.profile import BusbwRow, GpuModel, NodeProfile, NvlinkSpec, Profile
+from tests.checks.measured import measured
 from tests.checks.one_check import expect, finds, gpu, gpus, judge, pairs, uuid_of, words
 
 CORRECT, BANDWIDTH = "collective.correct", "collective.bandwidth"
@@ -25,13 +26,11 @@ def all_reduce(busbw: float = 400.0, mib: int = 256, **facts: Any) -> Collective
 
 
 def on_gpus(count: int, *done: Collective, **facts: Any) -> Measurements:
-    ranks = tuple(RankInfo(i, "cuda", gpu=i, uuid=uuid_of(i)) for i in range(count))
-    return Measurements(launch=Launch("nccl", count, ranks), collectives=done, **facts)
+    return measured(Node(gpus=gpus(count)), collectives=done, **facts)
 
 
 def on_cpus(count: int, *done: Collective, **facts: Any) -> Measurements:
-    ranks = tuple(RankInfo(i, "cpu") for i in range(count))
-    return Measurements(launch=Launch("gloo", count, ranks), collectives=done, **facts)
+    return measured(Node(), ranks=count, collectives=done, **facts)
 
 
 def problem(kind: Any, **facts: Any) -> ProbeProblem:
@@ -40,15 +39,6 @@ def problem(kind: Any, **facts: Any) -> ProbeProblem:
 
 
 HGX = Node(gpus=gpus(8), pairs=pairs(8, nvlinks=18, p2p_read="OK"))
-
-
-@pytest.mark.parametrize("check", [CORRECT, BANDWIDTH])
-def test_nothing_measured_is_skipped_with_the_reason(check: str) -> None:
-    assert "not measured in this run" in words(judge(check, Node()))
-    absent = Measurements(not_run={"torch": Missing("torch is not installed")})
-    expect(judge(check, HGX, absent), Status.SKIP, "torch is not installed")
-    failed = Measurements(not_run={"collective": Missing("the port was taken", "failed")})
-    assert judge(check, HGX, failed).status is Status.UNKNOWN
 
 
 def test_exact_sums_pass_and_say_on_what() -> None:

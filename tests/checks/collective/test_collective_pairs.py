@@ -14,7 +14,8 @@ from gpudoctor.facts.model.measured_hardware import PeerLink
 from gpudoctor.facts.model.measurements import Launch, Measurements, PairBandwidth, ProbeProblem, RankInfo
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node
-from tests.checks.one_check import expect, gpus, judge, pairs, uuid_of, words
+from tests.checks.measured import launched
+from tests.checks.one_check import blames, expect, gpus, judge, pairs, uuid_of, words
 
 PAIRS = "collective.pairs"
 SIZE = 64 * 2**20
@@ -30,25 +31,15 @@ def measured(count: int, *odd: PairBandwidth, usual: float = 300.0, **facts: Any
     """All pairs of this many ranks, slightly different, except for the odd ones."""
     special = {(p.a, p.b): p for p in odd}
     every = [special.get((a, b), pair(a, b, usual * (1 + (a - b) / 300))) for a, b in combinations(range(count), 2)]
-    ranks = tuple(RankInfo(i, "cuda", gpu=i, uuid=uuid_of(i)) for i in range(count))
-    return Measurements(launch=Launch("nccl", count, ranks), pairs=tuple(every), **facts)
+    return Measurements(launch=launched(Node(gpus=gpus(count))), pairs=tuple(every), **facts)
 
 
 def subjects(result: CheckResult) -> list[tuple[Any, ...]]:
     return [(f.status, f.subject.gpu if f.subject.kind == "gpu" else f.subject.gpus) for f in result.findings]
 
 
-def test_nothing_measured_is_skipped_with_the_reason() -> None:
-    assert "not measured in this run" in words(judge(PAIRS, HGX))
-    absent = Measurements(not_run={"torch": Missing("torch is not installed")})
-    expect(judge(PAIRS, HGX, absent), Status.SKIP, "torch is not installed")
-    failed = Measurements(not_run={"collective": Missing("it crashed", "failed")})
-    assert judge(PAIRS, HGX, failed).status is Status.UNKNOWN
-
-
 def test_cpu_ranks_are_reported_and_never_judged() -> None:
-    ranks = tuple(RankInfo(i, "cpu") for i in range(3))
-    odd = Measurements(launch=Launch("gloo", 3, ranks), pairs=(pair(0, 1, 0.9), pair(0, 2, 0.1), pair(1, 2, 0.9)))
+    odd = Measurements(launch=launched(Node(), 3), pairs=(pair(0, 1, 0.9), pair(0, 2, 0.1), pair(1, 2, 0.9)))
     expect(judge(PAIRS, HGX, odd), Status.SKIP, "3 CPU ranks (gloo): 3 pairs at 0.1 to 0.9 GB/s each way, not judged")
 
 
@@ -60,10 +51,9 @@ def test_alike_pairs_pass_with_their_span() -> None:
 def test_the_odd_pair_is_named(gb_s: float, status: Status) -> None:
     # the others' median is 297: warn below 267, fail below 223
     result = judge(PAIRS, HGX, measured(8, pair(2, 5, gb_s)))
-    assert result.status is status
+    blames(result, status, "NVLinks of this path")
     if status is not Status.PASS:
         assert subjects(result) == [(status, (2, 5))]
-        assert "NVLinks of this path" in words(result)
         assert "gpudoctor's own choice" in str(result.findings[0].expected)
 
 

@@ -11,13 +11,13 @@ from gpudoctor.checks.core.finding import Finding, Status
 from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.facts.model.gpu import Clocks, Ecc, GpuProcess, Power
 from gpudoctor.facts.model.measured_hardware import ComputeRank, Gemm
-from gpudoctor.facts.model.measurements import Measurements, ProbeProblem
+from gpudoctor.facts.model.measurements import ProbeProblem
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.model.telemetry import GpuUnderLoad, Spread, Telemetry
 from gpudoctor.profiles.load import gpu_models, profile_for
 from tests.checks.measured import computed, measured, sampled
-from tests.checks.one_check import expect, gpu, gpus, judge, only, words
+from tests.checks.one_check import blames, expect, gpu, gpus, judge, only, words
 from tests.narrowed import present
 
 GEMM, MEMORY, EXACT, PATTERN = "compute.gemm", "compute.memory", "compute.exact", "compute.pattern"
@@ -42,11 +42,7 @@ def but(number: int, **facts: Any) -> tuple[ComputeRank, ...]:
 
 
 @pytest.mark.parametrize("check", ALL)
-def test_without_figures_nothing_passes(check: str) -> None:
-    assert judge(check, Node()).status is Status.SKIP
-    busy = Measurements(not_run={"compute": Missing("a process uses GPU 1")})
-    assert "a process uses GPU 1" in words(judge(check, FOUR, busy))
-    assert judge(check, FOUR, Measurements(not_run={"compute": Missing("x", "failed")})).status is Status.UNKNOWN
+def test_a_rank_without_figures_is_no_pass(check: str) -> None:
     assert run(check, FOUR, *EVEN[:3]).status is Status.UNKNOWN
     empty = run(check, FOUR, *EVEN[:3], ComputeRank(3)).findings
     assert {f.status for f in empty if f.subject.rank == 3} <= {Status.UNKNOWN, Status.SKIP}
@@ -72,11 +68,7 @@ def test_a_rank_that_is_gone_is_judged_by_exact_and_unknown_to_the_others() -> N
 
 @pytest.mark.parametrize(("tflops", "status"), [(680.0, Status.PASS), (655.0, Status.WARN), (600.0, Status.FAIL)])
 def test_a_gpu_slower_than_its_siblings_is_named(tflops: float, status: Status) -> None:
-    result = run(GEMM, FOUR, *but(2, tflops=tflops))
-    assert result.status is status
-    if status is not Status.PASS:
-        assert only(result, status).subject.gpu == 2
-        assert "no reading explains it" in words(result)
+    blames(run(GEMM, FOUR, *but(2, tflops=tflops)), status, "no reading explains it", gpu=2)
 
 
 def test_what_was_sampled_under_load_is_the_cause() -> None:
@@ -100,8 +92,7 @@ def test_a_lower_power_limit_and_strangers_are_no_failure() -> None:
 
 def test_laps_that_differ_more_than_the_shortfall_convict_nobody() -> None:
     noisy = (Gemm("bf16", 8192, 650.0, 40.0),)
-    result = run(GEMM, FOUR, *but(2, gemms=noisy))
-    assert only(result, Status.UNKNOWN).subject.gpu == 2
+    expect(run(GEMM, FOUR, *but(2, gemms=noisy)), Status.UNKNOWN, gpu=2)
 
 
 @pytest.mark.parametrize(("tflops", "status"), [(640.0, Status.PASS), (600.0, Status.WARN), (400.0, Status.FAIL)])
@@ -125,8 +116,7 @@ def test_a_gpu_at_its_usual_power_limit_is_judged_by_the_clock_that_is_left(
     events = {"sw-power-cap": share, **({"sw-thermal": heat} if heat else {})}
     spread = Spread(1485.0, 1485.0, 1485.0)
     load = GpuUnderLoad(0, known(node.gpus[0].uuid), 20, readings={"sm_mhz": spread}, event_share=events)
-    result = run(GEMM, node, computed(0, tflops=560.0), telemetry=(Telemetry("compute", 4.0, (load,)),))
-    assert result.status is status
+    expect(run(GEMM, node, computed(0, tflops=560.0), telemetry=(Telemetry("compute", 4.0, (load,)),)), status)
     if status is Status.PASS:
         slower = run(GEMM, node, computed(0, tflops=400.0), telemetry=(Telemetry("compute", 4.0, (load,)),))
         expect(slower, Status.WARN, "at the 75% of its clock that its own power limit left")
@@ -167,10 +157,7 @@ def test_memory_is_judged_by_the_data_sheet(gb_s: float, status: Status) -> None
 @pytest.mark.parametrize(("share", "status"), [(0.96, Status.PASS), (0.93, Status.WARN), (0.88, Status.FAIL)])
 def test_memory_slower_than_the_siblings_is_named_where_copy_and_triad_agree(share: float, status: Status) -> None:
     both = but(1, copy_gb_s=2850.0 * share, triad_gb_s=2950.0 * share)
-    result = run(MEMORY, FOUR, *both)
-    assert result.status is status
-    if status is not Status.PASS:
-        assert only(result, status).subject.gpu == 1
+    blames(run(MEMORY, FOUR, *both), status, gpu=1)
     assert run(MEMORY, FOUR, *but(1, copy_gb_s=2850.0 * share)).status is Status.PASS
 
 

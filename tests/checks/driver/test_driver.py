@@ -20,9 +20,7 @@ def dead(code: int | Missing = 9, **leaves: Any) -> Node:
 
 
 def test_a_driver_that_initialises_is_loaded() -> None:
-    [finding] = findings("driver.loaded", eight())
-    assert finding.status.value == "pass"
-    assert text(finding) == "loaded, driver 570.124.06, CUDA 12.8"
+    finds(findings("driver.loaded", eight()), "pass", found="loaded, driver 570.124.06, CUDA 12.8")
 
 
 def test_a_machine_without_gpu_and_driver_is_told_so_plainly() -> None:
@@ -94,9 +92,8 @@ def test_equal_versions_match() -> None:
 
 
 def test_different_versions_fail_and_name_both() -> None:
-    finding = only("driver.version-match", node(h100(), driver__library_version="575.51.03"))
-    assert finding.status.value == "fail"
-    assert text(finding) == "kernel module 570.124.06, user library 575.51.03"
+    bad_ones = bad("driver.version-match", node(h100(), driver__library_version="575.51.03"))
+    finds(bad_ones, "fail", found="kernel module 570.124.06, user library 575.51.03")
 
 
 def test_the_librarys_own_refusal_is_enough_and_is_told_once() -> None:

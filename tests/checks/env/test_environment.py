@@ -25,7 +25,7 @@ from gpudoctor.facts.model.node import (
     Variable,
 )
 from gpudoctor.facts.system.environment import read_software
-from tests.checks.one_check import env, expect, gpu, gpus, judge, pairs, uuid_of, words
+from tests.checks.one_check import blames, env, expect, gpu, gpus, judge, pairs, uuid_of, words
 
 VISIBLE, NCCL, TORCH = "env.cuda-visible-devices", "env.nccl", "env.torch"
 
@@ -113,10 +113,7 @@ def test_mig_passes_where_it_is_not_named_and_warns_where_several_are() -> None:
     ],
 )
 def test_gpus_that_nobody_gave_are_a_warning(variables: dict[str, Any], status: Status) -> None:
-    result = visible(CUDA_VISIBLE_DEVICES="0,1", **variables)
-    assert result.status is status
-    if status is Status.WARN:
-        assert "shows GPU 0, 1, but" in words(result)
+    blames(visible(CUDA_VISIBLE_DEVICES="0,1", **variables), status, "shows GPU 0, 1, but")
 
 
 def test_a_confined_job_numbers_its_gpus_from_0_without_contradiction() -> None:
@@ -284,9 +281,7 @@ def test_a_partial_rendezvous_names_what_is_missing() -> None:
 def test_a_rendezvous_at_this_machine_itself_joins_no_other(
     address: str, variables: dict[str, Any], status: Status
 ) -> None:
-    result = nccl(MASTER_ADDR=address, node={"gpus": gpus(8)}, **variables)
-    assert result.status is status
-    assert status is Status.PASS or f"MASTER_ADDR={address}" in words(result)
+    blames(nccl(MASTER_ADDR=address, node={"gpus": gpus(8)}, **variables), status, f"MASTER_ADDR={address}")
 
 
 def test_on_sagemaker_the_first_host_is_named_as_the_way_out() -> None:
@@ -374,9 +369,7 @@ def test_torch_that_sees_every_gpu_passes() -> None:
 
 
 def test_a_gpu_that_torch_does_not_see_is_named() -> None:
-    result = judge(TORCH, torch_node(source=LIVE), sees(0))
-    [bad] = [f for f in result.findings if f.status is Status.FAIL]
-    assert bad.subject.gpu == 1
+    expect(judge(TORCH, torch_node(source=LIVE), sees(0)), Status.FAIL, gpu=1)
     other = judge(TORCH, torch_node(source=LIVE), sees(0, device_count=1, visible_uuids=Missing("old torch")))
     assert other.status is Status.FAIL
 

@@ -74,8 +74,7 @@ def test_where_training_does_not_run_from_here_its_plugin_is_not_looked_for() ->
 
 
 def test_plugins_that_could_not_be_looked_for_are_unknown_and_those_of_an_old_capture_no_matter() -> None:
-    failed = nccl(efa_node(nccl_net_plugins=Missing("/etc/ld.so.cache: Input/output error", "failed")))
-    assert failed.status is Status.UNKNOWN
+    expect(nccl(efa_node(nccl_net_plugins=Missing("/etc/ld.so.cache: Input/output error", "failed"))), Status.UNKNOWN)
     assert nccl(efa_node(nccl_net_plugins=Node().software.nccl_net_plugins)).status is Status.PASS
 
 

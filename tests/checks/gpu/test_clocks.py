@@ -11,6 +11,7 @@ from gpudoctor.checks.core.finding import Status
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.profiles.profile import GpuModel, Profile
 from tests.checks.gpu_nodes import FAILED, UNSUPPORTED, bad, eight, findings, h100, node, only, status, text
+from tests.checks.one_check import finds
 
 ABSENT = Missing("not in this capture")
 
@@ -21,9 +22,7 @@ LOCKED = {**BUSY, "clocks__sm_mhz": 345}
 
 def test_a_busy_gpu_locked_low_fails_and_its_peers_do_not() -> None:
     subject = node(*(h100(i, **(LOCKED if i == 3 else BUSY)) for i in range(4)))
-    finding = only("gpu.clocks", subject)
-    assert (finding.status.value, finding.subject.gpu) == ("fail", 3)
-    assert text(finding) == "runs at 345 of 1980 MHz with no reason to slow down"
+    finds(bad("gpu.clocks", subject), "fail", gpu=3, found="runs at 345 of 1980 MHz with no reason to slow down")
 
 
 def test_a_low_clock_of_a_moment_on_a_gpu_that_may_not_be_working_only_warns() -> None:
@@ -64,8 +63,7 @@ def test_application_clocks_of_0_are_none() -> None:
 
 
 def test_an_idle_gpu_without_clock_settings_is_skipped() -> None:
-    [finding] = findings("gpu.clocks", node(h100(**NO_SETTINGS)))
-    assert (finding.status.value, finding.reason) == ("skip", "clocks say nothing now: it is idle")
+    finds(findings("gpu.clocks", node(h100(**NO_SETTINGS))), "skip", found="clocks say nothing now: it is idle")
 
 
 @pytest.mark.parametrize(

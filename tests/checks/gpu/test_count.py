@@ -13,10 +13,12 @@ from gpudoctor.profiles.profile import NodeProfile, Profile
 from gpudoctor.testing import load
 from tests.checks.gpu_nodes import (
     FAILED,
+    bad,
     bus_id,
     eight,
     findings,
     h100,
+    job,
     node,
     only,
     pci,
@@ -26,6 +28,7 @@ from tests.checks.gpu_nodes import (
     text,
     texts,
 )
+from tests.checks.one_check import finds
 from tests.narrowed import present
 
 
@@ -61,9 +64,7 @@ def test_a_denied_handle_excuses_its_own_gpu_and_no_other() -> None:
     bus = PciBus(nvidia_devices=tuple(pci(i) for i in range(8)))
     refused = ("index 6: insufficient permissions (4)",)
     subject = put(node(*shown, pci=bus), driver__device_count=7, driver__handle_errors=refused)
-    finding = only("gpu.count", subject)
-    assert finding.status.value == "fail"
-    assert text(finding) == "the driver shows 7 of the 8 GPUs that this process may see"
+    finds(bad("gpu.count", subject), "fail", found="the driver shows 7 of the 8 GPUs that this process may see")
     seven = tuple(h100(i) for i in range(8) if i != 6)
     assert status("gpu.count", put(subject, gpus=seven, driver__device_count=8)) == "pass"
 
@@ -137,13 +138,6 @@ def test_a_number_that_is_written_down_holds_in_a_container_that_was_given_all_g
     assert status("gpu.count", Case(node=put(seven, driver__handle_errors=("code 4",)), expect=eight_wanted)) == "pass"
 
 
-def job(shown: int, denied: tuple[str, ...] | Missing, **variables: str) -> Node:
-    """The first GPUs of an 8 x H100 machine, as a Slurm job sees them that was given only some."""
-    bus = PciBus(nvidia_devices=tuple(pci(i) for i in range(8)))
-    environment = Environment(tuple(Variable(name, value) for name, value in variables.items()))
-    return put(node(*(h100(i) for i in range(shown))), pci=bus, environment=environment, driver__denied_gpus=denied)
-
-
 def others(first: int, last: int = 7) -> tuple[str, ...]:
     return tuple(bus_id(i) for i in range(first, last + 1))
 
@@ -173,14 +167,12 @@ def test_a_job_that_shows_what_it_was_given_misses_no_gpu(subject: Node) -> None
 
 def test_a_gpu_of_the_job_that_fell_off_the_bus_is_named_among_those_of_other_jobs() -> None:
     lost = job(3, others(4), SLURM_JOB_GPUS="0-3", SLURM_GPUS_ON_NODE="4")
-    finding = only("gpu.count", lost)
-    assert (finding.status.value, finding.subject.bus_id) == ("fail", bus_id(3))
+    finds(bad("gpu.count", lost), "fail", bus_id=bus_id(3))
 
 
 def test_where_nothing_tells_which_gpu_of_the_job_is_gone_it_is_one_fault() -> None:
-    finding = only("gpu.count", job(3, NOT_KNOWN, SLURM_JOB_GPUS="0-3"))
-    assert (finding.status.value, finding.subject.kind) == ("fail", "node")
-    assert text(finding) == "the driver shows 3 of the 4 GPUs that Slurm gave this job"
+    bad_ones = bad("gpu.count", job(3, NOT_KNOWN, SLURM_JOB_GPUS="0-3"))
+    finds(bad_ones, "fail", kind="node", found="the driver shows 3 of the 4 GPUs that Slurm gave this job")
     whole_node = only("gpu.count", job(7, NOT_KNOWN, SLURM_GPUS_ON_NODE="8"))
     assert whole_node.subject.bus_id == bus_id(7)
 
@@ -196,8 +188,7 @@ def test_where_nothing_tells_which_gpu_of_the_job_is_gone_it_is_one_fault() -> N
     ],
 )
 def test_a_job_excuses_no_gpu_that_it_does_not_hide(subject: Node) -> None:
-    finding = only("gpu.count", subject)
-    assert (finding.status.value, finding.subject.bus_id) == ("fail", bus_id(7))
+    finds(bad("gpu.count", subject), "fail", bus_id=bus_id(7))
 
 
 def test_slurm_counts_mig_instances_and_they_are_no_lost_gpus() -> None:

@@ -37,109 +37,81 @@ def process(name: str | Missing, kind: str = "C", mib: int | Missing = 30, **fac
     return GpuProcess(4711, name, kind=kind, memory_mib=mib, **facts)
 
 
+def machine(in_use: Status, in_the_way: bool, used_mib: int | Missing, *listed: GpuProcess, **leaves: Any) -> Machine:
+    return Machine({"processes": listed, "memory_used_mib": used_mib, **leaves}, in_use, in_the_way)
+
+
 XORG, SHELL = process("Xorg", "G", 300), process("/usr/bin/gnome-shell", "C+G", 150)
+MPS = process("nvidia-cuda-mps-server")
 OTHERS = Missing("asked in vain", "failed")
 MACHINES = {
-    "an MPS server that serves nobody": Machine(
-        {"processes": (process("nvidia-cuda-mps-server"),), "memory_used_mib": 600}, Status.PASS, False
+    "an MPS server that serves nobody": machine(Status.PASS, False, 600, MPS),
+    "a client of the MPS server": machine(Status.WARN, True, 9600, MPS, process("python", "M", 9000)),
+    "an MPS server whose clients live in a container": machine(Status.WARN, True, 60_000, MPS),
+    "a workstation with its desktop": machine(Status.PASS, False, 900, XORG, SHELL),
+    "a desktop that shows a film": machine(Status.PASS, True, 900, XORG, SHELL, utilization=Utilization(gpu_pct=45)),
+    "a game beside the desktop": machine(Status.WARN, True, 4600, XORG, process("Isaac-Sim", "C+G", 4000)),
+    "the exporter of DCGM": machine(
+        Status.PASS, False, 800, process("nv-hostengine", mib=380), process("dcgm-exporter")
     ),
-    "a client of the MPS server": Machine(
-        {"processes": (process("nvidia-cuda-mps-server"), process("python", "M", 9000)), "memory_used_mib": 9600},
-        Status.WARN,
-        True,
+    "a diagnosis of DCGM": machine(Status.WARN, True, 70_500, process("nvvs", mib=70_000)),
+    "another user's train": machine(Status.WARN, True, 40_500, process("python", mib=40_000, user="ada")),
+    "a train whose name begins like a desktop's": machine(Status.WARN, True, 9500, process("swayformer", mib=9000)),
+    "a process of another PID namespace": machine(
+        Status.WARN, True, 500, process(Missing("no process 4711 is seen here"))
     ),
-    "an MPS server whose clients live in a container": Machine(
-        {"processes": (process("nvidia-cuda-mps-server"),), "memory_used_mib": 60_000}, Status.WARN, True
+    "memory that a zombie holds": machine(Status.WARN, True, 40_000),
+    "memory that a zombie holds beside the desktop": machine(Status.WARN, True, 40_000, XORG, SHELL),
+    "a GPU whose memory the driver scrubs after waking it": machine(
+        Status.PASS, False, 4, utilization=Utilization(gpu_pct=99)
     ),
-    "a workstation with its desktop": Machine({"processes": (XORG, SHELL), "memory_used_mib": 900}, Status.PASS, False),
-    "a desktop that shows a film": Machine(
-        {"processes": (XORG, SHELL), "memory_used_mib": 900, "utilization": Utilization(gpu_pct=45)}, Status.PASS, True
+    "utilization latched by a process that died in a kernel": machine(
+        Status.PASS, False, 0, utilization=Utilization(gpu_pct=100)
     ),
-    "a game beside the desktop": Machine(
-        {"processes": (XORG, process("Isaac-Sim", "C+G", 4000)), "memory_used_mib": 4600}, Status.WARN, True
+    "a small model of another container": machine(
+        Status.PASS, True, 460, utilization=Utilization(gpu_pct=35, memory_pct=0)
     ),
-    "the exporter of DCGM": Machine(
-        {"processes": (process("nv-hostengine", mib=380), process("dcgm-exporter")), "memory_used_mib": 800},
-        Status.PASS,
-        False,
-    ),
-    "a diagnosis of DCGM": Machine(
-        {"processes": (process("nvvs", mib=70_000),), "memory_used_mib": 70_500}, Status.WARN, True
-    ),
-    "another user's train": Machine(
-        {"processes": (process("python", mib=40_000, user="ada"),), "memory_used_mib": 40_500}, Status.WARN, True
-    ),
-    "a train whose name begins like a desktop's": Machine(
-        {"processes": (process("swayformer", mib=9000),), "memory_used_mib": 9500}, Status.WARN, True
-    ),
-    "a process of another PID namespace": Machine(
-        {"processes": (process(Missing("no process 4711 is seen here")),), "memory_used_mib": 500}, Status.WARN, True
-    ),
-    "memory that a zombie holds": Machine({"processes": (), "memory_used_mib": 40_000}, Status.WARN, True),
-    "memory that a zombie holds beside the desktop": Machine(
-        {"processes": (XORG, SHELL), "memory_used_mib": 40_000}, Status.WARN, True
-    ),
-    "a GPU whose memory the driver scrubs after waking it": Machine(
-        {"processes": (), "memory_used_mib": 4, "utilization": Utilization(gpu_pct=99)}, Status.PASS, False
-    ),
-    "utilization latched by a process that died in a kernel": Machine(
-        {"processes": (), "memory_used_mib": 0, "utilization": Utilization(gpu_pct=100)}, Status.PASS, False
-    ),
-    "a small model of another container": Machine(
-        {"processes": (), "memory_used_mib": 460, "utilization": Utilization(gpu_pct=35, memory_pct=0)},
-        Status.PASS,
-        True,
-    ),
-    "work whose memory cannot be read": Machine(
-        {
-            "processes": (),
-            "memory_used_mib": UNSUPPORTED,
-            "utilization": Utilization(gpu_pct=99),
-            "power": Power(draw_w=610.0, limit_w=700.0),
-        },
+    "work whose memory cannot be read": machine(
         Status.UNKNOWN,
         True,
+        UNSUPPORTED,
+        utilization=Utilization(gpu_pct=99),
+        power=Power(draw_w=610.0, limit_w=700.0),
     ),
-    "gpudoctor's own": Machine(
-        {"processes": (process("python", mib=500, is_own=True),), "memory_used_mib": 900}, Status.PASS, False
+    "gpudoctor's own": machine(Status.PASS, False, 900, process("python", mib=500, is_own=True)),
+    "a list that could not be read": machine(Status.UNKNOWN, True, 4, processes=OTHERS),
+    "a list that was never asked for": machine(Status.UNKNOWN, True, 4, processes=NOT_READ),
+    "a list that only the peers have": machine(Status.UNKNOWN, False, 900, processes=UNSUPPORTED),
+    "a GPU that lists nothing, as its peers do, and is full": machine(
+        Status.UNKNOWN, True, 40_000, processes=UNSUPPORTED
     ),
-    "a list that could not be read": Machine({"processes": OTHERS, "memory_used_mib": 4}, Status.UNKNOWN, True),
-    "a list that was never asked for": Machine({"processes": NOT_READ, "memory_used_mib": 4}, Status.UNKNOWN, True),
-    "a list that only the peers have": Machine(
-        {"processes": UNSUPPORTED, "memory_used_mib": 900}, Status.UNKNOWN, False
-    ),
-    "a GPU that lists nothing, as its peers do, and is full": Machine(
-        {"processes": UNSUPPORTED, "memory_used_mib": 40_000}, Status.UNKNOWN, True
-    ),
-    "a GPU that tells neither list nor memory": Machine(
-        {"processes": UNSUPPORTED, "memory_used_mib": UNSUPPORTED}, Status.UNKNOWN, True
-    ),
-    "a GPU that nobody uses": Machine({"processes": (), "memory_used_mib": 4}, Status.PASS, False),
-}  # fmt: skip
-EACH = pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
+    "a GPU that tells neither list nor memory": machine(Status.UNKNOWN, True, UNSUPPORTED, processes=UNSUPPORTED),
+    "a GPU that nobody uses": machine(Status.PASS, False, 4),
+}
+EACH = pytest.mark.parametrize("seen", MACHINES.values(), ids=MACHINES)
 
 
-def node_of(machine: Machine) -> Node:
+def node_of(seen: Machine) -> Node:
     node = load_node("hgx-h100-8")
     gpus = [msgspec.structs.replace(gpu, processes=(), memory_used_mib=4) for gpu in node.gpus]
-    gpus[3] = msgspec.structs.replace(gpus[3], **machine.leaves)
+    gpus[3] = msgspec.structs.replace(gpus[3], **seen.leaves)
     return msgspec.structs.replace(node, source=Source("live", "here"), gpus=tuple(gpus))
 
 
 @EACH
-def test_gpu_in_use_warns_of_what_would_be_in_the_way(machine: Machine) -> None:
-    result = judge("gpu.in-use", node_of(machine))
+def test_gpu_in_use_warns_of_what_would_be_in_the_way(seen: Machine) -> None:
+    result = judge("gpu.in-use", node_of(seen))
     [found] = {f.status for f in result.findings if f.subject.gpu == 3}
-    assert found is machine.in_use
+    assert found is seen.in_use
 
 
 @EACH
-def test_load_and_plan_try_go_where_nobody_is_in_the_way(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_and_plan_try_go_where_nobody_is_in_the_way(seen: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(other_users, "SECOND_LOOK_S", 0.0)
     args = LoadRequest(backend="auto", gpu=None, ranks=None, force=False)
-    node = node_of(machine)
+    node = node_of(seen)
     found = devices_to_load(node, args)
-    assert isinstance(found, Missing) is machine.in_the_way
+    assert isinstance(found, Missing) is seen.in_the_way
     if isinstance(found, Missing):
         assert found.kind == ("denied" if use_of_gpu(node.gpus[3]).others else "failed")
         assert "GPU 3" in found.reason
@@ -171,8 +143,8 @@ def test_readings_of_a_gpu_that_wakes_are_taken_again(
     monkeypatch.setattr(
         "gpudoctor.facts.nvml.sampler.Sampler", LaterReadings(utilization_pct=utilization_pct, power_w=power_w)
     )
-    busy = {"processes": (), "memory_used_mib": 4, "utilization": Utilization(gpu_pct=99)}
-    scrubbed = Machine({**busy, "power": Power(draw_w=600.0, limit_w=700.0)}, Status.PASS, True)
+    power = Power(draw_w=600.0, limit_w=700.0)
+    scrubbed = machine(Status.PASS, True, 4, utilization=Utilization(gpu_pct=99), power=power)
     found = devices_to_load(node_of(scrubbed), LoadRequest())
     assert isinstance(found, Missing) is not loaded
 
@@ -198,8 +170,8 @@ def test_load_refused_on_a_node_that_nobody_is_seen_to_use_is_no_pass(name: str,
 
 
 @EACH
-def test_the_screen_asks_by_its_facts_where_the_command_line_refuses(machine: Machine) -> None:
-    assert bool(asked(machine)) is machine.in_the_way
+def test_the_screen_asks_by_its_facts_where_the_command_line_refuses(seen: Machine) -> None:
+    assert bool(asked(seen)) is seen.in_the_way
 
 
 @pytest.mark.parametrize("ticks", [False, True])
@@ -208,9 +180,9 @@ def test_the_screen_asks_by_what_it_last_saw(name: str, ticks: bool) -> None:
     assert bool(asked(MACHINES[name], ticks=ticks)) is MACHINES[name].in_the_way
 
 
-def asked(machine: Machine, *, ticks: bool = False) -> tuple[str, ...]:
+def asked(seen: Machine, *, ticks: bool = False) -> tuple[str, ...]:
     """What the screen would ask about: known by the facts, or by ticks that brought the processes too."""
-    node = node_of(machine)
+    node = node_of(seen)
     state = State(opening=Opening("gpudoctor.watch/1", 0.0, 1.0, node))
     listed = node.gpus[3].processes
     processes = None

@@ -9,7 +9,8 @@ import pytest
 from gpudoctor.checks.core.case import Case
 from gpudoctor.facts.model.gpu import GpuProcess
 from gpudoctor.facts.model.missing import Missing
-from tests.checks.gpu_nodes import FAILED, UNSUPPORTED, eight, findings, h100, node, only, put, status, text, texts
+from tests.checks.gpu_nodes import FAILED, UNSUPPORTED, bad, eight, findings, h100, node, only, put, status, text, texts
+from tests.checks.one_check import finds
 
 
 def process(name: str = "python3", kind: str = "C", own: bool = False) -> GpuProcess:
@@ -17,9 +18,8 @@ def process(name: str = "python3", kind: str = "C", own: bool = False) -> GpuPro
 
 
 def test_a_strangers_process_is_named_with_pid_user_and_memory() -> None:
-    finding = only("gpu.in-use", eight(processes=(process(),), memory_used_mib=20500))
-    assert (finding.status.value, finding.subject.gpu) == ("warn", 5)
-    assert text(finding) == "in use by python3 (pid 4711, ada, 20480 MiB)"
+    bad_ones = bad("gpu.in-use", eight(processes=(process(),), memory_used_mib=20500))
+    finds(bad_ones, "warn", gpu=5, found="in use by python3 (pid 4711, ada, 20480 MiB)")
 
 
 def test_a_busy_gpu_in_exclusive_process_mode_is_held_by_somebody_who_is_not_listed() -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from tests.checks.gpu_nodes import DENIED, FAILED, UNSUPPORTED, eight, findings, only, status, text
+from tests.checks.gpu_nodes import DENIED, FAILED, UNSUPPORTED, bad, eight, findings, status
+from tests.checks.one_check import finds
 
 
 def test_a_corrupted_inforom_warns_and_names_the_gpu() -> None:
-    finding = only("gpu.inforom", eight(inforom_corrupted=True))
-    assert (finding.status.value, finding.subject.gpu) == ("warn", 5)
-    assert text(finding) == "its infoROM is corrupted"
+    finds(bad("gpu.inforom", eight(inforom_corrupted=True)), "warn", gpu=5, found="its infoROM is corrupted")
 
 
 def test_what_was_not_told_is_no_pass() -> None:

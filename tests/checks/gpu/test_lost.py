@@ -4,25 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from gpudoctor.checks.core.finding import Status
 from gpudoctor.facts.model.gpu import CallError
-from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
 from gpudoctor.facts.model.node import Unanswered
-from tests.checks.gpu_nodes import (
-    FAILED,
-    UNSUPPORTED,
-    bad,
-    bus_id,
-    eight,
-    findings,
-    h100,
-    node,
-    only,
-    put,
-    seven_of_eight,
-    status,
-    text,
-)
+from tests.checks.gpu_nodes import FAILED, bad, bus_id, eight, findings, h100, node, only, put, seven_of_eight, status
 from tests.checks.one_check import finds
+from tests.checks.wired import judged, lost, of_gpu, simulated
 
 LOST = (CallError("nvmlDeviceGetTemperature", 15, "GPU is lost"),)
 
@@ -45,13 +33,7 @@ def unknown_errors(*calls: str) -> tuple[CallError, ...]:
     return tuple(CallError(call, 999, "unknown error") for call in calls)
 
 
-CORE_CALLS = (
-    "nvmlDeviceGetName",
-    "nvmlDeviceGetMemoryInfo",
-    "nvmlDeviceGetClockInfo",
-    "nvmlDeviceGetTemperature",
-    "nvmlDeviceGetUtilizationRates",
-)
+CORE_CALLS = [f"nvmlDeviceGet{what}" for what in ("Name", "MemoryInfo", "ClockInfo", "Temperature", "UtilizationRates")]
 CORE_LEAVES = (
     *("name", "memory_total_mib", "memory_used_mib", "clocks__graphics_mhz", "clocks__sm_mhz", "clocks__memory_mhz"),
     *("thermal__gpu_c", "utilization__gpu_pct", "utilization__memory_pct"),
@@ -149,13 +131,8 @@ def test_a_driver_without_recovery_actions_passes_on_signs_of_life() -> None:
     assert status("gpu.lost", node(h100(recovery_action=UNSUPPORTED))) == "pass"
 
 
-SILENT = {
-    "recovery_action": Missing("not in this capture"),
-    "memory_used_mib": Missing("not in this capture"),
-    "thermal__gpu_c": Missing("not in this capture"),
-    "power__draw_w": Missing("not in this capture"),
-    "utilization__gpu_pct": Missing("not in this capture"),
-}
+SIGNS_OF_LIFE = ("recovery_action", "memory_used_mib", "thermal__gpu_c", "power__draw_w", "utilization__gpu_pct")
+SILENT = dict.fromkeys(SIGNS_OF_LIFE, Missing("not in this capture"))
 
 
 def test_a_gpu_that_said_nothing_is_no_pass() -> None:
@@ -166,23 +143,24 @@ def test_a_gpu_that_said_nothing_is_no_pass() -> None:
 # the guard
 
 
-@pytest.mark.parametrize(
-    "check",
-    [
-        "gpu.identical",
-        "gpu.ecc",
-        "gpu.memory-repair",
-        "gpu.throttle",
-        "gpu.temperature",
-        "gpu.power-limit",
-        "gpu.clocks",
-        "gpu.settings",
-        "gpu.in-use",
-    ],
-)
+JUDGED = "identical ecc memory-repair throttle temperature power-limit clocks settings in-use"
+
+
+@pytest.mark.parametrize("check", JUDGED.split())
 def test_readings_of_a_lost_gpu_are_never_judged_while_its_peers_are(check: str) -> None:
-    found = findings(check, eight(errors=LOST, ecc__uncorrected_volatile=7, clocks__event_reasons=("hw-thermal",)))
-    of_lost = [f for f in found if f.subject.gpu == 5]
-    assert [f.status.value for f in of_lost] == ["unknown"]
-    assert "the GPU is lost (15" in text(of_lost[0])
+    found = findings(
+        f"gpu.{check}", eight(errors=LOST, ecc__uncorrected_volatile=7, clocks__event_reasons=("hw-thermal",))
+    )
+    finds([f for f in found if f.subject.gpu == 5], "unknown", "the GPU is lost (15")
     assert {f.status.value for f in found if f.subject.gpu != 5} == {"pass"}
+
+
+LINKS = ["nvlink.links", "nvlink.topology", "nvlink.errors", "nvlink.fabric"]
+WAYS = ["pcie.link-width", "pcie.link-speed", "pcie.upstream", "pcie.balance", "pcie.errors", "pcie.acs"]
+
+
+@pytest.mark.parametrize("check", [*LINKS, *WAYS])
+def test_the_links_of_a_lost_gpu_are_unknown_and_those_of_the_others_are_judged(check: str) -> None:
+    result = judged(check, lost(simulated("hgx-h100-8"), 3))
+    assert of_gpu(result, 3).status is Status.UNKNOWN
+    assert any(f.status is Status.PASS for f in result.findings)

@@ -24,9 +24,8 @@ def test_only_a_prohibited_compute_mode_stops_training(mode: str, expected: str)
 
 
 def test_one_exclusive_gpu_among_seven_is_named() -> None:
-    finding = only("gpu.settings", eight(settings__compute_mode="exclusive-process"))
-    assert (finding.status.value, finding.subject.gpu) == ("warn", 5)
-    assert text(finding) == "compute mode is exclusive-process, and default on most of the others"
+    bad_ones = bad("gpu.settings", eight(settings__compute_mode="exclusive-process"))
+    finds(bad_ones, "warn", gpu=5, found="compute mode is exclusive-process, and default on most of the others")
 
 
 def test_two_halves_of_different_compute_modes_are_one_finding_and_a_prohibited_one_is_no_mixture() -> None:
@@ -70,9 +69,7 @@ def test_persistence_off_says_nothing_in_guests_on_desktops_and_on_grace(
 
 def test_mig_on_some_gpus_only_fails_the_odd_ones() -> None:
     mig = {"settings__mig_enabled": True, "settings__mig_pending": True}
-    finding = only("gpu.settings", eight(**mig))
-    assert (finding.status.value, finding.subject.gpu) == ("fail", 5)
-    assert text(finding) == "MIG is on, and off on the other GPUs"
+    finds(bad("gpu.settings", eight(**mig)), "fail", gpu=5, found="MIG is on, and off on the other GPUs")
 
 
 def test_mig_on_all_gpus_is_fine() -> None:
@@ -81,9 +78,8 @@ def test_mig_on_all_gpus_is_fine() -> None:
 
 
 def test_a_tie_of_modes_is_one_finding_that_names_both_sides() -> None:
-    finding = only("gpu.settings", node(h100(0), h100(1, settings__mig_enabled=True, settings__mig_pending=True)))
-    assert (finding.status.value, finding.subject.kind) == ("fail", "node")
-    assert text(finding) == "MIG on: GPU 1; MIG off: GPU 0"
+    bad_ones = bad("gpu.settings", node(h100(0), h100(1, settings__mig_enabled=True, settings__mig_pending=True)))
+    finds(bad_ones, "fail", kind="node", found="MIG on: GPU 1; MIG off: GPU 0")
 
 
 def test_a_different_ecc_mode_warns() -> None:

@@ -6,29 +6,11 @@ import pytest
 
 from gpudoctor.checks.core.case import Case
 from gpudoctor.facts.model.gpu import CallError, NvLink
-from gpudoctor.facts.model.missing import Missing
-from gpudoctor.facts.model.node import Environment, KernelEvent, Node, PciBus, Variable
+from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, MissingKind
+from gpudoctor.facts.model.node import KernelEvent, Node
 from gpudoctor.statements.xids import ADVICE, BUCKETS, SXID_FATAL, XIDS, sxid_fatal
 from gpudoctor.statements.xids import xid as entry
-from tests.checks.gpu_nodes import (
-    DENIED,
-    FAILED,
-    UNSUPPORTED,
-    bad,
-    bus_id,
-    eight,
-    findings,
-    h100,
-    node,
-    only,
-    pci,
-    put,
-    recovery,
-    status,
-    text,
-    texts,
-    xid,
-)
+from tests.checks.gpu_nodes import bad, bus_id, eight, findings, h100, job, node, only, put, recovery, status, text, xid
 from tests.checks.one_check import finds
 from tests.narrowed import present
 
@@ -44,7 +26,7 @@ def sxid(code: int, fatal: bool | None) -> KernelEvent:
 
 
 def test_a_quiet_log_passes_each_gpu() -> None:
-    assert texts(findings("gpu.xid", eight())) == ["no Xid since boot"] * 8
+    assert [text(f) for f in findings("gpu.xid", eight())] == ["no Xid since boot"] * 8
 
 
 OVERWRITTEN = "the kernel's ring buffer has been overwritten since boot: 500 s of log missing, and there is no journal"
@@ -52,8 +34,7 @@ OVERWRITTEN = "the kernel's ring buffer has been overwritten since boot: 500 s o
 
 def test_a_log_whose_start_is_gone_is_unknown_and_says_why() -> None:
     subject = put(eight(), kernel_log__truncated=True, kernel_log__gap=OVERWRITTEN)
-    [finding] = findings("gpu.xid", subject)
-    assert (finding.status.value, finding.subject.kind, finding.reason) == ("unknown", "node", OVERWRITTEN)
+    finds(findings("gpu.xid", subject), "unknown", kind="node", found=OVERWRITTEN)
     assert status("gpu.xid", put(eight(), kernel_log__truncated=True)) == "unknown", "facts of an older gpudoctor"
 
 
@@ -71,7 +52,7 @@ def test_a_machine_without_gpus_and_driver_needs_no_whole_log() -> None:
 
 def test_a_log_that_reaches_back_to_the_loading_of_the_driver_passes_and_claims_no_more() -> None:
     found = findings("gpu.xid", put(eight(), kernel_log__starts_s=900.0))
-    assert texts(found) == ["no Xid since the driver was loaded"] * 8
+    assert [text(f) for f in found] == ["no Xid since the driver was loaded"] * 8
 
 
 def test_lines_that_cannot_be_told_apart_are_unknown_and_shown() -> None:
@@ -104,9 +85,9 @@ def test_a_recovery_action_that_the_line_does_not_tell_warns() -> None:
     assert status("gpu.xid", logged(xid(154, 5, "GPU recovery action changed from 0x0 (None) to"))) == "warn"
 
 
-@pytest.mark.parametrize(("missing", "expected"), [(DENIED, "skip"), (FAILED, "unknown"), (Missing("x"), "skip")])
-def test_an_unreadable_log_is_never_a_pass(missing: Missing, expected: str) -> None:
-    assert status("gpu.xid", put(eight(), kernel_log__events=missing)) == expected
+@pytest.mark.parametrize(("kind", "expected"), [("denied", "skip"), ("failed", "unknown"), ("absent", "skip")])
+def test_an_unreadable_log_is_never_a_pass(kind: MissingKind, expected: str) -> None:
+    assert status("gpu.xid", put(eight(), kernel_log__events=Missing("x", kind))) == expected
 
 
 @pytest.mark.parametrize("code", [13, 31, 43, 45, 94, 68, 69, 32, 126])
@@ -207,9 +188,7 @@ def test_off_the_bus_without_an_xid_fails() -> None:
 
 
 def test_a_gpu_that_the_driver_no_longer_shows_is_reported_by_bus_id() -> None:
-    finding = only("gpu.xid", logged(xid(79, 9)))
-    assert finding.status.value == "fail"
-    assert (finding.subject.gpu, finding.subject.bus_id) == (None, bus_id(9))
+    finds(bad("gpu.xid", logged(xid(79, 9))), "fail", gpu=None, bus_id=bus_id(9))
 
 
 def test_a_strangers_gpu_is_said_and_not_failed_in_a_container_or_a_narrower_scope() -> None:
@@ -303,14 +282,6 @@ def test_the_lines_own_word_beats_the_list_of_fatal_switch_errors() -> None:
 OFF = KernelEvent("xid", "NVRM: Xid (PCI:0000:13:00): 79, GPU has fallen off the bus.", code=79, bus_id="0000:13:00")
 
 
-def job(shown: int, denied: tuple[str, ...] | Missing, **variables: str) -> Node:
-    """The first GPUs of an 8 x H100 machine, as a job sees them; GPU 3 of the machine fell off the bus."""
-    environment = Environment(tuple(Variable(name, value) for name, value in variables.items()))
-    subject = node(*(h100(i) for i in range(shown)), kernel_log__events=(OFF,), environment=environment)
-    bus = PciBus(nvidia_devices=tuple(pci(i) for i in range(8)))
-    return put(subject, pci=bus, driver__denied_gpus=denied)
-
-
 @pytest.mark.parametrize(
     ("subject", "expected"),
     [
@@ -326,7 +297,8 @@ def job(shown: int, denied: tuple[str, ...] | Missing, **variables: str) -> Node
     ],
 )
 def test_an_error_of_a_gpu_that_is_not_shown_is_the_jobs_own_or_not(subject: Node, expected: str) -> None:
-    [finding] = [f for f in findings("gpu.xid", subject) if f.subject.bus_id == bus_id(3)]
+    told = findings("gpu.xid", put(subject, kernel_log__events=(OFF,)))
+    [finding] = [f for f in told if f.subject.bus_id == bus_id(3)]
     assert finding.status.value == expected
     assert expected == "fail" or "Xid 79" in (finding.reason or "")
 

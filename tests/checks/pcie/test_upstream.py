@@ -13,20 +13,7 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node
 from gpudoctor.report.judge import judge as judge_node
 from tests.checks.one_check import finds
-from tests.checks.wired import (
-    ABSENT,
-    FAILED,
-    bad,
-    expected,
-    found,
-    hops,
-    judged,
-    of_gpu,
-    on_gpus,
-    only,
-    says,
-    simulated,
-)
+from tests.checks.wired import ABSENT, FAILED, bad, found, hops, judged, of_gpu, on_gpus, only, says, simulated
 
 UPSTREAM, ACS, BALANCE, ERRORS = "pcie.upstream", "pcie.acs", "pcie.balance", "pcie.errors"
 DENIED = Missing("needs root", "denied")
@@ -45,11 +32,8 @@ def test_a_bridge_shared_by_two_gpus_is_one_finding_that_lists_both() -> None:
     node = simulated("dgx1-v100-8")
     for gpu in (2, 3):
         node = on_gpus(node, gpu, pcie__path=hops({2: {"width": 8}, 3: {"width": 8}}))
-    [finding] = bad(judged(UPSTREAM, node))
-    assert finding.status is Status.FAIL
-    assert finding.subject.gpus == (2, 3)
-    assert finding.subject.bus_id == "0000:08:00.0"
-    assert says(finding, "x8", "x16", "shared by GPUs 2 and 3")
+    bad_ones = bad(judged(UPSTREAM, node))
+    finds(bad_ones, Status.FAIL, "x8", "x16", "shared by GPUs 2 and 3", gpus=(2, 3), bus_id="0000:08:00.0")
 
 
 def test_a_bridge_above_three_gpus_is_named_itself() -> None:
@@ -97,8 +81,7 @@ def test_the_inside_of_a_switch_is_no_link() -> None:
 def test_the_other_end_speaks_where_one_is_silent() -> None:
     node = simulated("hgx-h100-8")
     one_end = on_gpus(node, 0, pcie__path=hops({2: {"width": ABSENT, "speed_gt_s": ABSENT}, 3: {"width": 4}}))
-    [finding] = bad(judged(UPSTREAM, one_end))
-    assert (finding.subject.gpu, finding.status) == (0, Status.FAIL)
+    finds(bad(judged(UPSTREAM, one_end)), Status.FAIL, gpu=0)
     neither = on_gpus(node, pcie__path=hops({2: {"max_width": FAILED}}))
     assert judged(UPSTREAM, neither).status is Status.UNKNOWN
     unseen = on_gpus(node, pcie__path=hops({2: {"max_width": ABSENT}}))
@@ -140,9 +123,8 @@ REFUSED = "DMAR: [DMA Read NO_PASID] Request device [{}] fault addr 0x7cd80000 [
 @pytest.mark.parametrize("node", ["hgx-h100-8", "hgx-h100-vm-8"])
 def test_memory_accesses_of_a_gpu_that_the_iommu_refused_are_a_warning_of_that_gpu(node: str) -> None:
     line = REFUSED.format(simulated(node).gpus[5].bus_id.removeprefix("0000:"))
-    [finding] = bad(judged(ACS, simulated(node, kernel_log=iommu_faults(line, line))))
-    assert (finding.status, finding.subject.gpu) == (Status.WARN, 5)
-    assert says(finding, "2 lines", "iommu=pt", "fault addr 0x7cd80000")
+    bad_ones = bad(judged(ACS, simulated(node, kernel_log=iommu_faults(line, line))))
+    finds(bad_ones, Status.WARN, "2 lines", "iommu=pt", "fault addr 0x7cd80000", gpu=5)
 
 
 def test_refused_accesses_of_another_device_are_none_of_a_gpu() -> None:
@@ -210,17 +192,13 @@ def test_lanes_are_judged_by_the_usual_split_of_so_many_gpus(
 
 def test_a_short_gpu_is_named_with_the_gb_s_of_all() -> None:
     node = on_gpus(simulated("rtx4090-4"), 3, pcie__width=4, pcie__path=hops({1: {"max_width": 4}}))
-    [finding] = bad(judged(BALANCE, node))
-    assert (finding.status, finding.subject.gpu) == (Status.WARN, 3)
-    assert found(finding) == "x16 / x16 / x16 / x4: 7.88 to 31.51 GB/s each way"
+    finds(bad(judged(BALANCE, node)), Status.WARN, gpu=3, found="x16 / x16 / x16 / x4: 7.88 to 31.51 GB/s each way")
 
 
 def test_one_gpu_of_eight_with_half_the_lanes_is_named_although_gen5_carries_much() -> None:
     narrow = on_gpus(simulated("hgx-h100-8"), 5, pcie__width=8, pcie__path=hops({1: {"max_width": 8}}))
-    [finding] = bad(judged(BALANCE, narrow))
-    assert (finding.status, finding.subject.gpu) == (Status.WARN, 5)
-    assert found(finding) == "x16 / x16 / x16 / x16 / x16 / x8 / x16 / x16: 31.51 to 63.02 GB/s each way"
-    assert expected(finding) == "x16, as most of the GPUs have"
+    lanes = "x16 / x16 / x16 / x16 / x16 / x8 / x16 / x16: 31.51 to 63.02 GB/s each way"
+    finds(bad(judged(BALANCE, narrow)), Status.WARN, gpu=5, found=lanes, expected="x16, as most of the GPUs have")
     alike = on_gpus(simulated("hgx-h100-8"), pcie__width=8, pcie__path=hops({1: {"max_width": 8}}))
     assert judged(BALANCE, alike).status is Status.PASS
 
@@ -250,9 +228,7 @@ def test_lanes_without_a_generation_are_judged_by_count() -> None:
         "pcie__device_generation_max": ABSENT,
     }
     node = on_gpus(simulated("rtx4090-4"), pcie__width=4, pcie__path=ABSENT, **unknown)
-    finding = only(judged(BALANCE, node))
-    assert (finding.status, found(finding)) == (Status.WARN, "x4 / x4 / x4 / x4")
-    assert finding.subject.kind == "node"
+    finds(judged(BALANCE, node).findings, Status.WARN, found="x4 / x4 / x4 / x4", kind="node")
 
 
 def test_without_every_width_there_is_no_split_to_judge() -> None:

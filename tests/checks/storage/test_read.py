@@ -70,13 +70,6 @@ def test_without_a_gpu_the_need_is_that_of_one() -> None:
     assert judge("storage.read", Node(), measured).status is Status.PASS
 
 
-@pytest.mark.parametrize(("kind", "status"), [("absent", Status.SKIP), ("failed", Status.UNKNOWN)])
-def test_what_was_not_read_is_no_pass(kind: Any, status: Status) -> None:
-    measured = Measurements(not_run={"storage": Missing("interrupted", kind)})
-    assert judge("storage.read", Node(), measured).status is status
-    assert judge("storage.read", Node()).status is Status.SKIP
-
-
 def test_each_path_has_its_own_verdict() -> None:
     slow, fast = reading(0.001, 0.001), replace(reading(2.0, 1.0), path="/fast")
     result = judge("storage.read", Node(), Measurements(storage=(slow, fast)))

@@ -159,8 +159,7 @@ def test_a_loss_that_is_not_finite_fails_in_the_step_where_it_began() -> None:
 def test_a_reference_that_was_not_finite_itself_convicts_nobody() -> None:
     alone = StrategyReference(2000, (4.25, None, None), LOSSES, 20.0, WHOLE)
     strategies = msgspec.structs.replace(tried(run("ddp")), reference=alone)
-    result = judge("strategy.ddp", Node(), measured(Node(), ranks=2, strategies=strategies))
-    assert result.status is Status.UNKNOWN
+    expect(judge("strategy.ddp", Node(), measured(Node(), ranks=2, strategies=strategies)), Status.UNKNOWN)
 
 
 def test_losses_of_fewer_steps_are_unknown() -> None:
@@ -170,10 +169,7 @@ def test_losses_of_fewer_steps_are_unknown() -> None:
 
 @pytest.mark.parametrize("error", [2e-4, None])
 def test_one_ranks_weights_name_the_rank(error: float | None) -> None:
-    result = judged("ddp", run("ddp", rank(0), rank(1, weights_error=error)))
-    [finding] = [finding for finding in result.findings if finding.status is Status.FAIL]
-    assert finding.subject.rank == 1
-    assert "head.weight" in words(result)
+    expect(judged("ddp", run("ddp", rank(0), rank(1, weights_error=error))), Status.FAIL, "head.weight", rank=1)
 
 
 def test_the_rank_whose_loss_was_wrong_first_is_named_though_all_are_wrong_after_it() -> None:

@@ -14,7 +14,7 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Driver, Node, Unanswered
 from gpudoctor.facts.model.telemetry import GpuUnderLoad, Spread, Telemetry
 from gpudoctor.report.text_figures import telemetry_lines
-from tests.checks.one_check import expect, gpu, gpus, judge, only, uuid_of, words
+from tests.checks.one_check import blames, expect, gpu, gpus, judge, only, uuid_of, words
 
 UTILIZATION = "train.utilization"
 FOUR = Node(gpus=gpus(4))
@@ -74,13 +74,11 @@ def test_a_gpu_that_stands_out_warns_and_is_named(busy: float, status: Status, l
 
 def test_a_gpu_that_is_busier_than_the_others_is_named_too() -> None:
     result = judge(UTILIZATION, FOUR, measured(load(0, 50), load(1, 52), load(2, 99), load(3, 55)))
-    assert only(result, Status.WARN).subject.gpu == 2
-    assert "it computes while the others wait" in words(result)
+    expect(result, Status.WARN, "it computes while the others wait", gpu=2)
 
 
 def test_of_two_gpus_the_less_busy_one_is_named() -> None:
-    result = judge(UTILIZATION, Node(gpus=gpus(2)), measured(load(0), load(1, 50)))
-    assert only(result, Status.WARN).subject.gpu == 1
+    expect(judge(UTILIZATION, Node(gpus=gpus(2)), measured(load(0), load(1, 50))), Status.WARN, gpu=1)
 
 
 def test_where_half_of_them_stand_out_the_node_is_named_once() -> None:
@@ -155,12 +153,7 @@ def throttle(share: float, reason: str, **leaves: Any) -> CheckResult:
 def test_what_slows_a_gpu_under_load_is_found_though_it_is_gone_when_idle(
     share: float, reason: str, status: Status
 ) -> None:
-    result = throttle(share, reason)
-    assert result.status is status
-    if status in (Status.FAIL, Status.WARN):
-        assert only(result, status).subject.gpu == 1
-        assert f"under load ({reason})" in words(result)
-        assert "of train" in words(result)
+    blames(throttle(share, reason), status, f"under load ({reason})", "of train", gpu=1)
 
 
 def test_the_narrower_reason_is_told_and_few_samples_tell_nothing() -> None:
@@ -178,8 +171,7 @@ def test_memory_errors_that_came_under_load_fail() -> None:
     node = Node(gpus=gpus(2, ecc=clean))
     grown = load(1, counters={"ecc_uncorrected": 2, "ecc_corrected": 5})
     result = judge("gpu.ecc", node, measured(load(0, counters={"ecc_uncorrected": 0, "ecc_corrected": 9}), grown))
-    assert only(result, Status.FAIL).subject.gpu == 1
-    assert "2 uncorrected memory errors under load (during train)" in words(result)
+    expect(result, Status.FAIL, "2 uncorrected memory errors under load (during train)", gpu=1)
     assert len(result.findings) == 2
 
 
@@ -208,23 +200,7 @@ def test_the_table_has_a_line_a_gpu_and_fits_80_columns() -> None:
     assert len(lines) == 10
     assert max(len(line) for line in lines) <= 80
     assert lines[2].split("  ")[-1] == "none"
-    assert lines[5].split() == [
-        "3",
-        "98",
-        "%",
-        "93-100",
-        "1755",
-        "MHz",
-        "640",
-        "W",
-        "71",
-        "C",
-        "12.3",
-        "GiB",
-        "5",
-        "x16",
-        "none",
-    ]
+    assert " ".join(lines[5].split()) == "3 98 % 93-100 1755 MHz 640 W 71 C 12.3 GiB 5 x16 none"
     assert lines[8].endswith("HW brake 92 %")
     assert lines[9].endswith("HW thermal 100 %")
 
