@@ -24,7 +24,7 @@ from gpudoctor.facts.model.gpu import (
 )
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
 from gpudoctor.facts.model.node import Driver, Node
-from gpudoctor.facts.nvml.channel import CallTrace
+from gpudoctor.facts.nvml.channel import CollectorMessage
 from gpudoctor.facts.nvml.read_node import read_nvml
 from gpudoctor.testing.fake_nvml import FakeNvml, ScriptedFault
 
@@ -186,7 +186,7 @@ def make_root(folder: Path, version: str = "580.95.05") -> Path:
 
 
 class Heard:
-    """A listener that records its events, for tests in one process."""
+    """Records what is sent, for tests in one process."""
 
     def __init__(self) -> None:
         self.drivers: list[Driver] = []
@@ -195,29 +195,23 @@ class Heard:
         self.pairs_by_name: dict[tuple[int, int], GpuPair] = {}
         self.handle_errors: dict[int, str] = {}
 
-    def driver(self, driver: Driver) -> None:
-        self.drivers.append(driver)
-
-    def gpu(self, gpu: Gpu, done: bool) -> None:
-        self.parts.append(gpu)
-        if done:
-            self.gpus[gpu.index] = gpu
-
-    def pairs(self, pairs: tuple[GpuPair, ...]) -> None:
-        for pair in pairs:
+    def take(self, message: CollectorMessage) -> None:
+        if message.driver is not None:
+            self.drivers.append(message.driver)
+        if message.gpu is not None:
+            self.parts.append(message.gpu)
+            if message.done:
+                self.gpus[message.gpu.index] = message.gpu
+        if message.handle_error is not None:
+            self.handle_errors |= [message.handle_error]
+        for pair in message.pairs:
             assert (pair.a, pair.b) not in self.pairs_by_name, "a pair was told twice"
             self.pairs_by_name[pair.a, pair.b] = pair
-
-    def handle_error(self, index: int, words: str) -> None:
-        self.handle_errors[index] = words
-
-    def trace(self, slot: int) -> CallTrace:
-        return CallTrace()
 
 
 def read(root: Path, node: Node, *faults: ScriptedFault, **fake: Any) -> tuple[Driver, Heard, FakeNvml]:
     """Read the node through the fake driver, in this process."""
     heard = Heard()
     nvml = FakeNvml(node, faults, **fake)
-    driver = read_nvml(heard, nvml, root)
+    driver = read_nvml(heard.take, nvml, root)
     return driver, heard, nvml

@@ -83,7 +83,7 @@ def bridged() -> Node:
 def others(root: Path) -> tuple[Gpu, ...]:
     """The last two GPUs as the same reader shows them: what only one reader shows would be a gap of the others."""
     heard = Heard()
-    read_nvml(heard, FakeNvml(whole()), root)
+    read_nvml(heard.take, FakeNvml(whole()), root)
     return tuple(
         replace(gpu, pcie=replace(gpu.pcie, path=whole().gpus[gpu.index].pcie.path))
         for index, gpu in sorted(heard.gpus.items())
@@ -95,7 +95,7 @@ def read(root: Path, nvml: Any) -> Node:
     """The four GPUs, of which the first two were read through this driver."""
     heard, node = Heard(), whole()
     assert isinstance(node.pairs, tuple)
-    driver = read_nvml(heard, nvml, root)
+    driver = read_nvml(heard.take, nvml, root)
     told = {
         gpu.index: replace(gpu, pcie=replace(gpu.pcie, path=node.gpus[gpu.index].pcie.path))
         for gpu in heard.gpus.values()

@@ -272,7 +272,7 @@ def test_text_that_is_not_text_is_a_failure_of_that_leaf_alone(root: Path) -> No
             return getattr(nvml, name)
 
     heard = Heard()
-    read_nvml(heard, Garbled(), root)
+    read_nvml(heard.take, Garbled(), root)
     serial = missing(heard.gpus[0].serial)
     assert serial.kind == "failed"
     assert replace(heard.gpus[0], serial=node.gpus[0].serial) == node.gpus[0]

@@ -45,7 +45,7 @@ class OldBinding:
 
 def read_old(root: Path) -> Gpu:
     heard = Heard()
-    read_nvml(heard, OldBinding(FakeNvml(make_node(1))), root)
+    read_nvml(heard.take, OldBinding(FakeNvml(make_node(1))), root)
     return heard.gpus[0]
 
 
@@ -122,7 +122,7 @@ def test_a_count_that_is_told_as_a_fraction_is_a_whole_number_or_a_failure(root:
             return values
 
     heard = Heard()
-    read_nvml(heard, Doubles(make_node(1)), root)
+    read_nvml(heard.take, Doubles(make_node(1)), root)
     pcie = heard.gpus[0].pcie
     assert (pcie.replays, type(pcie.replays)) == (7, int)
     assert missing(pcie.replay_rollovers).kind == "failed"

@@ -32,7 +32,7 @@ def test_without_the_kernel_module_the_driver_is_never_called(tmp_path: Path) ->
     (tmp_path / "sys/module").mkdir(parents=True)
     heard = Heard()
     nvml = FakeNvml(make_node(1))
-    driver = read_nvml(heard, nvml, tmp_path)
+    driver = read_nvml(heard.take, nvml, tmp_path)
     assert (driver.module_loaded, driver.init_code, driver.calls) == (False, 9, 0)
     assert driver.init_error == "the kernel module nvidia is not loaded"
     assert not nvml.calls
@@ -134,7 +134,7 @@ def test_a_library_that_may_know_of_a_driver_without_a_module_is_asked_where_tha
         (root / "usr/bin/nvidia-modprobe").touch()
         (root / "usr/bin/nvidia-modprobe").chmod(modprobe)
     nvml = FakeNvml(make_node(1))
-    driver = read_nvml(Heard(), nvml, root)
+    driver = read_nvml(Heard().take, nvml, root)
     assert bool(nvml.calls) is asked
     assert isinstance(driver.module_loaded, Missing) is asked
     assert asked or driver.module_loaded is False
@@ -157,7 +157,7 @@ def test_the_distributions_own_folder_in_another_spelling_is_still_its_own(
     monkeypatch.setenv("LD_LIBRARY_PATH", DEBIAN.replace("/lib/", "//lib/./").rpartition("/")[0])
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     nvml = FakeNvml(make_node(1))
-    assert read_nvml(Heard(), nvml, with_library(tmp_path, DEBIAN, cached=False)).module_loaded is False
+    assert read_nvml(Heard().take, nvml, with_library(tmp_path, DEBIAN, cached=False)).module_loaded is False
     assert not nvml.calls
 
 
@@ -241,7 +241,7 @@ def add_process(root: Path, pid: int, name: str, parent: int = 1, command: str =
 
 def processes(root: Path, *given: GpuProcess, own_pid: int = 0) -> tuple[GpuProcess, ...]:
     heard = Heard()
-    read_nvml(heard, FakeNvml(with_gpu(make_node(1), 0, processes=given)), root, own_pid)
+    read_nvml(heard.take, FakeNvml(with_gpu(make_node(1), 0, processes=given)), root, own_pid)
     return present(heard.gpus[0].processes)
 
 
