@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from gpudoctor.facts.kernel_log.lines import collect, is_of_interest
 from gpudoctor.facts.kernel_log.records import text_records
 from gpudoctor.facts.model.driver import KernelEvent
+from tests.narrowed import present
 
 LOST = "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
 NONE = "NVRM: Xid (PCI:0000:3b:00): 154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"
@@ -179,4 +180,5 @@ def kmsg(message: str, sequence: int = 1, seconds: float = 1.5, priority: int = 
 
 def parse_kernel_lines(lines: Iterable[str]) -> tuple[KernelEvent, ...]:
     """The events in the lines of a kernel log."""
-    return collect(text_records(lines, is_of_interest)).events
+    log, _ = collect(text_records(lines, is_of_interest), "a text")
+    return present(log.events)
