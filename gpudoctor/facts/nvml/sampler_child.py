@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from time import monotonic
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -31,6 +31,8 @@ from gpudoctor.facts.nvml.gpu import (
 from gpudoctor.facts.nvml.read_node import version_numbers
 from gpudoctor.facts.nvml.samples import EVENTS, NAMES, Sample, SamplerLine
 from gpudoctor.process.pipes import ready
+
+T = TypeVar("T")
 
 _ECC_CORRECTED, _ECC_UNCORRECTED = 3, 4  # NVML field ids: volatile totals
 _COUNTER_FIELDS = {"pcie_replays": PCIE_REPLAY, "ecc_corrected": _ECC_CORRECTED, "ecc_uncorrected": _ECC_UNCORRECTED}
@@ -118,16 +120,18 @@ class GpuSampler:
         """Read it, by `ask` or by the table above, unless it was refused before."""
         if name in self._refused:
             return
-        value = _ASK[name](self._client) if ask is None else ask()
-        if isinstance(value, Missing):
-            self._miss(name, value)
-        else:
+        value = self._known(name, _ASK[name](self._client) if ask is None else ask())
+        if value is not None:
             self._readings[name] = value
 
-    def _miss(self, name: str, why: Missing) -> None:
-        self._unread[name] = why
-        if why.kind != "failed":
+    def _known(self, name: str, value: T | Missing) -> T | None:
+        """The value; None if it is Missing, which is noted as unread, and unless it failed as refused."""
+        if not isinstance(value, Missing):
+            return value
+        self._unread[name] = value
+        if value.kind != "failed":
             self._refused.add(name)
+        return None
 
     def _power(self, instant_mw: Any) -> float | Missing:
         """The current power; older drivers have only the mean over a second."""
@@ -140,21 +144,15 @@ class GpuSampler:
         if EVENTS in self._refused:
             return None
         names = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
-        events = event_reasons(self._client.first(*names))
-        if isinstance(events, Missing):
-            self._miss(EVENTS, events)
-            return None
-        return events
+        return self._known(EVENTS, event_reasons(self._client.first(*names)))
 
     def _counters(self) -> dict[str, int]:
         expected = {name: field for name, field in _COUNTER_FIELDS.items() if name not in self._refused}
         fields = self._client.fields([(field, 0) for field in expected.values()]) if expected else {}
         counted: dict[str, int] = {}
         for name, field in expected.items():
-            value = in_range(fields[field, 0], 0, MAX_COUNT, f"{name} (field {field})")
-            if isinstance(value, Missing):
-                self._miss(name, value)
-            else:
+            value = self._known(name, in_range(fields[field, 0], 0, MAX_COUNT, f"{name} (field {field})"))
+            if value is not None:
                 counted[name] = int(value)
         return counted
 
