@@ -14,7 +14,7 @@ import pytest
 from gpudoctor.facts.kernel_log.live import KernelTail
 from gpudoctor.facts.model.missing import UNSUPPORTED
 from gpudoctor.facts.model.node import Host, NumaNode
-from gpudoctor.facts.stream.host_readers import HostReader, ProcessJob, ProcessReader, job_of
+from gpudoctor.facts.stream.host_readers import HostReader, ProcessReader, job_of
 from gpudoctor.facts.stream.messages import OnGpu
 from gpudoctor.facts.system.host import read_host
 from tests.narrowed import present
@@ -25,41 +25,41 @@ from tests.narrowed import present
 @pytest.mark.parametrize(
     ("environ", "group", "commands", "job"),
     [
-        ({"RANK": "3", "TORCHELASTIC_RUN_ID": "none"}, "", ["python train.py"], ProcessJob("torchrun", 3)),
+        ({"RANK": "3", "TORCHELASTIC_RUN_ID": "none"}, "", ["python train.py"], ("torchrun", 3)),
         (
             None,
             "",
             ["python -u train.py", "/usr/bin/python /opt/bin/torchrun --nproc 8 train.py"],
-            ProcessJob("torchrun"),
+            ("torchrun", None),
         ),
-        (None, "", ["python train.py", "python -m torch.distributed.run train.py"], ProcessJob("torchrun")),
-        ({"RANK": "1"}, "", ["python train.py", "bash"], ProcessJob(None, 1)),
+        (None, "", ["python train.py", "python -m torch.distributed.run train.py"], ("torchrun", None)),
+        ({"RANK": "1"}, "", ["python train.py", "bash"], (None, 1)),
         (
             {"SLURM_JOB_ID": "4711", "SLURM_PROCID": "5"},
             "",
             ["python", "slurmstepd: [4711.0]"],
-            ProcessJob("Slurm 4711", 5),
+            ("Slurm 4711", 5),
         ),
-        (None, "0::/system.slice/slurmstepd.scope/job_4711/step_0/user/task_0", ["python"], ProcessJob("Slurm 4711")),
-        ({}, "3:devices:/slurm/uid_1000/job_42/step_batch", ["python"], ProcessJob("Slurm 42")),
+        (None, "0::/system.slice/slurmstepd.scope/job_4711/step_0/user/task_0", ["python"], ("Slurm 4711", None)),
+        ({}, "3:devices:/slurm/uid_1000/job_42/step_batch", ["python"], ("Slurm 42", None)),
         (
             {"SLURM_JOB_ID": "42", "SLURM_PROCID": "0", "RANK": "7", "TORCHELASTIC_RUN_ID": "42"},
             "",
             ["python train.py"],
-            ProcessJob("torchrun, Slurm 42", 7),
+            ("torchrun, Slurm 42", 7),
         ),
-        ({"OMPI_COMM_WORLD_RANK": "2"}, "", ["./train"], ProcessJob("mpirun", 2)),
-        (None, "", ["./train", "/usr/bin/mpirun -np 8 ./train"], ProcessJob("mpirun")),
-        ({"RAY_JOB_ID": "01000000"}, "", ["ray::TorchTrainer"], ProcessJob("Ray")),
-        (None, "", ["ray::_RayTrainWorker__execute"], ProcessJob("Ray")),
+        ({"OMPI_COMM_WORLD_RANK": "2"}, "", ["./train"], ("mpirun", 2)),
+        (None, "", ["./train", "/usr/bin/mpirun -np 8 ./train"], ("mpirun", None)),
+        ({"RAY_JOB_ID": "01000000"}, "", ["ray::TorchTrainer"], ("Ray", None)),
+        (None, "", ["ray::_RayTrainWorker__execute"], ("Ray", None)),
         # what only looks like one
-        ({"SLURM_JOB_ID": "x; rm"}, "/job_list/", ["vim torchrun.py", "bash"], ProcessJob()),
-        ({"RANK": "-1"}, "", ["python", "grep mpirun-notes"], ProcessJob()),
-        (None, "", [], ProcessJob()),
+        ({"SLURM_JOB_ID": "x; rm"}, "/job_list/", ["vim torchrun.py", "bash"], (None, None)),
+        ({"RANK": "-1"}, "", ["python", "grep mpirun-notes"], (None, None)),
+        (None, "", [], (None, None)),
     ],
 )
 def test_the_job_is_told_by_its_traces(
-    environ: dict[str, str] | None, group: str, commands: list[str], job: ProcessJob
+    environ: dict[str, str] | None, group: str, commands: list[str], job: tuple[str | None, int | None]
 ) -> None:
     assert job_of(environ, group, commands) == job
 

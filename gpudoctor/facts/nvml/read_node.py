@@ -52,7 +52,7 @@ def read_nvml(
     if driver.module_loaded is False:
         return driver
     nvml = nvml or load_pynvml()
-    client = NvmlClient(nvml, trace and trace.slot(0))
+    client = NvmlClient(nvml, trace.slot(0) if trace else None)
     began_s = monotonic()
     driver = _initialise(client, replace(driver, binding_hidden_by=getattr(nvml, "hidden_by", None)))
     send(CollectorMessage(driver=driver))
@@ -222,7 +222,8 @@ class _Readers:
 
     def run(self, count: int) -> None:
         first = self.clients[0]
-        self.clients += [first.for_gpu(index, self._trace and self._trace.slot(index + 1)) for index in range(count)]
+        for index in range(count):
+            self.clients.append(first.for_gpu(index, self._trace.slot(index + 1) if self._trace else None))
         self._left.extend(range(count))
         threads = []
         if count and (thread := _started(self._read_in_turn)):
