@@ -13,6 +13,7 @@ from time import monotonic
 
 import msgspec
 
+from gpudoctor.facts.model.driver import on_gpu
 from gpudoctor.facts.model.gpu import Gpu, GpuPair
 from gpudoctor.facts.model.node import Driver
 
@@ -52,27 +53,11 @@ class InFlight(msgspec.Struct, frozen=True):
     @property
     def where(self) -> str:
         """The call and its GPU, for a message."""
-        return self.call if self.gpu is None else f"{self.call} on GPU {self.gpu}"
+        return on_gpu(self.call, self.gpu)
 
 
-class CallTrace:
-    """Records the driver call that a thread is in, so that another process can name a call that never returns.
-
-    This class records nothing: it is for callers that nobody watches.
-    """
-
-    def enter(self, call: str, gpu: int | None) -> None:
-        pass
-
-    def leave(self) -> None:
-        pass
-
-    def finish(self) -> None:
-        pass
-
-
-class Slot(CallTrace):
-    """The call that one thread is in, in shared memory."""
+class Slot:
+    """Records the driver call that one thread is in, so that another process can name a call that never returns."""
 
     def __init__(self, memory: mmap.mmap, slot: int) -> None:
         self._memory = memory

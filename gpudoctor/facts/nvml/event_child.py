@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from gpudoctor.facts.nvml.channel import CallTrace, SharedCallTrace
+from gpudoctor.facts.nvml.channel import SharedCallTrace, Slot
 from gpudoctor.facts.nvml.client import DriverError, NvmlClient
 from gpudoctor.facts.nvml.collector_child import line_writer, load, serve_and_exit
 
@@ -33,7 +33,7 @@ class DriverEvent(msgspec.Struct, frozen=True):
     number: int | None = None
 
 
-def wait_for_events(nvml: Any, send: Callable[[DriverEvent], None], trace: CallTrace | None = None) -> None:
+def wait_for_events(nvml: Any, send: Callable[[DriverEvent], None], trace: Slot | None = None) -> None:
     """Send each event of all GPUs. Return if the driver has no events, or after an error while waiting for one."""
     client = NvmlClient(nvml, trace)
     try:

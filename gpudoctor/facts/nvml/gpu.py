@@ -100,7 +100,7 @@ def read_memory(client: NvmlClient) -> dict[str, Any]:
 
     def mib(name: str, low: int) -> int | Missing:
         size = in_range(getattr(info, name, UNSUPPORTED), low, MAX_COUNT, f"nvmlDeviceGetMemoryInfo.{name}")
-        return if_known(size, lambda size_bytes: int(size_bytes) >> MIB_SHIFT)
+        return if_known(size, lambda size_bytes: size_bytes >> MIB_SHIFT)
 
     total = mib("total", 1 << MIB_SHIFT)
     leaves: dict[str, Any] = {"memory_total_mib": total}
@@ -184,7 +184,7 @@ def throttle_times(fields: Fields, driver: tuple[int, ...]) -> ThrottleTimes:
 
     def us(field: int) -> int | Missing:
         time_ns = in_range(fields[field, 0], 0, MAX_COUNT, f"throttle time (field {field})")
-        return if_known(time_ns, lambda ns: int(ns) // 1000)
+        return if_known(time_ns, lambda ns: ns // 1000)
 
     ids = throttle_fields(driver)
     return ThrottleTimes(
@@ -207,7 +207,7 @@ def _thermal(client: NvmlClient, fields: Fields) -> Thermal:
         value = fields[field, 0]
         if not isinstance(value, Missing) and value >= 1 << 31:
             value -= 1 << (32 if value < 1 << 32 else 64)  # a negative number, returned as unsigned
-        return if_known(in_range(value, -200, 200, f"temperature margin (field {field})"), int)
+        return in_range(value, -200, 200, f"temperature margin (field {field})")
 
     memory = fields[MEMORY_TEMP, 0]
     # boards without the sensor return 0

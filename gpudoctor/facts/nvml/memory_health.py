@@ -7,7 +7,7 @@ from ctypes import byref
 from typing import Any
 
 from gpudoctor.facts.model.gpu import Ecc, GpuProcess, MemoryRepair
-from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, if_known
+from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, fill, if_known
 from gpudoctor.facts.nvml.client import MAX_COUNT, DriverError, Fields, NvmlClient, in_range, prefer
 from gpudoctor.facts.nvml.codes import RECOVERY_ACTIONS, word
 
@@ -25,10 +25,10 @@ def read_ecc(client: NvmlClient, fields: Fields) -> Ecc:
         now, later = (mode, mode) if isinstance(mode, Missing) else mode
         enabled, pending = prefer(enabled, flag(now, "ECC mode")), prefer(pending, flag(later, "pending ECC mode"))
     if isinstance(enabled, Missing) and enabled.kind == "unsupported":
-        return Ecc(*[UNSUPPORTED] * len(Ecc.__struct_fields__))
+        return fill(Ecc(), UNSUPPORTED)
 
     def total(field: int, error: int, counter: int) -> int | Missing:
-        count: int | Missing = in_range(fields[field, 0], 0, MAX_COUNT, f"ECC count (field {field})")
+        count = in_range(fields[field, 0], 0, MAX_COUNT, f"ECC count (field {field})")
         if isinstance(count, Missing) and enabled is True:
             count = prefer(count, client.number(0, MAX_COUNT, "nvmlDeviceGetTotalEccErrors", error, counter))
         return count
@@ -72,8 +72,7 @@ def read_memory_repair(client: NvmlClient, fields: Fields) -> MemoryRepair:
     """Row remapping and page retirement. Histogram, repair status and unrepairable flag cost a call each."""
 
     def count(field: int) -> int | Missing:
-        reported: int | Missing = in_range(fields[field, 0], 0, 1 << 31, f"field {field}")
-        return reported
+        return in_range(fields[field, 0], 0, 1 << 31, f"field {field}")
 
     remapped = count(142)
     histogram = repair = unrepairable = UNSUPPORTED

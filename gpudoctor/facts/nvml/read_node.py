@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 from msgspec.structs import replace
 
+from gpudoctor.facts.model.driver import on_gpu
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, if_known, known
 from gpudoctor.facts.model.node import Driver, short_bus_id
@@ -180,11 +181,10 @@ def version_numbers(version: Any) -> tuple[int, ...]:
 
 def _statistics(clients: list[NvmlClient]) -> dict[str, Any]:
     slowest = max(clients, key=lambda client: client.slowest_s)
-    where = "" if slowest.gpu is None else f" on GPU {slowest.gpu}"
     none = None if slowest.slowest_call else Missing("no call was made")
     return {
         "calls": sum(client.calls for client in clients),
-        "slowest_call": none or slowest.slowest_call + where,
+        "slowest_call": none or on_gpu(slowest.slowest_call, slowest.gpu),
         "slowest_call_s": none or slowest.slowest_s,
     }
 

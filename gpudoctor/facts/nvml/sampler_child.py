@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from gpudoctor.facts.model.missing import Missing, if_known
-from gpudoctor.facts.nvml.channel import CallTrace, SharedCallTrace
+from gpudoctor.facts.nvml.channel import SharedCallTrace, Slot
 from gpudoctor.facts.nvml.client import MAX_COUNT, MAX_MHZ, MAX_MW, DriverError, NvmlClient, in_range, prefer
 from gpudoctor.facts.nvml.collector_child import line_writer, load, serve_and_exit
 from gpudoctor.facts.nvml.gpu import (
@@ -153,7 +153,7 @@ class GpuSampler:
         for name, field in expected.items():
             value = self._known(name, in_range(fields[field, 0], 0, MAX_COUNT, f"{name} (field {field})"))
             if value is not None:
-                counted[name] = int(value)
+                counted[name] = value
         return counted
 
 
@@ -163,7 +163,7 @@ def sample_until(
     nvml: Any,
     gpus: tuple[tuple[int, str], ...],
     interval_s: float,
-    trace: CallTrace | None = None,
+    trace: Slot | None = None,
 ) -> None:
     """Sample the GPUs (NVML index and UUID) until `stopped(seconds)`, which waits that long, returns true.
 

@@ -60,8 +60,7 @@ def _module_id(client: NvmlClient) -> int | Missing:
         error = DriverError(call, int(code), codes.error_word(int(code)))
         client.note(error)
         return error.missing
-    number: int | Missing = in_range(reported.value, 0, 4096, call)
-    return number
+    return in_range(reported.value, 0, 4096, call)
 
 
 def _minor_number(client: NvmlClient, root: AnyPath, bus_id: str) -> int | Missing:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from gpudoctor.facts.model.driver import on_gpu
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
@@ -61,8 +62,7 @@ def _silence(node: Node, begin_s: float, at_s: float) -> Silence | None:
         return None
     call = node.driver.unanswered[0]
     since_s = begin_s - call.waited_s
-    where = call.call if call.gpu is None else f"{call.call} on GPU {call.gpu}"
-    return Silence(round(since_s, 3), f"{where} has not returned for {at_s - since_s:.0f} s")
+    return Silence(round(since_s, 3), f"{on_gpu(call.call, call.gpu)} has not returned for {at_s - since_s:.0f} s")
 
 
 def _gpu(gpu: Gpu, job: SimulatedJob, now: Due, number: int, interval_s: float, plays: bool) -> GpuTick:

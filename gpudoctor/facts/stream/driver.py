@@ -10,6 +10,7 @@ from time import monotonic
 import msgspec
 
 from gpudoctor.facts.deadlines import CALL, PATIENCE, START, START_CALLS
+from gpudoctor.facts.model.driver import on_gpu
 from gpudoctor.facts.nvml.spawn import MAX_WORDS, DriverProcess
 from gpudoctor.facts.stream.messages import ReaderAnswer, Silence
 from gpudoctor.process.ending import reap
@@ -111,7 +112,7 @@ class DriverWatch:
             if took_s > self._start_deadline_s:
                 self._give_up(reader, f"the reader of the driver did not answer in {took_s:.0f} s")
             return
-        where = late.call if late.gpu is None else f"{late.call} on GPU {late.gpu}"
+        where = on_gpu(late.call, late.gpu)
         limit_s = self._start_deadline_s if late.call in START_CALLS else self._call_deadline_s
         if late.waited_s < min(limit_s, self._call_deadline_s):
             # many slow calls, or one that has only just begun

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, if_known, known
-from gpudoctor.facts.nvml.channel import CallTrace, SharedCallTrace
+from gpudoctor.facts.nvml.channel import SharedCallTrace, Slot
 from gpudoctor.facts.nvml.client import MAX_COUNT, DriverError, NvmlClient, in_range
 from gpudoctor.facts.nvml.collector_child import line_writer, load, serve_and_exit
 from gpudoctor.facts.nvml.gpu import LINK_COUNT, POWER_INSTANT, SWITCH_LINK_COUNT
@@ -136,7 +136,7 @@ class Watcher:
         nvml: Any,
         gpus: tuple[tuple[int, str | None], ...] = (),
         interval_s: float = 1.0,
-        trace: CallTrace | None = None,
+        trace: Slot | None = None,
     ) -> None:
         self._interval_s = interval_s
         self._trace = trace
