@@ -280,7 +280,6 @@ class MismatchLines:
         self.found: ApiMismatch | None = None
 
     def add(self, message: str) -> None:
-        """Add the log's next message."""
         if message.startswith(API_MISMATCH):
             self._lines = [message]
             self.found = self.found or _of_first_line(message)

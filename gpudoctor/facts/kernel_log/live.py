@@ -223,7 +223,6 @@ class KernelTail:
         return (*gap, *kmsg_events(b"".join(parts).decode("utf-8", "replace"))[-_MOST_EVENTS:])
 
     def close(self) -> None:
-        """Close the device."""
         if self._device is not None:
             os.close(self._device)
             self._device = None

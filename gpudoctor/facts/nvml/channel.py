@@ -52,7 +52,6 @@ class InFlight(msgspec.Struct, frozen=True):
 
     @property
     def where(self) -> str:
-        """The call and its GPU, for a message."""
         return on_gpu(self.call, self.gpu)
 
 

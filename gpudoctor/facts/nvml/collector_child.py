@@ -60,7 +60,6 @@ def wait_for_order(orders: int) -> None:
 
 
 def serve(order: CollectorOrder) -> None:
-    """Read NVML and send everything, the end message included."""
     nvml = load(order.nvml) if order.nvml else None
     write, lock = line_writer(order.pipe), Lock()
 
@@ -73,7 +72,6 @@ def serve(order: CollectorOrder) -> None:
 
 
 def line_writer(descriptor: int) -> Callable[[msgspec.Struct], None]:
-    """A function that writes a message as one JSON line."""
     encode = msgspec.json.Encoder().encode
     return lambda message: write_all(descriptor, encode(message) + b"\n")
 

@@ -44,7 +44,6 @@ class DriverEvents:
             return None
 
     def close(self) -> None:
-        """End the process."""
         os.close(self.descriptor)
         self._process.end()
         self._process.close()

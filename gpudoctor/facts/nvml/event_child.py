@@ -73,6 +73,5 @@ def main(argument: str) -> None:
 
 
 def serve(order: EventOrder) -> None:
-    """Write each event as one JSON line."""
     slot = SharedCallTrace(order.trace).slot(0)
     wait_for_events(load(order.nvml), line_writer(order.out), slot)

@@ -225,7 +225,6 @@ def _user_name(uid: int) -> str:
 
 
 def _ancestors(root: AnyPath, pid: int) -> set[int]:
-    """The process and its ancestors."""
     line: set[int] = set()
     while pid > 0 and pid not in line:
         line.add(pid)

@@ -67,11 +67,11 @@ def _silence(node: Node, begin_s: float, at_s: float) -> Silence | None:
 
 def _gpu(gpu: Gpu, job: SimulatedJob, now: Due, number: int, interval_s: float, plays: bool) -> GpuTick:
     facts = _readings_in_facts(gpu, plays)
-    shown: Mapping[str, float | Missing] = readings_at(gpu, job, number * interval_s) if plays else facts
+    shown: Mapping[str, float] = {name: known(value) or 0.0 for name, value in facts.items()}
+    if plays:
+        shown = readings_at(gpu, shown, job, number * interval_s)
     left_out = {*_missing(facts), *(() if now.slow else _SLOW), *(() if now.pcie else _PCIE)}
-    readings = {
-        name: float(value) for name, value in shown.items() if name not in left_out and not isinstance(value, Missing)
-    }
+    readings = {name: float(value) for name, value in shown.items() if name not in left_out}
     reasons, links = gpu.clocks.event_reasons, known(gpu.nvlinks) if now.links else None
     counters = counters_of(gpu)
     others = {"event_reasons": reasons, **counters, "nvlinks": gpu.nvlinks, "processes": gpu.processes}

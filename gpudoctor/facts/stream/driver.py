@@ -84,7 +84,6 @@ class DriverWatch:
         return answer, None
 
     def close(self) -> None:
-        """End the process."""
         if self._reader is not None:
             self._end(self._reader)
         # a process that was only slow to exit has ended by now

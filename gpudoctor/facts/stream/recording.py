@@ -114,7 +114,6 @@ class Recording:
             raise _unreadable(self._name, error) from None
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 

@@ -206,7 +206,6 @@ class Reach(Fact, frozen=True):
     boot_id: str | Missing = NOT_READ
 
     def interface_of(self, address: str) -> LocalInterface | None:
-        """The interface that has the address."""
         interfaces = known(self.interfaces) or ()
         return next((interface for interface in interfaces if address in interface.addresses), None)
 
