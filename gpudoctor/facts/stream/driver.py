@@ -68,7 +68,7 @@ class DriverWatch:
         try:
             # while the driver is silent, ticks must not be delayed
             patience_s = self._patience_s if self._silent_since_s is None else min(self._interval_s / 2, 1.0)
-            answer = reader.answer(patience_s, self._call_deadline_s)
+            answer = reader.answer(patience_s)
         except _EndedError as ended:
             self._give_up(reader, str(ended))
             return None, self._silence()
@@ -173,7 +173,7 @@ class _Reader:
             self.process = DriverProcess.start("reader", "stream.driver_child", whole, (requests, out))
         self._out = LineReader(answers, _MAX_LINE_BYTES)
 
-    def answer(self, patience_s: float, call_deadline_s: float) -> ReaderAnswer | None:
+    def answer(self, patience_s: float) -> ReaderAnswer | None:
         """The answer to the pending or a new request; None if there is none within `patience_s`.
 
         Raise _EndedError if the process ended or its answer is invalid.
@@ -186,19 +186,8 @@ class _Reader:
             except BrokenPipeError:
                 raise _EndedError(self._what_became()) from None
             self._asked = True
-        until_s = monotonic() + patience_s
-        while True:
-            left_s = until_s - monotonic()
-            answer = self._next_answer(min(left_s, call_deadline_s / 2))
-            if answer is not None:
-                self._asked = False
-                return answer
-            if left_s <= 0:
-                return None
-
-    def _next_answer(self, wait_s: float) -> ReaderAnswer | None:
         try:
-            lines = self._out.lines(wait_s)
+            lines = self._out.lines(patience_s)
             if lines is None:
                 raise _EndedError(self._what_became())
             if not lines:
@@ -211,6 +200,7 @@ class _Reader:
         # checked last, so that an error in the first line is always reported: how many lines one read gets is random
         if lines[1:] or self._out.rest:
             raise _EndedError("the reader of the driver said more than it was asked")
+        self._asked = False
         return answer
 
     def _what_became(self) -> str:
