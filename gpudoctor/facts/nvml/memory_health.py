@@ -1,4 +1,4 @@
-"""ECC, row remapping, page retirement, infoROM and the recovery action, read from NVML."""
+"""ECC, row remapping, page retirement and infoROM, read from NVML."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 from gpudoctor.facts.model.gpu import Ecc, GpuProcess, MemoryRepair
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, fill, if_known
 from gpudoctor.facts.nvml.client import MAX_COUNT, DriverError, Fields, NvmlClient, in_range, prefer
-from gpudoctor.facts.nvml.codes import RECOVERY_ACTIONS, word
 
 _CORRECTED, _UNCORRECTED = 0, 1
 _VOLATILE, _AGGREGATE = 0, 1
@@ -121,11 +120,6 @@ def read_inforom(client: NvmlClient, processes: Sequence[GpuProcess] | Missing) 
         client.note(error)
         return error.missing
     return False
-
-
-def read_recovery_action(fields: Fields) -> str | Missing:
-    """The label of field 230 (driver 565 and newer)."""
-    return word(fields[230, 0], RECOVERY_ACTIONS)
 
 
 def flag(value: Any, what: str) -> bool | Missing:

@@ -61,7 +61,9 @@ def read_nvml(
         return replace(driver, **_statistics([client]))
     driver, count = _system(client, driver)
     send(CollectorMessage(driver=driver))
-    system = System(version_numbers(driver.library_version), _confidential(client), root, own_pid)
+    state = client.ask_of(None, "nvmlSystemGetConfComputeState")
+    confidential = if_known(state, lambda state: bool(state.ccFeature != 0))
+    system = System(version_numbers(driver.library_version), confidential, root, own_pid)
     node = _Readers(send, client, system, trace)
     node.run(count)
     driver = replace(driver, start_s=node.started_s - began_s, **_statistics(node.clients))
@@ -167,10 +169,6 @@ def _system(client: NvmlClient, driver: Driver) -> tuple[Driver, int]:
         device_count=count,
     )
     return driver, 0 if isinstance(count, Missing) else count
-
-
-def _confidential(client: NvmlClient) -> bool | Missing:
-    return if_known(client.ask_of(None, "nvmlSystemGetConfComputeState"), lambda state: bool(state.ccFeature != 0))
 
 
 def version_numbers(version: Any) -> tuple[int, ...]:

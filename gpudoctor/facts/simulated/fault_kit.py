@@ -189,7 +189,8 @@ def _patched(node: Node, target: Target, patch: Mapping[str, Any]) -> Node:
         gpu = put_all(gpu, patch.get("all", {}))
         if gpu.index not in struck:
             return gpu
-        reported = {leaf: value for leaf, value in patch.get("gpu_if_told", {}).items() if _is_known(gpu, leaf)}
+        if_told = patch.get("gpu_if_told", {})
+        reported = {leaf: value for leaf, value in if_told.items() if not isinstance(attrgetter(leaf)(gpu), Missing)}
         return on_slot(put_on_gpu(gpu, {**patch.get("gpu", {}), **reported}), patch.get("slot", {}))
 
     node = each(node, patched)
@@ -202,10 +203,6 @@ def _patched(node: Node, target: Target, patch: Mapping[str, Any]) -> Node:
     for name in patch.get("apply", ()):
         node = PATTERNS[name](node, target)
     return node
-
-
-def _is_known(gpu: Gpu, leaf: str) -> bool:
-    return not isinstance(attrgetter(leaf)(gpu), Missing)
 
 
 def _with_variables(node: Node, values: Mapping[str, Any]) -> Node:

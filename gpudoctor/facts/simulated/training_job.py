@@ -78,14 +78,11 @@ def _limit_share(gpu: Gpu) -> float:
 def _clock_share(gpu: Gpu) -> float:
     """The share of the maximum SM clock that the GPU sustains under load."""
     now, most = known(gpu.clocks.sm_mhz), known(gpu.clocks.sm_max_mhz)
-    if now and most and now < 0.9 * most and (_slowing(gpu) or not _is_idle(gpu)):
+    slowed = not _SLOWING.isdisjoint(known(gpu.clocks.event_reasons) or ())
+    if now and most and now < 0.9 * most and (slowed or not _is_idle(gpu)):
         return now / most
     capped = _limit_share(gpu)
     return _FULL_CLOCK if capped >= 0.9 else 0.5 + 0.5 * capped
-
-
-def _slowing(gpu: Gpu) -> bool:
-    return bool(_SLOWING & set(known(gpu.clocks.event_reasons) or ()))
 
 
 def _nvlink_gb_s(gpu: Gpu) -> float:
