@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from gpudoctor.facts.model.node import Driver, Node
 from gpudoctor.facts.nvml.channel import CollectorMessage
 from gpudoctor.facts.nvml.read_node import read_nvml
 from gpudoctor.testing.fake_nvml import FakeNvml, ScriptedFault
+from tests.sysfs_tree import write
 
 # functions that a driver of the 470 branch does not have
 ABSENT_IN_470 = (
@@ -176,13 +178,19 @@ def with_gpu(node: Node, index: int, **changes: Any) -> Node:
 
 def make_root(folder: Path, version: str = "580.95.05") -> Path:
     """A root on which the kernel module is loaded."""
-    module = folder / "sys/module/nvidia"
-    module.mkdir(parents=True)
-    (module / "initstate").write_text("live\n")
-    (module / "version").write_text(f"{version}\n")
-    (folder / "proc").mkdir()
-    (folder / "proc/modules").write_text("nvidia 56999936 0 - Live 0x0000000000000000\n")
-    return folder
+    module = {"/sys/module/nvidia/initstate": "live", "/sys/module/nvidia/version": version}
+    return write(folder, {**module, "/proc/modules": "nvidia 56999936 0 - Live 0x0000000000000000"})
+
+
+def with_paths(gpus: Iterable[Gpu], node: Node) -> dict[int, Gpu]:
+    """The GPUs by index, with the bridges of the node, which the driver does not report."""
+    paths = {gpu.index: gpu.pcie.path for gpu in node.gpus}
+    return {gpu.index: replace(gpu, pcie=replace(gpu.pcie, path=paths[gpu.index])) for gpu in gpus}
+
+
+def of_field(field: int, gpu: int | None = None, **answer: Any) -> ScriptedFault:
+    """What a field of nvmlDeviceGetFieldValues answers: `value` or `code`."""
+    return ScriptedFault("nvmlDeviceGetFieldValues", gpu, field, **answer)
 
 
 class Heard:
