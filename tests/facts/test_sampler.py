@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,8 +21,9 @@ from gpudoctor.facts.nvml.sampler import Sampler, interval_for
 from gpudoctor.facts.nvml.sampler_child import SampleOrder, sample_until, serve
 from gpudoctor.facts.nvml.samples import NAMES, Sample, SampleRecording, SamplerLine
 from gpudoctor.process.pipes import anonymous_file
-from gpudoctor.testing.fake_nvml import FakeNvml, Script, ScriptedFault, from_file, write_script
+from gpudoctor.testing.fake_nvml import FakeNvml, ScriptedFault
 from tests.conftest import ROOT
+from tests.facts.broken_drivers import spec_of
 from tests.facts.nvml_nodes import ABSENT_IN_470, LAST_FIELD_IN_470, make_gpu, make_node, with_gpu
 from tests.subprocesses import completed
 
@@ -280,11 +280,6 @@ def test_a_sampler_that_stopped_early_says_so_of_the_probes_that_came_later() ->
 # the process
 
 
-def spec_of(tmp_path: Path, node: Node, *faults: ScriptedFault, maker: str = "") -> str:
-    spec = write_script(tmp_path / "script.json", Script(node, faults))
-    return f"tests.facts.test_sampler:{maker}:{spec.rpartition(':')[2]}" if maker else spec
-
-
 @pytest.fixture
 def sampler(tmp_path: Path) -> Iterator[Callable[..., Sampler]]:
     started: list[Sampler] = []
@@ -338,28 +333,6 @@ def test_a_driver_that_kills_the_sampler_is_named(sampler: Callable[..., Sampler
     [call] = one.recording().unanswered
     assert (call.call, call.gpu) == ("nvmlDeviceGetClockInfo", 0)
     assert "the sampler died by SIGSEGV" in call.reason
-
-
-def killed(path: str) -> FakeNvml:
-    """A process that runs out of memory."""
-    os.kill(os.getpid(), signal.SIGKILL)
-    return from_file(path)
-
-
-def garbled(path: str) -> FakeNvml:
-    """A driver that writes into a file descriptor that belongs to us."""
-    os.write(json.loads(sys.argv[1])["out"], b"NVRM: \xff\n")
-    return from_file(path)
-
-
-def meddling(path: str) -> FakeNvml:
-    """A process that writes what looks like a sample of a GPU that was not requested."""
-    os.write(json.loads(sys.argv[1])["out"], b'{"sample":{"at_s":1.0,"gpu":99}}\n')
-    return from_file(path)
-
-
-def broken(path: str) -> FakeNvml:
-    raise RuntimeError("no such driver")
 
 
 @pytest.mark.wide(every=3)
