@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
+from itertools import chain, repeat
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -300,11 +302,6 @@ def test_the_ring_buffer_is_read_whole(tmp_path: Path) -> None:
     assert (event.code, event.time_s) == (79, 9.0)
 
 
-def test_a_quiet_log_is_an_empty_list_of_events(tmp_path: Path) -> None:
-    write(tmp_path, {"/dev/kmsg": "6,0,0,-;Linux version 6.8.0"})
-    assert read_kernel_log(tmp_path).events == ()
-
-
 def test_a_ring_buffer_that_no_longer_reaches_back_to_boot_is_truncated(tmp_path: Path) -> None:
     write(tmp_path, {"/dev/kmsg": "6,5123,864000900000,-;eth0: link up"})
     log = read_kernel_log(tmp_path)
@@ -323,56 +320,49 @@ def test_a_ring_buffer_that_reaches_back_to_the_loading_of_the_driver_holds_all_
     assert read_kernel_log(tmp_path).truncated, "a program of that name is not the driver"
 
 
-@pytest.mark.parametrize("content", ["", "a console, not a kernel log"])
-def test_a_device_without_kernel_records_is_unread_not_quiet(tmp_path: Path, content: str) -> None:
-    write(tmp_path, {"/dev/kmsg": content})
+@pytest.mark.parametrize(
+    ("content", "events"),
+    [
+        ("6,0,0,-;Linux version 6.8.0", ()),
+        ("", Missing("/dev/kmsg holds no kernel messages", "absent")),
+        ("a console, not a kernel log", Missing("/dev/kmsg holds no kernel messages", "absent")),
+        (None, Missing("/dev/kmsg: not there", "absent")),
+    ],
+    ids=["quiet", "empty", "another device", "no device"],
+)
+def test_a_device_without_kernel_records_is_unread_not_quiet(
+    tmp_path: Path, content: str | None, events: tuple[KernelEvent, ...] | Missing
+) -> None:
+    write(tmp_path, {} if content is None else {"/dev/kmsg": content})
     log = read_kernel_log(tmp_path)
-    assert log.events == Missing("/dev/kmsg holds no kernel messages", "absent")
-    assert log.source == log.events
-
-
-def test_no_device_is_absent(tmp_path: Path) -> None:
-    assert read_kernel_log(tmp_path).events == Missing("/dev/kmsg: not there", "absent")
+    assert (log.events, log.source) == (events, "/dev/kmsg" if events == () else events)
 
 
 def test_the_device_gives_a_record_a_read_and_may_have_lost_some(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path, {"/dev/kmsg": ""})
-    answers: list[bytes | OSError] = [
+    answers = [
         b"6,7,1,-;first\n",
         BrokenPipeError(errno.EPIPE, "overwritten"),
         f"3,9,2000000,-;{LOST}\n".encode() + b"\xff\n",
         BlockingIOError(errno.EAGAIN, "no more"),
     ]
-
-    def read(file: int, count: int) -> bytes:
-        answer = answers.pop(0)
-        if isinstance(answer, OSError):
-            raise answer
-        return answer
-
+    read = Mock(side_effect=answers)
     monkeypatch.setattr(os, "read", read)
     log = read_kernel_log(tmp_path)
     assert [event.code for event in events_of(log)] == [79]
     assert log.truncated
-    assert not answers
+    assert read.call_count == len(answers)
 
 
 def test_a_log_that_is_always_overwritten_before_it_is_read_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path, {"/dev/kmsg": ""})
-    first = [f"3,9,2000000,-;{LOST}\n".encode()]
-    reads = iter(range(100_000))
-
-    def read(file: int, count: int) -> bytes:
-        next(reads)
-        if first:
-            return first.pop()
-        raise BrokenPipeError(errno.EPIPE, "overwritten")
-
-    monkeypatch.setattr(os, "read", read)
+    overwritten = repeat(BrokenPipeError(errno.EPIPE, "overwritten"), 100_000)
+    answers = chain([f"3,9,2000000,-;{LOST}\n".encode()], overwritten)
+    monkeypatch.setattr(os, "read", Mock(side_effect=answers))
     log = read_kernel_log(tmp_path)
     assert [event.code for event in events_of(log)] == [79]
     assert log.truncated

@@ -34,14 +34,7 @@ def of_gpu(answer: ReaderAnswer, index: int) -> GpuTick:
 
 
 def test_the_first_answer_tells_all() -> None:
-    node = with_gpu(
-        make_node(2),
-        1,
-        processes=(
-            GpuProcess(pid=4711, memory_mib=1024),
-            GpuProcess(pid=4712, kind="C+G"),
-        ),
-    )
+    node = with_gpu(make_node(2), 1, processes=(GpuProcess(4711, memory_mib=1024), GpuProcess(4712, kind="C+G")))
     watcher, nvml = watching(node)
     answer = watcher.answer()
     first = of_gpu(answer, 1)
@@ -174,14 +167,7 @@ def test_graphics_that_are_refused_do_not_hide_compute() -> None:
 
 
 def test_clients_are_asked_for_where_an_mps_server_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    node = with_gpu(
-        make_node(1),
-        0,
-        processes=(
-            GpuProcess(pid=11),
-            GpuProcess(pid=12, kind="M", memory_mib=7),
-        ),
-    )
+    node = with_gpu(make_node(1), 0, processes=(GpuProcess(11), GpuProcess(12, kind="M", memory_mib=7)))
     monkeypatch.setattr(nvml_watcher, "process_name", lambda root, pid: "nvidia-cuda-mps-server" if pid == 11 else "x")
     assert watching(node)[0].answer().processes == (OnGpu(0, 11, "C"), OnGpu(0, 12, "M", 7))
 
