@@ -33,12 +33,11 @@ EVENT_REASONS: dict[int, str] = {
 Virtualization = Literal["none", "passthrough", "vgpu", "host-vgpu", "host-vsga"]
 ComputeMode = Literal["default", "exclusive-thread", "prohibited", "exclusive-process"]
 # desktop programs; MPS, which shares the GPU out; and DCGM, which only monitors
-# fmt: off
 SYSTEM_PROGRAMS = (
     "xorg", "xwayland", "gnome-shell", "gnome-remote", "kwin", "plasmashell", "mutter", "sddm", "gdm", "lightdm",
     "cinnamon", "xfwm", "compiz", "weston", "sway", "hyprland", "xdg-desktop", "firefox", "chrome", "chromium",
     "nvidia-cuda-mps", "mps-server", "nv-hostengine", "dcgm-exporter",
-)
+)  # fmt: skip
 
 
 class CallError(Fact, frozen=True):
@@ -182,9 +181,6 @@ class GpuProcess(Fact, frozen=True):
     memory_mib: int | Missing = NOT_READ
     user: str | Missing = NOT_READ
     is_own: bool = False
-
-
-# fmt: on
 
 
 def system_program(name: str) -> str | None:
