@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from gpudoctor.facts.nvml.channel import SIZE_BYTES, CollectorMessage, SharedCallTrace
-from gpudoctor.facts.nvml.collector_child import CollectorOrder, serve
+from gpudoctor.facts.nvml.channel import SIZE_BYTES, CollectorMessage, CollectorOrder, SharedCallTrace
+from gpudoctor.facts.nvml.collector_child import serve
 from gpudoctor.process.pipes import anonymous_file
 from gpudoctor.testing.fake_nvml import Script, ScriptedFault, write_script
 from tests.facts.nvml_nodes import make_node, make_root
@@ -73,7 +73,7 @@ def test_the_collector_says_every_fact_and_then_the_end(tmp_path: Path) -> None:
 
     listener = threading.Thread(target=listen, daemon=True)
     listener.start()
-    serve(CollectorOrder(write_end, memory, os.getpid(), str(root), spec))
+    serve(CollectorOrder(out=write_end, trace=memory, nvml=spec, parent_pid=os.getpid(), root=str(root)))
     os.close(write_end)
     os.close(memory)
     listener.join()

@@ -387,7 +387,8 @@ def test_the_process_writes_a_line_a_sample_and_then_the_end(tmp_path: Path) -> 
     stop, writer = os.pipe()
     os.close(writer)
     memory = anonymous_file(SIZE_BYTES)
-    serve(SampleOrder(out, stop, memory, named(node), 60.0, spec_of(tmp_path, node)))
+    spec = spec_of(tmp_path, node)
+    serve(SampleOrder(out=out, trace=memory, nvml=spec, stop=stop, gpus=named(node), interval_s=60.0))
     for descriptor in (out, stop, memory):
         os.close(descriptor)
     with os.fdopen(reader, "rb") as lines:

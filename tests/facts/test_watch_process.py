@@ -214,7 +214,8 @@ def test_the_process_answers_once_for_each_request(tmp_path: Path) -> None:
     os.write(writer, b"...")
     os.close(writer)
     memory = anonymous_file(SIZE_BYTES)
-    serve(WatchOrder(requests, out, memory, named(node), 1.0, spec_of(tmp_path, node)))
+    spec = spec_of(tmp_path, node)
+    serve(WatchOrder(out=out, trace=memory, nvml=spec, requests=requests, gpus=named(node), interval_s=1.0))
     for descriptor in (out, requests, memory):
         os.close(descriptor)
     with os.fdopen(reader, "rb") as lines:

@@ -1,4 +1,4 @@
-"""What passes between the collector process and its parent: messages, and the call trace.
+"""What passes between a process that calls the driver and its parent: orders, messages, and the call trace.
 
 The call trace names the driver call that each thread of the collector is in. It is in shared memory, so
 the parent can read it when the collector no longer answers.
@@ -25,6 +25,24 @@ _FINISHED, _BETWEEN_CALLS = 0.0, -1.0
 _NAME_BYTES = 72
 _SLOT_BYTES = _HEAD.size + _NAME_BYTES
 SIZE_BYTES = SLOTS * _SLOT_BYTES
+
+
+class DriverOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """What the parent of any process that calls the driver orders: the descriptors of answers and call trace.
+
+    `nvml` names a replacement for pynvml as module:factory:argument; None is the real one.
+    """
+
+    out: int
+    trace: int
+    nvml: str | None = None
+
+
+class CollectorOrder(DriverOrder, frozen=True, kw_only=True):
+    """An order to read everything below a root; the parent's pid tells its own processes."""
+
+    parent_pid: int
+    root: str = "/"
 
 
 class CollectorMessage(msgspec.Struct, frozen=True, omit_defaults=True):

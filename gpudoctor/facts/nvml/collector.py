@@ -79,7 +79,7 @@ class Collector:
             self._process = DriverProcess("collector", ahead.process, ahead.trace, ahead.errors, ahead.ordered_s)
             return
         with pipe_with_child("writes") as (pipe, out):
-            order = {"pipe": out, "parent_pid": os.getpid(), "root": str(root), "nvml": nvml}
+            order = {"out": out, "parent_pid": os.getpid(), "root": str(root), "nvml": nvml}
             self._process = DriverProcess.start("collector", "nvml.collector_child", order, (out,))
         self._pipe = LineReader(pipe, _MAX_LINE_BYTES)
 

@@ -12,7 +12,7 @@ from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
-from gpudoctor.facts.nvml.channel import CollectorMessage, SharedCallTrace
+from gpudoctor.facts.nvml.channel import CollectorMessage, CollectorOrder, SharedCallTrace
 from gpudoctor.facts.nvml.client import load_pynvml
 from gpudoctor.facts.nvml.read_node import read_nvml
 from gpudoctor.facts.system.sysfs import SysPath
@@ -20,19 +20,6 @@ from gpudoctor.process.ending import leave
 from gpudoctor.process.pipes import write_all
 
 T = TypeVar("T")
-
-
-class CollectorOrder(msgspec.Struct, frozen=True):
-    """What the parent orders: descriptors of the pipe and the call trace, its pid, and the root to read below.
-
-    `nvml` names a replacement for pynvml as module:factory:argument; None is the real one.
-    """
-
-    pipe: int
-    trace: int
-    parent_pid: int
-    root: str = "/"
-    nvml: str | None = None
 
 
 def main(argument: str) -> None:
@@ -61,7 +48,7 @@ def wait_for_order(orders: int) -> None:
 
 def serve(order: CollectorOrder) -> None:
     nvml = load(order.nvml) if order.nvml else None
-    write, lock = line_writer(order.pipe), Lock()
+    write, lock = line_writer(order.out), Lock()
 
     def send(message: CollectorMessage) -> None:
         with lock:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from gpudoctor.facts.model.missing import Missing, if_known
-from gpudoctor.facts.nvml.channel import SharedCallTrace, Slot
+from gpudoctor.facts.nvml.channel import DriverOrder, SharedCallTrace, Slot
 from gpudoctor.facts.nvml.client import MAX_COUNT, MAX_MHZ, MAX_MW, DriverError, NvmlClient, in_range, prefer
 from gpudoctor.facts.nvml.collector_child import line_writer, load, serve_and_exit
 from gpudoctor.facts.nvml.gpu import (
@@ -61,19 +61,12 @@ _REST, _LEAST_REST = 4.0, 0.2
 _PERIOD_S = 0.55
 
 
-class SampleOrder(msgspec.Struct, frozen=True):
-    """What the parent orders.
+class SampleOrder(DriverOrder, frozen=True, kw_only=True):
+    """`stop`: a descriptor that ends when sampling should stop; `gpus`: NVML index and UUID of each."""
 
-    `out`: a file descriptor for the lines; `stop`: a descriptor that ends when sampling should stop; `gpus`: NVML index
-    and UUID of each. `nvml` names a replacement for pynvml as module:factory:argument.
-    """
-
-    out: int
     stop: int
-    trace: int
     gpus: tuple[tuple[int, str], ...]
     interval_s: float
-    nvml: str | None = None
 
 
 class GpuSampler:
