@@ -22,6 +22,7 @@ from tests.facts.kernel_words import parse_kernel_lines
 from tests.narrowed import missing
 from tests.sysfs_tree import write
 
+Machine = Callable[[str, str | None], KernelLog]
 LOST = "NVRM: Xid (PCI:0000:05:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
 
 
@@ -468,7 +469,7 @@ WRAPPED = f"6,900,500000000,-;eth0: link up\n4,901,500000001,-;{LOST}\n"
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str | None], KernelLog]:
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     """This machine with another /dev/kmsg, and with a journalctl that prints a text; None: it is not installed."""
     programs = tmp_path / "bin"
     programs.mkdir()
@@ -491,9 +492,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, s
     return read
 
 
-def test_what_was_overwritten_is_read_from_the_journal_and_each_line_once(
-    machine: Callable[[str, str | None], KernelLog],
-) -> None:
+def test_what_was_overwritten_is_read_from_the_journal_and_each_line_once(machine: Machine) -> None:
     journal = (
         "[    0.000000] node12 kernel: Linux version 6.8\n"
         f"[  300.000000] node12 kernel: {OLD}\n"
@@ -504,9 +503,7 @@ def test_what_was_overwritten_is_read_from_the_journal_and_each_line_once(
     assert (log.source, log.truncated, log.gap) == ("/dev/kmsg and journalctl -k -b", False, None)
 
 
-def test_a_recovery_that_only_the_journal_holds_keeps_its_place_among_the_errors(
-    machine: Callable[[str, str | None], KernelLog],
-) -> None:
+def test_a_recovery_that_only_the_journal_holds_keeps_its_place_among_the_errors(machine: Machine) -> None:
     none = "NVRM: Xid (PCI:0000:05:00): 154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"
     journal = f"[    0.000000] n kernel: Linux\n[  400.000000] n kernel: {none}\n[  700.000000] n kernel: eth0: up\n"
     assert [event.code for event in events_of(machine(WRAPPED, journal))] == [154, 79]
@@ -522,7 +519,7 @@ def test_a_recovery_that_only_the_journal_holds_keeps_its_place_among_the_errors
     ids=["not installed", "of another user", "vacuumed"],
 )
 def test_where_the_journal_does_not_reach_back_either_that_is_said(
-    machine: Callable[[str, str | None], KernelLog], journal: str | None, why: str
+    machine: Machine, journal: str | None, why: str
 ) -> None:
     log = machine(WRAPPED, journal)
     assert [event.code for event in events_of(log)] == [79], "what is left counts"
@@ -536,14 +533,12 @@ def test_a_journal_that_begins_late_is_not_the_whole_log(monkeypatch: pytest.Mon
     assert (log.events, log.truncated, log.gap) == ((), True, "the journal begins 350 s after boot")
 
 
-def test_a_whole_ring_buffer_needs_no_journal(machine: Callable[[str, str | None], KernelLog]) -> None:
+def test_a_whole_ring_buffer_needs_no_journal(machine: Machine) -> None:
     log = machine(KMSG, f"[    0.000000] node12 kernel: {OLD}\n")
     assert (log.source, [event.code for event in events_of(log)]) == ("/dev/kmsg", [79])
 
 
-def test_a_line_of_the_journal_that_a_program_wrote_is_none_of_the_kernels(
-    machine: Callable[[str, str | None], KernelLog],
-) -> None:
+def test_a_line_of_the_journal_that_a_program_wrote_is_none_of_the_kernels(machine: Machine) -> None:
     journal = (
         "[    0.000000] node12 kernel: Linux version 6.8\n"
         f"[  300.000000] node12 agent[7]: {OLD}\n"

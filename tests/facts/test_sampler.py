@@ -35,7 +35,9 @@ def named(node: Node) -> tuple[tuple[int, str], ...]:
     return tuple((gpu.index, str(gpu.uuid)) for gpu in node.gpus)
 
 
-def sample(nvml: FakeNvml, node: Node, ticks: int) -> tuple[list[Sample], list[float], list[SamplerLine]]:
+def sample(
+    nvml: FakeNvml, node: Node, ticks: int, gpus: tuple[tuple[int, str], ...] = ()
+) -> tuple[list[Sample], list[float], list[SamplerLine]]:
     """Sample in this process; returns the messages, the pauses between ticks, and what was no sample."""
     rests: list[float] = []
     said: list[SamplerLine] = []
@@ -44,7 +46,7 @@ def sample(nvml: FakeNvml, node: Node, ticks: int) -> tuple[list[Sample], list[f
         rests.append(wait_s)
         return len(rests) == ticks
 
-    sample_until(stopped, said.append, nvml, named(node), 0.2)
+    sample_until(stopped, said.append, nvml, gpus or named(node), 0.2)
     samples = [s.sample for s in said if s.sample is not None]
     return samples, rests, [s for s in said if s.sample is None]
 
@@ -186,15 +188,7 @@ def test_a_gpu_without_a_handle_costs_only_its_own_samples() -> None:
     samples, _, _ = sample(FakeNvml(node, (ScriptedFault("nvmlDeviceGetHandleByUUID", code=15),)), node, ticks=1)
     for gpu in SampleRecording(named(node), samples).between(0.0, float("inf")):
         assert (gpu.samples, set(gpu.unread)) == (0, set(NAMES))
-    others = (("GPU-gone", 0),)
-    samples = []
-    sample_until(
-        lambda _: True,
-        lambda said: samples.append(said.sample) if said.sample else None,
-        FakeNvml(node),
-        (*named(node)[:1], *((index, uuid) for uuid, index in others)),
-        0.2,
-    )
+    samples, _, _ = sample(FakeNvml(node), node, ticks=1, gpus=(named(node)[0], (0, "GPU-gone")))
     assert [bool(s.readings) for s in samples] == [False, True, True]
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from msgspec.structs import replace
+
 from gpudoctor.facts.model.driver import on_gpu
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
@@ -152,10 +154,9 @@ def _host_playing(node: Node, job: SimulatedJob, seconds: float) -> HostTick:
     used, total = host.ram_used_mib, host.ram_total_mib
     if total is not None:
         used = min((used or 0.0) + _RANK_RAM_MIB * len(job.ranks), 0.8 * total)
-    return HostTick(
+    return replace(
+        host,
         cpu_pct=round(min(cpu_pct, 100.0), 1),
-        cpus=host.cpus,
         ram_used_mib=None if used is None else round(used),
-        ram_total_mib=total,
         load_1min=round(busy * cpus * (1 + 0.05 * smooth_noise("host load", seconds / 20)), 2),
     )
