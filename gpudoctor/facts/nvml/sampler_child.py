@@ -11,6 +11,7 @@ from time import monotonic
 from typing import Any, TypeVar, cast
 
 import msgspec
+from msgspec.structs import asdict
 
 from gpudoctor.facts.model.missing import Missing, if_known
 from gpudoctor.facts.nvml.channel import DriverOrder, SharedCallTrace, Slot
@@ -47,13 +48,6 @@ _ASK: dict[str, Callable[[NvmlClient], float | Missing]] = {
     "pcie_width": lambda client: client.number(1, 32, "nvmlDeviceGetCurrPcieLinkWidth"),
 }
 _SLOW = ("temperature_c", "memory_mhz", "memory_used_mib", "pcie_width")
-_TIMERS = {
-    "sw-power-cap": "sw_power_cap_us",
-    "sync-boost": "sync_boost_us",
-    "sw-thermal": "sw_thermal_us",
-    "hw-thermal": "hw_thermal_us",
-    "hw-power-brake": "hw_power_brake_us",
-}
 # The ranks need the driver more: rest four times as long as a round took. But a training run of 3 s is sampled too, and
 # train.utilization needs five rounds of it even if each of 8 GPUs takes 10 ms for each of 6 calls: there the rest
 # shrinks to a fifth of a round. Only one call is in the driver at a time, so a rank waits for at most one.
@@ -103,9 +97,12 @@ class GpuSampler:
         else:
             self._slow[self._turn]()
             self._turn = (self._turn + 1) % len(self._slow)
-        times = throttle_times(fields, self._driver)
+        times = asdict(throttle_times(fields, self._driver))
+        # by the names of the reasons: sw_power_cap_us is the time of sw-power-cap
         timers_ms = {
-            reason: us / 1000 for reason, leaf in _TIMERS.items() if not isinstance(us := getattr(times, leaf), Missing)
+            leaf.removesuffix("_us").replace("_", "-"): us / 1000
+            for leaf, us in times.items()
+            if not isinstance(us, Missing)
         }
         return Sample(at_s, gpu, self._readings, events, timers_ms, self._counted, self._unread)
 

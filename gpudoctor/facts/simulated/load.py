@@ -157,7 +157,9 @@ def _wired(
             gpu = _identified(model, len(gpus), bus_id, name, has_serial)
             for leaf, column in group["each"].items():
                 gpu = put(gpu, leaf, column[place] if isinstance(column, list) else column)
-            gpu = _with_open_links(gpu, links, group.get("unlinked", 0))
+            if unlinked := group.get("unlinked"):  # a card with an NVLink connector but without a bridge
+                open_links = (NvLink(link, "inactive", links["version"], UNSUPPORTED) for link in range(unlinked))
+                gpu = replace(gpu, nvlinks=tuple(open_links))
             gpus.append(_with_path(gpu, group.get("path"), place, pci_class))
             if group.get("on_bus", True):  # a WSL2 guest sees no NVIDIA device on its PCI bus
                 devices.append(_pci_device(gpus[-1], pci_class))
@@ -241,13 +243,6 @@ def _with_links(gpu: Gpu, spec: Row, row: list[int], gpus: list[Gpu]) -> Gpu:
     state, version, speed, kind = spec.get("state", "active"), spec["version"], spec["speed_gb_s"], spec["remote_kind"]
     made = (NvLink(link, state, version, speed, kind, end, **errors) for link, end in enumerate(ends))
     return replace(gpu, nvlinks=tuple(made))
-
-
-def _with_open_links(gpu: Gpu, spec: Row, count: int) -> Gpu:
-    """Add inactive links: a card with an NVLink connector but without a bridge."""
-    if not count:
-        return gpu
-    return replace(gpu, nvlinks=tuple(NvLink(link, "inactive", spec["version"], UNSUPPORTED) for link in range(count)))
 
 
 def _pair(a: Gpu, b: Gpu, nvlinks: int, spec: Row) -> GpuPair:
