@@ -35,20 +35,8 @@ from tests.sysfs_tree import write
 
 MIG = "settings.mig_instances"
 CARRIED = (
-    "a100-mig-8",
-    "confidential-h100",
-    "container-2-of-8",
-    "dgx-a100-8",
-    "dgx1-v100-8",
-    "gb200-tray-4",
-    "gh200-1",
-    "h100-nvl-4",
-    "hgx-b200-8",
-    "hgx-h100-8",
-    "l40s-8",
-    "rtx3090-nvlink-2",
-    "rtx4090-4",
-    "t4-cloud-4",
+    *("a100-mig-8", "confidential-h100", "container-2-of-8", "dgx-a100-8", "dgx1-v100-8", "gb200-tray-4", "gh200-1"),
+    *("h100-nvl-4", "hgx-b200-8", "hgx-h100-8", "l40s-8", "rtx3090-nvlink-2", "rtx4090-4", "t4-cloud-4"),
     "vgpu-guest-1",
 )
 

@@ -19,23 +19,9 @@ from gpudoctor.facts.simulated.load import apply_faults, fault_names, faults, lo
 from tests.narrowed import present
 
 PROMISED = (
-    "hgx-h100-8",
-    "hgx-h200-8",
-    "hgx-b200-8",
-    "dgx-a100-8",
-    "dgx1-v100-8",
-    "gb200-tray-4",
-    "gh200-1",
-    "h100-nvl-2",
-    "l40s-8",
-    "t4-cloud-4",
-    "a100-mig-8",
-    "rtx4090-4",
-    "rtx4090-8",
-    "rtx3090-nvlink-2",
-    "workstation-mixed",
-    "container-2-of-8",
-    "cpu-only",
+    *("hgx-h100-8", "hgx-h200-8", "hgx-b200-8", "dgx-a100-8", "dgx1-v100-8", "gb200-tray-4", "gh200-1", "h100-nvl-2"),
+    *("l40s-8", "t4-cloud-4", "a100-mig-8", "rtx4090-4", "rtx4090-8", "rtx3090-nvlink-2", "workstation-mixed"),
+    *("container-2-of-8", "cpu-only"),
 )
 
 
