@@ -17,6 +17,12 @@ SWITCH = "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 20034, Fatal, Link 30 LTSSM
 OFF_BUS = "NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus."
 AER = "pcieport 0000:00:01.0: AER: Uncorrected (Fatal) error received: 0000:3b:00.0"
 
+# a GPU that is lost at boot: its fault is two lines below its name
+BOOT = (
+    "NVRM: The NVIDIA GPU 0000:18:00.0",
+    "NVRM: (PCI ID: 10de:2901) installed in this system has",
+    "NVRM: fallen off the bus and is not responding to commands.",
+)
 BUS_9B = "0000:9b:00.0"
 # line; row of the table, or None; kind; bus id
 DRIVER_LINES: list[tuple[str, str | None, str, str | None]] = [

@@ -18,7 +18,7 @@ from gpudoctor.facts.kernel_log.live import read_kernel_log
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import KernelEvent, KernelLog
 from gpudoctor.process.command import Completed
-from tests.facts.kernel_words import parse_kernel_lines
+from tests.facts.kernel_words import BOOT, parse_kernel_lines
 from tests.narrowed import missing
 from tests.sysfs_tree import write
 
@@ -194,15 +194,8 @@ def test_faults_that_come_without_an_xid(line: str, kind: str, bus_id: str | Non
     assert (event.kind, event.bus_id, event.code, event.time_s) == (kind, bus_id, None, 77.000001)
 
 
-BOOT_LOST = (
-    "[ 9.1] NVRM: The NVIDIA GPU 0000:18:00.0",
-    "[ 9.1] NVRM: (PCI ID: 10de:2901) installed in this system has",
-    "[ 9.1] NVRM: fallen off the bus and is not responding to commands.",
-)
-
-
 def test_a_gpu_lost_at_boot_is_named_three_lines_before_its_fault() -> None:
-    event = only(*BOOT_LOST)
+    event = only(*(f"[ 9.1] {line}" for line in BOOT))
     assert (event.kind, event.bus_id) == ("off-bus", "0000:18:00.0")
 
 
@@ -211,7 +204,7 @@ def test_a_gpu_too_old_for_the_driver_is_not_blamed_for_another_ones_fall() -> N
         (
             "NVRM: The NVIDIA GPU 0000:01:00.0 (PCI ID: 10de:0fc6)",
             "NVRM: installed in this system is not supported by the NVIDIA 535 driver",
-            BOOT_LOST[2],
+            f"[ 9.1] {BOOT[2]}",
         )
     )
     assert (old.kind, old.bus_id) == ("rm", "0000:01:00.0")
