@@ -137,9 +137,9 @@ def text_records(lines: Iterable[str], wanted: Callable[[str], bool], from_kerne
 class _OpenMessage:
     """The current message in a text, to which further lines may belong; dmesg and journalctl indent these."""
 
-    def __init__(self, head: LogRecord | None = None, indent: int = 0) -> None:
+    def __init__(self, head: LogRecord | None = None) -> None:
         self._head = head
-        self._indent = indent
+        self._indent = 0
 
     def record(self, raw: str, record: LogRecord) -> LogRecord | None:
         """The next line's record in this context; None if it is not a message (" KEY=value" of /dev/kmsg)."""

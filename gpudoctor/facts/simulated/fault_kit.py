@@ -91,9 +91,7 @@ def _applied(node: Node, spec: str) -> tuple[Node, str]:
     name = spec.partition("@")[0]
     fault = next((fault for fault in faults() if fault.name == name), None)
     if fault is None:
-        raise UserError(
-            f"no fault is called {name!r}{nearest(name, tuple(f.name for f in faults()), 'gpudoctor nodes')}"
-        )
+        raise UserError(f"no fault is called {name!r}{nearest(name, tuple(f.name for f in faults()))}")
     target = _target(fault, node, spec)
     reason = why_not(fault.needs, node, target)
     if reason is not None:
@@ -167,10 +165,10 @@ def _seconds(spec: str | None, word: str) -> float:
     return float(found[1])
 
 
-def nearest(word: str, names: tuple[str, ...], where: str) -> str:
+def nearest(word: str, names: tuple[str, ...]) -> str:
     """The end of a message about an unknown name: similar names, or where to find all of them."""
     close = nearest_names(word, names, 3, 0.5) or [n for n in names if word and word in n][:3]
-    return f"; did you mean {' or '.join(close)}?" if close else f"; see: {where}"
+    return f"; did you mean {' or '.join(close)}?" if close else "; see: gpudoctor nodes"
 
 
 def _patched(node: Node, target: Target, patch: Mapping[str, Any]) -> Node:

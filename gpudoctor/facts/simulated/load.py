@@ -66,9 +66,7 @@ def load_node(name: str, environ: Mapping[str, str] | None = None) -> Node:
     setting can be tried on it.
     """
     if name not in node_names():
-        raise UserError(
-            f"no simulated node is called {name!r}{fault_kit.nearest(name, node_names(), 'gpudoctor nodes')}"
-        )
+        raise UserError(f"no simulated node is called {name!r}{fault_kit.nearest(name, node_names())}")
     body = _read(name)
     body.pop("title")
     gpus, pairs, devices = _wired(body.pop("gpus", []), body.pop("pairs", {}), name)
