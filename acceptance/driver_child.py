@@ -14,9 +14,8 @@ from typing import Any
 
 import msgspec
 
-from gpudoctor.facts.model.gpu import Gpu, GpuPair
 from gpudoctor.facts.model.node import Driver
-from gpudoctor.facts.nvml.channel import CallTrace
+from gpudoctor.facts.nvml.channel import CollectorMessage
 from gpudoctor.facts.nvml.client import load_pynvml
 from gpudoctor.facts.nvml.fake_driver_context import read_fake_driver_context
 from gpudoctor.facts.nvml.read_node import read_nvml
@@ -89,6 +88,15 @@ class DriverReading(msgspec.Struct):
     answers: list[DriverAnswer] = []
     twins: list[Twin] = []
 
+    def take(self, message: CollectorMessage) -> None:
+        """What the reader sends."""
+        if message.driver is not None:
+            self.driver = message.driver
+        if message.gpu is not None and message.done:
+            self.read.append(message.gpu.index)
+        if message.handle_error is not None:
+            self.unread |= [message.handle_error]
+
 
 def where(thread: str) -> str:
     """The GPU of a thread's calls as text; "" for the main thread, whose calls concern the system."""
@@ -133,29 +141,6 @@ class _Noted:
         return noted
 
 
-class _Ears:
-    """Receives the events of the reading."""
-
-    def __init__(self, reading: DriverReading) -> None:
-        self._reading = reading
-
-    def driver(self, driver: Driver) -> None:
-        self._reading.driver = driver
-
-    def gpu(self, gpu: Gpu, done: bool) -> None:
-        if done:
-            self._reading.read.append(gpu.index)
-
-    def handle_error(self, index: int, words: str) -> None:
-        self._reading.unread[index] = words
-
-    def pairs(self, pairs: tuple[GpuPair, ...]) -> None:
-        return
-
-    def trace(self, slot: int) -> CallTrace:
-        return CallTrace()
-
-
 def main(call_limit: str) -> None:
     """Read and write the `DriverReading` as JSON to stdout; `call_limit`: seconds that one call may take."""
     reading = DriverReading()
@@ -163,7 +148,7 @@ def main(call_limit: str) -> None:
     nvml = _Noted(load_pynvml(), reading)
     threading.Thread(target=_watch, args=(nvml, reading, float(call_limit)), daemon=True).start()
     began = perf_counter()
-    reading.driver = read_nvml(_Ears(reading), nvml, simulated.root if simulated else Path("/"))
+    reading.driver = read_nvml(reading.take, nvml, simulated.root if simulated else Path("/"))
     reading.seconds = round(perf_counter() - began, 4)
     for index in sorted(reading.read):
         _ask_again(nvml, reading, index)

@@ -104,7 +104,7 @@ def nvml(asked: Asked) -> Report:
         fake_driver = read_fake_driver_context(os.environ)
         assert fake_driver is not None
         heard = Heard()
-        driver = read_nvml(heard, FakeNvml(asked.node), fake_driver.root)
+        driver = read_nvml(heard.take, FakeNvml(asked.node), fake_driver.root)
         errors = tuple(f"index {index}: {words}" for index, words in sorted(heard.handle_errors.items()))
         read = Node(
             driver=msgspec.structs.replace(driver, handle_errors=errors),

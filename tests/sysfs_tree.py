@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Host
+from gpudoctor.facts.system.host import read_host
 
 MIB_KB = 1024
 
@@ -25,6 +27,11 @@ def write(root: Path, files: Mapping[str, str | bytes]) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content if isinstance(content, bytes) else f"{content}\n".encode())
     return root
+
+
+def host_of(root: Path, files: Mapping[str, str | bytes]) -> Host:
+    """The host that is read from these files, and from those that were there."""
+    return read_host(write(root, files))
 
 
 def link(root: Path, name: str, target: str) -> None:

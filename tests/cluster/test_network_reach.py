@@ -14,7 +14,7 @@ import pytest
 from gpudoctor.cluster.check.network_findings import gloo_trouble, interface_for_gloo
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system import network
-from gpudoctor.facts.system.network import LocalInterface, Reach, own_addresses, read_here, read_reach
+from gpudoctor.facts.system.network import LocalInterface, Reach, own_addresses, read_reach
 from tests.narrowed import missing
 
 _NODE = Reach(
@@ -32,7 +32,7 @@ def with_(node: Reach, **changes: object) -> Reach:
 
 
 def test_this_machine_has_a_loopback_interface_and_a_boot_id() -> None:
-    reach = read_here()
+    reach = read_reach()
     loopback = reach.interface_of("127.0.0.1")
     assert reach.hostname == socket.gethostname()
     assert loopback is not None
@@ -55,7 +55,7 @@ def test_a_name_that_does_not_resolve_is_a_missing_fact_with_its_reason(monkeypa
         (socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution"), "failed"),
     ):
         monkeypatch.setattr(socket, "getaddrinfo", Mock(side_effect=error))
-        resolved = read_here().resolved
+        resolved = read_reach().resolved
         assert isinstance(resolved, Missing)
         assert (resolved.kind, resolved.reason) == (kind, f"n7 does not resolve: {error.strerror}")
 
@@ -64,14 +64,14 @@ def test_a_resolver_that_does_not_answer_is_left_behind(monkeypatch: pytest.Monk
     released = threading.Event()
     monkeypatch.setattr(network, "_RESOLVER_LIMIT_S", 0.05)
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: released.wait(60) and [])
-    resolved = read_here().resolved
+    resolved = read_reach().resolved
     released.set()
     assert "took longer than 0.05 s" in missing(resolved).reason
 
 
 def test_where_no_thread_can_be_started_the_name_is_not_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
-    resolved = read_here().resolved
+    resolved = read_reach().resolved
     assert missing(resolved).reason == f"resolving {socket.gethostname()}: can't start new thread"
 
 
@@ -80,7 +80,7 @@ def test_interfaces_that_the_kernel_does_not_tell_are_missing(monkeypatch: pytes
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(psutil, "net_if_addrs", denied)
-    reach = read_here()
+    reach = read_reach()
     assert isinstance(reach.interfaces, Missing)
     assert reach.interface_of("127.0.0.1") is None
     assert own_addresses() == []

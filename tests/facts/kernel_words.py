@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from gpudoctor.facts.kernel_log.lines import collect, is_of_interest
 from gpudoctor.facts.kernel_log.records import text_records
 from gpudoctor.facts.model.driver import KernelEvent
+from tests.narrowed import present
 
 LOST = "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
 NONE = "NVRM: Xid (PCI:0000:3b:00): 154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"
@@ -16,6 +17,12 @@ SWITCH = "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 20034, Fatal, Link 30 LTSSM
 OFF_BUS = "NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus."
 AER = "pcieport 0000:00:01.0: AER: Uncorrected (Fatal) error received: 0000:3b:00.0"
 
+# a GPU that is lost at boot: its fault is two lines below its name
+BOOT = (
+    "NVRM: The NVIDIA GPU 0000:18:00.0",
+    "NVRM: (PCI ID: 10de:2901) installed in this system has",
+    "NVRM: fallen off the bus and is not responding to commands.",
+)
 BUS_9B = "0000:9b:00.0"
 # line; row of the table, or None; kind; bus id
 DRIVER_LINES: list[tuple[str, str | None, str, str | None]] = [
@@ -179,4 +186,5 @@ def kmsg(message: str, sequence: int = 1, seconds: float = 1.5, priority: int = 
 
 def parse_kernel_lines(lines: Iterable[str]) -> tuple[KernelEvent, ...]:
     """The events in the lines of a kernel log."""
-    return collect(text_records(lines, is_of_interest)).events
+    log, _ = collect(text_records(lines, is_of_interest), "a text")
+    return present(log.events)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,10 @@ from gpudoctor.facts.model.gpu import (
 )
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
 from gpudoctor.facts.model.node import Driver, Node
-from gpudoctor.facts.nvml.channel import CallTrace
+from gpudoctor.facts.nvml.channel import CollectorMessage
 from gpudoctor.facts.nvml.read_node import read_nvml
 from gpudoctor.testing.fake_nvml import FakeNvml, ScriptedFault
+from tests.sysfs_tree import write
 
 # functions that a driver of the 470 branch does not have
 ABSENT_IN_470 = (
@@ -176,17 +178,23 @@ def with_gpu(node: Node, index: int, **changes: Any) -> Node:
 
 def make_root(folder: Path, version: str = "580.95.05") -> Path:
     """A root on which the kernel module is loaded."""
-    module = folder / "sys/module/nvidia"
-    module.mkdir(parents=True)
-    (module / "initstate").write_text("live\n")
-    (module / "version").write_text(f"{version}\n")
-    (folder / "proc").mkdir()
-    (folder / "proc/modules").write_text("nvidia 56999936 0 - Live 0x0000000000000000\n")
-    return folder
+    module = {"/sys/module/nvidia/initstate": "live", "/sys/module/nvidia/version": version}
+    return write(folder, {**module, "/proc/modules": "nvidia 56999936 0 - Live 0x0000000000000000"})
+
+
+def with_paths(gpus: Iterable[Gpu], node: Node) -> dict[int, Gpu]:
+    """The GPUs by index, with the bridges of the node, which the driver does not report."""
+    paths = {gpu.index: gpu.pcie.path for gpu in node.gpus}
+    return {gpu.index: replace(gpu, pcie=replace(gpu.pcie, path=paths[gpu.index])) for gpu in gpus}
+
+
+def of_field(field: int, gpu: int | None = None, **answer: Any) -> ScriptedFault:
+    """What a field of nvmlDeviceGetFieldValues answers: `value` or `code`."""
+    return ScriptedFault("nvmlDeviceGetFieldValues", gpu, field, **answer)
 
 
 class Heard:
-    """A listener that records its events, for tests in one process."""
+    """Records what is sent, for tests in one process."""
 
     def __init__(self) -> None:
         self.drivers: list[Driver] = []
@@ -195,29 +203,23 @@ class Heard:
         self.pairs_by_name: dict[tuple[int, int], GpuPair] = {}
         self.handle_errors: dict[int, str] = {}
 
-    def driver(self, driver: Driver) -> None:
-        self.drivers.append(driver)
-
-    def gpu(self, gpu: Gpu, done: bool) -> None:
-        self.parts.append(gpu)
-        if done:
-            self.gpus[gpu.index] = gpu
-
-    def pairs(self, pairs: tuple[GpuPair, ...]) -> None:
-        for pair in pairs:
+    def take(self, message: CollectorMessage) -> None:
+        if message.driver is not None:
+            self.drivers.append(message.driver)
+        if message.gpu is not None:
+            self.parts.append(message.gpu)
+            if message.done:
+                self.gpus[message.gpu.index] = message.gpu
+        if message.handle_error is not None:
+            self.handle_errors |= [message.handle_error]
+        for pair in message.pairs:
             assert (pair.a, pair.b) not in self.pairs_by_name, "a pair was told twice"
             self.pairs_by_name[pair.a, pair.b] = pair
-
-    def handle_error(self, index: int, words: str) -> None:
-        self.handle_errors[index] = words
-
-    def trace(self, slot: int) -> CallTrace:
-        return CallTrace()
 
 
 def read(root: Path, node: Node, *faults: ScriptedFault, **fake: Any) -> tuple[Driver, Heard, FakeNvml]:
     """Read the node through the fake driver, in this process."""
     heard = Heard()
     nvml = FakeNvml(node, faults, **fake)
-    driver = read_nvml(heard, nvml, root)
+    driver = read_nvml(heard.take, nvml, root)
     return driver, heard, nvml

@@ -43,6 +43,7 @@ def read():
     sys.stdout.buffer.write(to_json(node) + b"\\n")
 """
 
+Machine = tuple[dict[str, str], Path]
 Program = Callable[..., "subprocess.CompletedProcess[bytes]"]
 
 
@@ -73,7 +74,7 @@ def _marked(mark: str) -> list[psutil.Process]:
 
 @pytest.fixture
 @fixture_needs("cc")
-def machine(tmp_path: Path) -> tuple[dict[str, str], Path]:
+def machine(tmp_path: Path) -> Machine:
     """The environment of a machine whose kernel module is loaded, and the file that its driver library makes."""
     compiler = find_compiler(os.environ)
     libraries, fake_driver, loaded = tmp_path / "lib", tmp_path / "fake_driver", tmp_path / "loaded"
@@ -90,9 +91,7 @@ def machine(tmp_path: Path) -> tuple[dict[str, str], Path]:
 
 @pytest.mark.wide(every=2)
 @pytest.mark.parametrize("arguments", [QUICK, ("facts",)])
-def test_a_driver_that_is_to_be_read_is_loaded(
-    program: Program, machine: tuple[dict[str, str], Path], arguments: tuple[str, ...]
-) -> None:
+def test_a_driver_that_is_to_be_read_is_loaded(program: Program, machine: Machine, arguments: tuple[str, ...]) -> None:
     environ, loaded = machine
     program(*GPUDOCTOR, *arguments, env=environ)
     assert loaded.exists()
@@ -117,7 +116,7 @@ def test_a_driver_that_is_to_be_read_is_loaded(
     ],
 )
 def test_where_the_driver_is_not_to_be_read_its_library_is_not_even_loaded(
-    program: Program, machine: tuple[dict[str, str], Path], arguments: tuple[str, ...], code: int
+    program: Program, machine: Machine, arguments: tuple[str, ...], code: int
 ) -> None:
     environ, loaded = machine
     done = program(*GPUDOCTOR, *arguments, env=environ)
@@ -125,9 +124,7 @@ def test_where_the_driver_is_not_to_be_read_its_library_is_not_even_loaded(
     assert not loaded.exists()
 
 
-def test_where_the_kernel_module_is_not_loaded_the_library_is_not_either(
-    program: Program, machine: tuple[dict[str, str], Path]
-) -> None:
+def test_where_the_kernel_module_is_not_loaded_the_library_is_not_either(program: Program, machine: Machine) -> None:
     environ, loaded = machine
     shutil.rmtree(Path(environ["GPUDOCTOR_FAKE_DRIVER"]) / "root" / "sys" / "module" / "nvidia")
     report = json.loads(program(*GPUDOCTOR, *QUICK, env=environ).stdout)

@@ -32,25 +32,12 @@ from tests.imported_torch import own_children
 pytestmark = pytest.mark.usefixtures("no_process_stays")
 
 
-def garbled(path: str) -> FakeNvml:
-    """A driver that writes into a file descriptor that belongs to us."""
-    order = json.loads(sys.argv[1])
-    os.write(order["pipe"], b"NVRM: \xff\n")
-    return from_file(path)
-
-
-def killed(path: str) -> FakeNvml:
-    """A process that runs out of memory."""
-    os.kill(os.getpid(), signal.SIGKILL)
-    return from_file(path)
-
-
 @pytest.mark.wide(every=2)
 @pytest.mark.parametrize(("maker", "words"), [("garbled", "no message"), ("killed", "died by SIGKILL")])
 def test_a_collector_that_is_killed_or_garbled_is_a_failure_and_not_the_drivers(
     root: Path, maker: str, words: str
 ) -> None:
-    node = collect(root, make_node(1), maker=f"tests.facts.test_collector_process:{maker}")
+    node = collect(root, make_node(1), maker=f"tests.facts.broken_drivers:{maker}")
     assert node.driver.unanswered == ()
     assert isinstance(node.driver.init_code, Missing)
     assert node.driver.init_code.kind == "failed"

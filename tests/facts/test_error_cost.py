@@ -24,7 +24,7 @@ from gpudoctor.report.judge import judge
 from gpudoctor.report.model import Report
 from gpudoctor.testing.fake_nvml import FakeNvml, ScriptedFault
 from tests.checks.test_missing_leaves import ESSENTIAL
-from tests.facts.nvml_nodes import Heard, make_root
+from tests.facts.nvml_nodes import Heard, make_root, of_field, with_paths
 from tests.narrowed import present
 
 # those that may condemn a GPU, or are its loss; of the others each costs one value
@@ -83,23 +83,16 @@ def bridged() -> Node:
 def others(root: Path) -> tuple[Gpu, ...]:
     """The last two GPUs as the same reader shows them: what only one reader shows would be a gap of the others."""
     heard = Heard()
-    read_nvml(heard, FakeNvml(whole()), root)
-    return tuple(
-        replace(gpu, pcie=replace(gpu.pcie, path=whole().gpus[gpu.index].pcie.path))
-        for index, gpu in sorted(heard.gpus.items())
-        if index >= 2
-    )
+    read_nvml(heard.take, FakeNvml(whole()), root)
+    return tuple(gpu for index, gpu in sorted(with_paths(heard.gpus.values(), whole()).items()) if index >= 2)
 
 
 def read(root: Path, nvml: Any) -> Node:
     """The four GPUs, of which the first two were read through this driver."""
     heard, node = Heard(), whole()
     assert isinstance(node.pairs, tuple)
-    driver = read_nvml(heard, nvml, root)
-    told = {
-        gpu.index: replace(gpu, pcie=replace(gpu.pcie, path=node.gpus[gpu.index].pcie.path))
-        for gpu in heard.gpus.values()
-    }
+    driver = read_nvml(heard.take, nvml, root)
+    told = with_paths(heard.gpus.values(), node)
     gpus = (*(told[index] for index in sorted(told)), *others(root))
     shown = {gpu.index for gpu in gpus}
     pairs = tuple(heard.pairs_by_name.get((p.a, p.b), p) for p in node.pairs if {p.a, p.b} <= shown)
@@ -200,8 +193,8 @@ def test_one_answer_of_a_call_costs_what_the_rule_says(code: int, all_codes: boo
 def test_one_field_of_many_costs_what_the_rule_says(code: int, all_codes: bool, root: Path, healthy: Report) -> None:
     wrong = {}
     for field in struck_by(code, fields(root), all_codes=all_codes):
-        fault = ScriptedFault("nvmlDeviceGetFieldValues", gpu=STRUCK, field=field, code=code)
-        if found := problems(healthy, read(root, FakeNvml(bridged(), fault)), condemned=code in (15, 16)):
+        answers = FakeNvml(bridged(), of_field(field, STRUCK, code=code))
+        if found := problems(healthy, read(root, answers), condemned=code in (15, 16)):
             wrong[field] = found
     assert wrong == {}
 

@@ -16,7 +16,7 @@ from gpudoctor.facts.model.node import Host, NumaNode
 from gpudoctor.facts.system.environment import node_name
 from gpudoctor.facts.system.host import read_host
 from tests.narrowed import missing, present
-from tests.sysfs_tree import kind_of, meminfo, numa_node, write
+from tests.sysfs_tree import host_of, kind_of, meminfo, numa_node, write
 
 UNLIMITED_V1 = "9223372036854771712"  # 0x7ffffffffffff000
 BARE_CPU = "processor\t: 0\nflags\t\t: fpu vme sse2\n\nprocessor\t: 1\nflags\t\t: fpu vme sse2"
@@ -67,7 +67,7 @@ def test_an_empty_tree_gives_a_host_of_missing_facts_and_no_limit_is_made_up(tmp
 
 
 def test_garbage_is_failed_and_names_what_it_read(tmp_path: Path) -> None:
-    write(
+    host = host_of(
         tmp_path,
         {
             "/proc/uptime": "soon",
@@ -77,7 +77,6 @@ def test_garbage_is_failed_and_names_what_it_read(tmp_path: Path) -> None:
             "/proc/self/status": "Name:\tpython",
         },
     )
-    host = read_host(tmp_path)
     assert kind_of(host.uptime_s) == "failed"
     assert missing(host.ram_mib, "failed", "lots")
     assert kind_of(host.ram_available_mib) == "absent"
@@ -122,8 +121,7 @@ def test_a_node_of_cxl_memory_is_ram(tmp_path: Path, machine: str) -> None:
 def test_a_node_that_the_driver_names_is_gpu_memory_on_any_machine(tmp_path: Path) -> None:
     grace(tmp_path, "x86_64")
     numa_node(tmp_path, 2, "", 1000)
-    write(tmp_path, {"/proc/driver/nvidia/gpus/0009:01:00.0/numa_status": "Node: 1\nStatus: online"})
-    host = read_host(tmp_path)
+    host = host_of(tmp_path, {"/proc/driver/nvidia/gpus/0009:01:00.0/numa_status": "Node: 1\nStatus: online"})
     assert [node.is_gpu_memory for node in present(host.numa_nodes)] == [False, True, False]
 
 
@@ -145,7 +143,7 @@ def test_ram_is_not_known_where_the_size_of_the_gpu_memory_is_not(tmp_path: Path
 
 def test_version_2_the_smallest_limit_on_the_way_up_wins(tmp_path: Path) -> None:
     job = "/sys/fs/cgroup/system.slice/slurmstepd.scope/job_7"
-    write(
+    host = host_of(
         tmp_path,
         {
             "/proc/self/cgroup": "0::/system.slice/slurmstepd.scope/job_7/step_0",
@@ -158,13 +156,12 @@ def test_version_2_the_smallest_limit_on_the_way_up_wins(tmp_path: Path) -> None
             "/sys/fs/cgroup/system.slice/cpu.max": "1600000 100000",
         },
     )
-    host = read_host(tmp_path)
     assert (host.memory_limit_mib, host.memory_limit_source) == (65_536, f"{job}/memory.max")
     assert (host.cpu_quota, host.cpu_quota_source) == (8.0, f"{job}/step_0/cpu.max")
 
 
 def test_version_1_unlimited_is_no_limit(tmp_path: Path) -> None:
-    write(
+    host = host_of(
         tmp_path,
         {
             "/proc/self/cgroup": "4:memory:/user.slice\n1:cpu,cpuacct:/user.slice\n0::/",
@@ -174,7 +171,6 @@ def test_version_1_unlimited_is_no_limit(tmp_path: Path) -> None:
             "/sys/fs/cgroup/cpu,cpuacct/user.slice/cpu.cfs_period_us": "100000",
         },
     )
-    host = read_host(tmp_path)
     assert host.memory_limit_mib is None
     assert host.cpu_quota is None
     assert kind_of(host.memory_limit_source) == "absent"
@@ -182,7 +178,7 @@ def test_version_1_unlimited_is_no_limit(tmp_path: Path) -> None:
 
 def test_version_1_in_docker_the_group_name_is_the_hosts_but_the_mount_is_the_containers(tmp_path: Path) -> None:
     group = "/docker/0123abcd"
-    write(
+    host = host_of(
         tmp_path,
         {
             "/proc/self/cgroup": f"4:memory:{group}\n2:cpuacct,cpu:{group}",
@@ -196,7 +192,6 @@ def test_version_1_in_docker_the_group_name_is_the_hosts_but_the_mount_is_the_co
             "/sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000",
         },
     )
-    host = read_host(tmp_path)
     assert (host.memory_limit_mib, host.cpu_quota) == (16_384, 1.5)
     assert host.memory_limit_source == "/sys/fs/cgroup/memory/memory.limit_in_bytes"
     assert host.cpu_quota_source == "/sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us"
@@ -210,14 +205,13 @@ def test_version_2_in_a_container_the_mount_point_is_its_own_group(tmp_path: Pat
 
 
 def test_the_top_of_version_2_has_no_limit_files_and_that_is_no_limit(tmp_path: Path) -> None:
-    write(tmp_path, {"/proc/self/cgroup": "0::/init.scope", "/sys/fs/cgroup/init.scope/cgroup.procs": "1"})
-    host = read_host(tmp_path)
+    host = host_of(tmp_path, {"/proc/self/cgroup": "0::/init.scope", "/sys/fs/cgroup/init.scope/cgroup.procs": "1"})
     assert host.memory_limit_mib is None
     assert host.cpu_quota is None
 
 
 def test_a_limit_that_cannot_be_read_is_not_taken_for_none(tmp_path: Path) -> None:
-    write(
+    host = host_of(
         tmp_path,
         {
             "/proc/self/cgroup": "0::/",
@@ -225,7 +219,6 @@ def test_a_limit_that_cannot_be_read_is_not_taken_for_none(tmp_path: Path) -> No
             "/sys/fs/cgroup/cpu.max": "some 100000",
         },
     )
-    host = read_host(tmp_path)
     assert kind_of(host.memory_limit_mib) == "failed"
     assert kind_of(host.cpu_quota) == "failed"
     assert isinstance(host.memory_limit_mib, Missing)
@@ -246,20 +239,18 @@ def test_usable_cpus_are_the_allowed_ones_that_are_online(
     online: str, allowed: str, usable: tuple[int, int, str], tmp_path: Path
 ) -> None:
     status = f"Name:\tpython\nCpus_allowed:\tff\nCpus_allowed_list:\t{allowed}"
-    write(tmp_path, {"/sys/devices/system/cpu/online": online, "/proc/self/status": status})
-    host = read_host(tmp_path)
+    host = host_of(tmp_path, {"/sys/devices/system/cpu/online": online, "/proc/self/status": status})
     assert (host.cpus_total, host.cpus_usable, host.cpus_usable_list) == usable
 
 
 def test_without_sysfs_cpuinfo_counts(tmp_path: Path) -> None:
-    write(tmp_path, {"/proc/cpuinfo": BARE_CPU, "/proc/self/status": "Cpus_allowed_list:\t0-1"})
-    host = read_host(tmp_path)
+    host = host_of(tmp_path, {"/proc/cpuinfo": BARE_CPU, "/proc/self/status": "Cpus_allowed_list:\t0-1"})
     assert (host.cpus_total, host.cpus_usable) == (2, 2)
 
 
 def test_the_governor_is_one_word_or_all_that_differ(tmp_path: Path) -> None:
     cpufreq = "/sys/devices/system/cpu/cpufreq"
-    write(
+    host = host_of(
         tmp_path,
         {
             f"{cpufreq}/policy0/scaling_governor": "performance",
@@ -268,24 +259,22 @@ def test_the_governor_is_one_word_or_all_that_differ(tmp_path: Path) -> None:
             f"{cpufreq}/policy1/scaling_driver": "intel_pstate",
         },
     )
-    host = read_host(tmp_path)
     assert (host.cpu_governor, host.cpu_scaling_driver) == ("performance,powersave", "intel_pstate")
 
 
 def test_older_kernels_keep_the_governor_under_each_cpu(tmp_path: Path) -> None:
-    write(tmp_path, {f"/sys/devices/system/cpu/cpu{n}/cpufreq/scaling_governor": "schedutil" for n in (0, 1)})
-    assert read_host(tmp_path).cpu_governor == "schedutil"
+    cpus = (f"/sys/devices/system/cpu/cpu{number}" for number in (0, 1))
+    host = host_of(tmp_path, {f"{cpu}/cpufreq/scaling_governor": "schedutil" for cpu in cpus})
+    assert host.cpu_governor == "schedutil"
 
 
 # --- limits and shared memory ------------------------------------------------------------------
 
 
 def test_ulimits_are_the_soft_ones_in_kib_and_none_where_unlimited(tmp_path: Path) -> None:
-    write(tmp_path, {"/proc/self/limits": LIMITS})
-    host = read_host(tmp_path)
+    host = host_of(tmp_path, {"/proc/self/limits": LIMITS})
     assert (host.memlock_kib, host.open_files, host.processes) == (64, 1024, 4096)
-    write(tmp_path, {"/proc/self/limits": LIMITS.replace("65536    ", "unlimited")})
-    assert read_host(tmp_path).memlock_kib is None
+    assert host_of(tmp_path, {"/proc/self/limits": LIMITS.replace("65536    ", "unlimited")}).memlock_kib is None
 
 
 def test_dockers_64_mib_of_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,8 +305,7 @@ def test_shared_memory_that_may_not_be_asked_for_is_denied(tmp_path: Path, monke
 
 
 def test_a_limits_file_without_the_line_or_the_number_is_missing(tmp_path: Path) -> None:
-    write(tmp_path, {"/proc/self/limits": "Max open files"})
-    host = read_host(tmp_path)
+    host = host_of(tmp_path, {"/proc/self/limits": "Max open files"})
     assert kind_of(host.open_files) == "failed"
     assert kind_of(host.memlock_kib) == "absent"
 
@@ -343,5 +331,4 @@ def test_the_uptime_of_this_machine_is_the_kernels_and_not_that_of_a_container(m
 
 @pytest.mark.parametrize("told", ["inf", "nan", "9" * 5000, "-1.0"])
 def test_an_uptime_that_cannot_be_is_failed(told: str, tmp_path: Path) -> None:
-    write(tmp_path, {"/proc/uptime": f"{told} 1.0"})
-    assert kind_of(read_host(tmp_path).uptime_s) == "failed"
+    assert kind_of(host_of(tmp_path, {"/proc/uptime": f"{told} 1.0"}).uptime_s) == "failed"

@@ -19,6 +19,7 @@ from gpudoctor.facts.model.node import KernelLog
 from tests.facts.kernel_words import (
     AER,
     BEFORE_A_STAMP,
+    BOOT,
     LOST,
     NONE,
     OF_A_PROGRAM,
@@ -231,13 +232,6 @@ def test_an_xid_whose_bus_id_is_hidden_keeps_its_code(tmp_path: Path, hidden: st
 def test_an_xid_that_is_cut_is_unclear_and_not_nothing(tmp_path: Path, line: str) -> None:
     assert [event.kind for event in parse_kernel_lines([f"[ 1.5] {line}"])] == ["unclear"]
     assert told(live(tmp_path, kmsg(line))) == [("unclear", None)]
-
-
-BOOT = (
-    "NVRM: The NVIDIA GPU 0000:18:00.0",
-    "NVRM: (PCI ID: 10de:2901) installed in this system has",
-    "NVRM: fallen off the bus and is not responding to commands.",
-)
 
 
 @pytest.mark.parametrize("indent", ["", " " * 15])

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
+from itertools import chain, repeat
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -16,10 +18,11 @@ from gpudoctor.facts.kernel_log.live import read_kernel_log
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import KernelEvent, KernelLog
 from gpudoctor.process.command import Completed
-from tests.facts.kernel_words import parse_kernel_lines
+from tests.facts.kernel_words import BOOT, parse_kernel_lines
 from tests.narrowed import missing
 from tests.sysfs_tree import write
 
+Machine = Callable[[str, str | None], KernelLog]
 LOST = "NVRM: Xid (PCI:0000:05:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
 
 
@@ -191,15 +194,8 @@ def test_faults_that_come_without_an_xid(line: str, kind: str, bus_id: str | Non
     assert (event.kind, event.bus_id, event.code, event.time_s) == (kind, bus_id, None, 77.000001)
 
 
-BOOT_LOST = (
-    "[ 9.1] NVRM: The NVIDIA GPU 0000:18:00.0",
-    "[ 9.1] NVRM: (PCI ID: 10de:2901) installed in this system has",
-    "[ 9.1] NVRM: fallen off the bus and is not responding to commands.",
-)
-
-
 def test_a_gpu_lost_at_boot_is_named_three_lines_before_its_fault() -> None:
-    event = only(*BOOT_LOST)
+    event = only(*(f"[ 9.1] {line}" for line in BOOT))
     assert (event.kind, event.bus_id) == ("off-bus", "0000:18:00.0")
 
 
@@ -208,7 +204,7 @@ def test_a_gpu_too_old_for_the_driver_is_not_blamed_for_another_ones_fall() -> N
         (
             "NVRM: The NVIDIA GPU 0000:01:00.0 (PCI ID: 10de:0fc6)",
             "NVRM: installed in this system is not supported by the NVIDIA 535 driver",
-            BOOT_LOST[2],
+            f"[ 9.1] {BOOT[2]}",
         )
     )
     assert (old.kind, old.bus_id) == ("rm", "0000:01:00.0")
@@ -300,11 +296,6 @@ def test_the_ring_buffer_is_read_whole(tmp_path: Path) -> None:
     assert (event.code, event.time_s) == (79, 9.0)
 
 
-def test_a_quiet_log_is_an_empty_list_of_events(tmp_path: Path) -> None:
-    write(tmp_path, {"/dev/kmsg": "6,0,0,-;Linux version 6.8.0"})
-    assert read_kernel_log(tmp_path).events == ()
-
-
 def test_a_ring_buffer_that_no_longer_reaches_back_to_boot_is_truncated(tmp_path: Path) -> None:
     write(tmp_path, {"/dev/kmsg": "6,5123,864000900000,-;eth0: link up"})
     log = read_kernel_log(tmp_path)
@@ -323,56 +314,49 @@ def test_a_ring_buffer_that_reaches_back_to_the_loading_of_the_driver_holds_all_
     assert read_kernel_log(tmp_path).truncated, "a program of that name is not the driver"
 
 
-@pytest.mark.parametrize("content", ["", "a console, not a kernel log"])
-def test_a_device_without_kernel_records_is_unread_not_quiet(tmp_path: Path, content: str) -> None:
-    write(tmp_path, {"/dev/kmsg": content})
+@pytest.mark.parametrize(
+    ("content", "events"),
+    [
+        ("6,0,0,-;Linux version 6.8.0", ()),
+        ("", Missing("/dev/kmsg holds no kernel messages", "absent")),
+        ("a console, not a kernel log", Missing("/dev/kmsg holds no kernel messages", "absent")),
+        (None, Missing("/dev/kmsg: not there", "absent")),
+    ],
+    ids=["quiet", "empty", "another device", "no device"],
+)
+def test_a_device_without_kernel_records_is_unread_not_quiet(
+    tmp_path: Path, content: str | None, events: tuple[KernelEvent, ...] | Missing
+) -> None:
+    write(tmp_path, {} if content is None else {"/dev/kmsg": content})
     log = read_kernel_log(tmp_path)
-    assert log.events == Missing("/dev/kmsg holds no kernel messages", "absent")
-    assert log.source == log.events
-
-
-def test_no_device_is_absent(tmp_path: Path) -> None:
-    assert read_kernel_log(tmp_path).events == Missing("/dev/kmsg: not there", "absent")
+    assert (log.events, log.source) == (events, "/dev/kmsg" if events == () else events)
 
 
 def test_the_device_gives_a_record_a_read_and_may_have_lost_some(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path, {"/dev/kmsg": ""})
-    answers: list[bytes | OSError] = [
+    answers = [
         b"6,7,1,-;first\n",
         BrokenPipeError(errno.EPIPE, "overwritten"),
         f"3,9,2000000,-;{LOST}\n".encode() + b"\xff\n",
         BlockingIOError(errno.EAGAIN, "no more"),
     ]
-
-    def read(file: int, count: int) -> bytes:
-        answer = answers.pop(0)
-        if isinstance(answer, OSError):
-            raise answer
-        return answer
-
+    read = Mock(side_effect=answers)
     monkeypatch.setattr(os, "read", read)
     log = read_kernel_log(tmp_path)
     assert [event.code for event in events_of(log)] == [79]
     assert log.truncated
-    assert not answers
+    assert read.call_count == len(answers)
 
 
 def test_a_log_that_is_always_overwritten_before_it_is_read_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path, {"/dev/kmsg": ""})
-    first = [f"3,9,2000000,-;{LOST}\n".encode()]
-    reads = iter(range(100_000))
-
-    def read(file: int, count: int) -> bytes:
-        next(reads)
-        if first:
-            return first.pop()
-        raise BrokenPipeError(errno.EPIPE, "overwritten")
-
-    monkeypatch.setattr(os, "read", read)
+    overwritten = repeat(BrokenPipeError(errno.EPIPE, "overwritten"), 100_000)
+    answers = chain([f"3,9,2000000,-;{LOST}\n".encode()], overwritten)
+    monkeypatch.setattr(os, "read", Mock(side_effect=answers))
     log = read_kernel_log(tmp_path)
     assert [event.code for event in events_of(log)] == [79]
     assert log.truncated
@@ -478,7 +462,7 @@ WRAPPED = f"6,900,500000000,-;eth0: link up\n4,901,500000001,-;{LOST}\n"
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str | None], KernelLog]:
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     """This machine with another /dev/kmsg, and with a journalctl that prints a text; None: it is not installed."""
     programs = tmp_path / "bin"
     programs.mkdir()
@@ -501,9 +485,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, s
     return read
 
 
-def test_what_was_overwritten_is_read_from_the_journal_and_each_line_once(
-    machine: Callable[[str, str | None], KernelLog],
-) -> None:
+def test_what_was_overwritten_is_read_from_the_journal_and_each_line_once(machine: Machine) -> None:
     journal = (
         "[    0.000000] node12 kernel: Linux version 6.8\n"
         f"[  300.000000] node12 kernel: {OLD}\n"
@@ -514,9 +496,7 @@ def test_what_was_overwritten_is_read_from_the_journal_and_each_line_once(
     assert (log.source, log.truncated, log.gap) == ("/dev/kmsg and journalctl -k -b", False, None)
 
 
-def test_a_recovery_that_only_the_journal_holds_keeps_its_place_among_the_errors(
-    machine: Callable[[str, str | None], KernelLog],
-) -> None:
+def test_a_recovery_that_only_the_journal_holds_keeps_its_place_among_the_errors(machine: Machine) -> None:
     none = "NVRM: Xid (PCI:0000:05:00): 154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"
     journal = f"[    0.000000] n kernel: Linux\n[  400.000000] n kernel: {none}\n[  700.000000] n kernel: eth0: up\n"
     assert [event.code for event in events_of(machine(WRAPPED, journal))] == [154, 79]
@@ -532,7 +512,7 @@ def test_a_recovery_that_only_the_journal_holds_keeps_its_place_among_the_errors
     ids=["not installed", "of another user", "vacuumed"],
 )
 def test_where_the_journal_does_not_reach_back_either_that_is_said(
-    machine: Callable[[str, str | None], KernelLog], journal: str | None, why: str
+    machine: Machine, journal: str | None, why: str
 ) -> None:
     log = machine(WRAPPED, journal)
     assert [event.code for event in events_of(log)] == [79], "what is left counts"
@@ -546,14 +526,12 @@ def test_a_journal_that_begins_late_is_not_the_whole_log(monkeypatch: pytest.Mon
     assert (log.events, log.truncated, log.gap) == ((), True, "the journal begins 350 s after boot")
 
 
-def test_a_whole_ring_buffer_needs_no_journal(machine: Callable[[str, str | None], KernelLog]) -> None:
+def test_a_whole_ring_buffer_needs_no_journal(machine: Machine) -> None:
     log = machine(KMSG, f"[    0.000000] node12 kernel: {OLD}\n")
     assert (log.source, [event.code for event in events_of(log)]) == ("/dev/kmsg", [79])
 
 
-def test_a_line_of_the_journal_that_a_program_wrote_is_none_of_the_kernels(
-    machine: Callable[[str, str | None], KernelLog],
-) -> None:
+def test_a_line_of_the_journal_that_a_program_wrote_is_none_of_the_kernels(machine: Machine) -> None:
     journal = (
         "[    0.000000] node12 kernel: Linux version 6.8\n"
         f"[  300.000000] node12 agent[7]: {OLD}\n"

@@ -19,7 +19,7 @@ from gpudoctor.facts.simulated.load import load_node
 from gpudoctor.report.judge import judge
 from gpudoctor.report.model import Report
 from gpudoctor.testing.fake_nvml import ScriptedFault
-from tests.facts.nvml_nodes import make_root, read
+from tests.facts.nvml_nodes import make_root, of_field, read, with_paths
 from tests.narrowed import missing, present
 
 STRUCK = 3
@@ -35,11 +35,7 @@ def told(root: Path, *faults: ScriptedFault) -> Node:
     """An 8-GPU node as this driver reports it, with bridges and host of the packaged one."""
     true = load_node("hgx-h100-8", {})
     driver, heard, _ = read(root, true, *faults)
-    paths = {gpu.index: gpu.pcie.path for gpu in true.gpus}
-    gpus = tuple(
-        replace(gpu, pcie=replace(gpu.pcie, path=paths[gpu.index]))
-        for gpu in sorted(heard.gpus.values(), key=lambda gpu: gpu.bus_id)
-    )
+    gpus = tuple(with_paths(sorted(heard.gpus.values(), key=lambda gpu: gpu.bus_id), true).values())
     errors = tuple(f"GPU {index}: {words}" for index, words in sorted(heard.handle_errors.items()))
     return replace(true, driver=replace(driver, handle_errors=errors), gpus=gpus)
 
@@ -62,50 +58,30 @@ def memory(**sizes: int) -> Any:
     return SimpleNamespace(**{"total": 85520809984, "reserved": 577765376, "used": 0, "free": 84943044608, **sizes})
 
 
-# the call (or field) that lies, its answer, the leaf, the check that needs the leaf
-IMPOSSIBLE: list[tuple[ScriptedFault, str, str, str]] = [
-    (ScriptedFault("nvmlDeviceGetTemperature", STRUCK, value=255), "thermal.gpu_c", "255", "gpu.temperature"),
+def lie(call: str | int, value: Any) -> ScriptedFault:
+    """An answer of a function, or of a field, about the struck GPU."""
+    return of_field(call, STRUCK, value=value) if isinstance(call, int) else ScriptedFault(call, STRUCK, value=value)
+
+
+# the answer that lies, the leaf, the raw reading, the check that needs the leaf
+IMPOSSIBLE: list[tuple[ScriptedFault, str, int, str]] = [
+    (lie("nvmlDeviceGetTemperature", 255), "thermal.gpu_c", 255, "gpu.temperature"),
+    (lie("nvmlDeviceGetTemperature", ALL_BITS), "thermal.gpu_c", ALL_BITS, "gpu.temperature"),
+    (lie("nvmlDeviceGetCurrPcieLinkWidth", 0), "pcie.width", 0, "pcie.link-width"),
+    (lie("nvmlDeviceGetCurrPcieLinkWidth", ALL_BITS), "pcie.width", ALL_BITS, "pcie.link-width"),
+    (lie("nvmlDeviceGetMaxPcieLinkWidth", 0), "pcie.width_max", 0, "pcie.link-width"),
+    (lie("nvmlDeviceGetCurrPcieLinkGeneration", 0), "pcie.generation", 0, "pcie.link-speed"),
+    (lie("nvmlDeviceGetMaxPcieLinkGeneration", 99), "pcie.generation_max", 99, "pcie.link-speed"),
+    (lie(190, 2**32), "power.limit_w", 2**32, "gpu.power-limit"),
+    (lie(190, 0), "power.limit_w", 0, "gpu.power-limit"),
     (
-        ScriptedFault("nvmlDeviceGetTemperature", STRUCK, value=ALL_BITS),
-        "thermal.gpu_c",
-        str(ALL_BITS),
-        "gpu.temperature",
-    ),
-    (ScriptedFault("nvmlDeviceGetCurrPcieLinkWidth", STRUCK, value=0), "pcie.width", "0", "pcie.link-width"),
-    (
-        ScriptedFault("nvmlDeviceGetCurrPcieLinkWidth", STRUCK, value=ALL_BITS),
-        "pcie.width",
-        str(ALL_BITS),
-        "pcie.link-width",
-    ),
-    (ScriptedFault("nvmlDeviceGetMaxPcieLinkWidth", STRUCK, value=0), "pcie.width_max", "0", "pcie.link-width"),
-    (ScriptedFault("nvmlDeviceGetCurrPcieLinkGeneration", STRUCK, value=0), "pcie.generation", "0", "pcie.link-speed"),
-    (
-        ScriptedFault("nvmlDeviceGetMaxPcieLinkGeneration", STRUCK, value=99),
-        "pcie.generation_max",
-        "99",
-        "pcie.link-speed",
-    ),
-    (
-        ScriptedFault("nvmlDeviceGetFieldValues", STRUCK, 190, value=2**32),
-        "power.limit_w",
-        str(2**32),
-        "gpu.power-limit",
-    ),
-    (ScriptedFault("nvmlDeviceGetFieldValues", STRUCK, 190, value=0), "power.limit_w", "0", "gpu.power-limit"),
-    (
-        ScriptedFault("nvmlDeviceGetUtilizationRates", STRUCK, value=SimpleNamespace(gpu=200, memory=0)),
+        lie("nvmlDeviceGetUtilizationRates", SimpleNamespace(gpu=200, memory=0)),
         "utilization.gpu_pct",
-        "200",
+        200,
         "gpu.in-use",
     ),
-    (
-        ScriptedFault("nvmlDeviceGetMemoryInfo", STRUCK, value=memory(used=1 << 60)),
-        "memory_used_mib",
-        str(1 << 40),
-        "gpu.in-use",
-    ),
-    (ScriptedFault("nvmlDeviceGetMaxClockInfo", STRUCK, value=0), "clocks.sm_max_mhz", "0", "gpu.clocks"),
+    (lie("nvmlDeviceGetMemoryInfo", memory(used=1 << 60)), "memory_used_mib", 1 << 40, "gpu.in-use"),
+    (lie("nvmlDeviceGetMaxClockInfo", 0), "clocks.sm_max_mhz", 0, "gpu.clocks"),
 ]
 
 
@@ -118,12 +94,12 @@ JUDGED_WITHOUT = ("pcie.width_max", "pcie.generation_max", "utilization.gpu_pct"
     ("lie", "leaf", "raw", "check"), IMPOSSIBLE, ids=[f"{leaf} {raw}" for _, leaf, raw, _ in IMPOSSIBLE]
 )
 def test_an_impossible_value_is_unknown_with_the_raw_reading(
-    root: Path, lie: ScriptedFault, leaf: str, raw: str, check: str
+    root: Path, lie: ScriptedFault, leaf: str, raw: int, check: str
 ) -> None:
     # if a field lies, an older getter may return the truth: it must be silent for the lie to be the only answer
     silent = ScriptedFault("nvmlDeviceGet*PowerLimit", STRUCK, value=2**32) if lie.field == 190 else None
     node = told(root, lie, *([silent] if silent else []))
-    assert missing(attrgetter(leaf)(struck(node)), "failed", raw)
+    assert missing(attrgetter(leaf)(struck(node)), "failed", str(raw))
     report, honest = judge(node), judge(told(root))
     assert not report.faults
     if leaf in JUDGED_WITHOUT:
@@ -182,24 +158,21 @@ def test_an_impossible_count_of_gpus_starts_no_threads_and_is_no_pass(root: Path
 
 
 def test_seventeen_of_eighteen_links_fail_and_name_the_gpu(root: Path) -> None:
-    node = told(root, ScriptedFault("nvmlDeviceGetFieldValues", STRUCK, 91, value=17))
+    node = told(root, of_field(91, STRUCK, value=17))
     assert len(present(struck(node).nvlinks)) == 17
     assert statuses(judge(node), "nvlink.links") & {Status.FAIL, Status.UNKNOWN}
 
 
 @pytest.mark.parametrize("count", [ALL_BITS, 37, 255])
 def test_an_impossible_count_of_links_is_unknown(root: Path, count: int) -> None:
-    node = told(root, ScriptedFault("nvmlDeviceGetFieldValues", STRUCK, 91, value=count))
+    node = told(root, of_field(91, STRUCK, value=count))
     assert missing(struck(node).nvlinks, "failed", str(count))
     assert statuses(judge(node), "nvlink.links") == {Status.UNKNOWN}
 
 
 def test_one_link_that_does_not_answer_is_unknown_and_the_others_are_not(root: Path) -> None:
-    faults = (
-        ScriptedFault("nvmlDeviceGetFieldValues", STRUCK, 165, code=999),
-        ScriptedFault("nvmlDeviceGetNvLinkState", STRUCK, from_call=18, code=2),
-    )
-    links = present(struck(told(root, *faults)).nvlinks)
+    state = ScriptedFault("nvmlDeviceGetNvLinkState", STRUCK, from_call=18, code=2)
+    links = present(struck(told(root, of_field(165, STRUCK, code=999), state)).nvlinks)
     assert [isinstance(link.state, Missing) for link in links] == [False] * 17 + [True]
 
 

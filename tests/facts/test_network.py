@@ -17,8 +17,7 @@ CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19
 
 
 def port_of(root: Path) -> RdmaPort:
-    ports = present(read_network(root).rdma_ports)
-    (port,) = ports
+    (port,) = present(read_network(root).rdma_ports)
     return port
 
 

@@ -9,17 +9,15 @@ import pytest
 from gpudoctor.facts.system import services
 from gpudoctor.facts.system.services import NodeExporter, read_node_exporters, textfile_folders
 from gpudoctor.report.prometheus import why_not_read
+from tests.sysfs_tree import write
 
 DEBIAN = "/var/lib/prometheus/node-exporter"
 DIRECTORY = "--collector.textfile.directory"
 
 
-def process(root: Path, pid: int, comm: str, *arguments: str, cgroup: str = "0::/system.slice/x.service\n") -> None:
-    folder = root / "proc" / str(pid)
-    folder.mkdir(parents=True)
-    (folder / "comm").write_text(f"{comm}\n")
-    (folder / "cgroup").write_text(cgroup)
-    (folder / "cmdline").write_text("".join(f"{each}\0" for each in arguments))
+def process(root: Path, pid: int, comm: str, *arguments: str, cgroup: str = "0::/system.slice/x.service") -> None:
+    cmdline = "".join(f"{each}\0" for each in arguments).encode()
+    write(root, {f"/proc/{pid}/comm": comm, f"/proc/{pid}/cgroup": cgroup, f"/proc/{pid}/cmdline": cmdline})
 
 
 @pytest.mark.parametrize(
@@ -43,7 +41,7 @@ def test_the_exporters_of_the_machine_are_found_and_those_of_containers_are_not(
     process(tmp_path, 8, "node_exporter", "node_exporter")
     process(tmp_path, 9, "prometheus-node", "/usr/bin/prometheus-node-exporter")
     process(tmp_path, 10, "python3", "python3", "node_exporter", f"{DIRECTORY}=/never")
-    process(tmp_path, 11, "node_exporter", "x", f"{DIRECTORY}=/host", cgroup="0::/kubepods.slice/pod1\n")
+    process(tmp_path, 11, "node_exporter", "x", f"{DIRECTORY}=/host", cgroup="0::/kubepods.slice/pod1")
     process(tmp_path, 12, "node_exporter", "x", f"{DIRECTORY}=relative")
     (tmp_path / "proc" / "13").mkdir()  # it has ended
     (tmp_path / "proc" / "meminfo").touch()

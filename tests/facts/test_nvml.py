@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pwd
 from collections import Counter
+from operator import attrgetter
 from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
@@ -19,24 +20,23 @@ from gpudoctor.facts.nvml import settings
 from gpudoctor.facts.nvml.read_node import read_nvml
 from gpudoctor.facts.simulated.load import load_node
 from gpudoctor.testing.fake_nvml import FakeNvml, ScriptedFault
-from tests.facts.nvml_nodes import ABSENT_IN_470, ASKED_NOT, LAST_FIELD_IN_470, Heard, make_node, read
+from tests.facts.nvml_nodes import (
+    ABSENT_IN_470,
+    ASKED_NOT,
+    LAST_FIELD_IN_470,
+    Heard,
+    make_node,
+    of_field,
+    read,
+    with_gpu,
+)
 from tests.narrowed import missing, present
+from tests.sysfs_tree import write
 
+MIG = "settings.mig_instances"
 CARRIED = (
-    "a100-mig-8",
-    "confidential-h100",
-    "container-2-of-8",
-    "dgx-a100-8",
-    "dgx1-v100-8",
-    "gb200-tray-4",
-    "gh200-1",
-    "h100-nvl-4",
-    "hgx-b200-8",
-    "hgx-h100-8",
-    "l40s-8",
-    "rtx3090-nvlink-2",
-    "rtx4090-4",
-    "t4-cloud-4",
+    *("a100-mig-8", "confidential-h100", "container-2-of-8", "dgx-a100-8", "dgx1-v100-8", "gb200-tray-4", "gh200-1"),
+    *("h100-nvl-4", "hgx-b200-8", "hgx-h100-8", "l40s-8", "rtx3090-nvlink-2", "rtx4090-4", "t4-cloud-4"),
     "vgpu-guest-1",
 )
 
@@ -92,13 +92,10 @@ def test_a_node_of_each_kind_comes_back_through_the_driver(name: str, root: Path
 def test_a_gpu_costs_at_most_61_driver_calls_besides_its_pairs(name: str, root: Path) -> None:
     node = load_node(name)
     for gpu in node.gpus:
-        device = root / "sys/bus/pci/devices" / gpu.bus_id
-        device.mkdir(parents=True)
-        (device / "numa_node").write_text("0\n")
-        (device / "local_cpulist").write_text("0-7\n")
-        told = root / "proc/driver/nvidia/gpus" / gpu.bus_id
-        told.mkdir(parents=True)
-        (told / "information").write_text("Model: \t\t NVIDIA\nDevice Minor: \t 5\n")
+        device = f"/sys/bus/pci/devices/{gpu.bus_id}"
+        write(root, {f"{device}/numa_node": "0", f"{device}/local_cpulist": "0-7"})
+        minor = "Model: \t\t NVIDIA\nDevice Minor: \t 5"
+        write(root, {f"/proc/driver/nvidia/gpus/{gpu.bus_id}/information": minor})
     driver, heard, nvml = read(root, node)
     costs: Counter[int | None] = Counter()
     for (call, gpu_index), count in nvml.calls.items():
@@ -111,9 +108,7 @@ def test_a_gpu_costs_at_most_61_driver_calls_besides_its_pairs(name: str, root: 
 
 
 def test_a_gpu_without_a_numa_node_in_sysfs_has_none(root: Path) -> None:
-    device = root / "sys/bus/pci/devices/0000:18:00.0"
-    device.mkdir(parents=True)
-    (device / "numa_node").write_text("-1\n")
+    write(root, {"/sys/bus/pci/devices/0000:18:00.0/numa_node": "-1"})
     _, heard, _ = read(root, make_node(1))
     assert heard.gpus[0].numa_node is None
 
@@ -155,9 +150,7 @@ def test_a_470_driver_tells_what_it_has_and_the_rest_is_unsupported(root: Path) 
     ("driver", "ids"), [("575.57.08", (251, 252, 253)), ("580.65.06", (251, 252, 253)), ("580.82.07", (269, 270, 271))]
 )
 def test_throttle_times_follow_the_renumbering_of_their_fields(driver: str, ids: tuple[int, ...], root: Path) -> None:
-    faults = [
-        ScriptedFault("nvmlDeviceGetFieldValues", field=field, value=field * 1000) for field in (*range(251, 254), *ids)
-    ]
+    faults = [of_field(field, value=field * 1000) for field in (*range(251, 254), *ids)]
     _, heard, _ = read(root, make_node(1, driver=driver), *faults)
     times = heard.gpus[0].throttle_times
     assert (times.sw_thermal_us, times.hw_thermal_us, times.hw_power_brake_us) == ids
@@ -167,7 +160,7 @@ def test_throttle_times_follow_the_renumbering_of_their_fields(driver: str, ids:
 @pytest.mark.parametrize("driver", ["535.247.01", "550.127.05", "570.172.08", "580.76.05"])
 def test_fields_that_are_power_smoothings_or_unsure_are_no_throttle_times(driver: str, root: Path) -> None:
     """A B200 on driver 570 reports that power smoothing is on (251) at privilege level 2 (252)."""
-    faults = [ScriptedFault("nvmlDeviceGetFieldValues", field=field, value=field * 1000) for field in (251, 252, 253)]
+    faults = [of_field(field, value=field * 1000) for field in (251, 252, 253)]
     _, heard, _ = read(root, make_node(1, driver=driver), *faults)
     times = heard.gpus[0].throttle_times
     assert (times.sw_thermal_us, times.hw_thermal_us, times.hw_power_brake_us) == (13, UNSUPPORTED, UNSUPPORTED)
@@ -188,8 +181,7 @@ def test_fields_that_are_power_smoothings_or_unsure_are_no_throttle_times(driver
 def test_an_impossible_answer_is_a_failure_that_quotes_it(call: str, value: int, leaf: str, root: Path) -> None:
     node = make_node(2)
     _, heard, _ = read(root, node, ScriptedFault(call, gpu=1, value=value))
-    part, name = leaf.split(".")
-    assert missing(getattr(getattr(heard.gpus[1], part), name), "failed", str(value), call)
+    assert missing(attrgetter(leaf)(heard.gpus[1]), "failed", str(value), call)
     assert heard.gpus[0] == node.gpus[0]
 
 
@@ -205,12 +197,11 @@ def test_an_impossible_answer_is_a_failure_that_quotes_it(call: str, value: int,
 )
 def test_an_impossible_field_value_is_a_failure(field: int, value: int, leaf: str, root: Path) -> None:
     getter = ScriptedFault("nvmlDevice*", gpu=0, code=3)  # no getter helps out
-    part, name = leaf.split(".")
     calls = ("*EnforcedPowerLimit", "*TotalEccErrors", "*PcieReplayCounter")
-    faults = [ScriptedFault("nvmlDeviceGetFieldValues", field=field, value=value)]
+    faults = [of_field(field, value=value)]
     faults += [replace(getter, call=call) for call in calls]
     _, heard, _ = read(root, make_node(1), *faults)
-    assert missing(getattr(getattr(heard.gpus[0], part), name), "failed", str(value))
+    assert missing(attrgetter(leaf)(heard.gpus[0]), "failed", str(value))
 
 
 @pytest.mark.parametrize(("code", "words"), [(15, "GPU is lost"), (16, "GPU requires reset"), (999, "unknown error")])
@@ -235,16 +226,9 @@ def test_a_gpu_that_is_lost_midway_keeps_what_was_read_before(root: Path) -> Non
     assert heard.gpus[1] == node.gpus[1]
 
 
-def test_denied_is_neither_a_failure_nor_unsupported(root: Path) -> None:
-    _, heard, _ = read(root, make_node(1), ScriptedFault("nvmlDeviceGetUtilizationRates", code=4))
-    rates = heard.gpus[0].utilization
-    assert missing(rates.gpu_pct, "denied", "insufficient permissions")
-    assert heard.gpus[0].errors == ()
-
-
 def test_a_field_that_answers_lost_taints_the_gpu_but_unknown_costs_only_itself(root: Path) -> None:
-    lost = ScriptedFault("nvmlDeviceGetFieldValues", gpu=0, field=82, code=15)
-    odd = ScriptedFault("nvmlDeviceGetFieldValues", gpu=1, field=82, code=999)
+    lost = of_field(82, 0, code=15)
+    odd = of_field(82, 1, code=999)
     _, heard, _ = read(root, make_node(2), lost, odd)
     assert [error.code for error in heard.gpus[0].errors] == [15]
     assert heard.gpus[1].errors == ()
@@ -272,7 +256,7 @@ def test_text_that_is_not_text_is_a_failure_of_that_leaf_alone(root: Path) -> No
             return getattr(nvml, name)
 
     heard = Heard()
-    read_nvml(heard, Garbled(), root)
+    read_nvml(heard.take, Garbled(), root)
     serial = missing(heard.gpus[0].serial)
     assert serial.kind == "failed"
     assert replace(heard.gpus[0], serial=node.gpus[0].serial) == node.gpus[0]
@@ -295,23 +279,44 @@ def test_parts_of_a_gpu_are_told_as_they_come(root: Path) -> None:
     assert len(heard.parts) > 8
 
 
-def test_performance_state_unknown_is_no_failure(root: Path) -> None:
-    _, heard, _ = read(root, make_node(1), ScriptedFault("nvmlDeviceGetPerformanceState", value=32))
-    assert heard.gpus[0].clocks.performance_state == UNSUPPORTED
+@pytest.mark.parametrize(
+    ("odd", "leaf", "value"),
+    [
+        (ScriptedFault("nvmlDeviceGetPerformanceState", value=32), "clocks.performance_state", UNSUPPORTED),
+        # a board without that sensor
+        (of_field(82, value=0), "thermal.memory_c", UNSUPPORTED),
+        (of_field(230, value=9), "recovery_action", "value 9"),
+        # negative, told as an unsigned number
+        (of_field(193, value=(1 << 32) - 8), "thermal.shutdown_margin_c", -8),
+        (of_field(193, value=(1 << 64) - 8), "thermal.shutdown_margin_c", -8),
+    ],
+)
+def test_an_odd_answer_of_a_healthy_gpu_is_no_failure(root: Path, odd: ScriptedFault, leaf: str, value: Any) -> None:
+    _, heard, _ = read(root, make_node(1), odd)
+    assert attrgetter(leaf)(heard.gpus[0]) == value
 
 
-def test_a_board_without_memory_sensor_reads_zero_and_that_is_no_temperature(root: Path) -> None:
-    _, heard, _ = read(root, make_node(1), ScriptedFault("nvmlDeviceGetFieldValues", field=82, value=0))
-    assert heard.gpus[0].thermal.memory_c == UNSUPPORTED
-
-
-def test_an_unknown_recovery_action_keeps_its_value(root: Path) -> None:
-    _, heard, _ = read(root, make_node(1), ScriptedFault("nvmlDeviceGetFieldValues", field=230, value=9))
-    assert heard.gpus[0].recovery_action == "value 9"
+@pytest.mark.parametrize(
+    ("faults", "leaf", "kind", "words"),
+    [
+        ([ScriptedFault("nvmlDeviceGetUtilizationRates", code=4)], "utilization.gpu_pct", "denied", "permissions (4)"),
+        ([ScriptedFault("nvmlDeviceGetModuleId", value=2)], "module_id", "failed", "invalid argument (2)"),
+        ([ScriptedFault("nvmlDeviceGetMaxMigDeviceCount", code=10)], MIG, "failed", "timeout (10)"),
+        ([ScriptedFault("nvmlDeviceGetMigDeviceHandleByIndex", code=4)], MIG, "denied", "permissions (4)"),
+        ([ScriptedFault("nvmlDeviceGetMigDeviceHandleByIndex", code=10)], MIG, "failed", "timeout (10)"),
+        ([of_field(91, code=3), ScriptedFault("*NvLinkState", code=10)], "nvlinks", "failed", "timeout (10)"),
+    ],
+)
+def test_what_is_refused_is_neither_unsupported_nor_an_empty_list(
+    root: Path, faults: list[ScriptedFault], leaf: str, kind: str, words: str
+) -> None:
+    _, heard, _ = read(root, load_node("a100-mig-8"), *faults)
+    assert missing(attrgetter(leaf)(heard.gpus[0]), kind, words)
+    assert heard.gpus[0].errors == ()
 
 
 def test_ecc_of_a_gpu_without_it_asks_for_nothing_more(root: Path) -> None:
-    faults = (ScriptedFault("nvmlDeviceGetFieldValues", field=1, code=3), ScriptedFault("nvmlDeviceGetEccMode", code=3))
+    faults = (of_field(1, code=3), ScriptedFault("nvmlDeviceGetEccMode", code=3))
     _, heard, nvml = read(root, make_node(1), *faults)
     assert set(msgspec.structs.astuple(heard.gpus[0].ecc)) == {UNSUPPORTED}
     assert ("nvmlDeviceGetSramEccErrorStatus", 0) not in nvml.calls
@@ -326,27 +331,20 @@ def test_a_function_that_the_driver_lacks_is_asked_for_once(root: Path) -> None:
     assert nvml.calls["nvmlDeviceGetClockInfo", 0] == 1
 
 
-def test_mig_instances_that_cannot_be_counted_are_a_failure(root: Path) -> None:
-    _, heard, _ = read(root, load_node("a100-mig-8"), ScriptedFault("nvmlDeviceGetMaxMigDeviceCount", gpu=0, code=10))
-    assert missing(heard.gpus[0].settings.mig_instances).kind == "failed"
-
-
 @pytest.mark.parametrize("version", ["470.57.02", "535.43.02", "535.86.10", "535.98", "570.172.08"])
 def test_processes_are_read_from_every_size_of_the_drivers_struct(root: Path, version: str) -> None:
     pids = (4242, 4243, 4244)
     node = make_node(1, driver=version)
     running = tuple(GpuProcess(pid, kind="C", memory_mib=5) for pid in pids)
-    node = replace(node, gpus=tuple(replace(gpu, processes=running) for gpu in node.gpus))
+    node = with_gpu(node, 0, processes=running)
     absent = ABSENT_IN_470 if version.startswith("470") else ()
     found = present(read(root, node, absent=absent)[1].gpus[0].processes)
     assert tuple((process.pid, process.memory_mib) for process in found) == tuple((pid, 5) for pid in pids)
 
 
 def test_the_inforom_is_not_read_beside_a_job(root: Path) -> None:
-    node = make_node(2)
     job = (GpuProcess(4242, kind="C", memory_mib=5),)
-    node = replace(node, gpus=(node.gpus[0], replace(node.gpus[1], processes=job)))
-    _, heard, nvml = read(root, node)
+    _, heard, nvml = read(root, with_gpu(make_node(2), 1, processes=job))
     assert (nvml.calls["nvmlDeviceValidateInforom", 0], nvml.calls["nvmlDeviceValidateInforom", 1]) == (1, 0)
     assert "while a process uses the GPU" in missing(heard.gpus[1].inforom_corrupted).reason
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+import pytest
 
-from gpudoctor.facts.nvml.channel import SIZE_BYTES, CollectorMessage, SharedCallTrace
-from gpudoctor.facts.nvml.collector_child import CollectorOrder, serve
+from gpudoctor.facts.nvml.channel import SIZE_BYTES, CollectorMessage, CollectorOrder, SharedCallTrace
+from gpudoctor.facts.nvml.collector_child import serve
 from gpudoctor.process.pipes import anonymous_file
 from gpudoctor.testing.fake_nvml import Script, ScriptedFault, write_script
 from tests.facts.nvml_nodes import make_node, make_root
@@ -38,26 +40,27 @@ def test_a_breadcrumb_tells_the_call_the_gpu_and_the_thread_until_the_call_retur
     reader.close()
 
 
-def test_a_long_name_does_not_reach_into_the_next_slot() -> None:
+@pytest.fixture
+def trace() -> Iterator[SharedCallTrace]:
     memory = anonymous_file(SIZE_BYTES)
+    assert os.fstat(memory).st_size == SIZE_BYTES
     trace = SharedCallTrace(memory)
     os.close(memory)
+    yield trace
+    trace.close()
+
+
+def test_a_long_name_does_not_reach_into_the_next_slot(trace: SharedCallTrace) -> None:
     trace.slot(1).enter("nvmlInit", 0)
     trace.slot(0).enter("x" * 500, 7)
     (long, short), _ = trace.read()
     assert set(long.call) == {"x"}
     assert (short.call, short.gpu) == ("nvmlInit", 0)
-    trace.close()
 
 
-def test_more_gpus_than_slots_do_not_leave_the_memory() -> None:
-    memory = anonymous_file(SIZE_BYTES)
-    assert os.fstat(memory).st_size == SIZE_BYTES
-    trace = SharedCallTrace(memory)
-    os.close(memory)
+def test_more_gpus_than_slots_do_not_leave_the_memory(trace: SharedCallTrace) -> None:
     trace.slot(100_000).enter("nvmlInit", 99_999)
     assert len(trace.read()[0]) == 1
-    trace.close()
 
 
 def test_the_collector_says_every_fact_and_then_the_end(tmp_path: Path) -> None:
@@ -73,7 +76,7 @@ def test_the_collector_says_every_fact_and_then_the_end(tmp_path: Path) -> None:
 
     listener = threading.Thread(target=listen, daemon=True)
     listener.start()
-    serve(CollectorOrder(write_end, memory, os.getpid(), str(root), spec))
+    serve(CollectorOrder(out=write_end, trace=memory, nvml=spec, parent_pid=os.getpid(), root=str(root)))
     os.close(write_end)
     os.close(memory)
     listener.join()

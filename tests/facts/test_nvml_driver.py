@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpudoctor.facts.model.gpu import GpuProcess
+from gpudoctor.facts.model.gpu import GpuProcess, Settings
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
 from gpudoctor.facts.model.node import Driver, Node, PciBus
 from gpudoctor.facts.nvml import client
@@ -19,6 +19,7 @@ from gpudoctor.testing.fake_nvml import FakeNvml, ScriptedFault
 from tests.checks.one_check import judge, words
 from tests.facts.nvml_nodes import Heard, make_node, make_root, read, with_gpu
 from tests.narrowed import missing, present
+from tests.sysfs_tree import write
 
 
 def init_error(root: Path, code: int) -> Driver:
@@ -32,7 +33,7 @@ def test_without_the_kernel_module_the_driver_is_never_called(tmp_path: Path) ->
     (tmp_path / "sys/module").mkdir(parents=True)
     heard = Heard()
     nvml = FakeNvml(make_node(1))
-    driver = read_nvml(heard, nvml, tmp_path)
+    driver = read_nvml(heard.take, nvml, tmp_path)
     assert (driver.module_loaded, driver.init_code, driver.calls) == (False, 9, 0)
     assert driver.init_error == "the kernel module nvidia is not loaded"
     assert not nvml.calls
@@ -40,59 +41,45 @@ def test_without_the_kernel_module_the_driver_is_never_called(tmp_path: Path) ->
 
 
 def test_nouveau_in_the_drivers_place_is_said(tmp_path: Path) -> None:
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc/modules").write_text("nouveau 2310144 4 - Live 0x0\ndrm 1 - - Live 0x0\n")
+    write(tmp_path, {"/proc/modules": "nouveau 2310144 4 - Live 0x0\ndrm 1 - - Live 0x0"})
     driver = read_kernel_module(tmp_path)
     assert driver.nouveau_loaded is True
     assert driver.init_error == "the kernel module nvidia is not loaded; nouveau is loaded instead"
 
 
 def test_a_module_that_is_still_coming_is_not_called_yet(tmp_path: Path) -> None:
-    root = make_root(tmp_path)
-    (root / "sys/module/nvidia/initstate").write_text("coming\n")
-    driver = read_kernel_module(root)
+    driver = read_kernel_module(write(make_root(tmp_path), {"/sys/module/nvidia/initstate": "coming"}))
     assert (driver.module_loaded, driver.init_error) == (False, "the kernel module is coming")
 
 
 def test_the_module_version_comes_from_proc_where_sys_has_none(tmp_path: Path) -> None:
-    told = tmp_path / "proc/driver/nvidia"
-    told.mkdir(parents=True)
-    (told / "version").write_text(
+    version = (
         "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build  (dvs-builder)\n"
-        "GCC version:  gcc version 12.3.0\n"
+        "GCC version:  gcc version 12.3.0"
     )
+    write(tmp_path, {"/proc/driver/nvidia/version": version})
     driver = read_kernel_module(tmp_path)
     assert (driver.module_loaded, driver.module_version) == (True, "570.86.15")
 
 
 @pytest.mark.parametrize("device", ["dxg", "nvidiactl"])
 def test_wsl_and_sandboxes_have_no_module_to_see_and_are_asked(device: str, tmp_path: Path) -> None:
-    (tmp_path / "dev").mkdir()
-    (tmp_path / "dev" / device).touch()
     node = make_node(1)
-    driver, heard, _ = read(tmp_path, node)
+    driver, heard, _ = read(write(tmp_path, {f"/dev/{device}": ""}), node)
     assert isinstance(driver.module_loaded, Missing)
     assert heard.gpus[0] == node.gpus[0]
 
 
 def test_a_stale_device_node_does_not_pass_for_a_driver(tmp_path: Path) -> None:
-    (tmp_path / "dev").mkdir()
-    (tmp_path / "dev/nvidiactl").touch()
     (tmp_path / "sys/module").mkdir(parents=True)
-    assert read_kernel_module(tmp_path).module_loaded is False
+    assert read_kernel_module(write(tmp_path, {"/dev/nvidiactl": ""})).module_loaded is False
 
 
 def with_library(root: Path, place: str, *, cached: bool = True) -> Path:
     """A root without the kernel module, with a driver library at that place; the loader's cache may know it."""
     (root / "sys/module").mkdir(parents=True)
-    path = root / place.lstrip("/")
-    path.parent.mkdir(parents=True)
-    path.touch()
-    if cached:
-        (root / "etc").mkdir()
-        names = b"ld.so-1.7.0\0glibc-ld.so.cache1.1\0libnvidia-ml.so.1\0" + place.encode() + b"\0libz.so.1\0"
-        (root / "etc/ld.so.cache").write_bytes(names)
-    return root
+    names = b"ld.so-1.7.0\0glibc-ld.so.cache1.1\0libnvidia-ml.so.1\0" + place.encode() + b"\0libz.so.1\0"
+    return write(root, {place: "", **({"/etc/ld.so.cache": names} if cached else {})})
 
 
 DEBIAN = f"/usr/lib/{os.uname().machine}-linux-gnu/libnvidia-ml.so.1"
@@ -127,14 +114,12 @@ def test_a_library_that_may_know_of_a_driver_without_a_module_is_asked_where_tha
     monkeypatch.setattr(os, "geteuid", lambda: uid)
     root = with_library(tmp_path, place, cached=cached)
     if device:
-        (root / "dev").mkdir()
-        (root / "dev/nvidiactl").touch()
+        write(root, {"/dev/nvidiactl": ""})
     if modprobe is not None:
-        (root / "usr/bin").mkdir(parents=True, exist_ok=True)
-        (root / "usr/bin/nvidia-modprobe").touch()
+        write(root, {"/usr/bin/nvidia-modprobe": ""})
         (root / "usr/bin/nvidia-modprobe").chmod(modprobe)
     nvml = FakeNvml(make_node(1))
-    driver = read_nvml(Heard(), nvml, root)
+    driver = read_nvml(Heard().take, nvml, root)
     assert bool(nvml.calls) is asked
     assert isinstance(driver.module_loaded, Missing) is asked
     assert asked or driver.module_loaded is False
@@ -157,7 +142,7 @@ def test_the_distributions_own_folder_in_another_spelling_is_still_its_own(
     monkeypatch.setenv("LD_LIBRARY_PATH", DEBIAN.replace("/lib/", "//lib/./").rpartition("/")[0])
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     nvml = FakeNvml(make_node(1))
-    assert read_nvml(Heard(), nvml, with_library(tmp_path, DEBIAN, cached=False)).module_loaded is False
+    assert read_nvml(Heard().take, nvml, with_library(tmp_path, DEBIAN, cached=False)).module_loaded is False
     assert not nvml.calls
 
 
@@ -225,23 +210,20 @@ def test_a_call_that_starts_a_gpu_is_not_the_slowest_call_nor_is_one_that_waits_
 def test_confidential_computing_is_the_same_for_every_gpu(tmp_path: Path) -> None:
     node = make_node(2)
     for index in (0, 1):
-        settings = node.gpus[index].settings
-        node = with_gpu(node, index, settings=type(settings)(confidential_compute=True))
+        node = with_gpu(node, index, settings=Settings(confidential_compute=True))
     _, heard, _ = read(make_root(tmp_path), node)
     assert [gpu.settings.confidential_compute for gpu in heard.gpus.values()] == [True, True]
 
 
 def add_process(root: Path, pid: int, name: str, parent: int = 1, command: str = "") -> None:
-    folder = root / "proc" / str(pid)
-    folder.mkdir()
-    (folder / "comm").write_text(f"{name[:15]}\n")
-    (folder / "cmdline").write_bytes((command or name).encode() + b"\0-x\0")
-    (folder / "status").write_text(f"Name:\t{name[:15]}\nPPid:\t{parent}\n")
+    folder, comm = f"/proc/{pid}", name[:15]
+    status = f"Name:\t{comm}\nPPid:\t{parent}"
+    write(root, {f"{folder}/comm": comm, f"{folder}/cmdline": f"{command or name}\0-x\0", f"{folder}/status": status})
 
 
 def processes(root: Path, *given: GpuProcess, own_pid: int = 0) -> tuple[GpuProcess, ...]:
     heard = Heard()
-    read_nvml(heard, FakeNvml(with_gpu(make_node(1), 0, processes=given)), root, own_pid)
+    read_nvml(heard.take, FakeNvml(with_gpu(make_node(1), 0, processes=given)), root, own_pid)
     return present(heard.gpus[0].processes)
 
 

@@ -10,14 +10,14 @@ from msgspec.structs import replace
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
 from gpudoctor.facts.simulated.load import load_node
 from gpudoctor.testing.fake_nvml import ScriptedFault
-from tests.facts.nvml_nodes import ABSENT_IN_470, LAST_FIELD_IN_470, make_gpu, make_node, read, with_gpu
+from tests.facts.nvml_nodes import ABSENT_IN_470, LAST_FIELD_IN_470, make_gpu, make_node, of_field, read, with_gpu
 from tests.narrowed import missing, present
 
 
 def test_links_of_older_drivers_are_read_from_the_field_ids_of_that_time(root: Path) -> None:
     node = make_node(1, driver="470.57.02", links=12)
     old = {84: 25781, 132: 25000, 32: 4, 96: 5, 46: 6, 108: 7, 53: 8, 114: 9}
-    faults = [ScriptedFault("nvmlDeviceGetFieldValues", field=field, value=value) for field, value in old.items()]
+    faults = [of_field(field, value=value) for field, value in old.items()]
     _, heard, _ = read(root, node, *faults, absent=ABSENT_IN_470, last_field=LAST_FIELD_IN_470)
     links = present(heard.gpus[0].nvlinks)
     first, seventh = links[0], links[6]
@@ -27,18 +27,15 @@ def test_links_of_older_drivers_are_read_from_the_field_ids_of_that_time(root: P
 
 
 def test_blackwell_counts_its_link_errors_under_other_ids(root: Path) -> None:
-    faults = [ScriptedFault("nvmlDeviceGetFieldValues", field=field, code=3) for field in (161, 162, 163)]
-    faults += [
-        ScriptedFault("nvmlDeviceGetFieldValues", field=field, value=value) for field, value in ((208, 21), (215, 22))
-    ]
-    _, heard, _ = read(root, make_node(1), *faults)
+    faults = [of_field(field, code=3) for field in (161, 162, 163)]
+    _, heard, _ = read(root, make_node(1), *faults, of_field(208, value=21), of_field(215, value=22))
     links = present(heard.gpus[0].nvlinks)
     assert {(link.crc_errors, link.replay_errors, link.recovery_errors) for link in links} == {(21, UNSUPPORTED, 22)}
 
 
 def test_a_driver_that_hides_the_link_count_is_asked_link_by_link(root: Path) -> None:
     node = make_node(1, links=4)
-    _, heard, nvml = read(root, node, ScriptedFault("nvmlDeviceGetFieldValues", field=91, code=3))
+    _, heard, nvml = read(root, node, of_field(91, code=3))
     assert heard.gpus[0].nvlinks == node.gpus[0].nvlinks
     assert nvml.calls["nvmlDeviceGetNvLinkState", 0] == 5
 
@@ -70,7 +67,7 @@ def test_a_switch_that_hides_its_address_is_a_switch_without_one(root: Path) -> 
     node = make_node(1, links=2)
     links = present(node.gpus[0].nvlinks)
     node = with_gpu(node, 0, nvlinks=tuple(replace(link, remote_bus_id=None) for link in links))
-    _, heard, _ = read(root, node, ScriptedFault("nvmlDeviceGetFieldValues", field=147, code=3))
+    _, heard, _ = read(root, node, of_field(147, code=3))
     got = present(heard.gpus[0].nvlinks)
     assert {(link.remote_kind, link.remote_bus_id) for link in got} == {("switch", None)}
 
@@ -80,12 +77,8 @@ def test_an_older_form_of_the_fabric_is_read_where_the_newest_is_not_known(root:
     _, heard, nvml = read(root, make_node(1), ScriptedFault("nvmlDeviceGetGpuFabricInfoV", code=25))
     told = make_gpu(0).fabric
     got = heard.gpus[0].fabric
-    assert (got.state, got.status, got.clique_id, got.cluster_uuid) == (
-        told.state,
-        told.status,
-        told.clique_id,
-        told.cluster_uuid,
-    )
+    for leaf in ("state", "status", "clique_id", "cluster_uuid"):
+        assert getattr(got, leaf) == getattr(told, leaf)
     # the oldest form has no health
     assert (got.health_summary, got.health_bandwidth, got.route_unhealthy) == (UNSUPPORTED,) * 3
     assert nvml.calls["nvmlDeviceGetGpuFabricInfoV", 0] == 2
@@ -110,17 +103,13 @@ def test_an_error_of_a_pair_taints_neither_gpu(root: Path) -> None:
 
 def test_links_that_are_all_refused_are_no_links(root: Path) -> None:
     # MIG is on: the count stays, and every link is "not supported"
-    refused = (
-        ScriptedFault("nvmlDeviceGetNvLinkState", code=3),
-        ScriptedFault("nvmlDeviceGetFieldValues", field=165, code=3),
-    )
-    _, heard, _ = read(root, make_node(2), *refused)
+    _, heard, _ = read(root, make_node(2), ScriptedFault("nvmlDeviceGetNvLinkState", code=3), of_field(165, code=3))
     assert heard.gpus[0].nvlinks == UNSUPPORTED
     assert heard.pairs_by_name[0, 1].nvlinks == 0
 
 
 def test_a_link_whose_state_is_an_error_leaves_the_pair_unknown(root: Path) -> None:
-    broken = ScriptedFault("nvmlDeviceGetFieldValues", gpu=1, field=165, code=10)
+    broken = of_field(165, 1, code=10)
     _, heard, _ = read(root, make_node(2), broken, ScriptedFault("nvmlDeviceGetNvLinkState", gpu=1, code=10))
     links = present(heard.gpus[1].nvlinks)
     state = missing(links[0].state)
@@ -130,18 +119,15 @@ def test_a_link_whose_state_is_an_error_leaves_the_pair_unknown(root: Path) -> N
 
 def test_where_the_switch_count_is_not_told_every_link_is_asked_for_its_end(root: Path) -> None:
     node = load_node("dgx1-v100-8")
-    _, heard, nvml = read(root, node, ScriptedFault("nvmlDeviceGetFieldValues", field=147, code=3))
+    _, heard, nvml = read(root, node, of_field(147, code=3))
     assert heard.gpus[0].nvlinks == node.gpus[0].nvlinks
     assert nvml.calls["nvmlDeviceGetNvLinkRemoteDeviceType", 0] == 6
 
 
 def test_a_link_that_ends_at_nvml_does_not_know_what_has_no_kind(root: Path) -> None:
     node = load_node("rtx3090-nvlink-2")
-    faults = (
-        ScriptedFault("nvmlDeviceGetFieldValues", field=147, code=3),
-        ScriptedFault("nvmlDeviceGetNvLinkRemoteDeviceType", value=0xFF),
-    )
-    _, heard, _ = read(root, node, *faults)
+    unknown = ScriptedFault("nvmlDeviceGetNvLinkRemoteDeviceType", value=0xFF)
+    _, heard, _ = read(root, node, of_field(147, code=3), unknown)
     links = present(heard.gpus[0].nvlinks)
     assert {link.remote_kind for link in links} == {UNSUPPORTED}
     # the address names the other GPU all the same

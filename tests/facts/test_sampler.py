@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,8 +21,9 @@ from gpudoctor.facts.nvml.sampler import Sampler, interval_for
 from gpudoctor.facts.nvml.sampler_child import SampleOrder, sample_until, serve
 from gpudoctor.facts.nvml.samples import NAMES, Sample, SampleRecording, SamplerLine
 from gpudoctor.process.pipes import anonymous_file
-from gpudoctor.testing.fake_nvml import FakeNvml, Script, ScriptedFault, from_file, write_script
+from gpudoctor.testing.fake_nvml import FakeNvml, ScriptedFault
 from tests.conftest import ROOT
+from tests.facts.broken_drivers import spec_of
 from tests.facts.nvml_nodes import ABSENT_IN_470, LAST_FIELD_IN_470, make_gpu, make_node, with_gpu
 from tests.subprocesses import completed
 
@@ -35,7 +35,9 @@ def named(node: Node) -> tuple[tuple[int, str], ...]:
     return tuple((gpu.index, str(gpu.uuid)) for gpu in node.gpus)
 
 
-def sample(nvml: FakeNvml, node: Node, ticks: int) -> tuple[list[Sample], list[float], list[SamplerLine]]:
+def sample(
+    nvml: FakeNvml, node: Node, ticks: int, gpus: tuple[tuple[int, str], ...] = ()
+) -> tuple[list[Sample], list[float], list[SamplerLine]]:
     """Sample in this process; returns the messages, the pauses between ticks, and what was no sample."""
     rests: list[float] = []
     said: list[SamplerLine] = []
@@ -44,7 +46,7 @@ def sample(nvml: FakeNvml, node: Node, ticks: int) -> tuple[list[Sample], list[f
         rests.append(wait_s)
         return len(rests) == ticks
 
-    sample_until(stopped, said.append, nvml, named(node), 0.2)
+    sample_until(stopped, said.append, nvml, gpus or named(node), 0.2)
     samples = [s.sample for s in said if s.sample is not None]
     return samples, rests, [s for s in said if s.sample is None]
 
@@ -186,15 +188,7 @@ def test_a_gpu_without_a_handle_costs_only_its_own_samples() -> None:
     samples, _, _ = sample(FakeNvml(node, (ScriptedFault("nvmlDeviceGetHandleByUUID", code=15),)), node, ticks=1)
     for gpu in SampleRecording(named(node), samples).between(0.0, float("inf")):
         assert (gpu.samples, set(gpu.unread)) == (0, set(NAMES))
-    others = (("GPU-gone", 0),)
-    samples = []
-    sample_until(
-        lambda _: True,
-        lambda said: samples.append(said.sample) if said.sample else None,
-        FakeNvml(node),
-        (*named(node)[:1], *((index, uuid) for uuid, index in others)),
-        0.2,
-    )
+    samples, _, _ = sample(FakeNvml(node), node, ticks=1, gpus=(named(node)[0], (0, "GPU-gone")))
     assert [bool(s.readings) for s in samples] == [False, True, True]
 
 
@@ -280,11 +274,6 @@ def test_a_sampler_that_stopped_early_says_so_of_the_probes_that_came_later() ->
 # the process
 
 
-def spec_of(tmp_path: Path, node: Node, *faults: ScriptedFault, maker: str = "") -> str:
-    spec = write_script(tmp_path / "script.json", Script(node, faults))
-    return f"tests.facts.test_sampler:{maker}:{spec.rpartition(':')[2]}" if maker else spec
-
-
 @pytest.fixture
 def sampler(tmp_path: Path) -> Iterator[Callable[..., Sampler]]:
     started: list[Sampler] = []
@@ -340,28 +329,6 @@ def test_a_driver_that_kills_the_sampler_is_named(sampler: Callable[..., Sampler
     assert "the sampler died by SIGSEGV" in call.reason
 
 
-def killed(path: str) -> FakeNvml:
-    """A process that runs out of memory."""
-    os.kill(os.getpid(), signal.SIGKILL)
-    return from_file(path)
-
-
-def garbled(path: str) -> FakeNvml:
-    """A driver that writes into a file descriptor that belongs to us."""
-    os.write(json.loads(sys.argv[1])["out"], b"NVRM: \xff\n")
-    return from_file(path)
-
-
-def meddling(path: str) -> FakeNvml:
-    """A process that writes what looks like a sample of a GPU that was not requested."""
-    os.write(json.loads(sys.argv[1])["out"], b'{"sample":{"at_s":1.0,"gpu":99}}\n')
-    return from_file(path)
-
-
-def broken(path: str) -> FakeNvml:
-    raise RuntimeError("no such driver")
-
-
 @pytest.mark.wide(every=3)
 @pytest.mark.parametrize(
     ("maker", "words"),
@@ -414,7 +381,8 @@ def test_the_process_writes_a_line_a_sample_and_then_the_end(tmp_path: Path) -> 
     stop, writer = os.pipe()
     os.close(writer)
     memory = anonymous_file(SIZE_BYTES)
-    serve(SampleOrder(out, stop, memory, named(node), 60.0, spec_of(tmp_path, node)))
+    spec = spec_of(tmp_path, node)
+    serve(SampleOrder(out=out, trace=memory, nvml=spec, stop=stop, gpus=named(node), interval_s=60.0))
     for descriptor in (out, stop, memory):
         os.close(descriptor)
     with os.fdopen(reader, "rb") as lines:

@@ -19,23 +19,9 @@ from gpudoctor.facts.simulated.load import apply_faults, fault_names, faults, lo
 from tests.narrowed import present
 
 PROMISED = (
-    "hgx-h100-8",
-    "hgx-h200-8",
-    "hgx-b200-8",
-    "dgx-a100-8",
-    "dgx1-v100-8",
-    "gb200-tray-4",
-    "gh200-1",
-    "h100-nvl-2",
-    "l40s-8",
-    "t4-cloud-4",
-    "a100-mig-8",
-    "rtx4090-4",
-    "rtx4090-8",
-    "rtx3090-nvlink-2",
-    "workstation-mixed",
-    "container-2-of-8",
-    "cpu-only",
+    *("hgx-h100-8", "hgx-h200-8", "hgx-b200-8", "dgx-a100-8", "dgx1-v100-8", "gb200-tray-4", "gh200-1", "h100-nvl-2"),
+    *("l40s-8", "t4-cloud-4", "a100-mig-8", "rtx4090-4", "rtx4090-8", "rtx3090-nvlink-2", "workstation-mixed"),
+    *("container-2-of-8", "cpu-only"),
 )
 
 
@@ -52,6 +38,12 @@ def unread_leaves(struct: msgspec.Struct, path: str = "") -> Iterator[str]:
                     yield from unread_leaves(item, f"{path}.{name}[]")
 
 
+@pytest.fixture(params=node_names())
+def node(request: pytest.FixtureRequest) -> Node:
+    """Each of the packaged nodes."""
+    return load_node(request.param)
+
+
 def gpu(node: Node, index: int) -> Gpu:
     return next(gpu for gpu in node.gpus if gpu.index == index)
 
@@ -60,25 +52,18 @@ def test_the_promised_nodes_are_packaged() -> None:
     assert set(PROMISED) <= set(node_names())
 
 
-@pytest.mark.parametrize("name", node_names())
-def test_a_node_survives_the_way_to_json_and_back(name: str) -> None:
-    node = load_node(name)
+def test_a_node_survives_the_way_to_json_and_back(node: Node) -> None:
     assert from_json(to_json(node)) == node
 
 
-@pytest.mark.parametrize("name", node_names())
-def test_a_node_says_of_every_leaf_what_a_live_collection_would(name: str) -> None:
-    allowed: tuple[str, ...] = (".source.", ".network.", ".software.", ".gpus[].nvlinks[].")
-    # only captures contain these
-    allowed += (
-        ".driver.d",
-        ".driver.excluded_gpus",
-        ".host.secure_boot",
-        ".fabric_manager.",
-        ".kernel_log.host_events",
+def test_a_node_says_of_every_leaf_what_a_live_collection_would(node: Node) -> None:
+    allowed = (
+        *(".source.", ".network.", ".software.", ".gpus[].nvlinks[].", ".gpus[].pcie.path[]."),
+        # only captures contain these
+        *(".driver.d", ".driver.excluded_gpus", ".host.secure_boot", ".fabric_manager.", ".kernel_log.host_events"),
+        ".gpus[].inforom_corrupted",
     )
-    allowed += (".gpus[].pcie.path[].", ".gpus[].inforom_corrupted")
-    left = {leaf for leaf in unread_leaves(load_node(name)) if not leaf.startswith(allowed)}
+    left = {leaf for leaf in unread_leaves(node) if not leaf.startswith(allowed)}
     assert left == set()
 
 
@@ -88,18 +73,15 @@ def test_a_node_is_marked_simulated_under_its_own_name(name: str) -> None:
     assert (source.kind, source.name, source.faults) == ("simulated", name, ())
 
 
-@pytest.mark.parametrize("name", node_names())
-def test_names_of_gpus_are_distinct_and_in_bus_order(name: str) -> None:
-    gpus = load_node(name).gpus
+def test_names_of_gpus_are_distinct_and_in_bus_order(node: Node) -> None:
+    gpus = node.gpus
     assert len({g.uuid for g in gpus}) == len(gpus)
     assert [g.bus_id for g in gpus] == sorted(g.bus_id for g in gpus)
     assert [g.index for g in gpus] == list(range(len(gpus)))
 
 
-@pytest.mark.parametrize("name", node_names())
-def test_every_gpu_that_the_driver_shows_is_on_the_pci_bus(name: str) -> None:
-    node = load_node(name)
-    if name == "wsl2-1":  # whose GPU is behind a Microsoft device
+def test_every_gpu_that_the_driver_shows_is_on_the_pci_bus(node: Node) -> None:
+    if node.source.name == "wsl2-1":  # whose GPU is behind a Microsoft device
         assert present(node.pci.nvidia_devices) == ()
         return
     assert {g.bus_id for g in node.gpus} <= {device.bus_id for device in present(node.pci.nvidia_devices)}
@@ -172,19 +154,9 @@ def test_a_container_sees_two_gpus_where_the_bus_has_eight() -> None:
 
 
 def test_settings_of_the_caller_can_be_tried_on_a_node() -> None:
-    environ = {
-        "CUDA_VISIBLE_DEVICES": "0,9",
-        "NCCL_P2P_DISABLE": "1",
-        "SLURM_JOB_ID": "7",
-        "RANK": "3",
-        "HOME": "/root",
-    }
-    node = load_node("hgx-h100-8", environ)
-    assert {v.name: v.value for v in present(node.environment.variables)} == {
-        "CUDA_VISIBLE_DEVICES": "0,9",
-        "NCCL_P2P_DISABLE": "1",
-        "SLURM_JOB_ID": "7",
-    }
+    tried = {"CUDA_VISIBLE_DEVICES": "0,9", "NCCL_P2P_DISABLE": "1", "SLURM_JOB_ID": "7"}
+    node = load_node("hgx-h100-8", {**tried, "RANK": "3", "HOME": "/root"})
+    assert {v.name: v.value for v in present(node.environment.variables)} == tried
 
 
 def test_what_the_node_says_itself_stays_beside_what_the_caller_sets() -> None:
@@ -288,25 +260,23 @@ def test_several_faults_add_up_and_are_named_in_order() -> None:
     assert [event.code for event in present(broken.kernel_log.events)] == [79]
 
 
+def capture_of(*gpus: Gpu) -> Node:
+    return Node(source=Source(kind="capture", name="rack7.xml"), driver=Driver(init_code=0), gpus=gpus)
+
+
 def test_a_patched_capture_is_never_sold_as_real() -> None:
-    capture = Node(
-        source=Source(kind="capture", name="rack7.xml"),
-        driver=Driver(init_code=0),
-        gpus=(Gpu(index=0, bus_id="0000:18:00.0"),),
-    )
-    broken = apply_faults(capture, ["xid-79"])
+    broken = apply_faults(capture_of(Gpu(index=0, bus_id="0000:18:00.0")), ["xid-79"])
     assert (broken.source.kind, broken.source.name, broken.source.faults) == ("simulated", "rack7.xml", ("xid-79@0",))
     assert isinstance(broken.kernel_log.events, tuple)
 
 
 def test_a_capture_without_bridges_can_still_have_a_narrow_link() -> None:
     wide = Gpu(index=0, bus_id="0000:18:00.0", pcie=PcieLink(width=16, width_max=16))
-    capture = Node(source=Source(kind="capture", name="rack7.xml"), driver=Driver(init_code=0), gpus=(wide,))
-    assert gpu(apply_faults(capture, ["pcie-width-x8@0"]), 0).pcie.width == 8
+    assert gpu(apply_faults(capture_of(wide), ["pcie-width-x8@0"]), 0).pcie.width == 8
 
 
 def test_no_faults_leave_a_node_as_it_was() -> None:
-    capture = Node(source=Source(kind="capture", name="rack7.xml"))
+    capture = capture_of()
     assert apply_faults(capture, []) is capture
 
 

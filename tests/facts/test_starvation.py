@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from gpudoctor.facts.collect import collect_live
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.nvml.spawn import STALL_S, CpuStarvation
 from gpudoctor.report.judge import judge
-from gpudoctor.testing.fake_nvml import Script, ScriptedFault, write_script
-from tests.facts.nvml_nodes import make_node, make_root
+from gpudoctor.testing.fake_nvml import ScriptedFault
+from tests.facts.live_nodes import collect
+from tests.facts.nvml_nodes import make_node
 from tests.narrowed import missing
 
 pytestmark = pytest.mark.usefixtures("no_process_stays")
@@ -75,17 +74,11 @@ def test_a_kernel_that_does_not_count_costs_nothing(machine: Machine, tmp_path: 
     assert CpuStarvation(99, tmp_path).look() == 0.0
 
 
-def read(tmp_path: Path, deadline_s: float, *faults: ScriptedFault) -> Node:
-    spec = write_script(tmp_path / "script.json", Script(make_node(2), faults))
-    return collect_live(make_root(tmp_path / "root"), deadline_s, 0.2, nvml_module=spec)
-
-
-def test_a_call_that_waits_for_a_cpu_does_not_convict_the_driver(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_call_that_waits_for_a_cpu_does_not_convict_the_driver(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # all of the time is lost: what cannot be distinguished from a hang is not reported as a hang
     monkeypatch.setattr(CpuStarvation, "_waited_s", lambda self: 1e9)
-    node = read(tmp_path, 0.6, ScriptedFault("nvmlDeviceGetTemperature", gpu=1, hang=True))
+    hang = ScriptedFault("nvmlDeviceGetTemperature", gpu=1, hang=True)
+    node = collect(root, make_node(2), hang, deadline_s=0.6, call_deadline_s=0.2)
     assert node.driver.unanswered == ()
     assert missing(node.driver.calls).reason.startswith("the collector did not finish in 0.6 s")
     report = judge(node)
@@ -95,12 +88,13 @@ def test_a_call_that_waits_for_a_cpu_does_not_convict_the_driver(
 
 
 def test_the_deadline_grows_by_what_was_lost_and_a_slow_machine_is_read_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(CpuStarvation, "_waited_s", lambda self: 1e9)
     monkeypatch.setattr("gpudoctor.facts.nvml.collector.MOST_STARVED", 40.0)  # this machine may be slow itself
     # in all longer than the deadline, shorter than it may grow
-    node = read(tmp_path, 1.5, ScriptedFault("nvmlDeviceGetTemperature", gpu=1, delay_s=1.6))
+    stall = ScriptedFault("nvmlDeviceGetTemperature", gpu=1, delay_s=1.6)
+    node = collect(root, make_node(2), stall, deadline_s=1.5, call_deadline_s=0.2)
     assert node.driver.unanswered == ()
     assert not isinstance(node.driver.calls, Missing)
     assert [gpu.index for gpu in node.gpus] == [0, 1]

@@ -7,12 +7,18 @@ from pathlib import Path
 import pytest
 
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.facts.system.host import read_host
-from tests.sysfs_tree import write
+from gpudoctor.facts.model.node import Host
+from tests.sysfs_tree import host_of
 
 BARE_CPU = "processor\t: 0\nflags\t\t: fpu vme sse2"
 VM_CPU = "processor\t: 0\nflags\t\t: fpu hypervisor sse2"
 ARM_CPU = "processor\t: 0\nBogoMIPS\t: 2000.00\nFeatures\t: fp asimd"
+
+
+def read_cpu(root: Path, cpu: str, vendor: str, product: str) -> Host:
+    """A machine with this CPU and these words of its firmware."""
+    dmi = "/sys/class/dmi/id"
+    return host_of(root, {"/proc/cpuinfo": cpu, f"{dmi}/sys_vendor": vendor, f"{dmi}/product_name": product})
 
 
 @pytest.mark.parametrize(
@@ -31,8 +37,7 @@ ARM_CPU = "processor\t: 0\nBogoMIPS\t: 2000.00\nFeatures\t: fp asimd"
 def test_a_container_is_known_by_its_marks_and_wins_over_the_machine_around_it(
     tmp_path: Path, files: dict[str, str], engine: str
 ) -> None:
-    write(tmp_path, {"/proc/cpuinfo": VM_CPU, "/sys/class/dmi/id/sys_vendor": "Amazon EC2", **files})
-    host = read_host(tmp_path)
+    host = host_of(tmp_path, {"/proc/cpuinfo": VM_CPU, "/sys/class/dmi/id/sys_vendor": "Amazon EC2", **files})
     assert (host.virtualization, host.container, host.hypervisor) == ("container", engine, "amazon")
 
 
@@ -49,16 +54,13 @@ def test_a_container_is_known_by_its_marks_and_wins_over_the_machine_around_it(
 def test_a_virtual_machine_is_known_by_the_cpu_and_named_by_the_firmware(
     tmp_path: Path, vendor: str, product: str, name: str
 ) -> None:
-    dmi = "/sys/class/dmi/id"
-    write(tmp_path, {"/proc/cpuinfo": VM_CPU, f"{dmi}/sys_vendor": vendor, f"{dmi}/product_name": product})
-    host = read_host(tmp_path)
+    host = read_cpu(tmp_path, VM_CPU, vendor, product)
     assert (host.virtualization, host.hypervisor) == ("vm", name)
     assert host.container == Missing("not a container", "absent")
 
 
 def test_a_bare_machine_of_a_cloud_is_no_virtual_machine(tmp_path: Path) -> None:
-    write(tmp_path, {"/proc/cpuinfo": BARE_CPU, "/sys/class/dmi/id/sys_vendor": "Amazon EC2"})
-    host = read_host(tmp_path)
+    host = read_cpu(tmp_path, BARE_CPU, "Amazon EC2", "")
     assert host.virtualization == "none"
     assert host.hypervisor == Missing("not a virtual machine", "absent")
 
@@ -73,15 +75,11 @@ def test_a_bare_machine_of_a_cloud_is_no_virtual_machine(tmp_path: Path) -> None
     ],
 )
 def test_on_arm_the_firmware_alone_tells(tmp_path: Path, vendor: str, product: str, kind: str) -> None:
-    dmi = "/sys/class/dmi/id"
-    write(tmp_path, {"/proc/cpuinfo": ARM_CPU, f"{dmi}/sys_vendor": vendor, f"{dmi}/product_name": product})
-    assert read_host(tmp_path).virtualization == kind
+    assert read_cpu(tmp_path, ARM_CPU, vendor, product).virtualization == kind
 
 
 def test_xen_wsl_and_the_xen_host_itself(tmp_path: Path) -> None:
-    write(tmp_path, {"/proc/cpuinfo": VM_CPU, "/proc/sys/kernel/osrelease": "5.15.90.1-microsoft-standard-WSL2"})
-    assert read_host(tmp_path).hypervisor == "wsl"
-    write(tmp_path, {"/sys/hypervisor/type": "xen"})
-    assert read_host(tmp_path).hypervisor == "xen"
-    write(tmp_path, {"/proc/xen/capabilities": "control_d"})
-    assert read_host(tmp_path).virtualization == "none"
+    release = {"/proc/sys/kernel/osrelease": "5.15.90.1-microsoft-standard-WSL2"}
+    assert host_of(tmp_path, {"/proc/cpuinfo": VM_CPU, **release}).hypervisor == "wsl"
+    assert host_of(tmp_path, {"/sys/hypervisor/type": "xen"}).hypervisor == "xen"
+    assert host_of(tmp_path, {"/proc/xen/capabilities": "control_d"}).virtualization == "none"

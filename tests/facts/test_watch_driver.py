@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,28 +14,29 @@ from gpudoctor.facts.stream import driver_child as nvml_watcher
 from gpudoctor.facts.stream.driver_child import Watcher
 from gpudoctor.facts.stream.messages import GpuTick, OnGpu, ReaderAnswer
 from gpudoctor.testing.fake_nvml import FakeNvml, ScriptedFault
-from tests.facts.nvml_nodes import ABSENT_IN_470, LAST_FIELD_IN_470, make_node, with_gpu
+from tests.facts.nvml_nodes import ABSENT_IN_470, LAST_FIELD_IN_470, make_node, of_field, with_gpu
 
 
 def named(node: Node) -> tuple[tuple[int, str | None], ...]:
     return tuple((gpu.index, str(gpu.uuid)) for gpu in node.gpus)
 
 
+def watching(node: Node, *faults: ScriptedFault, interval_s: float = 1.0, **options: Any) -> tuple[Watcher, FakeNvml]:
+    nvml = FakeNvml(node, faults, **options)
+    return Watcher(nvml, named(node), interval_s), nvml
+
+
 def of_gpu(answer: ReaderAnswer, index: int) -> GpuTick:
     return next(tick for tick in answer.gpus if tick.gpu == index)
-
-
-def with_process(node: Node, index: int, *processes: GpuProcess) -> Node:
-    return with_gpu(node, index, processes=processes)
 
 
 # the answers of one GPU, and what they cost
 
 
 def test_the_first_answer_tells_all() -> None:
-    node = with_process(make_node(2), 1, GpuProcess(pid=4711, memory_mib=1024), GpuProcess(pid=4712, kind="C+G"))
-    nvml = FakeNvml(node)
-    answer = Watcher(nvml, named(node)).answer()
+    node = with_gpu(make_node(2), 1, processes=(GpuProcess(4711, memory_mib=1024), GpuProcess(4712, kind="C+G")))
+    watcher, nvml = watching(node)
+    answer = watcher.answer()
     first = of_gpu(answer, 1)
     assert first.readings == {
         "utilization_pct": 97,
@@ -56,8 +59,7 @@ def test_the_first_answer_tells_all() -> None:
 
 
 def test_what_is_dear_is_read_seldom() -> None:
-    node = make_node(2)
-    watcher = Watcher(FakeNvml(node), named(node))
+    watcher, _ = watching(make_node(2))
     answers = [watcher.answer() for _ in range(121)]
     pcie = [[n for n, a in enumerate(answers[:20]) if "pcie_rx_gb_s" in of_gpu(a, gpu).readings] for gpu in (0, 1)]
     assert pcie == [[0, 4, 8, 12, 16], [0, 1, 5, 9, 13, 17]], "every 4th, in turns"
@@ -71,16 +73,13 @@ def test_what_is_dear_is_read_seldom() -> None:
 
 @pytest.mark.parametrize(("interval_s", "every"), [(0.2, 25), (2.0, 3), (60.0, 1)])
 def test_what_is_dear_goes_by_time_not_by_ticks(interval_s: float, every: int) -> None:
-    node = make_node(1)
-    watcher = Watcher(FakeNvml(node), named(node), interval_s)
+    watcher, _ = watching(make_node(1), interval_s=interval_s)
     told = [n for n in range(51) if watcher.answer().processes is not None]
     assert told == list(range(0, 51, every))
 
 
 def test_a_cheap_tick_costs_few_calls_and_no_dear_one() -> None:
-    node = make_node(3)
-    nvml = FakeNvml(node)
-    watcher = Watcher(nvml, named(node))
+    watcher, nvml = watching(make_node(3))
     for _ in range(3):
         watcher.answer()
     before = nvml.calls.copy()
@@ -92,9 +91,7 @@ def test_a_cheap_tick_costs_few_calls_and_no_dear_one() -> None:
 
 
 def test_no_tick_costs_many_calls() -> None:
-    node = make_node(1)
-    nvml = FakeNvml(node)
-    watcher = Watcher(nvml, named(node))
+    watcher, nvml = watching(make_node(1))
     for _ in range(61):
         before = sum(nvml.calls.values())
         watcher.answer()
@@ -107,12 +104,10 @@ def test_no_tick_costs_many_calls() -> None:
     st.integers(0, 1 << 60),
 )
 def test_what_the_links_carried_becomes_a_rate(steps: list[tuple[float, int, int]], start_kib: int) -> None:
-    node = make_node(1)
-    nvml = FakeNvml(node)
     now_s = [1000.0]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nvml_watcher, "monotonic", lambda: now_s[0])
-        watcher = Watcher(nvml, named(node))
+        watcher, nvml = watching(make_node(1))
         nvml.answers.nvlink_kib = {(0, 138): start_kib, (0, 139): start_kib}
         assert "nvlink_tx_gb_s" not in of_gpu(watcher.answer(), 0).readings, "one reading is no rate"
         for took_s, sent_kib, received_kib in steps:
@@ -125,11 +120,9 @@ def test_what_the_links_carried_becomes_a_rate(steps: list[tuple[float, int, int
 
 
 def test_a_counter_that_was_reset_is_no_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    node = make_node(1)
-    nvml = FakeNvml(node)
     clock = iter(float(s) for s in range(10_000))
     monkeypatch.setattr(nvml_watcher, "monotonic", lambda: next(clock))
-    watcher = Watcher(nvml, named(node))
+    watcher, nvml = watching(make_node(1))
     rates = []
     for kib in (1000, 2000, 50, 1050):
         nvml.answers.nvlink_kib = {(0, 138): kib}
@@ -138,7 +131,6 @@ def test_a_counter_that_was_reset_is_no_rate(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_what_a_gpu_does_not_have_is_told_once_and_not_asked_again() -> None:
-    node = make_node(1, links=0)
     refused = (
         ScriptedFault("nvmlDeviceGetUtilizationRates", code=3),
         ScriptedFault("nvmlDeviceGetTemperature", code=4),
@@ -146,8 +138,7 @@ def test_what_a_gpu_does_not_have_is_told_once_and_not_asked_again() -> None:
         ScriptedFault("nvmlDeviceGetComputeRunningProcesses*", code=4),
         ScriptedFault("nvmlDeviceGetGraphicsRunningProcesses*", code=3),
     )
-    nvml = FakeNvml(node, refused)
-    watcher = Watcher(nvml, named(node))
+    watcher, nvml = watching(make_node(1, links=0), *refused)
     answers = [watcher.answer() for _ in range(70)]
     unread = of_gpu(answers[0], 0).unread
     assert {name: why.kind for name, why in unread.items()} == {
@@ -168,37 +159,29 @@ def test_what_a_gpu_does_not_have_is_told_once_and_not_asked_again() -> None:
 
 
 def test_graphics_that_are_refused_do_not_hide_compute() -> None:
-    node = with_process(make_node(1), 0, GpuProcess(pid=4711, memory_mib=10))
-    nvml = FakeNvml(node, (ScriptedFault("nvmlDeviceGetGraphicsRunningProcesses*", code=3),))
-    watcher = Watcher(nvml, named(node), interval_s=60.0)
+    node = with_gpu(make_node(1), 0, processes=(GpuProcess(pid=4711, memory_mib=10),))
+    refused = ScriptedFault("nvmlDeviceGetGraphicsRunningProcesses*", code=3)
+    watcher, nvml = watching(node, refused, interval_s=60.0)
     assert [watcher.answer().processes for _ in range(2)] == [(OnGpu(0, 4711, "C", 10),)] * 2
     assert nvml.calls["nvmlDeviceGetGraphicsRunningProcesses_v3", 0] == 1
 
 
 def test_clients_are_asked_for_where_an_mps_server_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    node = with_process(make_node(1), 0, GpuProcess(pid=11), GpuProcess(pid=12, kind="M", memory_mib=7))
+    node = with_gpu(make_node(1), 0, processes=(GpuProcess(11), GpuProcess(12, kind="M", memory_mib=7)))
     monkeypatch.setattr(nvml_watcher, "process_name", lambda root, pid: "nvidia-cuda-mps-server" if pid == 11 else "x")
-    assert Watcher(FakeNvml(node), named(node)).answer().processes == (OnGpu(0, 11, "C"), OnGpu(0, 12, "M", 7))
+    assert watching(node)[0].answer().processes == (OnGpu(0, 11, "C"), OnGpu(0, 12, "M", 7))
 
 
 def test_links_whose_state_cannot_be_read_are_not_counted_as_down() -> None:
-    node = make_node(1)
-    nvml = FakeNvml(
-        node,
-        (
-            ScriptedFault("nvmlDeviceGetFieldValues", field=165, code=999),
-            ScriptedFault("nvmlDeviceGetNvLinkState", code=999),
-        ),
-    )
-    tick = of_gpu(Watcher(nvml, named(node)).answer(), 0)
+    watcher, _ = watching(make_node(1), of_field(165, code=999), ScriptedFault("nvmlDeviceGetNvLinkState", code=999))
+    tick = of_gpu(watcher.answer(), 0)
     assert (tick.links_up, tick.links) == (None, None)
     assert tick.unread["nvlinks"].kind == "failed"
 
 
 def test_an_old_driver_tells_what_it_can() -> None:
     node = make_node(1, driver="470.82.01")
-    nvml = FakeNvml(node, absent=ABSENT_IN_470, last_field=LAST_FIELD_IN_470)
-    watcher = Watcher(nvml, named(node))
+    watcher, _ = watching(node, absent=ABSENT_IN_470, last_field=LAST_FIELD_IN_470)
     first, second = watcher.answer(), watcher.answer()
     assert of_gpu(first, 0).readings["power_w"] == of_gpu(second, 0).readings["power_w"] == 120.2
     assert of_gpu(first, 0).readings["memory_used_mib"] == 17
@@ -207,23 +190,19 @@ def test_an_old_driver_tells_what_it_can() -> None:
 
 
 def test_a_gpu_that_is_lost_leaves_the_ticks_and_the_others_stay() -> None:
-    node = make_node(2)
-    watcher = Watcher(FakeNvml(node, (ScriptedFault("nvmlDeviceGet*", gpu=1, from_call=40, code=15),)), named(node))
+    watcher, _ = watching(make_node(2), ScriptedFault("nvmlDeviceGet*", gpu=1, from_call=40, code=15))
     shown = [[tick.gpu for tick in watcher.answer().gpus] for _ in range(6)]
     assert shown[0] == [0, 1]
     assert shown[-1] == [0]
 
 
 def test_a_gpu_that_gives_no_handle_is_asked_for_again_each_minute() -> None:
-    node = make_node(2)
     # calls on the system, not on a GPU: the first two belong to the first answer
-    nvml = FakeNvml(node, (ScriptedFault("nvmlDeviceGetHandleByUUID", code=15),))
-    watcher = Watcher(nvml, named(node))
+    watcher, nvml = watching(make_node(2), ScriptedFault("nvmlDeviceGetHandleByUUID", code=15))
     assert watcher.answer().gpus == ()
     nvml._faults = ()
     assert [len(watcher.answer().gpus) for _ in range(61)] == [0] * 59 + [2, 2]
 
 
 def test_without_facts_every_gpu_that_the_driver_counts_is_read() -> None:
-    node = make_node(3)
-    assert [tick.gpu for tick in Watcher(FakeNvml(node)).answer().gpus] == [0, 1, 2]
+    assert [tick.gpu for tick in Watcher(FakeNvml(make_node(3))).answer().gpus] == [0, 1, 2]

@@ -12,13 +12,13 @@ import msgspec
 import psutil
 import pytest
 
-from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.nvml.channel import SIZE_BYTES
 from gpudoctor.facts.stream.driver import DriverWatch
 from gpudoctor.facts.stream.driver_child import serve
 from gpudoctor.facts.stream.messages import ReaderAnswer, Silence, WatchOrder
 from gpudoctor.process.pipes import anonymous_file
-from gpudoctor.testing.fake_nvml import FakeNvml, Script, ScriptedFault, from_file, write_script
+from gpudoctor.testing.fake_nvml import ScriptedFault
+from tests.facts.broken_drivers import spec_of
 from tests.facts.nvml_nodes import make_node
 from tests.facts.test_watch_driver import named
 from tests.imported_torch import own_children
@@ -29,11 +29,6 @@ PATIENT_S = 60.0  # how long a test waits for another process on a busy machine
 
 
 Start = Callable[..., DriverWatch]
-
-
-def spec_of(tmp_path: Path, node: Node, *faults: ScriptedFault, maker: str = "") -> str:
-    spec = write_script(tmp_path / "script.json", Script(node, faults))
-    return f"tests.facts.test_watch_process:{maker}:{spec.rpartition(':')[2]}" if maker else spec
 
 
 @pytest.fixture
@@ -114,26 +109,6 @@ def test_a_call_that_stalls_is_told_and_waited_for(start: Start) -> None:
     assert watch.pid == first
 
 
-def hangs_once(path: str) -> FakeNvml:
-    """A driver that hangs in the first process that calls it, and is well in the next one."""
-    fake = from_file(path)
-    marker = Path(f"{path}.hung")
-    if not marker.exists():
-        marker.touch()
-        fake._faults = (ScriptedFault("nvmlDeviceGetClockInfo", gpu=0, from_call=4, hang=True),)
-    return fake
-
-
-def dies_once(path: str) -> FakeNvml:
-    """A driver that crashes the first process that calls it."""
-    fake = from_file(path)
-    marker = Path(f"{path}.died")
-    if not marker.exists():
-        marker.touch()
-        fake._faults = (ScriptedFault("nvmlDeviceGetMemoryInfo", gpu=1, from_call=2, crash=True),)
-    return fake
-
-
 @pytest.mark.wide
 def test_it_is_started_again_and_the_silence_ends(start: Start) -> None:
     watch = start(maker="hangs_once", call_deadline_s=0.5)
@@ -202,28 +177,6 @@ def test_where_no_process_can_be_started_it_is_said_and_nothing_is_left_open(
     until_answered(watch)
 
 
-def garbled(path: str) -> FakeNvml:
-    """A driver that writes into a file descriptor that belongs to us."""
-    import sys
-
-    order = msgspec.json.decode(sys.argv[1], type=WatchOrder)
-    os.write(order.out, b"NVRM: \xff\n")
-    return from_file(path)
-
-
-def garbled_and_answered(path: str) -> FakeNvml:
-    """As `garbled`, with a late reader of the pipe: garbage and an answer are in it together."""
-    import sys
-
-    order = msgspec.json.decode(sys.argv[1], type=WatchOrder)
-    os.write(order.out, b"NVRM: \xff\n" + msgspec.json.encode(ReaderAnswer()) + b"\n")
-    return from_file(path)
-
-
-def broken(path: str) -> FakeNvml:
-    raise RuntimeError("no such driver")
-
-
 @pytest.mark.wide(every=3)
 @pytest.mark.parametrize(
     ("maker", "words"),
@@ -261,7 +214,8 @@ def test_the_process_answers_once_for_each_request(tmp_path: Path) -> None:
     os.write(writer, b"...")
     os.close(writer)
     memory = anonymous_file(SIZE_BYTES)
-    serve(WatchOrder(requests, out, memory, named(node), 1.0, spec_of(tmp_path, node)))
+    spec = spec_of(tmp_path, node)
+    serve(WatchOrder(out=out, trace=memory, nvml=spec, requests=requests, gpus=named(node), interval_s=1.0))
     for descriptor in (out, requests, memory):
         os.close(descriptor)
     with os.fdopen(reader, "rb") as lines:

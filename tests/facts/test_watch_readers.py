@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -14,10 +15,11 @@ import pytest
 from gpudoctor.facts.kernel_log.live import KernelTail
 from gpudoctor.facts.model.missing import UNSUPPORTED
 from gpudoctor.facts.model.node import Host, NumaNode
-from gpudoctor.facts.stream.host_readers import HostReader, ProcessJob, ProcessReader, job_of
+from gpudoctor.facts.stream.host_readers import HostReader, ProcessReader, job_of
 from gpudoctor.facts.stream.messages import OnGpu
 from gpudoctor.facts.system.host import read_host
 from tests.narrowed import present
+from tests.sysfs_tree import numa_node, write
 
 # jobs
 
@@ -25,41 +27,41 @@ from tests.narrowed import present
 @pytest.mark.parametrize(
     ("environ", "group", "commands", "job"),
     [
-        ({"RANK": "3", "TORCHELASTIC_RUN_ID": "none"}, "", ["python train.py"], ProcessJob("torchrun", 3)),
+        ({"RANK": "3", "TORCHELASTIC_RUN_ID": "none"}, "", ["python train.py"], ("torchrun", 3)),
         (
             None,
             "",
             ["python -u train.py", "/usr/bin/python /opt/bin/torchrun --nproc 8 train.py"],
-            ProcessJob("torchrun"),
+            ("torchrun", None),
         ),
-        (None, "", ["python train.py", "python -m torch.distributed.run train.py"], ProcessJob("torchrun")),
-        ({"RANK": "1"}, "", ["python train.py", "bash"], ProcessJob(None, 1)),
+        (None, "", ["python train.py", "python -m torch.distributed.run train.py"], ("torchrun", None)),
+        ({"RANK": "1"}, "", ["python train.py", "bash"], (None, 1)),
         (
             {"SLURM_JOB_ID": "4711", "SLURM_PROCID": "5"},
             "",
             ["python", "slurmstepd: [4711.0]"],
-            ProcessJob("Slurm 4711", 5),
+            ("Slurm 4711", 5),
         ),
-        (None, "0::/system.slice/slurmstepd.scope/job_4711/step_0/user/task_0", ["python"], ProcessJob("Slurm 4711")),
-        ({}, "3:devices:/slurm/uid_1000/job_42/step_batch", ["python"], ProcessJob("Slurm 42")),
+        (None, "0::/system.slice/slurmstepd.scope/job_4711/step_0/user/task_0", ["python"], ("Slurm 4711", None)),
+        ({}, "3:devices:/slurm/uid_1000/job_42/step_batch", ["python"], ("Slurm 42", None)),
         (
             {"SLURM_JOB_ID": "42", "SLURM_PROCID": "0", "RANK": "7", "TORCHELASTIC_RUN_ID": "42"},
             "",
             ["python train.py"],
-            ProcessJob("torchrun, Slurm 42", 7),
+            ("torchrun, Slurm 42", 7),
         ),
-        ({"OMPI_COMM_WORLD_RANK": "2"}, "", ["./train"], ProcessJob("mpirun", 2)),
-        (None, "", ["./train", "/usr/bin/mpirun -np 8 ./train"], ProcessJob("mpirun")),
-        ({"RAY_JOB_ID": "01000000"}, "", ["ray::TorchTrainer"], ProcessJob("Ray")),
-        (None, "", ["ray::_RayTrainWorker__execute"], ProcessJob("Ray")),
+        ({"OMPI_COMM_WORLD_RANK": "2"}, "", ["./train"], ("mpirun", 2)),
+        (None, "", ["./train", "/usr/bin/mpirun -np 8 ./train"], ("mpirun", None)),
+        ({"RAY_JOB_ID": "01000000"}, "", ["ray::TorchTrainer"], ("Ray", None)),
+        (None, "", ["ray::_RayTrainWorker__execute"], ("Ray", None)),
         # what only looks like one
-        ({"SLURM_JOB_ID": "x; rm"}, "/job_list/", ["vim torchrun.py", "bash"], ProcessJob()),
-        ({"RANK": "-1"}, "", ["python", "grep mpirun-notes"], ProcessJob()),
-        (None, "", [], ProcessJob()),
+        ({"SLURM_JOB_ID": "x; rm"}, "/job_list/", ["vim torchrun.py", "bash"], (None, None)),
+        ({"RANK": "-1"}, "", ["python", "grep mpirun-notes"], (None, None)),
+        (None, "", [], (None, None)),
     ],
 )
 def test_the_job_is_told_by_its_traces(
-    environ: dict[str, str] | None, group: str, commands: list[str], job: ProcessJob
+    environ: dict[str, str] | None, group: str, commands: list[str], job: tuple[str | None, int | None]
 ) -> None:
     assert job_of(environ, group, commands) == job
 
@@ -140,25 +142,21 @@ def test_the_host_is_told_as_its_facts_have_it() -> None:
 
 @pytest.mark.parametrize("files", [{"memory.current": 3 << 30}, {"memory.usage_in_bytes": 3 << 30}])
 def test_memory_is_counted_as_the_limit_on_this_process_counts_it(tmp_path: Path, files: dict[str, int]) -> None:
-    group = tmp_path / "sys/fs/cgroup/job"
-    group.mkdir(parents=True)
-    for name, number in files.items():
-        (group / name).write_text(f"{number}\n")
+    group = "/sys/fs/cgroup/job"
     total = "total_" if "memory.usage_in_bytes" in files else ""
-    (group / "memory.stat").write_text(f"anon 5\n{total}inactive_file {1 << 30}\n")
+    write(tmp_path, {f"{group}/memory.stat": f"anon 5\n{total}inactive_file {1 << 30}"})
+    write(tmp_path, {f"{group}/{name}": str(number) for name, number in files.items()})
     host = Host(memory_limit_mib=64, memory_limit_source="/sys/fs/cgroup/job/memory.max")
     tick = HostReader(host, tmp_path).read()
     assert (tick.ram_total_mib, tick.ram_used_mib) == (64, 2048)
     for name in files:
-        (group / name).unlink()
+        (tmp_path / group[1:] / name).unlink()
     assert HostReader(host, tmp_path).read().ram_used_mib is None
 
 
 def test_the_gpus_own_memory_is_no_ram(tmp_path: Path) -> None:
     plain = HostReader(Host()).read()
-    folder = tmp_path / "sys/devices/system/node/node1"
-    folder.mkdir(parents=True)
-    (folder / "meminfo").write_text("Node 1 MemFree: 1048576 kB\n")
+    numa_node(tmp_path, 1, "", 4096, free_mib=1024)
     nodes = (NumaNode(0, 1000), NumaNode(1, 4096, is_gpu_memory=True))
     tick = HostReader(Host(ram_mib=int(present(plain.ram_total_mib)) - 4096, numa_nodes=nodes), tmp_path).read()
     assert tick.ram_total_mib == present(plain.ram_total_mib) - 4096
@@ -177,9 +175,13 @@ XID = (
 )
 
 
-def test_only_new_kernel_lines_are_told_and_each_once(tmp_path: Path) -> None:
-    device = tmp_path / "dev/kmsg"
-    device.parent.mkdir()
+@pytest.fixture
+def device(tmp_path: Path) -> Path:
+    """/dev/kmsg of an empty log."""
+    return write(tmp_path, {"/dev/kmsg": b""}) / "dev/kmsg"
+
+
+def test_only_new_kernel_lines_are_told_and_each_once(tmp_path: Path, device: Path) -> None:
     device.write_text(XID.replace("79", "48"))
     tail = KernelTail(tmp_path)
     assert tail.read() == ()
@@ -194,10 +196,7 @@ def test_only_new_kernel_lines_are_told_and_each_once(tmp_path: Path) -> None:
     assert tail.read() == ()
 
 
-def test_a_flood_of_kernel_lines_is_bounded(tmp_path: Path) -> None:
-    device = tmp_path / "dev/kmsg"
-    device.parent.mkdir()
-    device.write_text("")
+def test_a_flood_of_kernel_lines_is_bounded(tmp_path: Path, device: Path) -> None:
     tail = KernelTail(tmp_path)
     device.write_text("".join(XID.replace("79", str(number)) for number in range(1, 3000)))
     assert 0 < len(tail.read()) <= 200
@@ -212,24 +211,13 @@ def test_without_a_kernel_log_there_is_none(tmp_path: Path) -> None:
     assert KernelTail(tmp_path).read() == ()  # a container engine put something else there
 
 
+@pytest.mark.usefixtures("device")
 def test_records_that_the_kernel_overwrote_are_passed_over_and_a_broken_log_ends_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    device = tmp_path / "dev/kmsg"
-    device.parent.mkdir()
-    device.write_text("")
     tail = KernelTail(tmp_path)
-    answers: Iterator[bytes | OSError] = iter(
-        [BrokenPipeError(), XID.encode(), BlockingIOError(), XID.encode(), OSError(5, "I/O error")]
-    )
-
-    def read(descriptor: int, size: int) -> bytes:
-        answer = next(answers)
-        if isinstance(answer, OSError):
-            raise answer
-        return answer
-
-    monkeypatch.setattr("gpudoctor.facts.kernel_log.live.os.read", read)
+    answers = [BrokenPipeError(), XID.encode(), BlockingIOError(), XID.encode(), OSError(5, "I/O error")]
+    monkeypatch.setattr(os, "read", Mock(side_effect=answers))
     assert [(event.kind, event.code) for event in tail.read()] == [("gap", None), ("xid", 79)]
     assert [event.code for event in tail.read()] == [79], "what came before the error counts"
     assert tail.read() == ()

@@ -59,7 +59,7 @@ def leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 def through_the_driver(node: Node, root: Path) -> tuple[Node, set[str]]:
     """The NVML part of the node as our reader reads it from the fake, and what the fake did not know."""
     heard, nvml = Heard(), FakeNvml(node)
-    driver = read_nvml(heard, nvml, root)
+    driver = read_nvml(heard.take, nvml, root)
     back = Node(
         driver=driver,
         gpus=tuple(heard.gpus[index] for index in sorted(heard.gpus)),

@@ -15,7 +15,7 @@ from gpudoctor.cluster.check.local_ranks import LocalRanks
 from gpudoctor.cluster.check.network_findings import interface_for_gloo
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.facts.system.network import Reach, read_here
+from gpudoctor.facts.system.network import Reach, read_reach
 from gpudoctor.process.die_with_parent import dependent_gpudoctor
 from gpudoctor.process.pipes import Bounded, DisturbedError, read_to_end
 from gpudoctor.process.spawn import PIPE, Child
@@ -101,7 +101,7 @@ class Member:
         return messages.Pong(time.time())
 
     def _check(self, order: messages.CheckOrder, hub: socket.socket) -> messages.Checked:
-        reach = msgspec.structs.replace(read_here(), hostname=self._hostname)
+        reach = msgspec.structs.replace(read_reach(), hostname=self._hostname)
         self._reach = reach
         environment = {name: value for name, value in os.environ.items() if name not in _ENGINE}
         command = dependent_gpudoctor(["check", *self._argv, "--format", "json", "--include-facts"])

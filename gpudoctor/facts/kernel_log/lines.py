@@ -27,7 +27,7 @@ from gpudoctor.facts.kernel_log.messages import (
 )
 from gpudoctor.facts.kernel_log.records import LogRecord, kmsg_records, read_line, text_records
 from gpudoctor.facts.model.driver import DRIVER_VERSION, ApiMismatch, HostEvent, HostEventKind, KernelEvent, KernelLog
-from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.lazy import lazy_pattern
 
 MAX_EVENTS = 10_000
@@ -77,42 +77,19 @@ def read_kernel_text(text: str, source: str) -> KernelLog:
     if text.lstrip().startswith("dmesg: ") and "not permitted" in text[:200]:
         return KernelLog(events=Missing(f"{source}: no permission to read the kernel log", "denied"), source=source)
     # only "\n" ends a line: a program's name may contain other characters at which str.splitlines splits
-    return collect(text_records(text.split("\n"), _interest_in(text))).log(source)
+    log, _ = collect(text_records(text.split("\n"), _interest_in(text)), source)
+    return log
 
 
 def kmsg_events(text: str) -> tuple[KernelEvent, ...]:
     """The events in records of /dev/kmsg."""
-    return collect(kmsg_records(text, is_of_interest)).events
+    log, _ = collect(kmsg_records(text, is_of_interest), "/dev/kmsg")
+    return known(log.events) or ()
 
 
 def driver_words(event: KernelEvent) -> str:
     """The driver's message in the line of an event, without the log's prefixes and the name of the process."""
     return words_of_xid(read_line(event.text).message)
-
-
-class KernelEvents(msgspec.Struct, frozen=True):
-    """The events in a log. `quoted` and `forgeable` as in `KernelLog`; `loading`: it has the driver's first message."""
-
-    events: tuple[KernelEvent, ...] = ()
-    truncated: bool = False
-    quoted: int = 0
-    forgeable: bool = False
-    loading: bool = False
-    host_events: tuple[HostEvent, ...] = ()
-    api_mismatch: ApiMismatch | None = None
-
-    def log(self, source: str) -> KernelLog:
-        gap = f"more than {MAX_EVENTS} different events" if self.truncated else None
-        return KernelLog(
-            self.events,
-            source,
-            self.truncated,
-            gap,
-            quoted=self.quoted,
-            forgeable=self.forgeable,
-            host_events=self.host_events,
-            api_mismatch=self.api_mismatch,
-        )
 
 
 class _InstalledGpus:
@@ -137,8 +114,8 @@ class _InstalledGpus:
         return msgspec.structs.replace(event, bus_id=bus_id)
 
 
-def collect(records: Iterable[LogRecord]) -> KernelEvents:
-    """The events of one log, in the order of its lines."""
+def collect(records: Iterable[LogRecord], source: str) -> tuple[KernelLog, bool]:
+    """The events of one log, in the order of its lines; and whether it has the driver's first message."""
     retained = _RetainedEvents()
     quoted = 0
     forgeable = loading = False
@@ -168,9 +145,17 @@ def collect(records: Iterable[LogRecord]) -> KernelEvents:
             continue
         forgeable = forgeable or (record.origin == "text" and event.kind != "unclear")
         retained.add(number, event)
-    return KernelEvents(
-        retained.in_order(), retained.truncated, quoted, forgeable, loading, host.events, mismatch.found
+    log = KernelLog(
+        retained.in_order(),
+        source,
+        retained.truncated,
+        f"more than {MAX_EVENTS} different events" if retained.truncated else None,
+        quoted=quoted,
+        forgeable=forgeable,
+        host_events=host.events,
+        api_mismatch=mismatch.found,
     )
+    return log, loading
 
 
 class _RetainedEvents:
@@ -295,7 +280,6 @@ class MismatchLines:
         self.found: ApiMismatch | None = None
 
     def add(self, message: str) -> None:
-        """Add the log's next message."""
         if message.startswith(API_MISMATCH):
             self._lines = [message]
             self.found = self.found or _of_first_line(message)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from itertools import islice
 
 import msgspec
+from msgspec.structs import replace
 
-from gpudoctor.facts.kernel_log.lines import KernelEvents, collect, is_of_interest, kmsg_events
+from gpudoctor.facts.kernel_log.lines import collect, is_of_interest, kmsg_events
 from gpudoctor.facts.kernel_log.records import LogRecord, first_of_kmsg, kmsg_records, text_records
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import KernelEvent, KernelLog
@@ -35,13 +37,6 @@ _MOST_EVENTS = 200
 _GAP = KernelEvent("gap", "kernel lines were overwritten before they could be read")
 
 
-class _Ring(msgspec.Struct, frozen=True):
-    """The content of /dev/kmsg; `overtaken`: the kernel overwrote records while they were read."""
-
-    text: str
-    overtaken: bool = False
-
-
 class _Journal(msgspec.Struct, frozen=True):
     """The journal's lines of interest; `starts_s`: the time of its very first line, in seconds since boot.
 
@@ -66,61 +61,53 @@ def read_kernel_log(root: AnyPath, deadline_s: float = _JOURNAL_DEADLINE_S) -> K
     """
     ring = _read_ring_buffer(root / "dev/kmsg")
     limit_s = min(deadline_s, _JOURNAL_DEADLINE_S)
-    if isinstance(ring, _Ring):
-        first = first_of_kmsg(ring.text)
-        if first is not None:
+    if not isinstance(ring, Missing):
+        text, overtaken = ring
+        if (first := first_of_kmsg(text)) is not None:
             sequence, starts_s = first
-            found = collect(kmsg_records(ring.text, is_of_interest))
-            overwritten = sequence > 0 and not found.loading
-            if not overwritten and not ring.overtaken:
-                log = found.log(_RING_BUFFER)
-                return msgspec.structs.replace(log, starts_s=starts_s if sequence > 0 else None)
-            journal = _read_journal(limit_s) if os.fspath(root) == ROOT else None
-            return _joined(ring, found, starts_s if overwritten else None, journal)
+            log, loading = collect(kmsg_records(text, is_of_interest), _RING_BUFFER)
+            overwritten = sequence > 0 and not loading
+            if overwritten or overtaken:
+                return _joined(text, log, starts_s if overwritten else None, _read_journal(root, limit_s))
+            return replace(log, starts_s=starts_s if sequence > 0 else None)
         ring = Missing(f"{_RING_BUFFER} holds no kernel messages", "absent")
-    if os.fspath(root) == ROOT:
-        journal = _read_journal(limit_s)
-        if isinstance(journal, Missing):
-            return KernelLog(events=journal, source=journal)
-        if journal is not None:
-            return _of_journal(journal)
-    return KernelLog(events=ring, source=ring)
+    journal = _read_journal(root, limit_s)
+    if isinstance(journal, _Journal):
+        return _reaching_back(*collect(journal.records, _JOURNAL_NAME), journal)
+    unread = ring if journal is None else journal
+    return KernelLog(events=unread, source=unread)
 
 
-def _joined(ring: _Ring, found: KernelEvents, starts_s: float | None, journal: _Journal | Missing | None) -> KernelLog:
-    """The rest of the ring buffer joined with the journal."""
+def _joined(text: str, log: KernelLog, starts_s: float | None, journal: _Journal | Missing | None) -> KernelLog:
+    """The rest of the ring buffer (`text`, with its events in `log`) joined with the journal."""
     if starts_s is None:
         gap = "the kernel's ring buffer was overwritten while it was read"
     else:
         gap = f"the kernel's ring buffer has been overwritten since boot: {starts_s:.0f} s of log missing"
-    if not isinstance(journal, _Journal):
-        why = "there is no journal" if journal is None else f"the journal was not read: {journal.reason}"
-        log = found.log(_RING_BUFFER)
-        return msgspec.structs.replace(log, truncated=True, gap=f"{gap}, and {why}", starts_s=starts_s)
-    both = collect(_each_once(journal.records, kmsg_records(ring.text, is_of_interest)))
-    log = both.log(f"{_RING_BUFFER} and {_JOURNAL_NAME}")
-    if not journal.cut and (journal.starts_s <= _FROM_BOOT_S or both.loading):
-        return msgspec.structs.replace(log, starts_s=None if journal.starts_s <= _FROM_BOOT_S else journal.starts_s)
-    why = _shortage(journal)
-    first_s = journal.starts_s if starts_s is None else min(starts_s, journal.starts_s)
-    return msgspec.structs.replace(log, truncated=True, gap=f"{gap}, and {why}", starts_s=first_s)
+    if isinstance(journal, _Journal):
+        both = _each_once(journal.records, kmsg_records(text, is_of_interest))
+        source = f"{_RING_BUFFER} and {_JOURNAL_NAME}"
+        return _reaching_back(*collect(both, source), journal, f"{gap}, and ", starts_s)
+    why = "there is no journal" if journal is None else f"the journal was not read: {journal.reason}"
+    return replace(log, truncated=True, gap=f"{gap}, and {why}", starts_s=starts_s)
 
 
-def _of_journal(journal: _Journal) -> KernelLog:
-    found = collect(journal.records)
-    log = found.log(_JOURNAL_NAME)
-    if journal.starts_s <= _FROM_BOOT_S and not journal.cut:
-        return log
-    log = msgspec.structs.replace(log, starts_s=journal.starts_s)
-    if found.loading and not journal.cut:
-        return log
-    return msgspec.structs.replace(log, truncated=True, gap=_shortage(journal))
+def _reaching_back(
+    log: KernelLog, loading: bool, journal: _Journal, gap: str = "", starts_s: float | None = None
+) -> KernelLog:
+    """A log with lines of the journal, and what is missing of it.
 
-
-def _shortage(journal: _Journal) -> str:
+    `loading`: it has the driver's first message; `gap` and `starts_s`: of the ring buffer, if it has a part of it.
+    """
+    from_boot = journal.starts_s <= _FROM_BOOT_S
+    if not journal.cut and (from_boot or loading):
+        return replace(log, starts_s=None if from_boot else journal.starts_s)
     if journal.cut:
-        return f"only the journal's newest {_JOURNAL_LINES} lines or {_JOURNAL_BYTES >> 20} MiB were read"
-    return f"the journal begins {journal.starts_s:.0f} s after boot"
+        gap += f"only the journal's newest {_JOURNAL_LINES} lines or {_JOURNAL_BYTES >> 20} MiB were read"
+    else:
+        gap += f"the journal begins {journal.starts_s:.0f} s after boot"
+    first_s = journal.starts_s if starts_s is None else min(starts_s, journal.starts_s)
+    return replace(log, truncated=True, gap=gap, starts_s=first_s)
 
 
 def _each_once(journal: Iterable[LogRecord], ring: Iterable[LogRecord]) -> list[LogRecord]:
@@ -129,43 +116,58 @@ def _each_once(journal: Iterable[LogRecord], ring: Iterable[LogRecord]) -> list[
     return sorted(records.values(), key=lambda record: record.time_s or 0.0)
 
 
-def _read_ring_buffer(path: AnyPath) -> _Ring | Missing:
-    """Every record in the buffer; the device returns one per read, and EAGAIN after the last."""
+def _read_ring_buffer(path: AnyPath) -> tuple[str, bool] | Missing:
+    """Every record in the buffer, and whether the kernel overwrote records while they were read."""
     try:
         device = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError as error:
         return missing_from(error, _RING_BUFFER)
     parts: list[bytes] = []
-    size = 0
+    size = lost = 0
     overtaken = False
-    lost = 0
     try:
-        while size < _MAX_BYTES and lost < _MAX_OVERTAKEN:
-            try:
-                part = os.read(device, 1 << 16)
-            except BlockingIOError:
-                break
-            except BrokenPipeError:
-                # the kernel overwrote the next record; continue with the oldest one left
+        for part in _records_of(device):
+            if part is None:
                 overtaken = overtaken or size > 0
                 lost += 1
-                continue
-            if not part:
+            else:
+                lost = 0
+                parts.append(part)
+                size += len(part)
+            if size >= _MAX_BYTES or lost >= _MAX_OVERTAKEN:
                 break
-            lost = 0
-            parts.append(part)
-            size += len(part)
     except OSError as error:
         return missing_from(error, _RING_BUFFER)
     finally:
         os.close(device)
     if lost == _MAX_OVERTAKEN and not parts:
         return Missing(f"{_RING_BUFFER}: overwritten faster than it can be read", "failed")
-    return _Ring(b"".join(parts).decode("utf-8", "replace"), overtaken)
+    return b"".join(parts).decode("utf-8", "replace"), overtaken
 
 
-def _read_journal(deadline_s: float) -> _Journal | Missing | None:
-    """The journal's newest kernel lines since boot; None if there are none, Missing if journalctl hung or died."""
+def _records_of(device: int) -> Iterator[bytes | None]:
+    """Yield the records that /dev/kmsg has now, one per read; None where the kernel overwrote the next one.
+
+    What is not that device has an end, for which b"" is yielded. Raise OSError.
+    """
+    part: bytes | None = None
+    while part != b"":
+        try:
+            part = os.read(device, 1 << 16)
+        except BlockingIOError:
+            return
+        except BrokenPipeError:
+            part = None  # the next read returns the oldest record left
+        yield part
+
+
+def _read_journal(root: AnyPath, deadline_s: float) -> _Journal | Missing | None:
+    """The journal's newest kernel lines since boot; Missing if journalctl hung or died.
+
+    None if there are none, or if the root is not this machine's.
+    """
+    if os.fspath(root) != ROOT:
+        return None
     answer = run_command(list(_JOURNAL), deadline_s=deadline_s, max_bytes=_JOURNAL_BYTES)
     if isinstance(answer, Missing):
         return answer if answer.kind == "failed" else None
@@ -208,25 +210,19 @@ class KernelTail:
             return ()
         parts: list[bytes] = []
         gap: tuple[KernelEvent, ...] = ()
-        for _ in range(_MOST_RECORDS):
-            try:
-                part = os.read(self._device, 1 << 16)
-            except BlockingIOError:
-                break
-            except BrokenPipeError:
-                gap = (_GAP,)
-                continue
-            except OSError:
-                self.close()
-                break
-            if not part:  # not /dev/kmsg, which has no end: poll would call it readable forever
-                self._has_end = True
-                break
-            parts.append(part)
+        try:
+            for part in islice(_records_of(self._device), _MOST_RECORDS):
+                if part is None:
+                    gap = (_GAP,)
+                elif part:
+                    parts.append(part)
+                else:  # poll would call it readable forever
+                    self._has_end = True
+        except OSError:
+            self.close()
         return (*gap, *kmsg_events(b"".join(parts).decode("utf-8", "replace"))[-_MOST_EVENTS:])
 
     def close(self) -> None:
-        """Close the device."""
         if self._device is not None:
             os.close(self._device)
             self._device = None

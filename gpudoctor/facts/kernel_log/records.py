@@ -137,17 +137,20 @@ def text_records(lines: Iterable[str], wanted: Callable[[str], bool], from_kerne
 class _OpenMessage:
     """The current message in a text, to which further lines may belong; dmesg and journalctl indent these."""
 
-    def __init__(self, head: LogRecord | None = None, indent: int = 0) -> None:
+    def __init__(self, head: LogRecord | None = None) -> None:
         self._head = head
-        self._indent = indent
+        self._indent = 0
 
     def record(self, raw: str, record: LogRecord) -> LogRecord | None:
         """The next line's record in this context; None if it is not a message (" KEY=value" of /dev/kmsg)."""
         indent = len(raw) - len(raw.lstrip(" \t"))
         head = self._head
         if head is not None and record.line and (indent > self._indent or not record.stamped):
+            if indent and _KMSG.match(head.line):
+                return None
             # anything in it that looks like a timestamp is part of the message
-            return None if indent and _KMSG.match(head.line) else _continued(head, record.line)
+            message = unwrapped(record.line).lstrip(" \t")
+            return LogRecord(record.line, message, head.origin, head.time_s, continued=head)
         if record.stamped:
             self._head, self._indent = record, indent
         return record
@@ -156,10 +159,6 @@ class _OpenMessage:
 def _clipped(raw: str) -> str:
     line = raw.strip(" \t\r\n")
     return line[: _MAX_JSON if line[:1] == "{" else MAX_LINE]
-
-
-def _continued(head: LogRecord, line: str) -> LogRecord:
-    return LogRecord(line, unwrapped(line).lstrip(" \t"), head.origin, head.time_s, continued=head)
 
 
 def read_line(line: str) -> LogRecord:

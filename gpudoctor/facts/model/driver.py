@@ -54,6 +54,11 @@ HostEventKind = Literal[
 ]
 
 
+def on_gpu(text: str, gpu: int | None) -> str:
+    """The text, with the GPU if there is one: "nvmlInit", "nvmlDeviceGetName on GPU 3"."""
+    return text if gpu is None else f"{text} on GPU {gpu}"
+
+
 class Unanswered(Fact, frozen=True):
     """A driver call that did not return before its deadline, or during which the process died (`reason`: how)."""
 
@@ -75,10 +80,10 @@ class Unanswered(Fact, frozen=True):
     @property
     def words(self) -> str:
         """What happened, with the GPU, for a message."""
-        where = "" if self.gpu is None else f" on GPU {self.gpu}"
-        if self.hangs:
-            return f"{self.call}{where} {self.reason} in {self.waited_s:.1f} s"
-        return f"{self.reason}{where}" if self.call in self.reason else f"{self.call}{where} {self.reason}"
+        if not self.hangs and self.call in self.reason:
+            return on_gpu(self.reason, self.gpu)
+        words = f"{on_gpu(self.call, self.gpu)} {self.reason}"
+        return f"{words} in {self.waited_s:.1f} s" if self.hangs else words
 
 
 class LoadFailure(Fact, frozen=True):

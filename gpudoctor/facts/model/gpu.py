@@ -14,9 +14,9 @@ from gpudoctor.facts.model.links import PcieLink as PcieLink
 from gpudoctor.facts.model.missing import NOT_READ, Fact, Missing, known
 from gpudoctor.lazy import lazy_pattern
 
-# NVIDIA Grace superchips and GB10: the CPU uses NVLink-C2C to reach the GPU; PCIe is narrow or idle by design
 # with the index behind it, in place of a bus id that a text does not name
 UNKNOWN_BUS = "unknown-"
+# NVIDIA Grace superchips and GB10: the CPU uses NVLink-C2C to reach the GPU; PCIe is narrow or idle by design
 _C2C_NAME = lazy_pattern(r"\b(GH200|GB200|GB300|GB10)\b", re.IGNORECASE)
 # nvmlClocksEventReasons* (nvml.h): bit -> name in facts
 EVENT_REASONS: dict[int, str] = {
@@ -33,12 +33,11 @@ EVENT_REASONS: dict[int, str] = {
 Virtualization = Literal["none", "passthrough", "vgpu", "host-vgpu", "host-vsga"]
 ComputeMode = Literal["default", "exclusive-thread", "prohibited", "exclusive-process"]
 # desktop programs; MPS, which shares the GPU out; and DCGM, which only monitors
-# fmt: off
 SYSTEM_PROGRAMS = (
     "xorg", "xwayland", "gnome-shell", "gnome-remote", "kwin", "plasmashell", "mutter", "sddm", "gdm", "lightdm",
     "cinnamon", "xfwm", "compiz", "weston", "sway", "hyprland", "xdg-desktop", "firefox", "chrome", "chromium",
     "nvidia-cuda-mps", "mps-server", "nv-hostengine", "dcgm-exporter",
-)
+)  # fmt: skip
 
 
 class CallError(Fact, frozen=True):
@@ -184,9 +183,6 @@ class GpuProcess(Fact, frozen=True):
     is_own: bool = False
 
 
-# fmt: on
-
-
 def system_program(name: str) -> str | None:
     """The entry of SYSTEM_PROGRAMS that a process name (or path) belongs to; None for any other.
 
@@ -196,12 +192,8 @@ def system_program(name: str) -> str | None:
     ('xorg', 'kwin', None)
     """
     program = name.lower().rpartition("/")[2]
-    return next((known for known in SYSTEM_PROGRAMS if _is_program(program, known)), None)
-
-
-def _is_program(program: str, known: str) -> bool:
-    rest = program[len(known) :]
-    return program.startswith(known) and not rest[:1].isalpha()
+    begins = (entry for entry in SYSTEM_PROGRAMS if program.startswith(entry))
+    return next((entry for entry in begins if not program[len(entry) :][:1].isalpha()), None)
 
 
 class Utilization(Fact, frozen=True):

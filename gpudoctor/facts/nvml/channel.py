@@ -1,4 +1,4 @@
-"""What passes between the collector process and its parent: messages, and the call trace.
+"""What passes between a process that calls the driver and its parent: orders, messages, and the call trace.
 
 The call trace names the driver call that each thread of the collector is in. It is in shared memory, so
 the parent can read it when the collector no longer answers.
@@ -13,6 +13,7 @@ from time import monotonic
 
 import msgspec
 
+from gpudoctor.facts.model.driver import on_gpu
 from gpudoctor.facts.model.gpu import Gpu, GpuPair
 from gpudoctor.facts.model.node import Driver
 
@@ -24,6 +25,24 @@ _FINISHED, _BETWEEN_CALLS = 0.0, -1.0
 _NAME_BYTES = 72
 _SLOT_BYTES = _HEAD.size + _NAME_BYTES
 SIZE_BYTES = SLOTS * _SLOT_BYTES
+
+
+class DriverOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """What the parent of any process that calls the driver orders: the descriptors of answers and call trace.
+
+    `nvml` names a replacement for pynvml as module:factory:argument; None is the real one.
+    """
+
+    out: int
+    trace: int
+    nvml: str | None = None
+
+
+class CollectorOrder(DriverOrder, frozen=True, kw_only=True):
+    """An order to read everything below a root; the parent's pid tells its own processes."""
+
+    parent_pid: int
+    root: str = "/"
 
 
 class CollectorMessage(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -51,28 +70,11 @@ class InFlight(msgspec.Struct, frozen=True):
 
     @property
     def where(self) -> str:
-        """The call and its GPU, for a message."""
-        return self.call if self.gpu is None else f"{self.call} on GPU {self.gpu}"
+        return on_gpu(self.call, self.gpu)
 
 
-class CallTrace:
-    """Records the driver call that a thread is in, so that another process can name a call that never returns.
-
-    This class records nothing: it is for callers that nobody watches.
-    """
-
-    def enter(self, call: str, gpu: int | None) -> None:
-        pass
-
-    def leave(self) -> None:
-        pass
-
-    def finish(self) -> None:
-        pass
-
-
-class Slot(CallTrace):
-    """The call that one thread is in, in shared memory."""
+class Slot:
+    """Records the driver call that one thread is in, so that another process can name a call that never returns."""
 
     def __init__(self, memory: mmap.mmap, slot: int) -> None:
         self._memory = memory

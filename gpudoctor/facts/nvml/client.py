@@ -11,12 +11,12 @@ from importlib.machinery import PathFinder
 from importlib.util import module_from_spec, spec_from_file_location
 from time import monotonic
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from gpudoctor.facts.deadlines import START_CALLS
 from gpudoctor.facts.model.gpu import CallError
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.facts.nvml.channel import CallTrace
+from gpudoctor.facts.nvml.channel import Slot
 from gpudoctor.facts.nvml.codes import FUNCTION_NOT_FOUND, UNKNOWN, error_word, is_kept, missing_for
 from gpudoctor.lazy import lazy_imports
 
@@ -25,6 +25,8 @@ with lazy_imports():
 
     # imports half as many modules again as reading the driver, and only a shadowed nvidia-ml-py needs it
     from importlib import metadata
+
+T = TypeVar("T")
 
 # pynvml's structs decode what is text at every access; a node of 8 GPUs has 3,000 numbers in them
 _member = object.__getattribute__
@@ -138,7 +140,7 @@ class NvmlClient:
     `slowest_call` and `slowest_s` are of the calls that wake no GPU, without the time in which the thread had no CPU.
     """
 
-    def __init__(self, nvml: Any, trace: CallTrace | None = None, gpu: int | None = None) -> None:
+    def __init__(self, nvml: Any, trace: Slot | None = None, gpu: int | None = None) -> None:
         self.nvml = nvml
         self.gpu = gpu
         self.handle: Any = None
@@ -147,11 +149,11 @@ class NvmlClient:
         self.slowest_call = ""
         self.slowest_s = 0.0
         self._queued_s = 0.0  # of its thread, at the first call or the last slow one
-        self._trace = trace or CallTrace()
+        self._trace = trace
         self._absent: set[tuple[str, int]] = set()
         self._starts: list[_Start] = []
 
-    def for_gpu(self, gpu: int, trace: CallTrace | None = None) -> NvmlClient:
+    def for_gpu(self, gpu: int, trace: Slot | None = None) -> NvmlClient:
         """A new client for the thread that reads one GPU."""
         client = NvmlClient(self.nvml, trace, gpu)
         client._starts = self._starts
@@ -159,7 +161,8 @@ class NvmlClient:
 
     def close(self) -> None:
         """Mark in the call trace that this thread makes no more calls."""
-        self._trace.finish()
+        if self._trace is not None:
+            self._trace.finish()
 
     def call(self, name: str, *args: Any) -> Any:
         """The driver's answer. Raise DriverError if it returns an error."""
@@ -169,7 +172,8 @@ class NvmlClient:
         if not self.calls:
             self._queued_s = queued_s()
         self.calls += 1
-        self._trace.enter(name, self.gpu)
+        if self._trace is not None:
+            self._trace.enter(name, self.gpu)
         start = _Start() if name in START_CALLS else None
         if start is not None:
             self._starts.append(start)
@@ -187,7 +191,8 @@ class NvmlClient:
         except UnicodeDecodeError as error:
             raise DriverError(name, None, f"answered bytes that are not text ({error.object[:40]!r})") from None
         finally:
-            self._trace.leave()
+            if self._trace is not None:
+                self._trace.leave()
             if start is not None:
                 start.ended_s = monotonic()
             elif monotonic() - started > self.slowest_s:
@@ -227,8 +232,7 @@ class NvmlClient:
 
     def number(self, low: int, high: int, name: str, *args: Any) -> int | Missing:
         """The answer of a getter that returns one number; Missing (failed) if it is outside [low, high]."""
-        answer: int | Missing = in_range(self.ask(name, *args), low, high, name)
-        return answer
+        return in_range(self.ask(name, *args), low, high, name)
 
     def fields(self, wanted: Sequence[tuple[int, int]]) -> Fields:
         """Read many (field id, scope) in one driver call; each value has its own return code.
@@ -267,7 +271,7 @@ class NvmlClient:
             self.errors.append(CallError(call=error.call, code=error.code, name=error_word(error.code)))
 
 
-def in_range(value: Any, low: float, high: float, source: str) -> Any:
+def in_range(value: int | Missing, low: int, high: int, source: str) -> int | Missing:
     """The number, or Missing with the raw reading if it is outside [low, high].
 
     NVML sets all bits of values that it does not know, and broken sensors read 0 or 255.
@@ -279,7 +283,7 @@ def in_range(value: Any, low: float, high: float, source: str) -> Any:
     return value
 
 
-def prefer(value: Any, fallback: Any) -> Any:
+def prefer(value: T | Missing, fallback: T | Missing) -> T | Missing:
     """The value, or else the fallback; if both are Missing, the one that is a failure."""
     if not isinstance(value, Missing):
         return value

@@ -180,7 +180,6 @@ Cost = Literal["value", "gpu", "node"]
 
 
 def error_word(code: int) -> str:
-    """The label of an NVML return code."""
     return ERROR_WORDS.get(code, f"error {code}")
 
 

@@ -79,7 +79,7 @@ class Collector:
             self._process = DriverProcess("collector", ahead.process, ahead.trace, ahead.errors, ahead.ordered_s)
             return
         with pipe_with_child("writes") as (pipe, out):
-            order = {"pipe": out, "parent_pid": os.getpid(), "root": str(root), "nvml": nvml}
+            order = {"out": out, "parent_pid": os.getpid(), "root": str(root), "nvml": nvml}
             self._process = DriverProcess.start("collector", "nvml.collector_child", order, (out,))
         self._pipe = LineReader(pipe, _MAX_LINE_BYTES)
 
@@ -185,9 +185,13 @@ class Collector:
         starting = (call for call in calls if call.call in START_CALLS and now - call.started_s > patience.call_s)
         reported = sorted({*hung, *starting}, key=lambda call: call.slot)
         unanswered = self._collected.unanswered = _unanswered(reported, now)
-        # if no call is to blame: a slow disk, an overloaded machine, a short deadline
-        late = f"the collector did not finish in {patience.whole_s:g} s{_busy(calls)}"
-        self._collected.failure = unanswered[0].words if unanswered else late
+        if unanswered:
+            self._collected.failure = unanswered[0].words
+            return
+        # no call is to blame: a slow disk, an overloaded machine, a short deadline
+        longest = min(calls, key=lambda call: call.started_s, default=None)
+        busy = "" if longest is None else f" (it is in {longest.where})"
+        self._collected.failure = f"the collector did not finish in {patience.whole_s:g} s{busy}"
 
 
 def _most_starved_s(deadline_s: float) -> float:
@@ -196,13 +200,6 @@ def _most_starved_s(deadline_s: float) -> float:
 
 def _unanswered(calls: Iterable[InFlight], now: float) -> tuple[Unanswered, ...]:
     return tuple(Unanswered(call.call, call.gpu, round(now - call.started_s, 3)) for call in calls)
-
-
-def _busy(calls: tuple[InFlight, ...]) -> str:
-    """The call that has been running longest, for a message."""
-    if not calls:
-        return ""
-    return f" (it is in {min(calls, key=lambda call: call.started_s).where})"
 
 
 def _progress(collected: CollectorResult, calls: tuple[InFlight, ...], now: float) -> str:

@@ -54,7 +54,7 @@ class ForkedCollector:
             self.process = ForkedProcess(lambda: _collect(orders, out, memory, self.errors, parent), new_session=True)
             own.pop_all()
         # descriptor numbers in the child, which are the same
-        self._order = {"pipe": out, "trace": memory, "parent_pid": parent}
+        self._order = {"out": out, "trace": memory, "parent_pid": parent}
         self.ordered: tuple[str, str | None] | None = None
         self.ordered_s = 0.0
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import faulthandler
 import os
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
+from threading import Lock
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
-from gpudoctor.facts.model.gpu import Gpu, GpuPair
-from gpudoctor.facts.model.node import Driver
-from gpudoctor.facts.nvml.channel import CallTrace, CollectorMessage, SharedCallTrace
+from gpudoctor.facts.nvml.channel import CollectorMessage, CollectorOrder, SharedCallTrace
 from gpudoctor.facts.nvml.client import load_pynvml
 from gpudoctor.facts.nvml.read_node import read_nvml
 from gpudoctor.facts.system.sysfs import SysPath
@@ -22,47 +20,6 @@ from gpudoctor.process.ending import leave
 from gpudoctor.process.pipes import write_all
 
 T = TypeVar("T")
-
-
-class CollectorOrder(msgspec.Struct, frozen=True):
-    """What the parent orders: descriptors of the pipe and the call trace, its pid, and the root to read below.
-
-    `nvml` names a replacement for pynvml as module:factory:argument; None is the real one.
-    """
-
-    pipe: int
-    trace: int
-    parent_pid: int
-    root: str = "/"
-    nvml: str | None = None
-
-
-class _Sender:
-    """Writes each result as one JSON line; the `ReadingListener` of `read_nvml`."""
-
-    def __init__(self, order: CollectorOrder) -> None:
-        self._trace = SharedCallTrace(order.trace)
-        self._lock = threading.Lock()
-        self._write = line_writer(order.pipe)
-
-    def send(self, message: CollectorMessage) -> None:
-        with self._lock:
-            self._write(message)
-
-    def driver(self, driver: Driver) -> None:
-        self.send(CollectorMessage(driver=driver))
-
-    def gpu(self, gpu: Gpu, done: bool) -> None:
-        self.send(CollectorMessage(gpu=gpu, done=done))
-
-    def handle_error(self, index: int, text: str) -> None:
-        self.send(CollectorMessage(handle_error=(index, text)))
-
-    def pairs(self, pairs: tuple[GpuPair, ...]) -> None:
-        self.send(CollectorMessage(pairs=pairs))
-
-    def trace(self, slot: int) -> CallTrace:
-        return self._trace.slot(slot)
 
 
 def main(argument: str) -> None:
@@ -90,15 +47,18 @@ def wait_for_order(orders: int) -> None:
 
 
 def serve(order: CollectorOrder) -> None:
-    """Read NVML and send everything, the end message included."""
     nvml = load(order.nvml) if order.nvml else None
-    sender = _Sender(order)
-    driver = read_nvml(sender, nvml, SysPath(order.root), own_pid=order.parent_pid)
-    sender.send(CollectorMessage(driver=driver, end=True))
+    write, lock = line_writer(order.out), Lock()
+
+    def send(message: CollectorMessage) -> None:
+        with lock:
+            write(message)
+
+    driver = read_nvml(send, nvml, SysPath(order.root), order.parent_pid, SharedCallTrace(order.trace))
+    send(CollectorMessage(driver=driver, end=True))
 
 
 def line_writer(descriptor: int) -> Callable[[msgspec.Struct], None]:
-    """A function that writes a message as one JSON line."""
     encode = msgspec.json.Encoder().encode
     return lambda message: write_all(descriptor, encode(message) + b"\n")
 

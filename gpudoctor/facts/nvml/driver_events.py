@@ -8,9 +8,7 @@ import msgspec
 
 from gpudoctor.facts.nvml.event_child import DriverEvent
 from gpudoctor.facts.nvml.spawn import DriverProcess
-from gpudoctor.process.pipes import pipe_with_child
-
-_READ_BYTES = 1 << 16
+from gpudoctor.process.pipes import LineReader, pipe_with_child
 
 
 class DriverEvents:
@@ -20,10 +18,9 @@ class DriverEvents:
     """
 
     def __init__(self, nvml: str | None = None) -> None:
-        self._rest = b""
         with pipe_with_child("writes") as (self.descriptor, out):
-            os.set_blocking(self.descriptor, False)
             self._process = DriverProcess.start("event process", "nvml.event_child", {"out": out, "nvml": nvml}, (out,))
+        self._pipe = LineReader(self.descriptor)
 
     @property
     def pid(self) -> int:
@@ -31,20 +28,13 @@ class DriverEvents:
 
     def read(self) -> tuple[DriverEvent, ...] | None:
         """The events since the last call; never waits. None if there will be no more."""
+        lines = self._pipe.lines(0.0)
         try:
-            data = os.read(self.descriptor, _READ_BYTES)
-        except BlockingIOError:
-            return ()
-        if not data:
-            return None
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        try:
-            return tuple(msgspec.json.decode(line, type=DriverEvent) for line in lines)
+            return None if lines is None else tuple(msgspec.json.decode(line, type=DriverEvent) for line in lines)
         except (msgspec.MsgspecError, UnicodeDecodeError):
             return None
 
     def close(self) -> None:
-        """End the process."""
         os.close(self.descriptor)
         self._process.end()
         self._process.close()

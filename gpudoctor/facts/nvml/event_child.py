@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from gpudoctor.facts.nvml.channel import CallTrace, SharedCallTrace
+from gpudoctor.facts.nvml.channel import DriverOrder, SharedCallTrace, Slot
 from gpudoctor.facts.nvml.client import DriverError, NvmlClient
 from gpudoctor.facts.nvml.collector_child import line_writer, load, serve_and_exit
 
@@ -15,14 +15,6 @@ from gpudoctor.facts.nvml.collector_child import line_writer, load, serve_and_ex
 _KINDS = {0x1: "single-bit ECC", 0x2: "double-bit ECC", 0x8: "Xid", 0x10: "clock"}
 _TIMEOUT = 10  # NVML_ERROR_TIMEOUT: no event yet
 _WAIT_MS = 60_000
-
-
-class EventOrder(msgspec.Struct, frozen=True):
-    """What the parent orders: the descriptor for the lines, and a replacement for pynvml as module:factory:argument."""
-
-    out: int
-    trace: int
-    nvml: str | None = None
 
 
 class DriverEvent(msgspec.Struct, frozen=True):
@@ -33,7 +25,7 @@ class DriverEvent(msgspec.Struct, frozen=True):
     number: int | None = None
 
 
-def wait_for_events(nvml: Any, send: Callable[[DriverEvent], None], trace: CallTrace | None = None) -> None:
+def wait_for_events(nvml: Any, send: Callable[[DriverEvent], None], trace: Slot | None = None) -> None:
     """Send each event of all GPUs. Return if the driver has no events, or after an error while waiting for one."""
     client = NvmlClient(nvml, trace)
     try:
@@ -69,10 +61,9 @@ def _register(client: NvmlClient, index: int, events: Any) -> bool:
 
 def main(argument: str) -> None:
     """Wait as ordered and end the process; never returns."""
-    serve_and_exit(serve, msgspec.json.decode(argument, type=EventOrder))
+    serve_and_exit(serve, msgspec.json.decode(argument, type=DriverOrder))
 
 
-def serve(order: EventOrder) -> None:
-    """Write each event as one JSON line."""
+def serve(order: DriverOrder) -> None:
     slot = SharedCallTrace(order.trace).slot(0)
     wait_for_events(load(order.nvml), line_writer(order.out), slot)

@@ -15,8 +15,9 @@ from msgspec.structs import replace
 from gpudoctor.facts.model.gpu import EVENT_REASONS, Clocks, Gpu, PcieLink, Power, Thermal, ThrottleTimes, Utilization
 from gpudoctor.facts.model.missing import NOT_READ, UNSUPPORTED, Missing, if_known
 from gpudoctor.facts.nvml.client import MAX_COUNT, MAX_MHZ, MAX_MW, Fields, NvmlClient, in_range, prefer
+from gpudoctor.facts.nvml.codes import RECOVERY_ACTIONS, word
 from gpudoctor.facts.nvml.links import read_fabric, read_links
-from gpudoctor.facts.nvml.memory_health import read_ecc, read_inforom, read_memory_repair, read_recovery_action
+from gpudoctor.facts.nvml.memory_health import read_ecc, read_inforom, read_memory_repair
 from gpudoctor.facts.nvml.settings import (
     read_cpu_affinity,
     read_identity,
@@ -35,8 +36,10 @@ LINK_COUNT, SWITCH_LINK_COUNT = 91, 147
 PCIE_REPLAY, PCIE_REPLAY_ROLLOVER = 94, 95
 POWER_INSTANT, POWER_MIN, POWER_MAX, POWER_DEFAULT, POWER_CURRENT, POWER_REQUESTED = 186, 187, 188, 189, 190, 192
 MARGIN_SHUTDOWN, MARGIN_SLOWDOWN, MARGIN_GPU_MAX = 193, 194, 196
+RECOVERY_ACTION = 230  # driver 565 and newer
 _DEVICE_FIELDS = (
-    *(1, 2, 3, 4, 5, 6, 29, 30, 31, 142, 143, 144, 145, 230),  # see `memory_health`
+    *(1, 2, 3, 4, 5, 6, 29, 30, 31, 142, 143, 144, 145),  # see `memory_health`
+    RECOVERY_ACTION,
     *(POLICY_POWER, POLICY_THERMAL, POLICY_SYNC_BOOST, MEMORY_TEMP, LINK_COUNT, SWITCH_LINK_COUNT),
     *(PCIE_REPLAY, PCIE_REPLAY_ROLLOVER, MARGIN_SHUTDOWN, MARGIN_SLOWDOWN, MARGIN_GPU_MAX),
     *(POWER_INSTANT, POWER_MIN, POWER_MAX, POWER_DEFAULT, POWER_CURRENT, POWER_REQUESTED),
@@ -63,7 +66,7 @@ def read_gpu(client: NvmlClient, gpu: Gpu, system: System, on_part: Callable[[Gp
     fields = client.fields(expected)
     device = system.root / "sys/bus/pci/devices" / gpu.bus_id
     sections: tuple[Callable[[], dict[str, Any]], ...] = (
-        lambda: {"recovery_action": read_recovery_action(fields), **read_memory(client)},
+        lambda: {"recovery_action": word(fields[RECOVERY_ACTION, 0], RECOVERY_ACTIONS), **read_memory(client)},
         lambda: {"pcie": _pcie(client, fields)},
         lambda: {
             "ecc": read_ecc(client, fields),
@@ -100,7 +103,7 @@ def read_memory(client: NvmlClient) -> dict[str, Any]:
 
     def mib(name: str, low: int) -> int | Missing:
         size = in_range(getattr(info, name, UNSUPPORTED), low, MAX_COUNT, f"nvmlDeviceGetMemoryInfo.{name}")
-        return if_known(size, lambda size_bytes: int(size_bytes) >> MIB_SHIFT)
+        return if_known(size, lambda size_bytes: size_bytes >> MIB_SHIFT)
 
     total = mib("total", 1 << MIB_SHIFT)
     leaves: dict[str, Any] = {"memory_total_mib": total}
@@ -184,7 +187,7 @@ def throttle_times(fields: Fields, driver: tuple[int, ...]) -> ThrottleTimes:
 
     def us(field: int) -> int | Missing:
         time_ns = in_range(fields[field, 0], 0, MAX_COUNT, f"throttle time (field {field})")
-        return if_known(time_ns, lambda ns: int(ns) // 1000)
+        return if_known(time_ns, lambda ns: ns // 1000)
 
     ids = throttle_fields(driver)
     return ThrottleTimes(
@@ -207,7 +210,7 @@ def _thermal(client: NvmlClient, fields: Fields) -> Thermal:
         value = fields[field, 0]
         if not isinstance(value, Missing) and value >= 1 << 31:
             value -= 1 << (32 if value < 1 << 32 else 64)  # a negative number, returned as unsigned
-        return if_known(in_range(value, -200, 200, f"temperature margin (field {field})"), int)
+        return in_range(value, -200, 200, f"temperature margin (field {field})")
 
     memory = fields[MEMORY_TEMP, 0]
     # boards without the sensor return 0

@@ -9,7 +9,7 @@ from ctypes import Structure, byref, c_uint, c_uint8, c_uint32, sizeof
 from typing import Any, cast
 
 from gpudoctor.facts.model.gpu import Fabric, Gpu, GpuPair, LinkState, NvLink
-from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, if_known, known
+from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, fill, if_known, known
 from gpudoctor.facts.model.node import short_bus_id
 from gpudoctor.facts.nvml import codes
 from gpudoctor.facts.nvml.client import MAX_COUNT, DriverError, Fields, NvmlClient, in_range, prefer
@@ -96,7 +96,7 @@ def _link_count(client: NvmlClient, count: Any) -> int | Missing:
                 client.note(error)
                 return error.missing
             count += 1
-    return if_known(in_range(count, 0, _MAX_LINKS, "NVLink count (field 91)"), int) or UNSUPPORTED
+    return in_range(count, 0, _MAX_LINKS, "NVLink count (field 91)") or UNSUPPORTED
 
 
 def _state(client: NvmlClient, value: Any, link: int) -> LinkState | Missing:
@@ -125,7 +125,7 @@ def _with_other_ids(client: NvmlClient, fields: Fields, numbers: range) -> Field
 
 
 def _errors(fields: Fields, kind: int, link: int) -> int | Missing:
-    return if_known(in_range(fields[kind, link], 0, MAX_COUNT, f"NVLink errors (field {kind})"), int)
+    return in_range(fields[kind, link], 0, MAX_COUNT, f"NVLink errors (field {kind})")
 
 
 def _remote_ends(client: NvmlClient, up: list[int], switch_links: Any) -> dict[int, tuple[Any, Any]]:
@@ -233,12 +233,12 @@ def read_fabric(client: NvmlClient) -> Fabric:
             client.note(error)
             break
         return _fabric(info)
-    return Fabric(*[missing] * len(Fabric.__struct_fields__))
+    return fill(Fabric(), missing)
 
 
 def _fabric(info: Any) -> Fabric:
     if info.state == 0:
-        return Fabric(*[UNSUPPORTED] * len(Fabric.__struct_fields__))
+        return fill(Fabric(), UNSUPPORTED)
     done = info.state == 3
     mask = getattr(info, "healthMask", 0)
     not_done = Missing("the fabric is not completed")

@@ -1,4 +1,4 @@
-"""ECC, row remapping, page retirement, infoROM and the recovery action, read from NVML."""
+"""ECC, row remapping, page retirement and infoROM, read from NVML."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from ctypes import byref
 from typing import Any
 
 from gpudoctor.facts.model.gpu import Ecc, GpuProcess, MemoryRepair
-from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, if_known
+from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, fill, if_known
 from gpudoctor.facts.nvml.client import MAX_COUNT, DriverError, Fields, NvmlClient, in_range, prefer
-from gpudoctor.facts.nvml.codes import RECOVERY_ACTIONS, word
 
 _CORRECTED, _UNCORRECTED = 0, 1
 _VOLATILE, _AGGREGATE = 0, 1
@@ -25,10 +24,10 @@ def read_ecc(client: NvmlClient, fields: Fields) -> Ecc:
         now, later = (mode, mode) if isinstance(mode, Missing) else mode
         enabled, pending = prefer(enabled, flag(now, "ECC mode")), prefer(pending, flag(later, "pending ECC mode"))
     if isinstance(enabled, Missing) and enabled.kind == "unsupported":
-        return Ecc(*[UNSUPPORTED] * len(Ecc.__struct_fields__))
+        return fill(Ecc(), UNSUPPORTED)
 
     def total(field: int, error: int, counter: int) -> int | Missing:
-        count: int | Missing = in_range(fields[field, 0], 0, MAX_COUNT, f"ECC count (field {field})")
+        count = in_range(fields[field, 0], 0, MAX_COUNT, f"ECC count (field {field})")
         if isinstance(count, Missing) and enabled is True:
             count = prefer(count, client.number(0, MAX_COUNT, "nvmlDeviceGetTotalEccErrors", error, counter))
         return count
@@ -72,8 +71,7 @@ def read_memory_repair(client: NvmlClient, fields: Fields) -> MemoryRepair:
     """Row remapping and page retirement. Histogram, repair status and unrepairable flag cost a call each."""
 
     def count(field: int) -> int | Missing:
-        reported: int | Missing = in_range(fields[field, 0], 0, 1 << 31, f"field {field}")
-        return reported
+        return in_range(fields[field, 0], 0, 1 << 31, f"field {field}")
 
     remapped = count(142)
     histogram = repair = unrepairable = UNSUPPORTED
@@ -122,11 +120,6 @@ def read_inforom(client: NvmlClient, processes: Sequence[GpuProcess] | Missing) 
         client.note(error)
         return error.missing
     return False
-
-
-def read_recovery_action(fields: Fields) -> str | Missing:
-    """The label of field 230 (driver 565 and newer)."""
-    return word(fields[230, 0], RECOVERY_ACTIONS)
 
 
 def flag(value: Any, what: str) -> bool | Missing:

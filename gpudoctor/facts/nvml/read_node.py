@@ -10,20 +10,23 @@ from contextlib import suppress
 from ctypes import CDLL
 from functools import partial
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from msgspec.structs import replace
 
-from gpudoctor.facts.model.gpu import Gpu, GpuPair
+from gpudoctor.facts.model.driver import on_gpu
+from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, if_known, known
 from gpudoctor.facts.model.node import Driver, short_bus_id
-from gpudoctor.facts.nvml.channel import CallTrace
+from gpudoctor.facts.nvml.channel import CollectorMessage, SharedCallTrace
 from gpudoctor.facts.nvml.client import DriverError, NvmlClient, in_range, load_pynvml
 from gpudoctor.facts.nvml.gpu import System, read_gpu
 from gpudoctor.facts.nvml.kernel_module import read_kernel_module
 from gpudoctor.facts.nvml.links import read_pair
 from gpudoctor.facts.system.pci import BUS_ID
 from gpudoctor.facts.system.sysfs import ROOT, AnyPath, key_values, list_names, present, read_text
+
+Send: TypeAlias = Callable[[CollectorMessage], None]
 
 _GPUS = "proc/driver/nvidia/gpus"
 _LIBRARY_NOT_FOUND = 12
@@ -32,55 +35,40 @@ _ALONE_S, _ALONE_GPUS = 0.01, 2  # a driver that answers at once shows more GPUs
 _INIT, _COUNT, _HANDLE = "nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex"
 
 
-class ReadingListener(Protocol):
-    """Receives what was read as soon as it is known, from any thread."""
-
-    def driver(self, driver: Driver) -> None:
-        """The driver as far as it is known; called again whenever more is known."""
-
-    def gpu(self, gpu: Gpu, done: bool) -> None:
-        """One GPU as far as it is known; `done`: it is complete."""
-
-    def handle_error(self, index: int, text: str) -> None:
-        """The driver counts this GPU but returned no handle for it."""
-
-    def pairs(self, pairs: tuple[GpuPair, ...]) -> None:
-        """Pairs of GPUs that are both done; each pair is passed once."""
-
-    def trace(self, slot: int) -> CallTrace:
-        """The call trace of thread `slot`: 0 is the first thread, then one per GPU."""
-
-
 def read_nvml(
-    listener: ReadingListener,
+    send: Send,
     nvml: Any = None,
     root: AnyPath = ROOT,
     own_pid: int = 0,
+    trace: SharedCallTrace | None = None,
 ) -> Driver:
-    """Pass everything that NVML has to the listener; return the driver with its statistics.
+    """Send everything that NVML has, as soon as it is known and from any thread; return the driver with its statistics.
 
     `nvml` is a module with pynvml's functions (default: pynvml). It is not called if the
-    kernel module is not loaded. `own_pid`: processes that descend from it are gpudoctor's own.
+    kernel module is not loaded. `own_pid`: processes that descend from it are gpudoctor's own. Slot 0 of the call trace
+    is that of the first thread, then comes one per GPU.
     """
     driver = read_kernel_module(root)
-    listener.driver(driver)
+    send(CollectorMessage(driver=driver))
     if driver.module_loaded is False:
         return driver
     nvml = nvml or load_pynvml()
-    client = NvmlClient(nvml, listener.trace(0))
+    client = NvmlClient(nvml, trace.slot(0) if trace else None)
     began_s = monotonic()
     driver = _initialise(client, replace(driver, binding_hidden_by=getattr(nvml, "hidden_by", None)))
-    listener.driver(driver)
+    send(CollectorMessage(driver=driver))
     if driver.init_code != 0:
         return replace(driver, **_statistics([client]))
     driver, count = _system(client, driver)
-    listener.driver(driver)
-    system = System(version_numbers(driver.library_version), _confidential(client), root, own_pid)
-    node = _Readers(listener, client, system)
+    send(CollectorMessage(driver=driver))
+    state = client.ask_of(None, "nvmlSystemGetConfComputeState")
+    confidential = if_known(state, lambda state: bool(state.ccFeature != 0))
+    system = System(version_numbers(driver.library_version), confidential, root, own_pid)
+    node = _Readers(send, client, system, trace)
     node.run(count)
     driver = replace(driver, start_s=node.started_s - began_s, **_statistics(node.clients))
     # sent before each step that may hang in the kernel module, so that the rest is not lost
-    listener.driver(driver)
+    send(CollectorMessage(driver=driver))
     hidden = read_hidden_gpus(root, node.bus_ids)
     if isinstance(hidden, Missing):
         return replace(driver, denied_gpus=hidden, excluded_gpus=hidden, drained_gpus=hidden)
@@ -89,7 +77,7 @@ def read_nvml(
         denied_gpus=tuple(bus_id for bus_id, reported in hidden.items() if is_denied(root, reported)),
         excluded_gpus=tuple(bus_id for bus_id, reported in hidden.items() if is_excluded(reported)),
     )
-    listener.driver(driver)
+    send(CollectorMessage(driver=driver))
     return replace(driver, drained_gpus=tuple(bus_id for bus_id in hidden if _is_drained(client, bus_id)))
 
 
@@ -183,10 +171,6 @@ def _system(client: NvmlClient, driver: Driver) -> tuple[Driver, int]:
     return driver, 0 if isinstance(count, Missing) else count
 
 
-def _confidential(client: NvmlClient) -> bool | Missing:
-    return if_known(client.ask_of(None, "nvmlSystemGetConfComputeState"), lambda state: bool(state.ccFeature != 0))
-
-
 def version_numbers(version: Any) -> tuple[int, ...]:
     if isinstance(version, Missing):
         return ()
@@ -195,11 +179,10 @@ def version_numbers(version: Any) -> tuple[int, ...]:
 
 def _statistics(clients: list[NvmlClient]) -> dict[str, Any]:
     slowest = max(clients, key=lambda client: client.slowest_s)
-    where = "" if slowest.gpu is None else f" on GPU {slowest.gpu}"
     none = None if slowest.slowest_call else Missing("no call was made")
     return {
         "calls": sum(client.calls for client in clients),
-        "slowest_call": none or slowest.slowest_call + where,
+        "slowest_call": none or on_gpu(slowest.slowest_call, slowest.gpu),
         "slowest_call_s": none or slowest.slowest_s,
     }
 
@@ -224,9 +207,10 @@ class _Readers:
     thread that finishes a GPU reads the pairs with all that were finished before: every pair is read once.
     """
 
-    def __init__(self, listener: ReadingListener, client: NvmlClient, system: System) -> None:
-        self.listener = listener
-        self.system = system
+    def __init__(self, send: Send, client: NvmlClient, system: System, trace: SharedCallTrace | None) -> None:
+        self._send = send
+        self._system = system
+        self._trace = trace
         self.clients = [client]
         self.bus_ids: set[str] = set()
         self.started_s = monotonic()  # when the last GPU returned its handle
@@ -236,7 +220,8 @@ class _Readers:
 
     def run(self, count: int) -> None:
         first = self.clients[0]
-        self.clients += [first.for_gpu(index, self.listener.trace(index + 1)) for index in range(count)]
+        for index in range(count):
+            self.clients.append(first.for_gpu(index, self._trace.slot(index + 1) if self._trace else None))
         self._left.extend(range(count))
         threads = []
         if count and (thread := _started(self._read_in_turn)):
@@ -285,7 +270,7 @@ class _Readers:
             code = "" if error.code is None else f" ({error.code})"
             # which call failed decides what it costs: see `codes.no_handle_cost`
             call = "" if error.call == _HANDLE else f"{error.call}: "
-            self.listener.handle_error(index, f"{call}{error.words}{code}")
+            self._send(CollectorMessage(handle_error=(index, f"{call}{error.words}{code}")))
             return
         gpu = Gpu(
             index=index,
@@ -294,11 +279,11 @@ class _Readers:
             pci_subsystem_id=f"0x{pci.pciSubSystemId:08x}",
         )
         self.bus_ids.add(gpu.bus_id)
-        self.listener.gpu(gpu, False)
-        gpu = read_gpu(client, gpu, self.system, lambda part: self.listener.gpu(part, False))
-        self.listener.gpu(gpu, True)
+        self._send(CollectorMessage(gpu=gpu))
+        gpu = read_gpu(client, gpu, self._system, lambda part: self._send(CollectorMessage(gpu=part)))
+        self._send(CollectorMessage(gpu=gpu, done=True))
         with self._lock:
             earlier = tuple(self._done)
             self._done.append((gpu, client.handle))
         for other, handle in earlier:
-            self.listener.pairs((read_pair(client, gpu, other, (client.handle, handle)),))
+            self._send(CollectorMessage(pairs=(read_pair(client, gpu, other, (client.handle, handle)),)))

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from time import monotonic
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
+from msgspec.structs import asdict
 
 from gpudoctor.facts.model.missing import Missing, if_known
-from gpudoctor.facts.nvml.channel import CallTrace, SharedCallTrace
+from gpudoctor.facts.nvml.channel import DriverOrder, SharedCallTrace, Slot
 from gpudoctor.facts.nvml.client import MAX_COUNT, MAX_MHZ, MAX_MW, DriverError, NvmlClient, in_range, prefer
 from gpudoctor.facts.nvml.collector_child import line_writer, load, serve_and_exit
 from gpudoctor.facts.nvml.gpu import (
@@ -32,6 +33,8 @@ from gpudoctor.facts.nvml.read_node import version_numbers
 from gpudoctor.facts.nvml.samples import EVENTS, NAMES, Sample, SamplerLine
 from gpudoctor.process.pipes import ready
 
+T = TypeVar("T")
+
 _ECC_CORRECTED, _ECC_UNCORRECTED = 3, 4  # NVML field ids: volatile totals
 _COUNTER_FIELDS = {"pcie_replays": PCIE_REPLAY, "ecc_corrected": _ECC_CORRECTED, "ecc_uncorrected": _ECC_UNCORRECTED}
 # readings that take one call, by the names of `READINGS`
@@ -45,13 +48,6 @@ _ASK: dict[str, Callable[[NvmlClient], float | Missing]] = {
     "pcie_width": lambda client: client.number(1, 32, "nvmlDeviceGetCurrPcieLinkWidth"),
 }
 _SLOW = ("temperature_c", "memory_mhz", "memory_used_mib", "pcie_width")
-_TIMERS = {
-    "sw-power-cap": "sw_power_cap_us",
-    "sync-boost": "sync_boost_us",
-    "sw-thermal": "sw_thermal_us",
-    "hw-thermal": "hw_thermal_us",
-    "hw-power-brake": "hw_power_brake_us",
-}
 # The ranks need the driver more: rest four times as long as a round took. But a training run of 3 s is sampled too, and
 # train.utilization needs five rounds of it even if each of 8 GPUs takes 10 ms for each of 6 calls: there the rest
 # shrinks to a fifth of a round. Only one call is in the driver at a time, so a rank waits for at most one.
@@ -59,19 +55,12 @@ _REST, _LEAST_REST = 4.0, 0.2
 _PERIOD_S = 0.55
 
 
-class SampleOrder(msgspec.Struct, frozen=True):
-    """What the parent orders.
+class SampleOrder(DriverOrder, frozen=True, kw_only=True):
+    """`stop`: a descriptor that ends when sampling should stop; `gpus`: NVML index and UUID of each."""
 
-    `out`: a file descriptor for the lines; `stop`: a descriptor that ends when sampling should stop; `gpus`: NVML index
-    and UUID of each. `nvml` names a replacement for pynvml as module:factory:argument.
-    """
-
-    out: int
     stop: int
-    trace: int
     gpus: tuple[tuple[int, str], ...]
     interval_s: float
-    nvml: str | None = None
 
 
 class GpuSampler:
@@ -108,9 +97,12 @@ class GpuSampler:
         else:
             self._slow[self._turn]()
             self._turn = (self._turn + 1) % len(self._slow)
-        times = throttle_times(fields, self._driver)
+        times = asdict(throttle_times(fields, self._driver))
+        # by the names of the reasons: sw_power_cap_us is the time of sw-power-cap
         timers_ms = {
-            reason: us / 1000 for reason, leaf in _TIMERS.items() if not isinstance(us := getattr(times, leaf), Missing)
+            leaf.removesuffix("_us").replace("_", "-"): us / 1000
+            for leaf, us in times.items()
+            if not isinstance(us, Missing)
         }
         return Sample(at_s, gpu, self._readings, events, timers_ms, self._counted, self._unread)
 
@@ -118,16 +110,18 @@ class GpuSampler:
         """Read it, by `ask` or by the table above, unless it was refused before."""
         if name in self._refused:
             return
-        value = _ASK[name](self._client) if ask is None else ask()
-        if isinstance(value, Missing):
-            self._miss(name, value)
-        else:
+        value = self._known(name, _ASK[name](self._client) if ask is None else ask())
+        if value is not None:
             self._readings[name] = value
 
-    def _miss(self, name: str, why: Missing) -> None:
-        self._unread[name] = why
-        if why.kind != "failed":
+    def _known(self, name: str, value: T | Missing) -> T | None:
+        """The value; None if it is Missing, which is noted as unread, and unless it failed as refused."""
+        if not isinstance(value, Missing):
+            return value
+        self._unread[name] = value
+        if value.kind != "failed":
             self._refused.add(name)
+        return None
 
     def _power(self, instant_mw: Any) -> float | Missing:
         """The current power; older drivers have only the mean over a second."""
@@ -140,22 +134,16 @@ class GpuSampler:
         if EVENTS in self._refused:
             return None
         names = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
-        events = event_reasons(self._client.first(*names))
-        if isinstance(events, Missing):
-            self._miss(EVENTS, events)
-            return None
-        return events
+        return self._known(EVENTS, event_reasons(self._client.first(*names)))
 
     def _counters(self) -> dict[str, int]:
         expected = {name: field for name, field in _COUNTER_FIELDS.items() if name not in self._refused}
         fields = self._client.fields([(field, 0) for field in expected.values()]) if expected else {}
         counted: dict[str, int] = {}
         for name, field in expected.items():
-            value = in_range(fields[field, 0], 0, MAX_COUNT, f"{name} (field {field})")
-            if isinstance(value, Missing):
-                self._miss(name, value)
-            else:
-                counted[name] = int(value)
+            value = self._known(name, in_range(fields[field, 0], 0, MAX_COUNT, f"{name} (field {field})"))
+            if value is not None:
+                counted[name] = value
         return counted
 
 
@@ -165,7 +153,7 @@ def sample_until(
     nvml: Any,
     gpus: tuple[tuple[int, str], ...],
     interval_s: float,
-    trace: CallTrace | None = None,
+    trace: Slot | None = None,
 ) -> None:
     """Sample the GPUs (NVML index and UUID) until `stopped(seconds)`, which waits that long, returns true.
 

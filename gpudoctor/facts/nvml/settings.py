@@ -60,8 +60,7 @@ def _module_id(client: NvmlClient) -> int | Missing:
         error = DriverError(call, int(code), codes.error_word(int(code)))
         client.note(error)
         return error.missing
-    number: int | Missing = in_range(reported.value, 0, 4096, call)
-    return number
+    return in_range(reported.value, 0, 4096, call)
 
 
 def _minor_number(client: NvmlClient, root: AnyPath, bus_id: str) -> int | Missing:
@@ -226,7 +225,6 @@ def _user_name(uid: int) -> str:
 
 
 def _ancestors(root: AnyPath, pid: int) -> set[int]:
-    """The process and its ancestors."""
     line: set[int] = set()
     while pid > 0 and pid not in line:
         line.add(pid)

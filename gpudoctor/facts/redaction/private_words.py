@@ -92,13 +92,11 @@ class PrivateNames:
         self.taken_out = lru_cache(_TEXTS_KEPT)(self._taken_out)  # four of five texts of a report were there before
 
     def add(self, word: str, stand_in: str) -> None:
-        """Add a word and its replacement."""
         self._stand_ins[word] = stand_in
         self._lowered[word] = word.lower()
         self.taken_out.cache_clear()
 
     def _taken_out(self, text: str) -> str:
-        """The text with all private words replaced."""
         for setting, stand_in in self._settings.items():
             text = text.replace(setting, stand_in)
         text = shapes_taken_out(_LOG_HOST.sub(rf"\1{REDACTED}", text))

@@ -85,7 +85,6 @@ class Redaction:
         return msgspec.convert(raw, type(thing))
 
     def text(self, text: str) -> str:
-        """Redacted free text."""
         return self._words.taken_out(_PREFIX_IN_TEXT.sub(self._shortened, self._uuids_taken_out(text)))
 
     def _uuids_taken_out(self, text: str) -> str:

@@ -53,7 +53,6 @@ def target_gpu(node: Node, target: Target) -> Gpu:
 
 
 def without_target(node: Node, target: Target) -> Node:
-    """The node without this GPU and its pairs."""
     node = replace(node, gpus=tuple(gpu for gpu in node.gpus if gpu.index != target.gpu))
     if isinstance(node.pairs, Missing):
         return node

@@ -91,9 +91,7 @@ def _applied(node: Node, spec: str) -> tuple[Node, str]:
     name = spec.partition("@")[0]
     fault = next((fault for fault in faults() if fault.name == name), None)
     if fault is None:
-        raise UserError(
-            f"no fault is called {name!r}{nearest(name, tuple(f.name for f in faults()), 'gpudoctor nodes')}"
-        )
+        raise UserError(f"no fault is called {name!r}{nearest(name, tuple(f.name for f in faults()))}")
     target = _target(fault, node, spec)
     reason = why_not(fault.needs, node, target)
     if reason is not None:
@@ -167,10 +165,10 @@ def _seconds(spec: str | None, word: str) -> float:
     return float(found[1])
 
 
-def nearest(word: str, names: tuple[str, ...], where: str) -> str:
+def nearest(word: str, names: tuple[str, ...]) -> str:
     """The end of a message about an unknown name: similar names, or where to find all of them."""
     close = nearest_names(word, names, 3, 0.5) or [n for n in names if word and word in n][:3]
-    return f"; did you mean {' or '.join(close)}?" if close else f"; see: {where}"
+    return f"; did you mean {' or '.join(close)}?" if close else "; see: gpudoctor nodes"
 
 
 def _patched(node: Node, target: Target, patch: Mapping[str, Any]) -> Node:
@@ -189,7 +187,8 @@ def _patched(node: Node, target: Target, patch: Mapping[str, Any]) -> Node:
         gpu = put_all(gpu, patch.get("all", {}))
         if gpu.index not in struck:
             return gpu
-        reported = {leaf: value for leaf, value in patch.get("gpu_if_told", {}).items() if _is_known(gpu, leaf)}
+        if_told = patch.get("gpu_if_told", {})
+        reported = {leaf: value for leaf, value in if_told.items() if not isinstance(attrgetter(leaf)(gpu), Missing)}
         return on_slot(put_on_gpu(gpu, {**patch.get("gpu", {}), **reported}), patch.get("slot", {}))
 
     node = each(node, patched)
@@ -202,10 +201,6 @@ def _patched(node: Node, target: Target, patch: Mapping[str, Any]) -> Node:
     for name in patch.get("apply", ()):
         node = PATTERNS[name](node, target)
     return node
-
-
-def _is_known(gpu: Gpu, leaf: str) -> bool:
-    return not isinstance(attrgetter(leaf)(gpu), Missing)
 
 
 def _with_variables(node: Node, values: Mapping[str, Any]) -> Node:

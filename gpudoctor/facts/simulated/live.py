@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from msgspec.structs import replace
+
+from gpudoctor.facts.model.driver import on_gpu
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
@@ -61,17 +64,16 @@ def _silence(node: Node, begin_s: float, at_s: float) -> Silence | None:
         return None
     call = node.driver.unanswered[0]
     since_s = begin_s - call.waited_s
-    where = call.call if call.gpu is None else f"{call.call} on GPU {call.gpu}"
-    return Silence(round(since_s, 3), f"{where} has not returned for {at_s - since_s:.0f} s")
+    return Silence(round(since_s, 3), f"{on_gpu(call.call, call.gpu)} has not returned for {at_s - since_s:.0f} s")
 
 
 def _gpu(gpu: Gpu, job: SimulatedJob, now: Due, number: int, interval_s: float, plays: bool) -> GpuTick:
     facts = _readings_in_facts(gpu, plays)
-    shown: Mapping[str, float | Missing] = readings_at(gpu, job, number * interval_s) if plays else facts
+    shown: Mapping[str, float] = {name: known(value) or 0.0 for name, value in facts.items()}
+    if plays:
+        shown = readings_at(gpu, shown, job, number * interval_s)
     left_out = {*_missing(facts), *(() if now.slow else _SLOW), *(() if now.pcie else _PCIE)}
-    readings = {
-        name: float(value) for name, value in shown.items() if name not in left_out and not isinstance(value, Missing)
-    }
+    readings = {name: float(value) for name, value in shown.items() if name not in left_out}
     reasons, links = gpu.clocks.event_reasons, known(gpu.nvlinks) if now.links else None
     counters = counters_of(gpu)
     others = {"event_reasons": reasons, **counters, "nvlinks": gpu.nvlinks, "processes": gpu.processes}
@@ -152,10 +154,9 @@ def _host_playing(node: Node, job: SimulatedJob, seconds: float) -> HostTick:
     used, total = host.ram_used_mib, host.ram_total_mib
     if total is not None:
         used = min((used or 0.0) + _RANK_RAM_MIB * len(job.ranks), 0.8 * total)
-    return HostTick(
+    return replace(
+        host,
         cpu_pct=round(min(cpu_pct, 100.0), 1),
-        cpus=host.cpus,
         ram_used_mib=None if used is None else round(used),
-        ram_total_mib=total,
         load_1min=round(busy * cpus * (1 + 0.05 * smooth_noise("host load", seconds / 20)), 2),
     )

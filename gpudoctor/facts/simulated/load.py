@@ -7,7 +7,7 @@ reads everything.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -66,16 +66,14 @@ def load_node(name: str, environ: Mapping[str, str] | None = None) -> Node:
     setting can be tried on it.
     """
     if name not in node_names():
-        raise UserError(
-            f"no simulated node is called {name!r}{fault_kit.nearest(name, node_names(), 'gpudoctor nodes')}"
-        )
+        raise UserError(f"no simulated node is called {name!r}{fault_kit.nearest(name, node_names())}")
     body = _read(name)
     body.pop("title")
-    wired: Wired = wire(body.pop("gpus", []), body.pop("pairs", {}), name, _read)
+    gpus, pairs, devices = _wired(body.pop("gpus", []), body.pop("pairs", {}), name)
     pci = body.setdefault("pci", {})
-    pci["nvidia_devices"] = [*wired.pci_devices, *pci.get("nvidia_devices", [])]
+    pci["nvidia_devices"] = [*devices, *pci.get("nvidia_devices", [])]
     driver = body.setdefault("driver", {})
-    driver.setdefault("device_count", len(wired.gpus))
+    driver.setdefault("device_count", len(gpus))
     node = msgspec.convert(body, Node, strict=False)
     taken = {key: value for key, value in (environ or {}).items() if key.startswith(CALLER_PREFIXES)}
     tried = ", ".join(sorted(taken)[:MOST_NAMED]) + (", ..." if len(taken) > MOST_NAMED else "")
@@ -83,8 +81,8 @@ def load_node(name: str, environ: Mapping[str, str] | None = None) -> Node:
     return replace(
         fill(node, _NOT_SIMULATED),
         source=Source(kind="simulated", name=name, collected_at=Missing("simulated"), notes=notes),
-        gpus=wired.gpus,
-        pairs=wired.pairs,
+        gpus=gpus,
+        pairs=pairs,
         environment=_with_callers(node.environment, taken),
     )
 
@@ -93,12 +91,10 @@ def load_node(name: str, environ: Mapping[str, str] | None = None) -> Node:
 
 
 def faults() -> tuple[SimulatedFault, ...]:
-    """Every fault of the kit, in the order of its file."""
     return fault_kit.faults()
 
 
 def fault_names() -> tuple[str, ...]:
-    """Names of the faults, sorted."""
     return tuple(sorted(fault.name for fault in faults()))
 
 
@@ -141,21 +137,15 @@ def _laid_over(under: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
     return under
 
 
-class Wired(msgspec.Struct, frozen=True):
-    """The part of a node that is derived from its GPUs."""
-
-    gpus: tuple[Gpu, ...]
-    pairs: tuple[GpuPair, ...] | Missing
-    pci_devices: tuple[Row, ...]
-
-
-def wire(groups: list[Row], pairs: Row, name: str, read: Callable[[str], Row]) -> Wired:
-    """Build the GPUs of every group, in NVML order; `read` loads a template by name."""
+def _wired(
+    groups: list[Row], pairs: Row, name: str
+) -> tuple[tuple[Gpu, ...], tuple[GpuPair, ...] | Missing, list[Row]]:
+    """The GPUs of every group, in NVML order; their pairs; and what the PCI bus shows of them."""
     gpus: list[Gpu] = []
     devices: list[Row] = []
     links: Row = {}
     for group in groups:
-        template = read(group["template"])
+        template = _read(group["template"])
         pci_class = template.pop("pci_class")
         links = {**template.pop("nvlinks", {}), **group.get("nvlinks", {})}
         has_serial = template.pop("has_serial", False)
@@ -165,16 +155,18 @@ def wire(groups: list[Row], pairs: Row, name: str, read: Callable[[str], Row]) -
             gpu = _identified(model, len(gpus), bus_id, name, has_serial)
             for leaf, column in group["each"].items():
                 gpu = put(gpu, leaf, column[place] if isinstance(column, list) else column)
-            gpu = _with_open_links(gpu, links, group.get("unlinked", 0))
+            if unlinked := group.get("unlinked"):  # a card with an NVLink connector but without a bridge
+                open_links = (NvLink(link, "inactive", links["version"], UNSUPPORTED) for link in range(unlinked))
+                gpu = replace(gpu, nvlinks=tuple(open_links))
             gpus.append(_with_path(gpu, group.get("path"), place, pci_class))
             if group.get("on_bus", True):  # a WSL2 guest sees no NVIDIA device on its PCI bus
                 devices.append(_pci_device(gpus[-1], pci_class))
     matrix = _matrix(pairs.get("nvlinks", 0), len(gpus))
     wired_gpus = tuple(_with_links(gpu, links, matrix[gpu.index], gpus) for gpu in gpus)
     if "missing" in pairs:
-        return Wired(wired_gpus, msgspec.convert(pairs, Missing), tuple(devices))
+        return wired_gpus, msgspec.convert(pairs, Missing), devices
     made = tuple(_pair(a, b, matrix[a.index][b.index], pairs) for a in gpus for b in gpus if a.index < b.index)
-    return Wired(wired_gpus, made, tuple(devices))
+    return wired_gpus, made, devices
 
 
 def put(struct: S, path: str, value: Any) -> S:
@@ -249,13 +241,6 @@ def _with_links(gpu: Gpu, spec: Row, row: list[int], gpus: list[Gpu]) -> Gpu:
     state, version, speed, kind = spec.get("state", "active"), spec["version"], spec["speed_gb_s"], spec["remote_kind"]
     made = (NvLink(link, state, version, speed, kind, end, **errors) for link, end in enumerate(ends))
     return replace(gpu, nvlinks=tuple(made))
-
-
-def _with_open_links(gpu: Gpu, spec: Row, count: int) -> Gpu:
-    """Add inactive links: a card with an NVLink connector but without a bridge."""
-    if not count:
-        return gpu
-    return replace(gpu, nvlinks=tuple(NvLink(link, "inactive", spec["version"], UNSUPPORTED) for link in range(count)))
 
 
 def _pair(a: Gpu, b: Gpu, nvlinks: int, spec: Row) -> GpuPair:

@@ -6,7 +6,7 @@ their utilisation stays high in the collectives, while power and traffic fall.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import exp, floor
 from zlib import crc32
 
@@ -78,14 +78,11 @@ def _limit_share(gpu: Gpu) -> float:
 def _clock_share(gpu: Gpu) -> float:
     """The share of the maximum SM clock that the GPU sustains under load."""
     now, most = known(gpu.clocks.sm_mhz), known(gpu.clocks.sm_max_mhz)
-    if now and most and now < 0.9 * most and (_slowing(gpu) or not _is_idle(gpu)):
+    slowed = not _SLOWING.isdisjoint(known(gpu.clocks.event_reasons) or ())
+    if now and most and now < 0.9 * most and (slowed or not _is_idle(gpu)):
         return now / most
     capped = _limit_share(gpu)
     return _FULL_CLOCK if capped >= 0.9 else 0.5 + 0.5 * capped
-
-
-def _slowing(gpu: Gpu) -> bool:
-    return bool(_SLOWING & set(known(gpu.clocks.event_reasons) or ()))
 
 
 def _nvlink_gb_s(gpu: Gpu) -> float:
@@ -106,9 +103,9 @@ def pcie_gb_s(gpu: Gpu) -> float:
     return LANE_GB_S.get(generation or 0, 0.0) * (width or 0) * _PCIE_SHARE
 
 
-def readings_at(gpu: Gpu, job: SimulatedJob, seconds: float) -> dict[str, float]:
-    """The GPU's readings at this time after the start of the job; those in its facts if it has no rank."""
-    clocks, power = gpu.clocks, gpu.power
+def readings_at(gpu: Gpu, facts: Mapping[str, float], job: SimulatedJob, seconds: float) -> dict[str, float]:
+    """The GPU's readings at this time after the start of the job; `facts`: those in its facts, by the same names."""
+    power = gpu.power
     in_job = gpu.index in job.ranks
     saving = in_job and not job.stalled and _since_checkpoint(seconds) < 0
     full_w = _full_w(gpu, job)
@@ -119,16 +116,10 @@ def readings_at(gpu: Gpu, job: SimulatedJob, seconds: float) -> dict[str, float]
     def noise(name: str, spread: float) -> float:
         return (smooth_noise(f"{gpu.bus_id} {name}", seconds) - 0.5) * 2 * spread
 
-    shown: dict[str, float] = {
-        "utilization_pct": known(gpu.utilization.gpu_pct) or 0,
-        "memory_used_mib": known(gpu.memory_used_mib) or 0,
+    shown = {
+        **facts,
         "temperature_c": rest_c + round(noise("temperature", 0.6) + warm * (_full_c(gpu, full_w) - rest_c)),
         "power_w": round(max(rest_w + busy * (full_w - rest_w), 0.0) * (1 + noise("power", 0.03)), 1),
-        "sm_mhz": known(clocks.sm_mhz) or 0,
-        "memory_mhz": known(clocks.memory_mhz) or 0,
-        "pcie_generation": known(gpu.pcie.generation) or 0,
-        "pcie_width": known(gpu.pcie.width) or 0,
-        **dict.fromkeys(("pcie_rx_gb_s", "pcie_tx_gb_s", "nvlink_rx_gb_s", "nvlink_tx_gb_s"), 0.0),
     }
     if limit_w := known(power.limit_w):
         shown["power_w"] = min(shown["power_w"], round(limit_w * 1.01, 1))
@@ -203,7 +194,6 @@ def events_at(gpu: Gpu, job: SimulatedJob) -> tuple[str, ...]:
 
 
 def job_memory_mib(gpu: Gpu) -> int:
-    """The memory of a rank on this GPU."""
     return round((known(gpu.memory_total_mib) or 0) * _MEMORY_SHARE)
 
 

@@ -10,6 +10,7 @@ from time import monotonic
 import msgspec
 
 from gpudoctor.facts.deadlines import CALL, PATIENCE, START, START_CALLS
+from gpudoctor.facts.model.driver import on_gpu
 from gpudoctor.facts.nvml.spawn import MAX_WORDS, DriverProcess
 from gpudoctor.facts.stream.messages import ReaderAnswer, Silence
 from gpudoctor.process.ending import reap
@@ -67,7 +68,7 @@ class DriverWatch:
         try:
             # while the driver is silent, ticks must not be delayed
             patience_s = self._patience_s if self._silent_since_s is None else min(self._interval_s / 2, 1.0)
-            answer = reader.answer(patience_s, self._call_deadline_s)
+            answer = reader.answer(patience_s)
         except _EndedError as ended:
             self._give_up(reader, str(ended))
             return None, self._silence()
@@ -83,7 +84,6 @@ class DriverWatch:
         return answer, None
 
     def close(self) -> None:
-        """End the process."""
         if self._reader is not None:
             self._end(self._reader)
         # a process that was only slow to exit has ended by now
@@ -111,7 +111,7 @@ class DriverWatch:
             if took_s > self._start_deadline_s:
                 self._give_up(reader, f"the reader of the driver did not answer in {took_s:.0f} s")
             return
-        where = late.call if late.gpu is None else f"{late.call} on GPU {late.gpu}"
+        where = on_gpu(late.call, late.gpu)
         limit_s = self._start_deadline_s if late.call in START_CALLS else self._call_deadline_s
         if late.waited_s < min(limit_s, self._call_deadline_s):
             # many slow calls, or one that has only just begun
@@ -173,7 +173,7 @@ class _Reader:
             self.process = DriverProcess.start("reader", "stream.driver_child", whole, (requests, out))
         self._out = LineReader(answers, _MAX_LINE_BYTES)
 
-    def answer(self, patience_s: float, call_deadline_s: float) -> ReaderAnswer | None:
+    def answer(self, patience_s: float) -> ReaderAnswer | None:
         """The answer to the pending or a new request; None if there is none within `patience_s`.
 
         Raise _EndedError if the process ended or its answer is invalid.
@@ -186,19 +186,8 @@ class _Reader:
             except BrokenPipeError:
                 raise _EndedError(self._what_became()) from None
             self._asked = True
-        until_s = monotonic() + patience_s
-        while True:
-            left_s = until_s - monotonic()
-            answer = self._next_answer(min(left_s, call_deadline_s / 2))
-            if answer is not None:
-                self._asked = False
-                return answer
-            if left_s <= 0:
-                return None
-
-    def _next_answer(self, wait_s: float) -> ReaderAnswer | None:
         try:
-            lines = self._out.lines(wait_s)
+            lines = self._out.lines(patience_s)
             if lines is None:
                 raise _EndedError(self._what_became())
             if not lines:
@@ -211,6 +200,7 @@ class _Reader:
         # checked last, so that an error in the first line is always reported: how many lines one read gets is random
         if lines[1:] or self._out.rest:
             raise _EndedError("the reader of the driver said more than it was asked")
+        self._asked = False
         return answer
 
     def _what_became(self) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, if_known, known
-from gpudoctor.facts.nvml.channel import CallTrace, SharedCallTrace
+from gpudoctor.facts.nvml.channel import SharedCallTrace, Slot
 from gpudoctor.facts.nvml.client import MAX_COUNT, DriverError, NvmlClient, in_range
 from gpudoctor.facts.nvml.collector_child import line_writer, load, serve_and_exit
 from gpudoctor.facts.nvml.gpu import LINK_COUNT, POWER_INSTANT, SWITCH_LINK_COUNT
@@ -76,9 +76,8 @@ class GpuWatcher(GpuSampler):
         for name, key in _NVLINK.items():
             if key not in fields:
                 continue
-            total = in_range(fields[key], 0, MAX_COUNT, f"{name} (field {key[0]})")
-            if isinstance(total, Missing):
-                self._miss(name, total)
+            total = self._known(name, in_range(fields[key], 0, MAX_COUNT, f"{name} (field {key[0]})"))
+            if total is None:
                 continue
             before_s, before = self._carried.get(name, (at_s, 0))
             self._carried[name] = (at_s, int(total))
@@ -101,9 +100,8 @@ class GpuWatcher(GpuSampler):
     def _processes(self) -> list[OnGpu] | None:
         if "processes" in self._refused:
             return None
-        compute = running(self._client, "Compute", self._driver)
-        if isinstance(compute, Missing):
-            self._miss("processes", compute)
+        compute = self._known("processes", running(self._client, "Compute", self._driver))
+        if compute is None:
             return None
         lists = {"C": compute, "G": self._running("Graphics")}
         if any(self._is_mps(pid) for pid in compute):
@@ -122,16 +120,11 @@ class GpuWatcher(GpuSampler):
         if "nvlinks" in self._refused:
             return None
         fields = self._client.fields([(LINK_COUNT, 0), (SWITCH_LINK_COUNT, 0)])
-        links = read_links(self._client, fields[LINK_COUNT, 0], fields[SWITCH_LINK_COUNT, 0])
-        if isinstance(links, Missing):
-            self._miss("nvlinks", links)
-            return None
+        read = self._known("nvlinks", read_links(self._client, fields[LINK_COUNT, 0], fields[SWITCH_LINK_COUNT, 0]))
         # a link that the driver does not support is not there
-        links = tuple(link for link in links if link.state != UNSUPPORTED)
-        for link in links:
-            if isinstance(link.state, Missing):
-                self._miss("nvlinks", link.state)
-                return None
+        links = None if read is None else [link for link in read if link.state != UNSUPPORTED]
+        if links is None or any(self._known("nvlinks", link.state) is None for link in links):
+            return None
         return sum(link.is_up for link in links), len(links)
 
 
@@ -143,7 +136,7 @@ class Watcher:
         nvml: Any,
         gpus: tuple[tuple[int, str | None], ...] = (),
         interval_s: float = 1.0,
-        trace: CallTrace | None = None,
+        trace: Slot | None = None,
     ) -> None:
         self._interval_s = interval_s
         self._trace = trace

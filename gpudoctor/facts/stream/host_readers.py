@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
-import msgspec
 import psutil
+from msgspec.structs import replace
 
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Host
 from gpudoctor.facts.stream.messages import HostTick, OnGpu, ProcessTick
 from gpudoctor.facts.system.host import gpu_memory_free_mib
 from gpudoctor.facts.system.sysfs import read_int, read_text
+
+T = TypeVar("T")
 
 _MIB = 1 << 20
 MAX_COMMAND = 200
@@ -23,7 +27,6 @@ _TORCHRUN = re.compile(r"(?:^|[\s/])(?:torchrun(?:\s|$)|torch\.distributed\.(?:r
 _MPIRUN = re.compile(r"(?:^|/)(?:mpirun|mpiexec|orterun|prterun)(?:\s|$)")
 _SLURM_GROUP = re.compile(r"/job_(\d{1,12})(?:/|$)", re.MULTILINE)
 _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMIX_RANK", "PMI_RANK")
-_VARIABLES = frozenset({*_RANKS, "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "RAY_JOB_ID"})
 
 
 class HostReader:
@@ -77,20 +80,14 @@ class HostReader:
         return max(0, used - (int(cached) if cached.isdecimal() else 0)) / _MIB
 
 
-class ProcessJob(msgspec.Struct, frozen=True):
-    """The launcher and batch job of a process as text, and its rank."""
+def job_of(environ: Mapping[str, str] | None, group: str, commands: Iterable[str]) -> tuple[str | None, int | None]:
+    """Launcher and batch job of a process as text, and its rank.
 
-    name: str | None = None
-    rank: int | None = None
-
-
-def job_of(environ: Mapping[str, str] | None, group: str, commands: Iterable[str]) -> ProcessJob:
-    """Derive the job from a process's environment (None if it may not be read), cgroup and command lines.
-
-    `commands`: its command line and those of its ancestors, nearest first. The name contains launcher and batch system.
+    From its environment (None if it may not be read), cgroup, and command lines: its own and those of its ancestors,
+    nearest first.
 
     >>> job_of({"RANK": "3", "TORCHELASTIC_RUN_ID": "x"}, "/slurm/uid_7/job_4711/step_0", [])
-    ProcessJob(name='torchrun, Slurm 4711', rank=3)
+    ('torchrun, Slurm 4711', 3)
     """
     known = environ or {}
     own, *above = [*commands] or [""]
@@ -107,7 +104,7 @@ def job_of(environ: Mapping[str, str] | None, group: str, commands: Iterable[str
         names.append(f"Slurm {number}")
     ranks = (known.get(name, "") for name in _RANKS)
     rank = next((int(text) for text in ranks if text.isdecimal() and len(text) <= 7), None)
-    return ProcessJob(", ".join(names) or None, rank)
+    return ", ".join(names) or None, rank
 
 
 class ProcessReader:
@@ -119,21 +116,15 @@ class ProcessReader:
     def read(self, on_gpus: Iterable[OnGpu]) -> tuple[ProcessTick, ...]:
         """One tick per process on a GPU; what may not be read is None. CPU: percent of one CPU since the last call."""
         on_gpus = tuple(on_gpus)
-        pids = {one.pid for one in on_gpus}
-        self._known = {pid: self._same(pid) for pid in pids}
+        self._known = {pid: self._same(pid) for pid in {one.pid for one in on_gpus}}
         cpu = {pid: known.cpu_pct() for pid, known in self._known.items()}
         return tuple(
-            ProcessTick(
+            replace(
+                self._known[one.pid].facts,
                 gpu=one.gpu,
-                pid=one.pid,
-                name=(known := self._known[one.pid]).name,
                 kind=one.kind,
-                user=known.user,
                 memory_mib=one.memory_mib,
                 cpu_pct=cpu[one.pid],
-                command=known.command,
-                job=known.job.name,
-                rank=known.job.rank,
             )
             for one in on_gpus
         )
@@ -145,66 +136,45 @@ class ProcessReader:
 
 
 class _Known:
-    """One process; None is what may not be read."""
+    """One process; `facts`: what does not change."""
 
     def __init__(self, pid: int) -> None:
-        self.name: str | None = None
-        self.user: str | None = None
-        self.command: str | None = None
-        self.job = ProcessJob()
-        self._process: psutil.Process | None = None
-        try:
-            self._process = process = psutil.Process(pid)
-            with process.oneshot():
-                self.name = _line(process.name())
-                self.user = _line(process.username())
-        except (psutil.Error, OSError, KeyError):
-            # ended, or in another PID namespace
+        self.facts = ProcessTick(0, pid)
+        # None: it has ended, or is in another PID namespace
+        self._process = process = _told(partial(psutil.Process, pid))
+        if process is None:
             return
-        own = _command(process)
-        self.command = None if own is None else _line(own)
+        with process.oneshot():
+            name, user = _told(process.name), _told(process.username)
+        command = _command(process)
         group = known(read_text(Path(f"/proc/{pid}/cgroup"))) or ""
-        self.job = job_of(_environ(process), group, (own or "", *_above(process)))
+        ancestors = (_told(process.parents) or [])[:_MAX_ANCESTORS]
+        job, rank = job_of(_told(process.environ), group, [command or "", *(_command(a) or "" for a in ancestors)])
+        self.facts = ProcessTick(0, pid, name=_line(name), user=_line(user), command=_line(command), job=job, rank=rank)
         self.cpu_pct()
 
     def is_running(self) -> bool:
         return self._process is not None and self._process.is_running()
 
     def cpu_pct(self) -> float | None:
-        if self._process is None:
-            return None
-        try:
-            return self._process.cpu_percent(None)
-        except (psutil.Error, OSError):
-            return None
+        return None if self._process is None else _told(partial(self._process.cpu_percent, None))
 
 
-def _line(text: str) -> str:
-    """At most `MAX_COMMAND` characters on one line, printable: names and commands are untrusted."""
-    text = text[:MAX_COMMAND].encode("utf-8", "replace").decode()
-    return "".join(c if c.isprintable() else " " for c in text)
+def _told(read: Callable[[], T]) -> T | None:
+    """What is read of a process; None if it has ended, or that may not be read."""
+    try:
+        return read()
+    except (psutil.Error, OSError, KeyError):
+        return None
 
 
 def _command(process: psutil.Process) -> str | None:
-    try:
-        parts = process.cmdline()
-    except (psutil.Error, OSError):
+    return " ".join(_told(process.cmdline) or ()) or None
+
+
+def _line(text: str | None) -> str | None:
+    """At most `MAX_COMMAND` characters on one line, printable: names and commands are untrusted."""
+    if text is None:
         return None
-    return " ".join(parts) or None
-
-
-def _above(process: psutil.Process) -> list[str]:
-    try:
-        ancestors = process.parents()[:_MAX_ANCESTORS]
-    except (psutil.Error, OSError):
-        return []
-    return [_command(ancestor) or "" for ancestor in ancestors]
-
-
-def _environ(process: psutil.Process) -> dict[str, str] | None:
-    """Only the variables that identify a job."""
-    try:
-        environ = process.environ()
-    except (psutil.Error, OSError):
-        return None
-    return {name: value for name, value in environ.items() if name in _VARIABLES}
+    text = text[:MAX_COMMAND].encode("utf-8", "replace").decode()
+    return "".join(c if c.isprintable() else " " for c in text)

@@ -9,6 +9,7 @@ import msgspec
 
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import KernelEvent, Node
+from gpudoctor.facts.nvml.channel import DriverOrder
 
 # the keys of a GPU's `readings`; each contains its unit
 WATCHED = (
@@ -110,20 +111,16 @@ class LineHead(msgspec.Struct):
 # Messages between `gpudoctor watch` and its driver reader: an order, then an answer to each request.
 
 
-class WatchOrder(msgspec.Struct, frozen=True):
+class WatchOrder(DriverOrder, frozen=True, kw_only=True):
     """The arguments of the reader process.
 
-    `requests`: a file descriptor; each byte on it requests one answer, and its end means stop. `out`: the file
-    descriptor for the answers. `gpus`: NVML index and UUID (None: open by index) of each; if empty, all that the driver
-    counts. `nvml`: the replacement for pynvml as module:factory:argument.
+    `requests`: a file descriptor; each byte on it requests one answer, and its end means stop. `gpus`: NVML index and
+    UUID (None: open by index) of each; if empty, all that the driver counts.
     """
 
     requests: int
-    out: int
-    trace: int
     gpus: tuple[tuple[int, str | None], ...]
     interval_s: float
-    nvml: str | None = None
 
 
 class OnGpu(msgspec.Struct, frozen=True, omit_defaults=True):

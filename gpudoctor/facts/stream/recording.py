@@ -12,9 +12,9 @@ import stat
 import zlib
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 import msgspec
 
@@ -24,6 +24,8 @@ from gpudoctor.facts.captures.opened import GZIP, HEAD_BYTES, open_plain
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.stream.messages import LineHead, Opening, Tick
 from gpudoctor.process.temporary_folder import temporary_file
+
+T = TypeVar("T")
 
 MAX_LINE_BYTES = 16 << 20
 MAX_FILE_BYTES = 4 << 30
@@ -37,9 +39,9 @@ _line_head = msgspec.json.Decoder(LineHead).decode
 class Recording:
     """A recorded stream, open until `close`. Its ticks are numbered from 0 to `count` - 1.
 
-    `opening` is the first opening; `openings` contains the number of the tick after each. `begin_s` and `end_s` are the
-    Unix times of the first and the last tick, or of the opening if there are no ticks. Times never decrease: if the
-    clock was set back, the last time is repeated.
+    `openings` contains the number of the tick after each opening. `begin_s` and `end_s` are the Unix times of the first
+    and the last tick, or of the opening if there are no ticks. Times never decrease: if the clock was set back, the
+    last time is repeated.
     """
 
     def __init__(self, file: BinaryIO, name: str) -> None:
@@ -49,31 +51,27 @@ class Recording:
         self._offsets = array("Q")
         self._lines = array("L")
         self._times = array("d")
-        self._opening_offsets: list[int] = []
-        self._opening_lines: list[int] = []
-        positions: list[int] = []
+        self._openings: list[tuple[int, int, int]] = []  # the number of the next tick; offset and number of the line
         offset = 0
         for number, line in enumerate(_lines(file, name), 1):
             seen = self._seen(line, number)
             if seen is not None and seen.kind == "opening":
-                positions.append(len(self._times))
-                self._opening_offsets.append(offset)
-                self._opening_lines.append(number)
+                self._openings.append((len(self._times), offset, number))
             elif seen is not None:
-                if not positions:
+                if not self._openings:
                     raise _no_opening(name, number)
                 last_s = self._times[-1] if self._times else 0.0
                 self._offsets.append(offset)
                 self._lines.append(number)
                 self._times.append(max(seen.at_s, last_s))
             offset += len(line)
-        if not positions:
+        if not self._openings:
             raise SourceError(f"{name}: line 1: cut off before the end of the opening")
-        self.openings: tuple[int, ...] = tuple(positions)
-        self.opening: Opening = self.opening_at(0)
+        self.openings = tuple(number for number, _, _ in self._openings)
         self.count = len(self._times)
-        self.begin_s: float = self._times[0] if self.count else self.opening.at_s
-        self.end_s: float = self._times[-1] if self.count else self.opening.at_s
+        opened_s = self.opening_at(0).at_s
+        self.begin_s: float = self._times[0] if self.count else opened_s
+        self.end_s: float = self._times[-1] if self.count else opened_s
 
     def _seen(self, line: bytes, number: int) -> LineHead | None:
         """Index one line; None for a blank line, and for an incomplete last line."""
@@ -81,20 +79,17 @@ class Recording:
             return None
         try:
             # without the line end, msgspec reports a truncated line as such
-            return _line_head(line.rstrip())
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            if not line.endswith(b"\n"):
-                return None
-            raise _broken(self._name, number, error) from None
+            return _decoded(_line_head, line.rstrip(), self._name, number)
+        except SourceError:
+            if line.endswith(b"\n"):
+                raise
+            return None
 
     def tick(self, number: int) -> Tick:
         """The tick of this number. Raise IndexError if there is none, SourceError if it is invalid."""
         if not 0 <= number < self.count:
             raise IndexError(number)
-        try:
-            return _tick(self._line(self._offsets[number]))
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise _broken(self._name, self._lines[number], error) from None
+        return _decoded(_tick, self._line(self._offsets[number]), self._name, self._lines[number])
 
     def time_of(self, number: int) -> float:
         """Unix time of a tick, without reading it. Raise IndexError if there is none."""
@@ -106,16 +101,10 @@ class Recording:
         """The number of the last tick at or before this Unix time; 0 before the first one and if there are none."""
         return max(0, bisect_right(self._times, at_s) - 1)
 
-    def between(self, first: int, last: int) -> Iterator[Tick]:
-        """Yield the existing ticks from number `first` to `last`, both inclusive."""
-        for number in range(max(0, first), min(self.count, last + 1)):
-            yield self.tick(number)
-
     def opening_at(self, number: int) -> Opening:
         """The last opening before this tick, whose facts apply to it. Raise SourceError if it is invalid."""
-        place = max(0, bisect_right(self.openings, number) - 1)
-        line = self._line(self._opening_offsets[place])
-        return _checked_opening(line, self._name, self._opening_lines[place])
+        _, offset, line = self._openings[max(0, bisect_right(self.openings, number) - 1)]
+        return _checked_opening(self._line(offset), self._name, line)
 
     def _line(self, offset: int) -> bytes:
         try:
@@ -125,7 +114,6 @@ class Recording:
             raise _unreadable(self._name, error) from None
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 
@@ -171,12 +159,9 @@ def node_of_file(path: str) -> Node:
 def _checked_opening(line: bytes, name: str, number: int) -> Opening:
     if len(line) > MAX_LINE_BYTES:
         raise SourceError(f"{name}: line {number}: longer than {MAX_LINE_BYTES >> 20} MiB")
-    try:
-        if _line_head(line).kind != "opening":
-            raise _no_opening(name, number)
-        opening = _opening(line)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise _broken(name, number, error) from None
+    if _decoded(_line_head, line, name, number).kind != "opening":
+        raise _no_opening(name, number)
+    opening = _decoded(_opening, line, name, number)
     try:
         return msgspec.structs.replace(opening, node=checked(opening.node))
     except SourceError as error:
@@ -193,13 +178,16 @@ def _no_opening(name: str, number: int) -> SourceError:
     )
 
 
-def _broken(name: str, number: int, error: Exception) -> SourceError:
-    reported = "nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())[:200]
-    if isinstance(error, UnicodeDecodeError):
-        reported = f"not UTF-8 at byte {error.start}"
-    elif isinstance(error, msgspec.DecodeError) and not isinstance(error, msgspec.ValidationError):
-        reported = f"cut off: {reported}" if "truncated" in reported else f"broken JSON: {reported}"
-    return SourceError(f"{name}: line {number}: {reported}")
+def _decoded(decode: Callable[[bytes], T], line: bytes, name: str, number: int) -> T:
+    try:
+        return decode(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        reported = "nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())[:200]
+        if isinstance(error, UnicodeDecodeError):
+            reported = f"not UTF-8 at byte {error.start}"
+        elif isinstance(error, msgspec.DecodeError) and not isinstance(error, msgspec.ValidationError):
+            reported = f"cut off: {reported}" if "truncated" in reported else f"broken JSON: {reported}"
+        raise SourceError(f"{name}: line {number}: {reported}") from None
 
 
 def _is_regular(path: str) -> bool:

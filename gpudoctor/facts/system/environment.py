@@ -22,7 +22,6 @@ with lazy_imports():  # starts processes, which the readers of captures do not
     from gpudoctor.facts.system import path_status
 
 _PREFIXES = ("CUDA_", "NCCL_", "TORCH_NCCL_", "TORCHELASTIC_", "OMPI_COMM_WORLD_", "FI_")
-# fmt: off
 _NAMES = frozenset((
     "COMPUTE_PROFILE", "GLOO_SOCKET_IFNAME", "GOMP_CPU_AFFINITY", "GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
     "MASTER_ADDR", "MASTER_PORT", "NSIGHT_CUDA_DEBUGGER", "NVIDIA_DRIVER_CAPABILITIES",
@@ -34,8 +33,7 @@ _NAMES = frozenset((
     "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES", "SLURM_LOCALID", "SLURM_MEM_PER_NODE", "SLURM_NNODES",
     "SLURM_NODEID", "SLURM_NODELIST", "SLURM_NPROCS", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE", "SLURM_PROCID",
     "SLURM_STEP_GPUS", "SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES", "SLURM_TASKS_PER_NODE",
-))
-# fmt: on
+))  # fmt: skip
 _SECRET = lazy_pattern(r"TOKEN|KEY|SECRET|PASS|PWD|CREDENTIAL|AUTH", re.IGNORECASE)
 # Variables that name a file; the libraries may also be bare names that the loader looks up
 _FILES = frozenset({"NCCL_TOPO_FILE", "NCCL_GRAPH_FILE", "NCCL_CONF_FILE"})

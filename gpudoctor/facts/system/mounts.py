@@ -155,17 +155,13 @@ def _parsed(line: str) -> Mount | None:
         point=without_escapes(fields[4]),
         fs_type=kind[0],
         source=without_escapes(kind[1]),
-        options=_options(fields[5]),
-        system_options=_options(kind[2] if len(kind) > 2 else ""),
+        options=tuple(filter(None, fields[5].split(","))),
+        system_options=tuple(filter(None, kind[2].split(","))) if len(kind) > 2 else (),
         device=fields[2],
         top=without_escapes(fields[3]),
         number=int(fields[0]) if fields[0].isdecimal() else 0,
         below=int(fields[1]) if fields[1].isdecimal() else 0,
     )
-
-
-def _options(text: str) -> tuple[str, ...]:
-    return tuple(option for option in text.split(",") if option)
 
 
 def without_escapes(text: str) -> str:

@@ -206,12 +206,11 @@ class Reach(Fact, frozen=True):
     boot_id: str | Missing = NOT_READ
 
     def interface_of(self, address: str) -> LocalInterface | None:
-        """The interface that has the address."""
         interfaces = known(self.interfaces) or ()
         return next((interface for interface in interfaces if address in interface.addresses), None)
 
 
-def read_reach(root: AnyPath, environment: Mapping[str, str]) -> Reach:
+def read_reach(root: AnyPath = ROOT, environment: Mapping[str, str] = os.environ) -> Reach:
     """Query kernel and resolver; interfaces are not read from /sys, which may show another network namespace."""
     hostname = socket.gethostname()
     return Reach(
@@ -276,8 +275,3 @@ def own_addresses() -> list[str]:
     found = [address for interface in interfaces if interface.up for address in interface.addresses]
     usable = [a for a in found if not a.startswith(("127.", "fe80:")) and a != "::1"]
     return sorted(usable, key=lambda address: ":" in address)
-
-
-def read_here() -> Reach:
-    """How this machine is reached."""
-    return read_reach(ROOT, os.environ)

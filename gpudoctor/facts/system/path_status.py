@@ -95,7 +95,6 @@ class PathQuestion:
         return tuple(found.get(place, late) for place in range(len(self._paths)))
 
     def close(self) -> None:
-        """End the child process."""
         if self._process is not None:
             kill_all([self._process], _KILL_GRACE_S)
             os.close(self._pipe.descriptor)

@@ -9,8 +9,6 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import msgspec
-
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.system.mounts import read_mounts
 from gpudoctor.facts.system.sysfs import AnyPath, parse_cpu_list, present, read_int, read_text
@@ -117,22 +115,14 @@ def _firmware_name(root: AnyPath) -> str | None:
     return next((name for mark, name in _DMI_NAMES if mark in text), None)
 
 
-class _Hierarchy(msgspec.Struct, frozen=True):
-    """A mounted hierarchy: its controllers, mount point, the group mounted there, and this process's group."""
-
-    controllers: frozenset[str]
-    mount: str
-    top: str
-    group: str
-    version: int
-
-
 def read_limits(root: AnyPath) -> dict[str, Any]:
     """The leaves of `Host` for the limits of memory and CPU time: the smallest ones of this process's group and its
     ancestors, and the files that set them; None if there is no limit.
     """
-    memory, memory_source = _smallest(root, "memory", {2: _memory_v2, 1: _memory_v1})
-    quota, quota_source = _smallest(root, "cpu", {2: _quota_v2, 1: _quota_v1})
+    memory, memory_source = _smallest(
+        root, "memory", {2: ("memory.max", _memory), 1: ("memory.limit_in_bytes", _memory)}
+    )
+    quota, quota_source = _smallest(root, "cpu", {2: ("cpu.max", _quota), 1: ("cpu.cfs_quota_us", _quota_v1)})
     return {
         "memory_limit_mib": memory if memory is None or isinstance(memory, Missing) else int(memory) >> 20,
         "memory_limit_source": memory_source,
@@ -143,59 +133,64 @@ def read_limits(root: AnyPath) -> dict[str, Any]:
 
 def read_cpuset(root: AnyPath) -> int | Missing:
     """How many CPUs this process's group may use, from cpuset.cpus.effective or cpuset.effective_cpus."""
-    groups = read_text(root / "proc/self/cgroup")
+    groups = _groups(root, "cpuset")
     if isinstance(groups, Missing):
         return groups
-    for hierarchy in _hierarchies(root, groups):
-        if "cpuset" not in hierarchy.controllers:
-            continue
-        name = "cpuset.cpus.effective" if hierarchy.version == 2 else "cpuset.effective_cpus"
-        for folder in _way_up(hierarchy):  # a group without the controller has the CPUs of the next group above
-            text = read_text(root / folder.lstrip("/") / name)
-            if not isinstance(text, Missing) and text.strip():
-                cpus = parse_cpu_list(text)
-                return Missing(f"{folder}/{name} reads {text[:40]!r}", "failed") if cpus is None else len(cpus)
+    for folder, version in groups:  # a group without the controller has the CPUs of the next group above
+        name = "cpuset.cpus.effective" if version == 2 else "cpuset.effective_cpus"
+        text = read_text(root / folder.lstrip("/") / name)
+        if not isinstance(text, Missing) and text.strip():
+            cpus = parse_cpu_list(text)
+            return Missing(f"{folder}/{name} reads {text[:40]!r}", "failed") if cpus is None else len(cpus)
     return Missing("no cpuset controller is mounted")
 
 
 def _smallest(
-    root: AnyPath, controller: str, readers: dict[int, Callable[[AnyPath], tuple[_Limit, str]]]
+    root: AnyPath, controller: str, files: dict[int, tuple[str, Callable[[AnyPath], _Limit]]]
 ) -> tuple[_Limit, str | Missing]:
-    groups = read_text(root / "proc/self/cgroup")
+    """The smallest limit and its file; `files`: name and reader of the file, by the version of the hierarchy."""
+    groups = _groups(root, controller)
     if isinstance(groups, Missing):
         return groups, groups
     limits: list[tuple[float, str]] = []
     unread: Missing | None = None
-    for hierarchy in _hierarchies(root, groups):
-        if controller not in hierarchy.controllers:
-            continue
-        for folder in _way_up(hierarchy):
-            limit, name = readers[hierarchy.version](root / folder.lstrip("/"))
-            if isinstance(limit, Missing):
-                # no limit files in the root group of version 2, or in a group whose controller is not enabled
-                unread = unread if limit.kind == "absent" else limit
-            elif limit is not None:
-                limits.append((limit, f"{folder.rstrip('/')}/{name}"))
+    for folder, version in groups:
+        name, read = files[version]
+        limit = read(root / folder.lstrip("/") / name)
+        if isinstance(limit, Missing):
+            # no limit files in the root group of version 2, or in a group whose controller is not enabled
+            unread = unread if limit.kind == "absent" else limit
+        elif limit is not None:
+            limits.append((limit, f"{folder.rstrip('/')}/{name}"))
     if limits:
         return min(limits)
     return unread, unread or Missing("no limit", "absent")
 
 
-def _hierarchies(root: AnyPath, groups: str) -> Iterator[_Hierarchy]:
-    """Join /proc/self/cgroup (which group) with /proc/self/mountinfo (where it is mounted)."""
+def _groups(root: AnyPath, controller: str) -> list[tuple[str, int]] | Missing:
+    """The folders of this process's group and its ancestors under a controller, with the version of the hierarchy.
+
+    Joins /proc/self/cgroup (which group) with /proc/self/mountinfo (where it is mounted).
+    """
+    groups = read_text(root / "proc/self/cgroup")
+    if isinstance(groups, Missing):
+        return groups
     mounts = _mounts(root)
+    found: list[tuple[str, int]] = []
     for line in groups.splitlines():
         number, _, rest = line.partition(":")
         names, _, group = rest.partition(":")
         if number == "0" and not names:
-            expected, controllers, version = "cgroup2", frozenset({"memory", "cpu", "cpuset"}), 2
-            standard = "/sys/fs/cgroup"
+            controllers, version = {"memory", "cpu", "cpuset"}, 2
+            expected, standard = "cgroup2", "/sys/fs/cgroup"
         else:
-            controllers, version = frozenset(names.split(",")), 1
+            controllers, version = set(names.split(",")), 1
             expected = next((name for name in sorted(controllers) if name in mounts), "")
             standard = f"/sys/fs/cgroup/{names}"
-        mount, top = mounts.get(expected, (standard, "/"))
-        yield _Hierarchy(controllers, mount, top, group, version)
+        if controller in controllers:
+            mount, top = mounts.get(expected, (standard, "/"))
+            found += [(folder, version) for folder in _way_up(mount, top, group)]
+    return found
 
 
 def _mounts(root: AnyPath) -> dict[str, tuple[str, str]]:
@@ -208,48 +203,39 @@ def _mounts(root: AnyPath) -> dict[str, tuple[str, str]]:
     return found
 
 
-def _way_up(hierarchy: _Hierarchy) -> Iterator[str]:
-    """The folders from this process's group to the mount point.
+def _way_up(mount: str, top: str, group: str) -> Iterator[str]:
+    """The folders from this process's group to the mount point; `top`: the group that is mounted there.
 
     A container may see the host's group name while only its own group is mounted: groups above
     the mounted group are not visible, and for a group outside of it only the mount point is left.
     """
-    group, top = f"{hierarchy.group.rstrip('/')}/", f"{hierarchy.top.rstrip('/')}/"
+    group, top = f"{group.rstrip('/')}/", f"{top.rstrip('/')}/"
     inside = [part for part in group[len(top) :].split("/") if part not in ("", ".")] if group.startswith(top) else []
     if ".." not in inside:
         for depth in range(len(inside), 0, -1):
-            yield "/".join((hierarchy.mount, *inside[:depth]))
-    yield hierarchy.mount
+            yield "/".join((mount, *inside[:depth]))
+    yield mount
 
 
-def _memory_v2(folder: AnyPath) -> tuple[_Limit, str]:
-    is_unlimited = read_text(folder / "memory.max") == "max"
-    return None if is_unlimited else read_int(folder / "memory.max"), "memory.max"
+def _memory(file: AnyPath) -> _Limit:
+    limit = None if read_text(file) == "max" else read_int(file)
+    return None if isinstance(limit, int) and not 0 <= limit < _UNLIMITED_BYTES else limit
 
 
-def _memory_v1(folder: AnyPath) -> tuple[_Limit, str]:
-    limit = read_int(folder / "memory.limit_in_bytes")
-    if not isinstance(limit, Missing) and not 0 <= limit < _UNLIMITED_BYTES:
-        return None, "memory.limit_in_bytes"
-    return limit, "memory.limit_in_bytes"
-
-
-def _quota_v2(folder: AnyPath) -> tuple[_Limit, str]:
-    text = read_text(folder / "cpu.max")
+def _quota(file: AnyPath) -> _Limit:
+    text = read_text(file)
     if isinstance(text, Missing):
-        return text, "cpu.max"
+        return text
     quota, _, period = text.partition(" ")
     if quota == "max":
-        return None, "cpu.max"
+        return None
     if not quota.isdecimal() or not period.isdecimal() or int(period) == 0:
-        return Missing(f"{folder}/cpu.max reads {text[:40]!r}", "failed"), "cpu.max"
-    return int(quota) / int(period), "cpu.max"
+        return Missing(f"{file} reads {text[:40]!r}", "failed")
+    return int(quota) / int(period)
 
 
-def _quota_v1(folder: AnyPath) -> tuple[_Limit, str]:
-    quota, period = read_int(folder / "cpu.cfs_quota_us"), read_int(folder / "cpu.cfs_period_us")
+def _quota_v1(file: AnyPath) -> _Limit:
+    quota, period = read_int(file), read_int(file.parent / "cpu.cfs_period_us")
     if isinstance(quota, Missing) or isinstance(period, Missing):
-        return (quota if isinstance(quota, Missing) else period), "cpu.cfs_quota_us"
-    if quota < 0 or period <= 0:
-        return None, "cpu.cfs_quota_us"
-    return quota / period, "cpu.cfs_quota_us"
+        return quota if isinstance(quota, Missing) else period
+    return None if quota < 0 or period <= 0 else quota / period
