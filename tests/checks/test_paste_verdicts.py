@@ -24,8 +24,8 @@ LOST = (
     "Unable to determine the device handle for GPU0000:C7:00.0: GPU is lost.  Reboot the system to recover this GPU\n"
 )
 XID_79 = (
-    "[  900.500000] NVRM: Xid (PCI:0000:c7:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.\n"
-    "[  900.600000] NVRM: GPU 0000:c7:00.0: GPU has fallen off the bus.\n"
+    "[  900.5] NVRM: Xid (PCI:0000:c7:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.\n"
+    "[  900.6] NVRM: GPU 0000:c7:00.0: GPU has fallen off the bus.\n"
 )
 BUS = "".join(f"{bus}:00.0 3D controller: NVIDIA Corporation GV100GL [Tesla V100] (rev a1)\n" for bus in ("1a", "c7"))
 MATRIX = (

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from gpudoctor.facts.captures.reader import Block, Part, text_reader
 from gpudoctor.facts.kernel_log.lines import MAX_EVENTS, read_kernel_text
 from gpudoctor.facts.kernel_log.message_tables import HOST_WORDS, host_message
-from gpudoctor.facts.kernel_log.messages import MARK
+from gpudoctor.facts.kernel_log.messages import HARD_WORDS, MARK
 from gpudoctor.facts.kernel_log.records import read_line, unwrapped
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import HostEvent, KernelEvent, KernelLog, Node
@@ -61,7 +61,7 @@ def _goes_on_kernel_log(line: str) -> object:
     return _CONTINUED.match(line) or _STAMPED.match(line) or MARK.search(line) or _begins_kernel_log(line)
 
 
-@text_reader("kernel log", _begins_kernel_log, _goes_on_kernel_log, in_pieces=True)
+@text_reader("kernel log", _begins_kernel_log, _goes_on_kernel_log, may_be=HARD_WORDS.search, in_pieces=True)
 def read_kernel_log(block: Block) -> Part:
     return Part(Node(kernel_log=read_kernel_text(block.text, block.file)))
 

@@ -80,6 +80,8 @@ class TextReader(msgspec.Struct, frozen=True):
     - `restarts(line)`: the line can occur only once in such a text, so it begins a new block of the same reader.
     - `until(line)`: the block takes every line up to the first match, regardless of `goes_on`; a line that begins
       another reader's text and is not markup still ends it.
+    - `may_be(line)`: called last, for a line that nothing else matches: it may belong to this text behind an unknown
+      prefix.
     - `interleaved`: other logs may contain its lines between their own (syslog). They are collected up to the next
       prompt, ruler or heading, and end no block that is read in pieces.
     - `in_pieces`: each line means the same alone as together (a log), so a long block is read in pieces.
@@ -92,6 +94,7 @@ class TextReader(msgspec.Struct, frozen=True):
     after: Form | None = None
     restarts: Form | None = None
     until: Form | None = None
+    may_be: Form | None = None
     in_pieces: bool = False
     interleaved: bool = False
 

@@ -216,9 +216,12 @@ class Transcript:
         return None
 
     def _as_it_is(self, line: str) -> _Line:
-        """A line that no form is known of: it may still belong to a command above."""
+        """A line that no form is known of: it may still belong to a command above, or to a reader that looks last."""
         if self._by_command and self._reader is not None:
             return _Line(self._continue, line)
+        maybe = next((r for r in self._readers if r.may_be is not None and r.may_be(line)), None)
+        if maybe is not None:
+            return _Line(self._begin if maybe is not self._reader else self._continue, line, line, maybe)
         return (self._boundary(line) if line[0] == ">" else None) or _Line(self._pass_and_remember, line, line)
 
     def _of_reader(self, line: str) -> _Line | None:
