@@ -56,9 +56,7 @@ _ASKS_IN_VAIN = lazy_pattern(
 _CLAUSES_BEFORE = lazy_pattern(r"(?s)(.*)(?:[;,(]|\. )")
 _TRIED = lazy_pattern(r"(?i)\b(?:(?:failed|unable) to|cannot|can't|could not|couldn't) \w+")
 # what is fatal by NVIDIA's list, unless the text itself calls it something else
-_SXID = lazy_pattern(
-    r"\bSXid:? ?(?:\(PCI:[\w:.]{4,20}\): ?|errors?:? |codes?:? |\()?(\d{5})\b(?!\W{0,3}non-?fatal)", re.IGNORECASE
-)
+_SXID = lazy_pattern(r"(?i)\bSXid:? ?(?:\(PCI:[\w:.]{4,20}\): ?|errors?:? |codes?:? |\()?(\d{5})\b(\W{0,3}non-?fatal)?")
 # in a form that only programs write
 _BY_PROGRAM = ("level", "program", "verdict", "death", "event", "exit", "errno", "exception")
 _NODE_STATE = Advice(
@@ -145,9 +143,9 @@ def _is_of_node(reported: Reported) -> bool:
     """Whether the statement says that the node, or a device of it, is broken."""
     if reported.xid is not None:
         return xid(reported.xid).bucket in ("hardware", "reset")
+    if of_switch := _SXID.findall(reported.text):
+        return any(int(code) in SXID_FATAL - SXID_THERMAL and not spared for code, spared in of_switch)
     if reported.effect == "hardware" or reported.label in _SETUP_OF_NODE[1:] or _is_taken_out(reported):
-        return True
-    if any(int(code) in SXID_FATAL - SXID_THERMAL for code in _SXID.findall(reported.text)):
         return True
     if reported.loudness == "warning":
         return False

@@ -53,6 +53,13 @@ _HEALTH = r"\| Health Monitor Report +\|"
 _OVERALL = re.compile(r"\| Overall Health:? *\|? *(\w+)")
 _FOUND = re.compile(r"\d{1,4} \w+ found(?: \(\w+\))?\.\s*$|\| (?:GPU|Switch|CPU) ID +\|")
 _ENTRY = re.compile(rf"(Name|PCI Bus ID|Device UUID): ({BUS_ID}|\S.{{0,100}})")
+# every link from the first on, and nothing else. The text may be cut off
+_LINK_DOWN = r"(?:GPU \d{1,4}: ?)?GPU \d{1,4}'s NvLink link \d{1,2} is currently down"
+_NO_LINKS = re.compile(
+    rf"(?=.{{0,40}}link 0 .{{0,120}}link 1 )(?:{_LINK_DOWN}|Run a field diagnostic on the GPU|[\s.,])+"
+    r"(?:GPU|Run|\()?(?!.{0,70}(?i:ecc|err|fail|xid|lost|bit|mem|temp|pow|pcie)).{0,70}"
+)
+_PERHAPS_NO_LINKS = "NVLinks are down, which DCGM calls a failure on boards without NVLink too"
 _NVLINK_GPU = re.compile(r"\s+gpuId (\d{1,4}):\s*$")
 _NVLINK_STATES = re.compile(r"\s+[UDX_](?: [UDX_]){0,63}\s*$")
 _STATES: dict[str, LinkState] = {"U": "active", "D": "inactive", "X": "disabled"}
@@ -138,8 +145,12 @@ class _Results:
         failed = [f"{test} ({', '.join(places)})" if places else test for test, places in self._failed.items()]
         for test, each in zip(self._failed, failed, strict=True):
             why = _unwrapped(self._words.get(test, []))
+            text = clipped(f"Fail: {each}{why and ': '}{why}")
+            if _NO_LINKS.fullmatch(why):
+                self.reported.append(from_tool("dcgmi diag", f"{_PERHAPS_NO_LINKS}: {text}", "unread"))
+                continue
             loudness: Loudness = "warning" if _SETTING.search(f"{test} {why}") else "error"
-            self.reported.append(from_tool("dcgmi diag", clipped(f"Fail: {each}{why and ': '}{why}"), loudness))
+            self.reported.append(from_tool("dcgmi diag", text, loudness))
         counts = ", ".join(f"{count} {end}" for end, count in Counter(self._ends.values()).items())
         if "Pass" in counts and not self.reported:
             self.reported.append(from_tool("dcgmi diag", counts, "ok"))
@@ -163,7 +174,7 @@ def _unwrapped(rows: list[str]) -> str:
     restarts=re.compile(_HEALTH).match,
 )
 def _read_health(block: Block) -> Part:
-    overall, gpu = "", ""
+    overall, gpu, why = "", "", ""
     bad: list[str] = []
     for line in block.lines:
         if found := _OVERALL.match(line):
@@ -174,9 +185,13 @@ def _read_health(block: Block) -> Part:
                 gpu = f"GPU {name} "
             elif name and value in ("Failure", "Warning"):
                 bad.append(f"{gpu}{name} {value}")
+            elif not name and value != overall:
+                why += f"{value} "
     if not overall:
         return Part()
     text = clipped(overall + (f": {'; '.join(bad)}" if bad else ""))
+    if _NO_LINKS.fullmatch(why) and all("NVLINK" in each.upper() for each in bad):
+        return Part(reported=(from_tool("dcgmi health", f"{_PERHAPS_NO_LINKS}: {text}", "unread"),))
     loudness: Loudness = {"Failure": "error", "Healthy": "ok"}.get(overall, "warning")  # type: ignore[assignment]
     return Part(reported=(from_tool("dcgmi health", text, loudness),))
 
