@@ -17,7 +17,7 @@ from gpudoctor.diagnose.diagnosis import (
     TimelineEntry,
     Victim,
 )
-from gpudoctor.diagnose.events import Event, grouped
+from gpudoctor.diagnose.events import Event
 from gpudoctor.diagnose.follow import Stall
 from gpudoctor.diagnose.gather import GatheredLogs
 from gpudoctor.diagnose.infer import WITHOUT_REASON, first_failed_attempt, hypotheses, recovered
@@ -27,6 +27,7 @@ from gpudoctor.diagnose.node_reports import NodeReport, weigh
 from gpudoctor.diagnose.rules.direct import kind_of_failure
 from gpudoctor.diagnose.rules.model import Hypothesis, words_of
 from gpudoctor.diagnose.rules.said import lasting
+from gpudoctor.text.grouped import grouped
 
 _MOST_VICTIMS = 64
 _NOT_OF_THE_SPEAKER = ("rank_hung", "rank_behind", "node_lost")  # of others, whom they wait for

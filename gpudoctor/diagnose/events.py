@@ -26,7 +26,6 @@ Role = Literal[
     "fact",  # places, sizes, everything else
 ]
 
-K = TypeVar("K")
 V = TypeVar("V")
 MOST_RANKS = 1 << 20  # a larger rank or world size is a damaged line
 TROUBLE = ("cause", "echo", "wait", "stuck", "victim")
@@ -80,18 +79,6 @@ class Event(msgspec.Struct, kw_only=True):
         """The detail, if it is text."""
         value = self.detail.get(name)
         return value if isinstance(value, str) else None
-
-
-def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
-    """The values of each key, both in the order in which they come.
-
-    >>> grouped([("a", 1), ("b", 2), ("a", 3)])
-    {'a': [1, 3], 'b': [2]}
-    """
-    found: dict[K, list[V]] = {}
-    for key, value in pairs:
-        found.setdefault(key, []).append(value)
-    return found
 
 
 def only(values: Iterable[V]) -> V | None:

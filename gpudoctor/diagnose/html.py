@@ -11,7 +11,6 @@ from pathlib import PurePath
 
 from gpudoctor.diagnose.causes import steps_for, text_of_cause
 from gpudoctor.diagnose.diagnosis import AlsoSaid, Cause, Diagnosis, EvidenceLine, TimelineEntry
-from gpudoctor.diagnose.events import grouped
 from gpudoctor.report.html.parts import (
     Card,
     Cell,
@@ -33,6 +32,7 @@ from gpudoctor.report.html.parts import (
     section,
 )
 from gpudoctor.report.html.render import render_page
+from gpudoctor.text.grouped import grouped
 
 _STATUS = {"cause": "fail", "unknown": "unknown", "nothing": "pass"}
 _MOST_LANES = 16

@@ -12,7 +12,7 @@ from itertools import combinations
 from statistics import median
 
 from gpudoctor.diagnose.diagnosis import ClockSkew
-from gpudoctor.diagnose.events import MOST_RANKS, TROUBLE, Event, grouped
+from gpudoctor.diagnose.events import MOST_RANKS, TROUBLE, Event
 from gpudoctor.diagnose.flight_recorder import Dump
 from gpudoctor.diagnose.places import (
     STEPS_OF_WORK,
@@ -23,6 +23,7 @@ from gpudoctor.diagnose.places import (
     fill_in_ranks,
 )
 from gpudoctor.diagnose.stacks import Stack
+from gpudoctor.text.grouped import grouped
 
 _POD = re.compile(r"\bpod/(\S{1,253})")
 _BEGINNINGS = ("comm", "member", "world")

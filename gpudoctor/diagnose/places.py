@@ -8,7 +8,8 @@ from pathlib import PurePath
 
 import msgspec
 
-from gpudoctor.diagnose.events import TROUBLE, Event, grouped, only
+from gpudoctor.diagnose.events import TROUBLE, Event, only
+from gpudoctor.text.grouped import grouped
 from gpudoctor.text.hostlist import one_name_each
 
 REQUEUED = ("preempted", "time_limit", "cancelled")  # by a scheduler; no failure if the job went on later

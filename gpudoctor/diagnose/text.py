@@ -8,7 +8,8 @@ from itertools import groupby
 
 from gpudoctor.diagnose.causes import steps_for, text_of_cause
 from gpudoctor.diagnose.diagnosis import AlsoSaid, Cause, Diagnosis, EvidenceLine, Victim, counted_out
-from gpudoctor.diagnose.events import clipped, grouped
+from gpudoctor.diagnose.events import clipped
+from gpudoctor.text.grouped import grouped
 from gpudoctor.text.output import printable
 
 _LABEL = 11

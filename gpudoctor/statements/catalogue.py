@@ -98,7 +98,7 @@ RUNTIME = (
 )
 _MOST_CACHED = 1000
 _DIGITS = str.maketrans("123456789", "0" * 9)
-_XID = lazy_pattern(r"\b(?:Xid|XID):? ?(?:\(PCI:[\w:.]{4,20}\): ?|errors?:? |codes?:? |\()?(?!0\b)(\d{1,3})\b")
+_XID = lazy_pattern(r"\bXid:? ?(?:\(PCI:[\w:.]{4,20}\): ?|errors?:? |codes?:? |\()?(\d{1,3})\b")
 ECC_XIDS = frozenset({48, 63, 64, 94, 95, 140, 171, 172})
 
 
@@ -182,10 +182,10 @@ def find_label(text: str) -> tuple[str, int] | None:
     if (code := xid_code(text)) is None:
         return None
     label = "gpu_lost" if code == 79 else "gpu_ecc" if code in ECC_XIDS else "gpu_xid"
-    return label, text.lower().find("xid")
+    return label, text.find("Xid")
 
 
 def xid_code(text: str) -> int | None:
     """The Xid that a line names; None if it names none."""
-    found = _XID.search(text) if "Xid" in text or "XID" in text else None
+    found = _XID.search(text) if "Xid" in text else None
     return int(found[1]) if found else None

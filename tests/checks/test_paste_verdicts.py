@@ -717,45 +717,29 @@ def test_a_log_in_another_language_or_without_its_host_is_read(stamp: str) -> No
     finds(bad("gpu.xid", f"{stamp}kernel: {line}\n"), Status.FAIL, bus_id="0000:c7:00.0")
 
 
-@pytest.mark.parametrize("prefix", ['[XID found] (54 minutes ago) "', "[mon][n7] ", "dmesg says "])
-def test_a_line_of_the_driver_behind_a_prefix_that_nothing_knows_counts_by_its_code(prefix: str) -> None:
-    line = f"{prefix}{XID_79.splitlines()[0].partition('] ')[2]}\n"
-    finds(bad("reported.failures", line), Status.FAIL, bus_id="0000:c7:00.0")
-    finds(bad("gpu.xid", line), Status.UNKNOWN)
-    assert judge_all(read(line.replace(": 79,", ": 31,"))).verdict == "unknown"
+_LINK_DOWN = "GPU {0}GPU {0}'s NvLink link {1} is currently down Run a field diagnostic on the GPU., "
 
 
-_LINKS_DOWN = "".join(
-    f"| {name:25} | {value:45} |\n"
-    for name, value in (
-        ("Overall Health", "Failure"),
-        ("-> 0", "Failure"),
-        ("   -> NVLINK system", "Failure"),
-        ("", "GPU 0's NvLink link 0 is currently down"),
-        ("", "GPU 0's NvLink link 1 is currently down"),
-    )
+@pytest.mark.parametrize(
+    ("links", "more", "status"),
+    [
+        (((0, 0), (0, 1), (0, 2)), "", Status.UNKNOWN),
+        (((0, 0), (0, 1), (1, 0), (1, 1)), "", Status.UNKNOWN),
+        (((0, 0), (0, 1)), "GPU 0 has fallen off the bus", Status.FAIL),
+        (((0, 0), (0, 1), (1, 5)), "", Status.WARN),
+        (((0, 0), (0, 2)), "", Status.FAIL),
+        (((0, 7),), "", Status.FAIL),
+    ],
 )
-
-
-def test_nvlinks_that_are_down_from_the_first_on_are_unknown_as_dcgm_says_so_of_boards_without_them() -> None:
-    finds(bad("reported.failures", _LINKS_DOWN), Status.UNKNOWN, "boards without NVLink")
-    for other in (
-        _LINKS_DOWN.replace("link 0", "link 7"),
-        _LINKS_DOWN.replace("link 1 is currently down", "link 1 has a CRC error"),
-        _LINKS_DOWN.replace("NVLINK system", "Memory system"),
-    ):
-        finds(bad("reported.failures", other), Status.FAIL, "Failure")
-    diag = "| PCIe  | Fail - All |\n" + "".join(
-        f"| Warning | GPU 0GPU 0's NvLink link {link} is currently down Run a field diagnostic on the GPU., |\n"
-        for link in (0, 1)
-    )
-    head = "+---- Integration ----+----+\n"
-    finds(bad("reported.failures", head + diag), Status.UNKNOWN, "boards without NVLink")
-    finds(
-        bad("reported.failures", head + diag.replace("link 1 is", "link 1 has ECC errors and is")),
-        Status.FAIL,
-        "Fail: PCIe",
-    )
+def test_nvlinks_that_dcgm_calls_down_from_the_first_on_may_be_of_a_board_without(
+    links: tuple[tuple[int, int], ...], more: str, status: Status
+) -> None:
+    words = "".join(_LINK_DOWN.format(gpu, link) for gpu, link in links) + more
+    rows = "".join(f"| {'Warning':9} | {words[at : at + 46]:46} |\n" for at in range(0, len(words), 46))
+    text = "+---- Integration ----+----+\n| {}      | Fail - All                                     |\n" + rows
+    findings = bad("reported.failures", text.format("PCIe"))
+    assert {finding.status for finding in findings} == {status}
+    assert bad("reported.failures", text.format("SMs ")).pop().status is not Status.UNKNOWN
 
 
 def test_mig_that_is_on_without_a_list_of_instances_is_no_finding() -> None:

@@ -8,7 +8,6 @@ import msgspec
 
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
-from gpudoctor.checks.core.grouped import grouped
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.measured.probe_outcome import absent, left_open
@@ -18,6 +17,7 @@ from gpudoctor.checks.measured.under_load import load_of, median, percent
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.telemetry import Burn, Series
+from gpudoctor.text.grouped import grouped
 
 _RULE = "SuperBench's rule for a run against an earlier one of its own"
 # Metric prefix, the probe that measures it, and whether only the GPU itself matters (no host, no other GPU)

@@ -10,11 +10,11 @@ import msgspec
 
 from gpudoctor.checks.core.explains import PROBES, Explains
 from gpudoctor.checks.core.finding import PROBLEMS, WORST_FIRST, Advice, Finding, Status, worst
-from gpudoctor.checks.core.grouped import grouped
 from gpudoctor.checks.core.registry import registry
 from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.checks.core.subject import NODE, Subject
 from gpudoctor.facts.model.missing import NOT_IN_FILE
+from gpudoctor.text.grouped import grouped
 
 # What a finding is about: see `_parts`; None is anything
 Part = int | str | None

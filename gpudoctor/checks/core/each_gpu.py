@@ -12,12 +12,12 @@ from typing import TypeVar
 from gpudoctor.checks.core.case import Case, once_a_case
 from gpudoctor.checks.core.condemning import condemning
 from gpudoctor.checks.core.finding import Finding, unknown
-from gpudoctor.checks.core.grouped import grouped
 from gpudoctor.checks.core.subject import of_gpu
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.nvml.codes import LOST, RESET_REQUIRED, UNKNOWN, code_in_words
+from gpudoctor.text.grouped import grouped
 
 T = TypeVar("T")
 

@@ -8,8 +8,8 @@ from typing import Literal
 
 import msgspec
 
-from gpudoctor.checks.core.grouped import grouped
 from gpudoctor.checks.core.subject import NODE, Subject, grouped_label
+from gpudoctor.text.grouped import grouped
 
 Number = int | float
 

@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from gpudoctor.checks.core.grouped import grouped
 from gpudoctor.facts.model.gpu import Gpu, GpuPair, NvLink, PcieHop
 from gpudoctor.facts.model.missing import NOT_READ, Fact, Missing, known
 from gpudoctor.facts.model.node import Node, RdmaPort
+from gpudoctor.text.grouped import grouped
 
 F = TypeVar("F", bound=Fact)
 # What must be the same for two things to be peers; None, what is not known, may be anything

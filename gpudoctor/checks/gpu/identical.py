@@ -9,13 +9,13 @@ import msgspec
 from gpudoctor.checks.core.case import Case, Limit, once_a_case
 from gpudoctor.checks.core.each_gpu import untrusted
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
-from gpudoctor.checks.core.grouped import grouped
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, of_gpu
 from gpudoctor.checks.core.unread import failed_readings, first_failed, unread
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.profiles.profile import majority
+from gpudoctor.text.grouped import grouped
 
 _MEMORY_PCT = Limit(
     3, "%", "equal boards differ by less; ECC on GDDR memory takes about 6 %", name="memory_pct", status="fail"

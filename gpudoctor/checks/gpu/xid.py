@@ -12,7 +12,6 @@ from gpudoctor.checks.core.driver_messages import FORGEABLE, log_lines
 from gpudoctor.checks.core.each_gpu import shown_by_driver
 from gpudoctor.checks.core.explains import Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, Status, ok, skip, unknown
-from gpudoctor.checks.core.grouped import grouped
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
 from gpudoctor.checks.core.unread import unread
@@ -23,6 +22,7 @@ from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import KernelEvent, KernelLog
 from gpudoctor.lazy import lazy_pattern
 from gpudoctor.statements.xids import SXID_THERMAL, Bucket, sxid_fatal
+from gpudoctor.text.grouped import grouped
 
 # the driver's name for a GPU in lines without a bus id
 _INSTANCE = lazy_pattern(r"NVRM: (GPU\d{1,3})\b")

@@ -25,7 +25,6 @@ from gpudoctor.checks.core.finding import (
     unknown,
     warn,
 )
-from gpudoctor.checks.core.grouped import grouped
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, of_gpu, of_pair
 from gpudoctor.checks.nvlink.link_state import links_up, not_judged, real_links, wired_directly
@@ -34,6 +33,7 @@ from gpudoctor.facts.model.links import ALL_INACTIVE
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.profiles.profile import GpuModel, NvlinkSpec, majority
 from gpudoctor.statements.xids import LINK_CODES
+from gpudoctor.text.grouped import grouped
 
 _BAD = (Status.FAIL, Status.WARN)
 _BRIDGE_LINKS = Limit(

@@ -9,7 +9,6 @@ from gpudoctor.checks.core.driver_messages import DAY_S, log_lines
 from gpudoctor.checks.core.each_gpu import each_gpu, out_of_line
 from gpudoctor.checks.core.explains import Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, Status, fail, ok, skip, warn
-from gpudoctor.checks.core.grouped import grouped
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.runner import NO_GPU
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
@@ -19,6 +18,7 @@ from gpudoctor.facts.model.gpu import Gpu, PcieHop
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.lazy import lazy_pattern
 from gpudoctor.statements.xids import BUS_CODES
+from gpudoctor.text.grouped import grouped
 from gpudoctor.text.units import counted
 
 # "nvidia 0000:81:00.0: PCIe Bus Error: severity=Corrected, type=Physical Layer": the driver's name means a GPU

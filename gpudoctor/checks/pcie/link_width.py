@@ -7,7 +7,6 @@ from typing import NamedTuple
 from gpudoctor.checks.core.case import Case, once_a_case
 from gpudoctor.checks.core.each_gpu import by_model, each_gpu
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
-from gpudoctor.checks.core.grouped import grouped
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import of_gpu
 from gpudoctor.checks.core.unread import unread
@@ -15,6 +14,7 @@ from gpudoctor.checks.pcie.link_state import describe, hidden_bridges, names_of,
 from gpudoctor.facts.model.gpu import Gpu, PcieHop
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.profiles.profile import majority
+from gpudoctor.text.grouped import grouped
 
 _WIDTH = "nvmlDeviceGetCurrPcieLinkWidth"
 _OWN_MAX = "the GPU's own maximum"

@@ -12,7 +12,7 @@ from gpudoctor.checks.core.subject import NODE, Subject, of_gpu, of_nic
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.reported import OWN, Reported
 from gpudoctor.lazy import lazy_imports, lazy_pattern
-from gpudoctor.statements.xids import SXID_FATAL, SXID_THERMAL, xid
+from gpudoctor.statements.xids import xid
 
 with lazy_imports():
     from gpudoctor.statements import (
@@ -55,8 +55,6 @@ _ASKS_IN_VAIN = lazy_pattern(
 # the clauses before the one that says so, in which something else may have failed; what was only tried has not
 _CLAUSES_BEFORE = lazy_pattern(r"(?s)(.*)(?:[;,(]|\. )")
 _TRIED = lazy_pattern(r"(?i)\b(?:(?:failed|unable) to|cannot|can't|could not|couldn't) \w+")
-# what is fatal by NVIDIA's list, unless the text itself calls it something else
-_SXID = lazy_pattern(r"(?i)\bSXid:? ?(?:\(PCI:[\w:.]{4,20}\): ?|errors?:? |codes?:? |\()?(\d{5})\b(\W{0,3}non-?fatal)?")
 # in a form that only programs write
 _BY_PROGRAM = ("level", "program", "verdict", "death", "event", "exit", "errno", "exception")
 _NODE_STATE = Advice(
@@ -143,8 +141,6 @@ def _is_of_node(reported: Reported) -> bool:
     """Whether the statement says that the node, or a device of it, is broken."""
     if reported.xid is not None:
         return xid(reported.xid).bucket in ("hardware", "reset")
-    if of_switch := _SXID.findall(reported.text):
-        return any(int(code) in SXID_FATAL - SXID_THERMAL and not spared for code, spared in of_switch)
     if reported.effect == "hardware" or reported.label in _SETUP_OF_NODE[1:] or _is_taken_out(reported):
         return True
     if reported.loudness == "warning":

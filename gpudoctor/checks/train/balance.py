@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
-from gpudoctor.checks.core.grouped import grouped
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.measured.ranks import rank_gpu, rank_subject, ranks_in_words
@@ -16,6 +15,7 @@ from gpudoctor.checks.train.sync import judges_training
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import Training, TrainRank
 from gpudoctor.facts.model.missing import known
+from gpudoctor.text.grouped import grouped
 
 _SIMULATED = "by simulation, at most 1 of 10,000 healthy trainings is called slow"
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, unknown, warn
-from gpudoctor.checks.core.grouped import grouped
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, of_gpu
 from gpudoctor.checks.core.unread import unread
@@ -18,6 +17,7 @@ from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import Training
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.telemetry import GpuUnderLoad, Telemetry
+from gpudoctor.text.grouped import grouped
 
 _BUSY = "utilization_pct"
 _CALL = "nvmlDeviceGetUtilizationRates"

@@ -8,9 +8,10 @@ from collections.abc import Collection, Iterator
 
 import msgspec
 
-from gpudoctor.diagnose.events import Event, grouped, only
+from gpudoctor.diagnose.events import Event, only
 from gpudoctor.diagnose.job import Attempt
 from gpudoctor.diagnose.rules.model import Hypothesis, host_of, named, ranks_of, words_of
+from gpudoctor.text.grouped import grouped
 
 # other rules know more of them
 _OUTSIDE = {

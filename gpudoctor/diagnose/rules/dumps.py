@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from gpudoctor.diagnose.events import Event, grouped
+from gpudoctor.diagnose.events import Event
 from gpudoctor.diagnose.flight_recorder import Dump, RecordedCollective
 from gpudoctor.diagnose.job import Attempt
 from gpudoctor.diagnose.rules.direct import mismatch_at
 from gpudoctor.diagnose.rules.model import Hypothesis, at_events, named, only_rank, ranks_of, undecided
 from gpudoctor.diagnose.stacks import Stack
+from gpudoctor.text.grouped import grouped
 
 Group = tuple[str, tuple[int, ...]]
 Stacks = dict[str, tuple[int | None, Stack]]  # of each process, by what to call it, with its rank

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator
 
-from gpudoctor.diagnose.events import TROUBLE, Event, grouped, only
+from gpudoctor.diagnose.events import TROUBLE, Event, only
 from gpudoctor.diagnose.job import Attempt, Job
 from gpudoctor.diagnose.rules.model import (
     Hypothesis,
@@ -18,6 +18,7 @@ from gpudoctor.diagnose.rules.model import (
     ranks_of,
     undecided,
 )
+from gpudoctor.text.grouped import grouped
 
 _NEARLY_FULL_PCT = 80
 # of the whole job: "Done!" may be a download's, and an epoch is followed by others

@@ -5,9 +5,11 @@ The figures are compared with each other or with zero only; what a node should r
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import product
 
 from gpudoctor.facts.captures.reader import Block, Part, TextReader, text_reader
 from gpudoctor.facts.captures.text_statements import from_tool
@@ -45,8 +47,11 @@ _COPIES = re.compile(
 )
 # size, count, type, redop, root; then time, algbw, busbw and #wrong, out of place and in place
 _NCCL_BEGINS = re.compile(r"#\s*nThread \d|#\s+nccl-tests version|#\s+size\s+count\s+type\b")
+_NCCL_TYPED = re.compile(
+    r"(?:\s*\d+){2}\s+(?:float|half|double|bfloat16|u?int\d+|f\w*8\w*)\s+(?:sum|prod|max|min|avg|none)\s"
+)
 _NCCL_ROW = re.compile(
-    r"\s*(?P<size>\d{1,15})\s+\d{1,15}\s+(?P<kind>(?:float|half|double|bfloat16|u?int\d{1,2}|fp?8\w{0,8})\s+\w{2,12}\s+-?\d{1,4})"
+    r"\s*(?P<size>\d{1,15})\s+\d{1,15}\s+(?P<kind>\w{2,12}\s+\w{2,12}\s+-?\d{1,4})"
     rf"\s+{_RATE}\s+{_RATE}\s+(?P<busbw>{_RATE})\s+(?P<wrong>\d{{1,12}}|N/A)"
     rf"(?:\s+{_RATE}\s+{_RATE}\s+(?P<in_busbw>{_RATE})\s+(?P<in_wrong>\d{{1,12}}|N/A))?\s*$"
 )
@@ -118,7 +123,7 @@ def _burn_troubles(progress: list[re.Match[str]]) -> Iterator[str]:
 
 @text_reader(
     "nccl-tests",
-    lambda line: _NCCL_BEGINS.match(line) or _NCCL_ROW.match(line),
+    lambda line: _NCCL_BEGINS.match(line) or (_NCCL_TYPED.match(line) and _NCCL_ROW.match(line)),
     lambda line: _NCCL_HEAD.match(line) or _NCCL_ROW.match(line) or _NCCL_WRONG.match(line),
 )
 def read_nccl_tests(block: Block) -> Part:
@@ -148,22 +153,22 @@ def read_nccl_tests(block: Block) -> Part:
 
 
 def _slow_when_large(block: Block) -> Iterator[str]:
-    """A bus bandwidth that falls to less than half: it grows with the size until the links are full, and stays there.
+    """A bus bandwidth that ends at less than half: it grows with the size until the links are full, and stays there.
 
     A head, another operation, and a size that is no larger than the one before begin another run.
     """
-    for way in ("busbw", "in_busbw"):
-        peak, last = (0.0, ""), ("", 0)
-        for row in map(_NCCL_ROW.match, block.lines):
-            kind, size, rate = (row["kind"], int(row["size"]), float(row[way] or 0)) if row else ("", 0, 0.0)
-            if kind != last[0] or size <= last[1]:
-                peak = (0.0, "")
-            if size >= _LARGE_MESSAGE_BYTES and rate < _SLOW_WHEN_LARGE * peak[0]:
-                yield f"busbw falls from {peak[0]:g} GB/s at {peak[1]} bytes to {rate:g} at {size}"
-                break
-            if size >= _FULL_LINK_BYTES and rate > peak[0]:
-                peak = (rate, str(size))
-            last = (kind, size)
+    runs: list[list[re.Match[str]]] = [[]]
+    for row in map(_NCCL_ROW.match, block.lines):
+        last = runs[-1][-1] if runs[-1] else None
+        if row is None or (last and (row["kind"] != last["kind"] or int(row["size"]) <= int(last["size"]))):
+            runs.append([])
+        if row is not None and int(row["size"]) >= _FULL_LINK_BYTES:
+            runs[-1].append(row)
+    for run, way in product(runs, ("busbw", "in_busbw")):
+        sizes = {float(row[way] or 0): row["size"] for row in run}
+        end = float(run[-1][way] or 0) if run and int(run[-1]["size"]) >= _LARGE_MESSAGE_BYTES else math.inf
+        if end < _SLOW_WHEN_LARGE * max(sizes, default=0):
+            yield f"busbw falls from {max(sizes):g} GB/s at {sizes[max(sizes)]} bytes to {end:g} at {run[-1]['size']}"
 
 
 @text_reader(

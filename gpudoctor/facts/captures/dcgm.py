@@ -15,6 +15,7 @@ from gpudoctor.facts.captures.text_statements import from_tool
 from gpudoctor.facts.model.gpu import LinkState, NvLink
 from gpudoctor.facts.model.missing import UNSUPPORTED
 from gpudoctor.facts.model.reported import Loudness, Reported
+from gpudoctor.text.grouped import grouped
 
 _MOST_ROWS, _MOST_WORDS = 40, 300  # of what a failed test says: it repeats it for each GPU
 _BORDER = r"[|+][-=+]{10,}[|+]?\s*$"
@@ -53,12 +54,9 @@ _HEALTH = r"\| Health Monitor Report +\|"
 _OVERALL = re.compile(r"\| Overall Health:? *\|? *(\w+)")
 _FOUND = re.compile(r"\d{1,4} \w+ found(?: \(\w+\))?\.\s*$|\| (?:GPU|Switch|CPU) ID +\|")
 _ENTRY = re.compile(rf"(Name|PCI Bus ID|Device UUID): ({BUS_ID}|\S.{{0,100}})")
-# every link from the first on, and nothing else. The text may be cut off
-_LINK_DOWN = r"(?:GPU \d{1,4}: ?)?GPU \d{1,4}'s NvLink link \d{1,2} is currently down"
-_NO_LINKS = re.compile(
-    rf"(?=.{{0,40}}link 0 .{{0,120}}link 1 )(?:{_LINK_DOWN}|Run a field diagnostic on the GPU|[\s.,])+"
-    r"(?:GPU|Run|\()?(?!.{0,70}(?i:ecc|err|fail|xid|lost|bit|mem|temp|pow|pcie)).{0,70}"
-)
+_LINK_DOWN = re.compile(r"(?:GPU \d{1,4}: ?)?GPU (\d{1,4})'s NvLink link (\d{1,2}) is currently down")
+_REST_OF_LINKS = re.compile(r"(?:Run a field diagnostic on the GPU|[\s.,])*")
+_OF_LINKS = ("PCIe", "pcie")  # the tests that look at links
 _PERHAPS_NO_LINKS = "NVLinks are down, which DCGM calls a failure on boards without NVLink too"
 _NVLINK_GPU = re.compile(r"\s+gpuId (\d{1,4}):\s*$")
 _NVLINK_STATES = re.compile(r"\s+[UDX_](?: [UDX_]){0,63}\s*$")
@@ -146,7 +144,7 @@ class _Results:
         for test, each in zip(self._failed, failed, strict=True):
             why = _unwrapped(self._words.get(test, []))
             text = clipped(f"Fail: {each}{why and ': '}{why}")
-            if _NO_LINKS.fullmatch(why):
+            if test in _OF_LINKS and _all_links(why):
                 self.reported.append(from_tool("dcgmi diag", f"{_PERHAPS_NO_LINKS}: {text}", "unread"))
                 continue
             loudness: Loudness = "warning" if _SETTING.search(f"{test} {why}") else "error"
@@ -155,6 +153,16 @@ class _Results:
         if "Pass" in counts and not self.reported:
             self.reported.append(from_tool("dcgmi diag", counts, "ok"))
         return Part(notes=(f"dcgmi diag: {counts}: {_NO_VERDICT}",) if counts else (), reported=tuple(self.reported))
+
+
+def _all_links(why: str) -> bool:
+    """Whether it says of the links of each GPU, from the first on, that they are down, and nothing else."""
+    links = grouped((found[1], int(found[2])) for found in _LINK_DOWN.finditer(why))
+    rest = _LINK_DOWN.sub("", why)
+    if len(why) == _MOST_WORDS:  # it was cut off: the end is a piece of the next link's words
+        rest = rest[: rest.rfind(".") + 1]
+    whole = all(len(each) > 1 and each == [*range(len(each))] for each in links.values())
+    return bool(links) and whole and _REST_OF_LINKS.fullmatch(rest) is not None
 
 
 def _unwrapped(rows: list[str]) -> str:
@@ -174,7 +182,7 @@ def _unwrapped(rows: list[str]) -> str:
     restarts=re.compile(_HEALTH).match,
 )
 def _read_health(block: Block) -> Part:
-    overall, gpu, why = "", "", ""
+    overall, gpu = "", ""
     bad: list[str] = []
     for line in block.lines:
         if found := _OVERALL.match(line):
@@ -185,13 +193,9 @@ def _read_health(block: Block) -> Part:
                 gpu = f"GPU {name} "
             elif name and value in ("Failure", "Warning"):
                 bad.append(f"{gpu}{name} {value}")
-            elif not name and value != overall:
-                why += f"{value} "
     if not overall:
         return Part()
     text = clipped(overall + (f": {'; '.join(bad)}" if bad else ""))
-    if _NO_LINKS.fullmatch(why) and all("NVLINK" in each.upper() for each in bad):
-        return Part(reported=(from_tool("dcgmi health", f"{_PERHAPS_NO_LINKS}: {text}", "unread"),))
     loudness: Loudness = {"Failure": "error", "Healthy": "ok"}.get(overall, "warning")  # type: ignore[assignment]
     return Part(reported=(from_tool("dcgmi health", text, loudness),))
 

@@ -221,7 +221,7 @@ class Transcript:
             return _Line(self._continue, line)
         maybe = next((r for r in self._readers if r.may_be is not None and r.may_be(line)), None)
         if maybe is not None:
-            return _Line(self._take_with_doubt, line, line, maybe)
+            return _Line(self._begin if maybe is not self._reader else self._continue, line, line, maybe)
         return (self._boundary(line) if line[0] == ">" else None) or _Line(self._pass_and_remember, line, line)
 
     def _of_reader(self, line: str) -> _Line | None:
@@ -295,11 +295,6 @@ class Transcript:
         before = line.whole[: -len(line.text)]
         if before and before.isspace():
             self._margin = before
-
-    def _take_with_doubt(self, line: _Line, number: int) -> None:
-        """Give it to a reader whose text it may be; what it says counts all the same."""
-        self.statements.offer(line.text, number)
-        (self._continue if line.reader is self._reader else self._begin)(line, number)
 
     def _put_aside(self, line: _Line, number: int) -> None:
         if (reader := line.reader) is None:
