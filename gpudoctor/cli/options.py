@@ -104,7 +104,7 @@ def node_option(parser: _Options, text: str) -> None:
 
 def fault_option(parser: _Options, text: str = "put a fault on the node; makes it SIMULATED") -> None:
     """Add `--fault NAME[@GPU]`, which may be repeated."""
-    parser.add_argument("--fault", action="append", default=[], metavar="NAME[@GPU]", help=text)
+    parser.add_argument("--fault", dest="faults", action="append", default=[], metavar="NAME[@GPU]", help=text)
 
 
 def source_options(parser: argparse.ArgumentParser, without: str = "; without it, this machine") -> None:
@@ -114,14 +114,18 @@ def source_options(parser: argparse.ArgumentParser, without: str = "; without it
 
 
 def facts_deadline_option(parser: _Options, text: str = "for reading the facts (60)") -> None:
-    parser.add_argument("--deadline", type=seconds, metavar="SECONDS", help=text)
+    parser.add_argument("--deadline", dest="deadline_s", type=seconds, metavar="SECONDS", help=text)
 
 
 def read_source(args: argparse.Namespace) -> node_check.Sourced:
     """Read what `--node`, `--fault` and `--deadline` describe, with progress on a terminal. Raise UserError."""
-    deadline_s = args.deadline or COLLECTION.seconds
-    reported = progress.terminal_progress()
-    return node_check.read_source(args.node, args.fault, deadline_s, progress=reported, source_deadline_s=args.deadline)
+    return node_check.read_source(
+        args.node,
+        args.faults,
+        args.deadline_s or COLLECTION.seconds,
+        progress=progress.terminal_progress(),
+        source_deadline_s=args.deadline_s,
+    )
 
 
 def to_file(args: argparse.Namespace) -> bool:

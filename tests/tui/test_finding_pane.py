@@ -18,7 +18,7 @@ HEALTHY = report_of()
 
 
 def text(report: Report | None, check_id: str, gpu: int | None = None, width: int = 100, **state: object) -> str:
-    return finding_content(State(report=report, **state), check_id, gpu, width, no_color=True).plain  # type: ignore[arg-type]
+    return finding_content(State(report=report, **state), check_id, gpu, width).plain  # type: ignore[arg-type]
 
 
 def run(report: Report | None, at_s: float = 0.0) -> FinishedRun:

@@ -26,6 +26,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--interval",
+        dest="interval_s",
         type=seconds_between(1, 86400),
         default=600.0,
         metavar="SECONDS",
@@ -57,6 +58,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--jitter",
+        dest="jitter_s",
         type=seconds_between(0, 86400),
         metavar="SECONDS",
         help="the first run waits up to so long, by chance, so that many agents do not run at once "
@@ -71,6 +73,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--deadline",
+        dest="deadline_s",
         type=seconds_between(1, 3600),
         default=90.0,
         metavar="SECONDS",
@@ -90,14 +93,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run until a signal arrives, or once; return the exit code. Raise UserError if it cannot start."""
-    request = request_from(
-        args,
-        run_agent.AgentRequest,
-        faults=args.fault,
-        interval_s=args.interval,
-        jitter_s=args.jitter,
-        deadline_s=args.deadline,
-    )
+    request = request_from(args, run_agent.AgentRequest)
     if not args.once:
         return run_agent.run_agent(request)
     ended = run_agent.check_once(request)

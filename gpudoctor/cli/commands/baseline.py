@@ -29,8 +29,8 @@ with lazy_imports():
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the commands save and compare; `baseline_command` will hold the chosen one."""
-    commands = parser.add_subparsers(dest="baseline_command", required=True, metavar="COMMAND")
+    """Add the commands save and compare; `action` will hold the chosen one."""
+    commands = parser.add_subparsers(dest="action", required=True, metavar="COMMAND")
     text = "add a healthy run to the baseline of its node; a file that is there must be of the same node"
     save = commands.add_parser("save", help=text, description=text, allow_abbrev=False)
     _report_options(save)
@@ -58,16 +58,16 @@ def _report_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Save or compare; return the exit code. Raise UserError for unreadable files and runs of different nodes."""
-    return _save(args) if args.baseline_command == "save" else _compare(args)
+    return _save(args) if args.action == "save" else _compare(args)
 
 
 def _save(args: argparse.Namespace) -> int:
-    write_stdout(runs.save_run(_request(args), args.output))
+    write_stdout(runs.save_run(request_from(args, runs.BaselineRequest), args.output))
     return OK
 
 
 def _compare(args: argparse.Namespace) -> int:
-    comparison = runs.compare_run(_request(args), args.baseline)
+    comparison = runs.compare_run(request_from(args, runs.BaselineRequest), args.baseline)
     if args.format == "json":
         write_output(json_line(comparison), args)
     else:
@@ -78,14 +78,10 @@ def _compare(args: argparse.Namespace) -> int:
 
 def write_error(args: argparse.Namespace, message: str, code: int) -> int:
     """Write the error as a JSON document if JSON was requested; return the exit code."""
-    if args.baseline_command == "compare" and args.format == "json":
+    if args.action == "compare" and args.format == "json":
         place, reported = args.report or args.node or "", printable(message)
         nothing = compare.Comparison(
             "gpudoctor.comparison/1", __version__, "", False, 0, place, "unknown", code, error=reported
         )
         write_error_document(json_line(nothing), args)
     return code
-
-
-def _request(args: argparse.Namespace) -> runs.BaselineRequest:
-    return request_from(args, runs.BaselineRequest, action=args.baseline_command, faults=args.fault)

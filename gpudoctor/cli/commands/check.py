@@ -58,7 +58,7 @@ FORMATS = ("text", "json", "nagios", "prometheus", "junit", "html")
 def add_options(check: argparse.ArgumentParser) -> None:
     check.usage = "gpudoctor check [ID|DOMAIN ...] [--node SOURCE] [--level LEVEL] [OPTION ...]"
     check.epilog = _EXAMPLES
-    check.add_argument("ids", nargs="*", metavar="ID|DOMAIN", help="only these checks (globs too); all without")
+    check.add_argument("only", nargs="*", metavar="ID|DOMAIN", help="only these checks (globs too); all without")
     _add_what(check.add_argument_group("what"))
     _add_how_deep(check.add_argument_group("how deep"))
     _add_output(check.add_argument_group("output"))
@@ -141,7 +141,7 @@ def run(args: argparse.Namespace) -> int:
     if placement is not None and placement.rank:
         collector_ahead.dismiss_ahead()
         return _run_local_worker(placement) if prep.wants_ranks else OK
-    if args.node is None and not args.fault:
+    if args.node is None and not args.faults:
         collector_ahead.order_ahead(fake_driver_context.root_of(os.environ))
     import gpudoctor.report.output_files  # noqa: F401
 
@@ -161,21 +161,25 @@ def _have_driver_read(args: argparse.Namespace, placement: LocalPlacement | None
 
     Not if an option was given that can be validated only later: if it is wrong, the driver must not be touched.
     """
-    later = (args.node, args.fault, args.ids, args.skip, args.require, args.config, args.duration, args.data, args.need)
+    later = (
+        args.node,
+        args.faults,
+        args.only,
+        args.skip,
+        args.require,
+        args.config,
+        args.duration,
+        args.data,
+        args.need,
+    )
     if not any(later) and args.node is None and (placement is None or not placement.rank):
         collector_ahead.order_ahead(fake_driver_context.root_of(os.environ))
 
 
 def _request(args: argparse.Namespace) -> node_check.CheckRequest:
-    return request_from(
-        args,
-        node_check.CheckRequest,
-        faults=args.fault,
-        only=args.ids,
-        deadline_s=args.deadline,
-        # the tables of GPUs and of the topology on the page come from the facts
-        include_facts=args.include_facts or args.format == "html",
-    )
+    # the tables of GPUs and of the topology on the page come from the facts
+    include_facts = args.include_facts or args.format == "html"
+    return request_from(args, node_check.CheckRequest, include_facts=include_facts)
 
 
 def _run_local_worker(placement: LocalPlacement) -> int:

@@ -54,7 +54,10 @@ def add_rank_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of rank: where the processes meet, and what all of them do."""
     parser.add_argument("-N", "--nodes", type=_nodes, metavar="NODES", help="if the engine does not give it (k8s)")
     parser.add_argument(
-        "--meet", metavar="HOST", help="where the first process runs, if neither the engine nor MASTER_ADDR tells"
+        "--meet",
+        dest="rendezvous_host",
+        metavar="HOST",
+        help="where the first process runs, if neither the engine nor MASTER_ADDR tells",
     )
     parser.add_argument("--join", help=argparse.SUPPRESS)
     parser.add_argument("--numbered", help=argparse.SUPPRESS)
@@ -81,6 +84,7 @@ def _common(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--fault",
+        dest="faults",
         action="append",
         default=[],
         metavar="[HOST:]NAME[@GPU]",
@@ -92,10 +96,15 @@ def _common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--profile", metavar="NAME|FILE", help="of each node's check")
     parser.add_argument("--config", type=Path, metavar="FILE", help="of each node's check; at this path on every node")
     parser.add_argument(
-        "--at-least", type=rate, metavar="GBIT_S", help="what every pair of nodes has to reach; else: as the others do"
+        "--at-least",
+        dest="at_least_gbit_s",
+        type=rate,
+        metavar="GBIT_S",
+        help="what every pair of nodes has to reach; else: as the others do",
     )
     parser.add_argument(
         "--deadline",
+        dest="deadline_s",
         type=seconds,
         metavar="SECONDS",
         help="time for all nodes to join, and to measure each group of them (default: 60; groups on CPU ranks: 20)",
@@ -124,28 +133,16 @@ def _common(parser: argparse.ArgumentParser) -> None:
 
 def run_check(args: argparse.Namespace) -> int:
     """Start a process on each node, or run as one that an engine started; return the exit code."""
-    return launch_members.run_cluster_check(request_of(args), _output(args))
+    return launch_members.run_cluster_check(request_from(args, model.ClusterCheckRequest), _output(args))
 
 
 def run_rank(args: argparse.Namespace) -> int:
     """Run as one of the processes that an engine started; return the exit code."""
-    return launch_members.run_rank(request_of(args), _output(args))
+    return launch_members.run_rank(request_from(args, model.ClusterCheckRequest), _output(args))
 
 
 def _output(args: argparse.Namespace) -> model.ClusterOutput:
     return model.ClusterOutput(lambda made: write_report(made, args), lambda text: _show(text, args))
-
-
-def request_of(args: argparse.Namespace) -> model.ClusterCheckRequest:
-    """The request from the options of check or rank; options of the other command keep their defaults."""
-    return request_from(
-        args,
-        model.ClusterCheckRequest,
-        faults=args.fault,
-        deadline_s=args.deadline,
-        at_least_gbit_s=args.at_least,
-        rendezvous_host=getattr(args, "meet", None),
-    )
 
 
 def write_report(made: model.ClusterReport, args: argparse.Namespace) -> int:

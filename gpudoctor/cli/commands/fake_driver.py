@@ -33,5 +33,5 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("fake-driver needs --node SOURCE, the node to simulate (see: gpudoctor nodes)")
     if not any(getattr(args, "program", [])[:1]):
         raise UserError("fake-driver needs a program after --, as in: gpudoctor fake-driver --node NAME -- nvitop -1")
-    request = run_program.FakeDriverRequest(args.node, tuple(args.fault), args.call_latency, tuple(args.program))
+    request = run_program.FakeDriverRequest(args.node, tuple(args.faults), args.call_latency, tuple(args.program))
     return run_program.run_program(request)

@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
     """
     asked = request_from(args, model.PlanRequest)
     shape = make_plan.shape_of(asked.model)
-    unread = unread_node.node_of_profile(args.node) if args.node and not args.fault else None
+    unread = unread_node.node_of_profile(args.node) if args.node and not args.faults else None
     sourced = node_check.Sourced(unread) if unread is not None else read_source(args)
     method = next((each for each in _NOT_PLANNED if getattr(args, each)), None)
     if method is not None:

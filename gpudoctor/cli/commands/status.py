@@ -65,10 +65,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
-    if args.node is None and not args.fault:
+    if args.node is None and not args.faults:
         collector_ahead.order_ahead(fake_driver_context.root_of(os.environ))
-    request = request_from(args, node_check.CheckRequest, faults=args.fault, level="quick", deadline_s=args.deadline)
-    prep = node_check.prepare(msgspec.structs.replace(request, include_facts=True))
+    prep = node_check.prepare(request_from(args, node_check.CheckRequest, level="quick", include_facts=True))
     report = node_check.run_prepared(prep, argv=args.argv)
     if args.json:
         write_stdout(model.render_json(report))

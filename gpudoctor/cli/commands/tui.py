@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from gpudoctor.cli.commands.watch import interval_option
-from gpudoctor.cli.options import fault_option, node_option
+from gpudoctor.cli.options import fault_option, node_option, request_from
 from gpudoctor.errors import UserError
 from gpudoctor.lazy import lazy_imports
 
@@ -39,7 +39,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Show the view, or serve it; return the exit code. Raise UserError before anything is drawn."""
-    request = start.TuiRequest(args.node, tuple(args.fault), args.interval, args.theme, args.config, args.read_only)
+    request = request_from(args, start.TuiRequest)
     if args.serve is not None:
         return serve.serve(request, args.serve, args.serve_token)
     if args.serve_token is not None:

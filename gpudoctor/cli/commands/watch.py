@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 def interval_option(parser: argparse.ArgumentParser) -> None:
     """Add `--interval SECONDS`, for commands that show live values."""
     text = "between samples: 0.2 to 3600 (default 1)"
-    parser.add_argument("--interval", type=seconds_between(0.2, 3600), default=1.0, metavar="SECONDS", help=text)
+    parser.add_argument(
+        "--interval", dest="interval_s", type=seconds_between(0.2, 3600), default=1.0, metavar="SECONDS", help=text
+    )
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -82,10 +84,10 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("stdout is closed: gpudoctor watch writes its lines there")
     lines = LineWriter(sys.stdout.buffer)
     with ExitStack() as retained:
-        source = sources.open_source(args.node, args.fault, args.interval)
+        source = sources.open_source(args.node, args.faults, args.interval_s)
         retained.callback(source.close)
         with suppress(ClosedError):
-            follow(source, lines, args.interval)
+            follow(source, lines, args.interval_s)
     return OK
 
 

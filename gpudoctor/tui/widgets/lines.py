@@ -107,14 +107,14 @@ class Lines(Widget):
         return self._styles[key]
 
 
-def hanging(name: str, text: str, style: str, width: int) -> Iterator[Content]:
-    """`name` in a style, with the text beside it wrapped to lines of `width`.
+def hanging(name: str, text: str, tone: str, width: int) -> Iterator[Content]:
+    """`name` in a tone, with the text beside it wrapped to lines of `width`.
 
     The text may be untrusted: it is made printable and never parsed for markup.
     """
     room = max(width - len(name), _TEXT_WIDTH_MIN)
     for number, line in enumerate(wrap(printable(text), room) or [""]):
-        yield Content.assemble((name if number == 0 else " " * len(name), style), line)
+        yield Content.assemble((name if number == 0 else " " * len(name), tone), line)
 
 
 class PrintableText(LineFilter):
