@@ -163,9 +163,7 @@ def style_of(tone: str | Status, no_color: bool) -> str:
 
 def in_styles(content: Content, no_color: bool) -> Content:
     """The content, whose spans are in tones, in the styles of these."""
-    spans = [
-        Span(start, end, style_of(tone, no_color)) for start, end, tone in content.spans if isinstance(tone, str)
-    ]
+    spans = [Span(start, end, style_of(tone, no_color)) for start, end, tone in content.spans if isinstance(tone, str)]
     return Content(content.plain, [span for span in spans if span.style])
 
 

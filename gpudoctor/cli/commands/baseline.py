@@ -6,19 +6,7 @@ import argparse
 from pathlib import Path
 
 from gpudoctor import __version__
-from gpudoctor.cli.options import (
-    color_option,
-    fault_option,
-    format_options,
-    node_option,
-    output_color,
-    output_option,
-    request_from,
-    terminal_width,
-    to_file,
-    write_error_document,
-    write_output,
-)
+from gpudoctor.cli import options
 from gpudoctor.lazy import lazy_imports
 from gpudoctor.process.exit_codes import OK
 from gpudoctor.text.json_text import json_line
@@ -41,9 +29,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     compare = commands.add_parser("compare", help=text.replace("%", "%%"), description=text, allow_abbrev=False)
     compare.add_argument("baseline", type=Path, metavar="BASELINE", help="what baseline save wrote")
     _report_options(compare)
-    output_option(compare, "write the comparison to FILE, atomically")
-    format_options(compare, "text", "json")
-    color_option(compare)
+    options.add_output(compare, "write the comparison to FILE, atomically")
+    options.add_formats(compare, "text", "json")
+    options.add_color(compare)
     compare.epilog = (
         "exit codes: 0 no failure, 1 a failure, 2 gpudoctor could not do its work, 3 nothing of what was saved was "
         "measured now, or the report itself is unknown"
@@ -52,8 +40,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def _report_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("report", nargs="?", metavar="REPORT", help="a report of check --json; - for stdin")
-    node_option(parser, "instead of a report: check this source at level quick (see check --node)")
-    fault_option(parser, "put a fault on the source")
+    options.add_node(parser, "instead of a report: check this source at level quick (see check --node)")
+    options.add_fault(parser, "put a fault on the source")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -62,17 +50,17 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _save(args: argparse.Namespace) -> int:
-    write_stdout(runs.save_run(request_from(args, runs.BaselineRequest), args.output))
+    write_stdout(runs.save_run(options.request_from(args, runs.BaselineRequest), args.output))
     return OK
 
 
 def _compare(args: argparse.Namespace) -> int:
-    comparison = runs.compare_run(request_from(args, runs.BaselineRequest), args.baseline)
+    comparison = runs.compare_run(options.request_from(args, runs.BaselineRequest), args.baseline)
     if args.format == "json":
-        write_output(json_line(comparison), args)
+        options.write_output(json_line(comparison), args)
     else:
-        color = output_color(args.color, to_file=to_file(args))
-        write_output(compare.render_comparison(comparison, width=terminal_width(), color=color), args)
+        color = options.output_color(args.color, to_file=options.to_file(args))
+        options.write_output(compare.render_comparison(comparison, width=options.terminal_width(), color=color), args)
     return comparison.exit_code
 
 
@@ -83,5 +71,5 @@ def write_error(args: argparse.Namespace, message: str, code: int) -> int:
         nothing = compare.Comparison(
             "gpudoctor.comparison/1", __version__, "", False, 0, place, "unknown", code, error=reported
         )
-        write_error_document(json_line(nothing), args)
+        options.write_error_document(json_line(nothing), args)
     return code

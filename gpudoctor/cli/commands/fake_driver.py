@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from gpudoctor.cli.options import source_options
+from gpudoctor.cli import options
 from gpudoctor.errors import UserError
 from gpudoctor.lazy import lazy_imports
 
@@ -21,7 +21,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "The library libnvidia-ml.so.1 is built with cc, gcc, clang or $CC and kept in the cache. Exit code: the "
         "program's own; 126 it cannot be started, 127 there is none of that name, 2 gpudoctor could not do its work."
     )
-    source_options(parser, without="")
+    options.add_source(parser, without="")
     parser.add_argument(
         "--call-latency", metavar="MS", help="milliseconds that every call takes: 0 (default) to 60000; a real one, 2"
     )
