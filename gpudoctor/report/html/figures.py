@@ -40,7 +40,7 @@ from gpudoctor.report.tables.devices import (
 )
 from gpudoctor.report.tables.links import collective_table, host_table
 from gpudoctor.report.tables.table import Table, aligned
-from gpudoctor.report.tables.workloads import library_tables, loading_tables, storage_table, strategy_tables
+from gpudoctor.report.tables.workloads import library_tables, loading_tables, storage_tables, strategy_tables
 from gpudoctor.text.units import size_text
 
 
@@ -50,7 +50,8 @@ def figures_part(report: Report) -> Iterator[Section]:
     yield from section("Problems of the probes", map(_problem, measured.problems), "probe-problems", opened=True)
     launch = measured.launch
     libraries = section("Strategies of other libraries", _side_by_side(library_tables(measured)), "libraries")
-    storage = section("Reads from storage", _storage(measured), "storage")
+    read = (_drawn(table, table.title) for table in storage_tables(measured))
+    storage = section("Reads from storage", read, "storage")
     if launch is None:
         yield from (*libraries, *storage)
         return
@@ -152,11 +153,6 @@ def _host_links(measured: Measurements, name: RankName) -> Iterator[Part]:
 def _compute(measured: Measurements, name: RankName) -> Iterator[Part]:
     if measured.compute:
         yield _drawn(compute_table(measured.compute, name, ".0f"), "All ranks at the same time")
-
-
-def _storage(measured: Measurements) -> Iterator[Part]:
-    for figures in (storage_table(read) for read in measured.storage if read.rates):
-        yield _drawn(figures, f"{figures.title[0].upper()}{figures.title[1:]}, readers together")
 
 
 def _telemetry(telemetry: Telemetry) -> Part:
