@@ -25,6 +25,14 @@ class Outcome(NamedTuple):
 Gpudoctor = Callable[..., Outcome]
 
 
+def assert_refused(outcome: Outcome, *words: str) -> None:
+    """Exit code 2, nothing on stdout, and one line on stderr that says all of this."""
+    assert (outcome.code, outcome.out, outcome.err.count("\n")) == (2, "", 1), outcome
+    assert outcome.err.startswith("gpudoctor: error: ")
+    assert "internal error" not in outcome.err
+    assert [word for word in words if word not in outcome.err] == [], outcome.err
+
+
 @pytest.fixture
 def gpudoctor(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory

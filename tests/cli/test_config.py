@@ -15,7 +15,7 @@ import yaml
 
 from gpudoctor.api.config import Config, ConfigError, load_config, threshold_overrides
 from gpudoctor.checks.core.registry import registry
-from tests.cli.conftest import Gpudoctor
+from tests.cli.conftest import Gpudoctor, assert_refused
 from tests.subprocesses import completed
 
 NOWHERE = Path("/nonexistent/config.yaml")
@@ -247,10 +247,7 @@ def test_the_command_line_ends_with_2_and_one_line(gpudoctor: Gpudoctor, tmp_pat
     mine = tmp_path / "mine.yaml"
     mine.write_text("suppress: [{until: 2027-13-45}]\n")
     ended = gpudoctor("config", "--config", str(mine))
-    assert ended.code == 2
-    assert ended.out == ""
-    assert len(ended.err.splitlines()) == 1
-    assert "mine.yaml, line 1: suppress[0].until: 2027-13-45" in ended.err
+    assert_refused(ended, "mine.yaml, line 1: suppress[0].until: 2027-13-45")
 
 
 def test_a_missing_explicit_file_is_an_error(tmp_path: Path) -> None:

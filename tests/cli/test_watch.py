@@ -26,7 +26,7 @@ from gpudoctor.facts.stream.driver import DriverWatch
 from gpudoctor.facts.stream.messages import Opening, Tick, WatchLine
 from gpudoctor.facts.stream.sources import LiveSource
 from gpudoctor.testing.fake_nvml import FakeNvml, Script, ScriptedFault, from_file, write_script
-from tests.cli.conftest import Gpudoctor
+from tests.cli.conftest import Gpudoctor, assert_refused
 from tests.conftest import ROOT
 from tests.facts.nvml_nodes import make_node, make_root, with_gpu
 from tests.imported_torch import own_children
@@ -109,9 +109,7 @@ def test_a_signal_ends_it_while_its_reader_sleeps(start: Start) -> None:
 @pytest.mark.parametrize("value", ["0.1", "0", "-1", "3601", "nan", "inf", "x", ""])
 def test_an_interval_that_cannot_be_is_refused(gpudoctor: Gpudoctor, value: str) -> None:
     outcome = gpudoctor("watch", "--node", "rtx4090-4", f"--interval={value}")
-    assert outcome.code == 2
-    assert outcome.out == ""
-    assert "a number of seconds from 0.2 to 3600 is wanted" in outcome.err
+    assert_refused(outcome, "a number of seconds from 0.2 to 3600 is wanted")
 
 
 @pytest.mark.parametrize(
@@ -124,10 +122,7 @@ def test_an_interval_that_cannot_be_is_refused(gpudoctor: Gpudoctor, value: str)
     ],
 )
 def test_a_source_that_cannot_be_is_one_line(gpudoctor: Gpudoctor, argv: tuple[str, ...], words: str) -> None:
-    outcome = gpudoctor("watch", *argv)
-    assert (outcome.code, outcome.out) == (2, "")
-    assert words in outcome.err
-    assert outcome.err.count("\n") == 1
+    assert_refused(gpudoctor("watch", *argv), words)
 
 
 def record(folder: Path, name: str = "w.jsonl") -> Path:
@@ -165,10 +160,7 @@ def test_a_recording_cut_in_its_first_line_is_one_line_of_error(gpudoctor: Gpudo
     path = tmp_path / "cut.jsonl"
     path.write_bytes(record(tmp_path).read_bytes()[:1000])
     for command in ("watch", "facts"):
-        outcome = gpudoctor(command, "--node", str(path))
-        assert (outcome.code, outcome.out) == (2, "")
-        assert f"{path}: line 1: cut off" in outcome.err
-        assert outcome.err.count("\n") == 1
+        assert_refused(gpudoctor(command, "--node", str(path)), f"{path}: line 1: cut off")
 
 
 @needs("/dev/full")
