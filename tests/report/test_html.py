@@ -26,12 +26,10 @@ from gpudoctor.report.html import render_html
 from gpudoctor.report.judge import judge
 from gpudoctor.report.model import Report
 from gpudoctor.text.output import printable
-from tests.cli.conftest import Gpudoctor, gpudoctor
+from tests.cli.conftest import Gpudoctor
 from tests.golden_files import assert_golden
 from tests.report.html_report import full_report, run_of
 from tests.subprocesses import completed
-
-__all__ = ["gpudoctor"]  # the fixture
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "narrow-link.html"
 pytestmark = pytest.mark.usefixtures("pinned_checks")

@@ -15,6 +15,12 @@ def screen_text(app: App[Any]) -> str:
     return "\n".join(strip.text.rstrip() for strip in app.screen._compositor.render_strips())
 
 
+async def press(pilot: Pilot[Any], *keys: str) -> None:
+    """Press keys and let the app draw what comes of them."""
+    await pilot.press(*keys)
+    await pilot.pause()
+
+
 async def until(pilot: Pilot[Any], holds: Callable[[], bool]) -> None:
     """Let the app go on until something holds; fail where it never does."""
     for _ in range(2000):

@@ -21,7 +21,7 @@ from gpudoctor.tui.panes.checks import running_words
 from gpudoctor.tui.screens import ConfirmScreen, LevelScreen
 from gpudoctor.tui.state import FinishedRun, Running, State
 from tests.tui.checks_app import NARROW, in_app, report_of
-from tests.tui.screen import screen_text, until
+from tests.tui.screen import press, screen_text, until
 
 HEALTHY = report_of()
 
@@ -41,11 +41,7 @@ class FakeChecker(Checker):
     ) -> FinishedRun:
         self.begun.append((tuple(words), level, force))
         self.on_progress = on_progress
-        self._busy = True
-        try:
-            await self.may_end.wait()
-        finally:
-            self._busy = False
+        await self.may_end.wait()
         self.may_end.clear()
         error = None if self.report else "the node is not there"
         return FinishedRun(1000.0, tuple(words), level, self.report, error)
@@ -264,15 +260,13 @@ async def test_b_compares_with_a_saved_report(tmp_path: Path) -> None:
     async with in_app(size=(200, 60)) as (app, pilot):
         await pilot.press("b")
         app.screen.query_one(Input).value = str(bad)
-        await pilot.press("enter")
-        await pilot.pause()
+        await press(pilot, "enter")
         assert app.state.base is None
         [said] = [each.message for each in app._notifications]
         assert said.startswith(f"{bad}: not a report")
         await pilot.press("b")
         app.screen.query_one(Input).value = str(saved)
-        await pilot.press("enter")
-        await pilot.pause()
+        await press(pilot, "enter")
         text = screen_text(app)
         assert "Against the saved report of" in text
         assert "changed: pcie.link-width GPU 5 pass -> FAIL" in text

@@ -11,7 +11,7 @@ from gpudoctor.tui.panes.finding_text import FindingPane, check_of, finding_cont
 from gpudoctor.tui.panes.pane import PageWanted
 from gpudoctor.tui.state import FinishedRun, State
 from tests.tui.checks_app import report_of
-from tests.tui.screen import screen_text
+from tests.tui.screen import press, screen_text
 
 NARROW = report_of("hgx-h100-8", "pcie-width-x8@5")
 HEALTHY = report_of()
@@ -127,8 +127,7 @@ async def test_the_pane_scrolls_wraps_anew_and_asks_for_the_page() -> None:
         await pilot.pause()
         assert "FAIL pcie.link-width on GPU 5" in screen_text(app)
         pane.focus()
-        await pilot.press("end")
-        await pilot.pause()
+        await press(pilot, "end")
         assert "GPU 0-4, 6-7" in screen_text(app)
         await pilot.press("e", "enter")
         assert app.pages == ["pcie.link-width"] * 2

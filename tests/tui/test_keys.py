@@ -14,7 +14,7 @@ from gpudoctor.tui.labels import THEMES
 from gpudoctor.tui.panes.check_list import CheckList
 from gpudoctor.tui.panes.pane import TABS
 from tests.tui.doctor_app import HandChecker, doctor, node_of, shown
-from tests.tui.screen import screen_text, until
+from tests.tui.screen import press, screen_text, until
 
 
 def keys_of(app: Doctor) -> dict[FooterKey, str]:
@@ -65,8 +65,7 @@ async def test_keys_of_a_healthy_node() -> None:
         # t goes through the themes
         seen = [app.theme]
         for _ in THEMES:
-            await pilot.press("t")
-            await pilot.pause()
+            await press(pilot, "t")
             seen.append(app.theme)
         assert seen == ["dark", "light", "colour-blind", "dark"]
         # s asks for a path

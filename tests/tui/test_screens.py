@@ -18,7 +18,7 @@ from gpudoctor.report.model import Report
 from gpudoctor.tui.run_control import load_report
 from gpudoctor.tui.screens import ConfirmScreen, LevelScreen, PageScreen, PathScreen, SaveScreen
 from tests.tui.checks_app import report_of
-from tests.tui.screen import screen_text
+from tests.tui.screen import press, screen_text
 
 REPORT = report_of("hgx-h100-8", "pcie-width-x8@5")
 Body = Callable[[App[None], Pilot[None]], Awaitable[None]]
@@ -110,8 +110,7 @@ def saving(*keys: str, path: Path | str | None = None, says: str | None = None) 
     async def body(app: App[None], pilot: Pilot[None]) -> None:
         if path is not None:
             app.screen.query_one(Input).value = str(path)
-        await pilot.press(*keys)
-        await pilot.pause()
+        await press(pilot, *keys)
         if says is not None:
             said = app.screen.query_one("#said", Static)
             assert says in str(said.content)

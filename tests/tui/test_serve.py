@@ -21,11 +21,9 @@ from aiohttp import WSServerHandshakeError
 from gpudoctor.errors import UserError
 from gpudoctor.http.address import ListenAddress, listen_address
 from gpudoctor.tui.web.session import DEFAULT_ADDRESS, BrowserAccess, token_of
-from tests.cli.conftest import Gpudoctor, assert_refused, gpudoctor
+from tests.cli.conftest import Gpudoctor, assert_refused
 from tests.needs import find, needs
 from tests.tui.chromium import CATCH_TERMINAL, browsing
-
-__all__ = ["gpudoctor"]  # the fixture
 
 TOKEN = "correct horse"
 DEADLINE_S = 60.0
