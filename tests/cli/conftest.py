@@ -27,7 +27,13 @@ Gpudoctor = Callable[..., Outcome]
 
 def assert_refused(outcome: Outcome, *words: str) -> None:
     """Exit code 2, nothing on stdout, and one line on stderr that says all of this."""
-    assert (outcome.code, outcome.out, outcome.err.count("\n")) == (2, "", 1), outcome
+    assert outcome.out == ""
+    assert_error(outcome, *words)
+
+
+def assert_error(outcome: Outcome, *words: str) -> None:
+    """Exit code 2, whatever is on stdout, and one line on stderr that says all of this."""
+    assert (outcome.code, outcome.err.count("\n")) == (2, 1), outcome.err
     assert outcome.err.startswith("gpudoctor: error: ")
     assert "internal error" not in outcome.err
     assert [word for word in words if word not in outcome.err] == [], outcome.err

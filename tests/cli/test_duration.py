@@ -27,7 +27,7 @@ from gpudoctor.facts.model.node import KernelEvent, KernelLog, Node, Source
 from gpudoctor.facts.model.telemetry import Burn
 from gpudoctor.facts.simulated.load import load_node
 from gpudoctor.probes.runner import launch
-from tests.cli.conftest import Gpudoctor
+from tests.cli.conftest import Gpudoctor, assert_error, assert_refused
 from tests.needs import needs
 
 BURN = ("check", "--node", "hgx-h100-8", "--level", "burn", "--backend", "gloo")
@@ -71,17 +71,15 @@ def test_nonsense_is_refused_with_one_line_and_exit_2_in_the_format_asked_for(
     text: str, gpudoctor: Gpudoctor, asked: list[Asked]
 ) -> None:
     outcome = gpudoctor(*BURN, f"--duration={text}", "--json")
-    assert (outcome.code, outcome.json["exit_code"]) == (2, 2)
-    assert outcome.err.count("\n") == 1
-    assert "--duration" in outcome.err
+    assert_error(outcome, "--duration")
+    assert outcome.json["exit_code"] == 2
     assert asked == []
 
 
 @pytest.mark.parametrize("level", ["quick", "standard", "full"])
 def test_a_duration_without_a_burn_is_refused(level: str, gpudoctor: Gpudoctor) -> None:
     outcome = gpudoctor("check", "--node", "hgx-h100-8", "--level", level, "--duration", "10m")
-    assert outcome.code == 2
-    assert "--level burn" in outcome.err
+    assert_refused(outcome, "--level burn")
 
 
 def test_without_a_duration_the_configuration_says_how_long(

@@ -14,6 +14,7 @@ from textual.pilot import Pilot
 from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
+from gpudoctor.errors import UserError
 from gpudoctor.report.model import Report
 from gpudoctor.tui.run_control import load_report
 from gpudoctor.tui.screens import ConfirmScreen, LevelScreen, PageScreen, PathScreen, SaveScreen
@@ -177,8 +178,6 @@ def test_html_is_chosen_with_the_keys_and_changes_the_name(tmp_path: Path) -> No
     ],
 )
 def test_what_is_no_report_is_refused_in_one_line(tmp_path: Path, content: bytes, says: str) -> None:
-    from gpudoctor.errors import UserError
-
     path = tmp_path / "r.json"
     path.write_bytes(content)
     with pytest.raises(UserError, match=says) as refused:
@@ -188,8 +187,6 @@ def test_what_is_no_report_is_refused_in_one_line(tmp_path: Path, content: bytes
 
 
 def test_a_report_in_which_nothing_was_judged_is_nothing_to_compare_with(tmp_path: Path) -> None:
-    from gpudoctor.errors import UserError
-
     failed: Report = msgspec.structs.replace(REPORT, error="no such node")
     (tmp_path / "r.json").write_bytes(msgspec.json.encode(failed))
     with pytest.raises(UserError, match="nothing was judged"):
