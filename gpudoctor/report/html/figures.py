@@ -88,7 +88,7 @@ def _problem(problem: ProbeProblem) -> Card:
     where += [] if problem.rank is None else [f"rank {problem.rank}"]
     where += [] if problem.phase is None else [problem.phase]
     output = (Preformatted("\n".join(problem.output)),) if problem.output else ()
-    return Card("unknown", (Strong(f"{', '.join(where)}:"), problem.text), "", output)
+    return Card("unknown", (Strong(f"{', '.join(where)}:"), problem.text), output)
 
 
 def _training(report: Report, name: RankName, measured_on: str) -> Iterator[Part]:
@@ -131,7 +131,7 @@ def _collectives(done: tuple[Collective, ...], kind: str) -> Iterator[Part]:
         if row.size_bytes > 0:
             series.setdefault(row.op, []).append((row.size_bytes, row.busbw_gb_s))
     if any(len({size for size, _ in points}) > 1 for points in series.values()):
-        yield lines_by_size(series, "GB/s", f"Bus bandwidth by message size on {kind}")
+        yield lines_by_size(series, f"Bus bandwidth by message size on {kind}")
     caption = f"Busbw in GB/s in {done[0].dtype}, and median time of the slowest rank"
     yield _drawn(collective_table(done).turned("size"), caption)
     wrong = tuple(f"{row.op} of {size_text(row.size_bytes)}: {_wrong(row)}" for row in done if _wrong(row))

@@ -55,7 +55,7 @@ def _line(rank: LiveRank, limit: float, room: int, shown: int) -> str:
         return f"{name:<{_WHO_WIDTH}}|{'':<{room}}|{'-':>9}"
     each_ms = (rank.now.undisturbed_ms(*phases) for phases in (COMPUTE, (WAIT,), (DATA,), (HOST,)))
     parts_ms = (*each_ms, sum(rank.now.queued_ms))
-    drawn = "".join(run for run, _ in stacked(tuple(zip(parts_ms, _SIGNS.values(), strict=True)), limit, room))
+    drawn = stacked(tuple(zip(parts_ms, _SIGNS.values(), strict=True)), limit, room)
     (over_time,) = graph(rank.step_ms, 0.0, max(rank.step_ms))
     figures = "".join(f"{ms:>9.1f}" for ms in (rank.now.step_ms, *parts_ms[:shown]))
     return f"{name:<{_WHO_WIDTH}}|{drawn}|{figures}  {over_time}"

@@ -139,7 +139,7 @@ def _bars(
     for rank, row in zip(training.ranks, table, strict=True):
         finding = uneven.get(rank.rank)
         parts = tuple((max(ms, 0.0), sign) for ms, sign in zip(step_parts_ms(rank), _SIGNS.values(), strict=True))
-        drawn = "".join(run for run, _ in stacked(parts, limit, room))
+        drawn = stacked(parts, limit, room)
         name = f"{'>' if finding else ' '}{row[0]} "
         word = f"{WORDS[finding.status] if finding else '':<{who_width - len(name)}}"
         tone = finding.status if finding else ""
