@@ -46,16 +46,11 @@ def _report_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Save or compare; return the exit code. Raise UserError for unreadable files and runs of different nodes."""
-    return _save(args) if args.action == "save" else _compare(args)
-
-
-def _save(args: argparse.Namespace) -> int:
-    write_stdout(runs.save_run(options.request_from(args, runs.BaselineRequest), args.output))
-    return OK
-
-
-def _compare(args: argparse.Namespace) -> int:
-    comparison = runs.compare_run(options.request_from(args, runs.BaselineRequest), args.baseline)
+    request = options.request_from(args, runs.BaselineRequest)
+    if args.action == "save":
+        write_stdout(runs.save_run(request, args.output))
+        return OK
+    comparison = runs.compare_run(request, args.baseline)
     if args.format == "json":
         options.write_output(json_line(comparison), args)
     else:

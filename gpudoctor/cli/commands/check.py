@@ -121,7 +121,9 @@ def run(args: argparse.Namespace) -> int:
     """Check, write the report and return the exit code. Raise UserError if the check cannot be done."""
     placement = local_placement(os.environ)
     _have_driver_read(args, placement)
-    prep = node_check.prepare(_request(args))
+    # the tables of GPUs and of the topology on the page come from the facts
+    include_facts = args.include_facts or args.format == "html"
+    prep = node_check.prepare(options.request_from(args, node_check.CheckRequest, include_facts=include_facts))
     writer = progress.progress_to_stderr if args.progress else progress.terminal_progress
     say_progress = writer(prep.burn_s)
     if placement is not None and placement.rank:
@@ -160,12 +162,6 @@ def _have_driver_read(args: argparse.Namespace, placement: LocalPlacement | None
     )
     if not any(later) and args.node is None and (placement is None or not placement.rank):
         collector_ahead.order_ahead(fake_driver_context.root_of(os.environ))
-
-
-def _request(args: argparse.Namespace) -> node_check.CheckRequest:
-    # the tables of GPUs and of the topology on the page come from the facts
-    include_facts = args.include_facts or args.format == "html"
-    return options.request_from(args, node_check.CheckRequest, include_facts=include_facts)
 
 
 def _run_local_worker(placement: LocalPlacement) -> int:

@@ -93,12 +93,11 @@ class Lines(Widget):
         if strip is None:
             if len(self._drawn) > 256:
                 self._drawn.clear()
-            strip = self._drawn[key] = self._strip(self._rows[y], width)
+            each = self._rows[y]
+            segments = [Segment(text, self._style(name, each.cursor)) for text, name in each.runs]
+            strip = Strip(segments).adjust_cell_length(width, self._style("", each.cursor))
+            self._drawn[key] = strip
         return strip
-
-    def _strip(self, each: Row, width: int) -> Strip:
-        segments = [Segment(text, self._style(name, each.cursor)) for text, name in each.runs]
-        return Strip(segments).adjust_cell_length(width, self._style("", each.cursor))
 
     def _style(self, name: str, cursor: bool) -> Style:
         key = (name, cursor)
