@@ -27,7 +27,7 @@ from gpudoctor.facts.model.node import KernelEvent, KernelLog, Node, Source
 from gpudoctor.facts.model.telemetry import Burn
 from gpudoctor.facts.simulated.load import load_node
 from gpudoctor.probes.runner import launch
-from tests.cli.conftest import Gpudoctor, assert_error, assert_refused
+from tests.cli.conftest import Gpudoctor, assert_error, assert_refused, read_terminal
 from tests.needs import needs
 
 BURN = ("check", "--node", "hgx-h100-8", "--level", "burn", "--backend", "gloo")
@@ -130,10 +130,6 @@ def test_a_burn_that_cannot_load_anything_is_no_pass(gpudoctor: Gpudoctor) -> No
     assert {check["id"] for check in outcome.json["checks"]} == {c.id for c in registry() if c.domain == "burn"}
 
 
-def _burnt_node(monkeypatch: pytest.MonkeyPatch, after: Node) -> None:
-    monkeypatch.setattr(collect, "collect_live", lambda **_: after)
-
-
 def test_after_the_load_the_counters_are_read_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
     event = KernelEvent("xid", "NVRM: Xid 79", 79)
     before = Node(
@@ -146,7 +142,7 @@ def test_after_the_load_the_counters_are_read_once_more(monkeypatch: pytest.Monk
         gpus=(msgspec.structs.replace(before.gpus[0], pcie=PcieLink(replays=9)),),
         kernel_log=KernelLog(events=(event,), source="/dev/kmsg"),
     )
-    _burnt_node(monkeypatch, again)
+    monkeypatch.setattr(collect, "collect_live", lambda **_: again)
     found = count_again(before, Measurements(burn=Burn(60.0, 61.0, 3)), 10.0, None).burn
     assert found is not None
     assert not isinstance(found.counters, Missing)
@@ -181,10 +177,7 @@ def test_ctrl_c_in_a_later_round_keeps_what_was_known_and_leaves_no_rank(tmp_pat
             stderr=writing,
         )
     os.close(writing)
-    seen = b""
-    while b"round 3" not in seen:
-        seen += os.read(reading, 4096)
-    assert b"min" in seen
+    assert b"min" in read_terminal(reading, lambda seen: b"round 3" in seen)
     ranks = psutil.Process(process.pid).children(recursive=True)
     assert len(ranks) >= 2
     process.send_signal(signal.SIGINT)

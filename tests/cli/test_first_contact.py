@@ -18,7 +18,7 @@ import pytest
 
 from gpudoctor.cli.command_table import COMMANDS, GROUPS
 from gpudoctor.cli.main import main
-from tests.cli.conftest import Gpudoctor, assert_refused
+from tests.cli.conftest import Gpudoctor, assert_refused, read_terminal
 
 
 def test_without_a_command_it_shows_them_by_what_they_are_for(
@@ -165,13 +165,7 @@ def test_a_long_page_goes_through_the_pager_of_a_terminal() -> None:
     environ = {"PATH": "/usr/bin:/bin", "TERM": "xterm", "PAGER": "sed s/^/paged:/", "COLUMNS": "80", "LINES": "24"}
     process = subprocess.Popen(command, stdin=child, stdout=child, stderr=child, env=environ)
     os.close(child)
-    output = b""
-    while True:
-        try:
-            part = os.read(parent, 65536)
-        except OSError:  # the other end is closed
-            break
-        output += part
+    output = read_terminal(parent)
     os.close(parent)
     assert process.wait() == 0
     assert b"paged:" in output

@@ -22,7 +22,7 @@ from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.report.model import Report
 from gpudoctor.report.report_schema import report_schema
-from tests.cli.conftest import Gpudoctor, Outcome, assert_refused
+from tests.cli.conftest import Gpudoctor, Outcome, assert_refused, read_terminal
 from tests.imported_torch import ForkedPython, own_children
 from tests.needs import needs
 from tests.probes.conftest import open_files
@@ -206,9 +206,7 @@ def test_a_signal_while_ranks_hang_ends_them_and_keeps_what_they_had_measured(
             stdout=out, stderr=writing,
         )  # fmt: skip
     os.close(writing)
-    seen = b""
-    while b"16 MiB" not in seen:
-        seen += os.read(reading, 4096)
+    read_terminal(reading, lambda seen: b"16 MiB" in seen)
     ranks = psutil.Process(process.pid).children(recursive=True)
     assert len(ranks) >= 2
     process.send_signal(number)

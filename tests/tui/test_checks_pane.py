@@ -115,8 +115,7 @@ async def test_the_level_is_chosen_with_what_it_costs() -> None:
         text = screen_text(app)
         assert "a second or two, safe beside running jobs" in text
         assert "about half a minute" in text
-        await pilot.press("down", "down", "enter")
-        await until(pilot, lambda: checker.begun == [((), "full", False)])
+        await press(pilot, "down", "down", "enter", then=lambda: checker.begun == [((), "full", False)])
         checker.may_end.set()
         await until(pilot, lambda: bool(app.state.runs))
         await pilot.click("#level")
@@ -213,8 +212,7 @@ async def test_load_beside_a_job_is_asked_for_first() -> None:
         assert checker.begun == []
         app.runs.want((), "standard")
         await pilot.pause()
-        await pilot.press("y")
-        await until(pilot, lambda: bool(checker.begun))
+        await press(pilot, "y", then=lambda: bool(checker.begun))
         assert checker.begun == [((), "standard", True)]
         checker.may_end.set()
         await until(pilot, lambda: bool(app.state.runs))
