@@ -317,7 +317,7 @@ def is_report(tree: Any) -> bool:
 def texts_in(owner: Any, place: tuple[str, ...] = ()) -> Iterator[tuple[Any, Any, tuple[str, ...]]]:
     """What holds a text and under which key or index, and the keys on the way to it."""
     for key, value in list(owner.items()) if isinstance(owner, dict) else enumerate(owner):
-        here = (*place, key) if isinstance(owner, dict) else place
+        here = (*place, str(key)) if isinstance(owner, dict) else place
         if isinstance(value, str):
             yield owner, key, here
         elif isinstance(value, (dict, list)):
