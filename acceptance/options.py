@@ -10,7 +10,7 @@ from acceptance.run import AcceptanceRequest
 from acceptance.steps import NAMES
 from gpudoctor.api.load.burn import burn_duration_s
 from gpudoctor.cli.guarded import guarded
-from gpudoctor.cli.options import output_option, up_to
+from gpudoctor.cli.options import add_output, up_to
 from gpudoctor.cli.parsing import Parser
 from gpudoctor.errors import UserError
 from gpudoctor.probes.runner.launch_engine import MAX_RANKS
@@ -39,7 +39,7 @@ def _parsed(argv: Sequence[str] | None, names: Sequence[str]) -> tuple[Acceptanc
         "130 and 143 ended by a signal (with what was seen until then in the archive).",
         allow_abbrev=False,
     )
-    output_option(parser, "default: gpudoctor-acceptance-DATE.tar.gz here; never replaces one")
+    add_output(parser, "default: gpudoctor-acceptance-DATE.tar.gz here; never replaces one")
     parser.add_argument("--backend", choices=("auto", "nccl", "gloo"), default="auto", help="gloo: CPU ranks")
     parser.add_argument(
         "--ranks", type=up_to(MAX_RANKS), default=2, metavar="N", help="number of CPU ranks (default 2)"

@@ -19,8 +19,11 @@ from hypothesis import HealthCheck, settings
 from gpudoctor.checks.core import registry as check_registry
 from gpudoctor.probes.runner import launch
 from tests import needs
+from tests.cli.conftest import gpudoctor
 from tests.golden_files import ACCEPT
 from tests.imported_torch import ForkedPython, ImportedTorch
+
+__all__ = ["gpudoctor"]  # a fixture of all folders
 
 ROOT = Path(__file__).parent.parent
 PINNED_CHECKS = Path(__file__).parent / "golden" / "pinned_checks.txt"

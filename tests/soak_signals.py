@@ -18,13 +18,16 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
+import psutil
 
 from gpudoctor.diagnose.example_jobs import EXAMPLE_JOBS, log_of
 from tests.diagnose.test_flight_recorder import dump
+from tests.tui.processes import of_folder
 
 EACH, SEED = 30, 20261128
 ENDS_WITHIN_S = 5.0
@@ -32,7 +35,6 @@ ENDS_WITHIN_S = 5.0
 GONE_WITHIN_S = 5.0
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGKILL, signal.SIGSTOP)
 _OWN = (sys.executable, "-m", "gpudoctor")
-_MARK = "GPUDOCTOR_SOAK_TRIAL"
 _LOG_MIB = 128
 _STEPS = "import time; [time.sleep(0.1) for _ in range(200)]"  # ends by itself if it is left
 
@@ -74,26 +76,12 @@ def write_job(folder: Path) -> None:
         (folder / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps(dump(200)))
 
 
-def of_trial(mark: str) -> Iterator[int]:
-    """The processes that have the trial's mark in their environment, without zombies."""
-    wanted = f"{_MARK}={mark}".encode()
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdecimal():
-            continue
-        try:
-            if wanted in (entry / "environ").read_bytes().split(b"\0"):
-                yield int(entry.name)
-        except OSError:
-            continue
-
-
 def trial(
     command: Command, number: signal.Signals, after_s: float, choose: Callable[[list[int]], int]
 ) -> tuple[list[str], float]:
     """What was wrong, and how long it took to end; `choose` picks the process that SIGSTOP stops."""
-    mark = os.urandom(8).hex()
     with tempfile.TemporaryDirectory(prefix="gpudoctor-soak-") as scratch:
-        environment = {**os.environ, _MARK: mark, "TMPDIR": scratch, "XDG_STATE_HOME": f"{scratch}/state"}
+        environment = {**os.environ, "TMPDIR": scratch, "XDG_STATE_HOME": f"{scratch}/state"}
         process = subprocess.Popen(
             command.words,
             env=environment,
@@ -107,29 +95,29 @@ def trial(
         except subprocess.TimeoutExpired:
             ended = None
         if ended is not None:
-            return [*_left(mark, scratch, number), *_wrong_code(command, ended, None)], 0.0
+            return [*_left(Path(scratch), number), *_wrong_code(command, ended, None)], 0.0
         began = time.monotonic()
-        _strike(process, number, choose, mark)
+        _strike(process, number, choose, Path(scratch))
         try:
             code = process.wait(ENDS_WITHIN_S)
         except subprocess.TimeoutExpired:
             code = None
         took_s = time.monotonic() - began
         problems = [f"not ended after {ENDS_WITHIN_S:g} s"] if code is None else _wrong_code(command, code, number)
-        problems += _left(mark, scratch, number)
-        for pid in of_trial(mark):
-            os.kill(pid, signal.SIGKILL)
+        problems += _left(Path(scratch), number)
+        for each in of_folder(Path(scratch)):
+            each.kill()
         process.wait()
         return problems, took_s
 
 
 def _strike(
-    process: subprocess.Popen[bytes], number: signal.Signals, choose: Callable[[list[int]], int], mark: str
+    process: subprocess.Popen[bytes], number: signal.Signals, choose: Callable[[list[int]], int], scratch: Path
 ) -> None:
     if number is not signal.SIGSTOP:
         process.send_signal(number)
         return
-    stopped = choose(sorted(of_trial(mark)) or [process.pid])
+    stopped = choose(sorted(each.pid for each in of_folder(scratch)) or [process.pid])
     try:
         os.kill(stopped, signal.SIGSTOP)
     except ProcessLookupError:
@@ -150,20 +138,16 @@ def _wrong_code(command: Command, code: int, number: signal.Signals | None) -> l
     return [f"exit code {code}"]
 
 
-def _left(mark: str, scratch: str, number: signal.Signals) -> list[str]:
+def _left(scratch: Path, number: signal.Signals) -> list[str]:
     """Processes, and temporary files except after SIGKILL, which nobody can clean up after."""
     until = time.monotonic() + GONE_WITHIN_S
-    while (pids := list(of_trial(mark))) and time.monotonic() < until:
+    while (left := of_folder(scratch)) and time.monotonic() < until:
         time.sleep(0.05)
     names = []
-    for pid in pids:
-        try:
-            names.append(Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()[:100])
-        except OSError:
-            continue
-    files = (
-        [] if number is signal.SIGKILL else [entry.name for entry in Path(scratch).iterdir() if entry.name != "state"]
-    )
+    for process in left:
+        with suppress(psutil.NoSuchProcess):
+            names.append(" ".join(process.cmdline())[:100])
+    files = [] if number is signal.SIGKILL else [entry.name for entry in scratch.iterdir() if entry.name != "state"]
     return [*(f"left: {name}" for name in names), *(f"file left: {name}" for name in files)]
 
 

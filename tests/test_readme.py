@@ -12,10 +12,8 @@ from gpudoctor.api.config import Config, load_config
 from gpudoctor.checks.core.registry import registry
 from gpudoctor.facts.simulated.load import faults, node_names
 from gpudoctor.profiles.load import gpu_models, profile_names
-from tests.cli.conftest import Gpudoctor, gpudoctor
+from tests.cli.conftest import Gpudoctor
 from tests.golden_files import ACCEPT
-
-__all__ = ["gpudoctor"]  # the fixture
 
 README_FILE = Path(__file__).parent.parent / "README.md"
 README = README_FILE.read_text()

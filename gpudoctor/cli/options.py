@@ -68,17 +68,17 @@ def file_path(name: str) -> pathlib.Path:
     return pathlib.Path(name)
 
 
-def output_option(parser: _Options, text: str) -> None:
+def add_output(parser: _Options, text: str) -> None:
     """Add `-o FILE`, which may be given once; `text` is its help."""
     parser.add_argument("-o", "--output", type=file_path, action=_Once, metavar="FILE", help=text)
 
 
-def redact_option(parser: _Options) -> None:
+def add_redact(parser: _Options) -> None:
     text = "replace UUIDs, serials, addresses, paths, names of hosts, users and processes"
     parser.add_argument("--redact", action="store_true", help=text)
 
 
-def format_options(parser: _Options, *formats: str, default: str | None = None) -> None:
+def add_formats(parser: _Options, *formats: str, default: str | None = None) -> None:
     """Add `--format` and `--json`. Without `default`, None stands for text, see `take_format_of_file`."""
     endings = ", ".join(ending for ending, of_file in _FORMAT_OF.items() if of_file in formats)
     text = None if default else f"default: that of a FILE that ends with {endings}, else text"
@@ -94,34 +94,38 @@ def take_format_of_file(args: argparse.Namespace) -> None:
         args.format = wanted
 
 
-def color_option(parser: _Options) -> None:
+def add_color(parser: _Options) -> None:
     parser.add_argument("--color", choices=("auto", "always", "never"), default="auto")
 
 
-def node_option(parser: _Options, text: str) -> None:
+def add_node(parser: _Options, text: str) -> None:
     parser.add_argument("--node", metavar="SOURCE", help=text)
 
 
-def fault_option(parser: _Options, text: str = "put a fault on the node; makes it SIMULATED") -> None:
+def add_fault(parser: _Options, text: str = "put a fault on the node; makes it SIMULATED") -> None:
     """Add `--fault NAME[@GPU]`, which may be repeated."""
-    parser.add_argument("--fault", action="append", default=[], metavar="NAME[@GPU]", help=text)
+    parser.add_argument("--fault", dest="faults", action="append", default=[], metavar="NAME[@GPU]", help=text)
 
 
-def source_options(parser: argparse.ArgumentParser, without: str = "; without it, this machine") -> None:
+def add_source(parser: argparse.ArgumentParser, without: str = "; without it, this machine") -> None:
     """Add `--node` and `--fault`; `without` is the end of the help of `--node`."""
-    node_option(parser, NODE_HELP + without)
-    fault_option(parser)
+    add_node(parser, NODE_HELP + without)
+    add_fault(parser)
 
 
-def facts_deadline_option(parser: _Options, text: str = "for reading the facts (60)") -> None:
-    parser.add_argument("--deadline", type=seconds, metavar="SECONDS", help=text)
+def add_facts_deadline(parser: _Options, text: str = "for reading the facts (60)") -> None:
+    parser.add_argument("--deadline", dest="deadline_s", type=seconds, metavar="SECONDS", help=text)
 
 
 def read_source(args: argparse.Namespace) -> node_check.Sourced:
     """Read what `--node`, `--fault` and `--deadline` describe, with progress on a terminal. Raise UserError."""
-    deadline_s = args.deadline or COLLECTION.seconds
-    reported = progress.terminal_progress()
-    return node_check.read_source(args.node, args.fault, deadline_s, progress=reported, source_deadline_s=args.deadline)
+    return node_check.read_source(
+        args.node,
+        args.faults,
+        args.deadline_s or COLLECTION.seconds,
+        progress=progress.terminal_progress(),
+        source_deadline_s=args.deadline_s,
+    )
 
 
 def to_file(args: argparse.Namespace) -> bool:

@@ -213,7 +213,7 @@ def _causes(answer: Diagnosis) -> tuple[Cause, ...]:
 def _other(cause: Cause, paths: Paths) -> Card:
     title = (Strong(cause.what), f"({cause.confidence}): {text_of_cause(cause.what).title}")
     parts = (pairs(("found", cause.text), ("where", cause.place)), _lines(cause.evidence, paths))
-    return Card("unknown", title, "", parts)
+    return Card("unknown", title, parts)
 
 
 def _lines(lines: Iterable[EvidenceLine], paths: Paths) -> Rows:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import stat
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, BinaryIO
 
 from gpudoctor.errors import UserError
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 # how long to wait for a program to open a named pipe for reading
 READER_DEADLINE_S = 5.0
-_ENXIO, _EEXIST = 6, 17
+_ENXIO = 6
 _DESCRIPTOR = lazy_pattern(r"/(?:dev|proc/self)/fd/(\d{1,6})")
 _STREAMS = {"/dev/stdout": 1, "/dev/stderr": 2}
 _MAX_LINKS = 40  # the limit of the kernel (ELOOP)
@@ -34,26 +35,34 @@ def write_file(path: Path, text: str) -> None:
     mode, and its owner if permitted. A symbolic link is followed only to a file in the same directory or to a device.
     Pipes, terminals and /dev/stdout are written to directly.
     """
-    try:
+    with _refused(path):
         _write(path, text.encode("utf-8", "backslashreplace"))
-    except ValueError:
-        raise OutputError(f"{path}: cannot write: not the name of a file") from None
-    except OSError as error:
-        raise OutputError(f"{path}: cannot write: {error.strerror or error}") from None
 
 
 def write_new_file(path: Path, data: bytes) -> None:
     """Create a file atomically; never replaces one. Raise OutputError."""
-    try:
+    with _refused(path):
         # a symbolic link counts as existing, even if dangling
         if os.path.lexists(path):
-            raise OutputError(f"{path}: cannot write: {'is a directory' if path.is_dir() else _THERE}")
+            raise _error(path, "is a directory" if path.is_dir() else _THERE)
         _put(path.parent, path.name, data, like=None, replace=False)
+
+
+@contextmanager
+def _refused(path: Path) -> Iterator[None]:
+    """What the file system refuses is raised as an OutputError."""
+    try:
+        yield
     except ValueError:
-        raise OutputError(f"{path}: cannot write: not the name of a file") from None
+        raise _error(path, "not the name of a file") from None
+    except FileExistsError:
+        raise _error(path, _THERE) from None
     except OSError as error:
-        reported = _THERE if error.errno == _EEXIST else error.strerror or error
-        raise OutputError(f"{path}: cannot write: {reported}") from None
+        raise _error(path, error.strerror or error) from None
+
+
+def _error(path: Path, why: object) -> OutputError:
+    return OutputError(f"{path}: cannot write: {why}")
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -70,9 +79,9 @@ def _write(path: Path, data: bytes) -> None:
         present = None
     if present is not None:
         if stat.S_ISDIR(present.st_mode):
-            raise OutputError(f"{path}: cannot write: is a directory")
+            raise _error(path, "is a directory")
         if stat.S_ISBLK(present.st_mode):
-            raise OutputError(f"{path}: cannot write: is a disk")
+            raise _error(path, "is a disk")
         if stat.S_ISCHR(present.st_mode):
             _pour(_open_stream(path, present), data)
             return
@@ -85,7 +94,7 @@ def _write(path: Path, data: bytes) -> None:
         _pour(_open_stream(path, present), data)
         return
     if present is not None and not os.access(path, os.W_OK, effective_ids=os.access in os.supports_effective_ids):
-        raise OutputError(f"{path}: cannot write: it is there and must not be written to")
+        raise _error(path, "it is there and must not be written to")
     _put(path.parent, name, data, like=present, replace=True)
 
 
@@ -93,20 +102,16 @@ def _refuse_foreign(path: Path, found: os.stat_result, folder: os.stat_result) -
     """Raise OutputError for a file that another user placed in /tmp or the like to intercept the output."""
     is_anyones = folder.st_mode & stat.S_ISVTX and folder.st_mode & stat.S_IWOTH
     if is_anyones and found.st_uid not in (os.geteuid(), folder.st_uid):
-        raise OutputError(
-            f"{path}: cannot write: it belongs to another user (uid {found.st_uid}), in a directory where everyone may "
-            "write; take another name"
-        )
+        where = "in a directory where everyone may write; take another name"
+        raise _error(path, f"it belongs to another user (uid {found.st_uid}), {where}")
 
 
 def _name_behind(link: Path) -> str:
     """The name of the link's target. Raise OutputError if the target is in another directory."""
     place, name = os.path.split(os.path.realpath(link))
     if place != os.path.realpath(link.parent):
-        raise OutputError(
-            f"{link}: cannot write: it is a link into another directory, to {place}/{name}, and is not followed; "
-            "name that file itself"
-        )
+        where = f"into another directory, to {place}/{name}"
+        raise _error(link, f"it is a link {where}, and is not followed; name that file itself")
     return name
 
 
@@ -139,12 +144,12 @@ def _open_stream(path: Path, seen: os.stat_result) -> int:
             if error.errno != _ENXIO or not stat.S_ISFIFO(seen.st_mode):
                 raise
             if time.monotonic() > deadline:
-                raise OutputError(f"{path}: cannot write: nobody reads this pipe") from None
+                raise _error(path, "nobody reads this pipe") from None
             time.sleep(0.02)
     now = os.fstat(number)
     if (now.st_dev, now.st_ino) != (seen.st_dev, seen.st_ino):
         os.close(number)
-        raise OutputError(f"{path}: cannot write: it was changed at this very moment")
+        raise _error(path, "it was changed at this very moment")
     os.set_blocking(number, True)
     return number
 

@@ -14,7 +14,7 @@ import msgspec
 from gpudoctor.lazy import lazy_imports
 from gpudoctor.process.ending import send_signal
 from gpudoctor.text.json_text import terminal_safe
-from gpudoctor.text.output import is_terminal, printable
+from gpudoctor.text.output import is_terminal, rewrite_line, write_stderr
 from gpudoctor.text.units import duration_text
 
 with lazy_imports():
@@ -123,12 +123,7 @@ def terminal_progress(duration_s: float | None = None) -> ProgressLines | None:
     if not is_terminal(sys.stderr):
         return None
 
-    def show(line: ProgressLine | None) -> None:
-        text = "" if line is None else printable(line.words)
-        sys.stderr.write(f"\r\x1b[2K{text[:76]}")
-        sys.stderr.flush()
-
-    return ProgressLines(show, duration_s)
+    return ProgressLines(lambda line: rewrite_line(line.words if line is not None else ""), duration_s)
 
 
 def progress_to_stderr(duration_s: float | None) -> ProgressLines:
@@ -147,13 +142,8 @@ def progress_to_stderr(duration_s: float | None) -> ProgressLines:
 
 
 def _write_line(line: ProgressLine | None) -> None:
-    if line is None:
-        return
-    try:
-        sys.stderr.write(terminal_safe(msgspec.json.encode(line)).decode() + "\n")
-        sys.stderr.flush()
-    except (OSError, ValueError, AttributeError):
-        return
+    if line is not None:
+        write_stderr(terminal_safe(msgspec.json.encode(line)).decode() + "\n")
 
 
 def _end_with_reader(descriptor: int) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path, PurePath
 from typing import NamedTuple, get_args
 
 from gpudoctor.checks.core.finding import WORST_FIRST, Finding, Status, worst
-from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.checks.core.subject import Subject
 from gpudoctor.facts.system.services import NodeExporter
 from gpudoctor.report.model import Report, Verdict, suppressed_in
@@ -129,10 +128,13 @@ def verdict_states(verdict: str) -> Iterator[Sample]:
 
 def statuses(report: Report) -> Iterator[tuple[str, str, str, Status]]:
     """(check, GPU, UUID, status) of each check on each GPU; GPU and UUID are "" for the node itself."""
-    uuids = {str(gpu.index): gpu.uuid or "" for gpu in report.gpus}
+    uuids = _uuids(report)
     for result in report.checks:
-        for gpu, findings in _by_gpu(result).items():
-            yield result.id, gpu, uuids.get(gpu, ""), worst(finding.status for finding in findings)
+        by_gpu: dict[str, list[Status]] = {}
+        for finding in result.findings:
+            by_gpu.setdefault(_gpu_label(finding), []).append(finding.status)
+        for gpu, found in by_gpu.items():
+            yield result.id, gpu, uuids.get(gpu, ""), worst(found)
 
 
 def _states(report: Report) -> Iterator[Sample]:
@@ -140,50 +142,37 @@ def _states(report: Report) -> Iterator[Sample]:
         yield {"check": check, "gpu": gpu, "uuid": uuid, "status": status.value}, 1
 
 
-class _Judged(NamedTuple):
-    """A number that a check found, and the limit that it was compared with."""
-
-    labels: Labels
-    unit: str | None
-    found: float
-    op: str
-    expected: float | None
-
-
 def _numbers(report: Report) -> Iterator[tuple[str, str, list[Sample]]]:
-    """One metric per base unit, so that sums and means over a metric make sense."""
+    """One metric per base unit, so that sums and means over a metric make sense.
+
+    If a check has several numbers for one subject and base unit, it is the worst.
+    """
+    uuids = _uuids(report)
     values: dict[str, list[Sample]] = {}
     thresholds: dict[str, list[Sample]] = {}
-    for judged in _judged(report):
-        unit = metric_unit(judged.unit)
-        values.setdefault(unit.suffix, []).append((judged.labels, unit.convert(judged.found)))
-        if judged.expected is not None:
-            labels = {**judged.labels, "op": judged.op}
-            thresholds.setdefault(unit.suffix, []).append((labels, unit.convert(judged.expected)))
-    for suffix, samples in sorted(values.items()):
-        yield f"gpudoctor_check_value_{suffix}", "What a check found, in the unit of the name.", samples
-    for suffix, samples in sorted(thresholds.items()):
-        yield f"gpudoctor_check_threshold_{suffix}", "What a check held the value against.", samples
-
-
-def _judged(report: Report) -> Iterator[_Judged]:
-    """The numbers of each check; if there are several for one subject and base unit, the worst."""
-    uuids = {str(gpu.index): gpu.uuid or "" for gpu in report.gpus}
     for result in report.checks:
         reported: set[tuple[str, str, str]] = set()
         for finding in sorted(result.findings, key=lambda finding: WORST_FIRST.index(finding.status)):
             found, expected = finding.found, finding.expected
             if found is None or not isinstance(found.value, (int, float)):
                 continue
-            gpu, part, suffix = _gpu_label(finding), _part(finding.subject), metric_unit(found.unit).suffix
-            if (gpu, part, suffix) in reported:
+            gpu, part, unit = _gpu_label(finding), _part(finding.subject), metric_unit(found.unit)
+            if (gpu, part, unit.suffix) in reported:
                 continue
-            reported.add((gpu, part, suffix))
+            reported.add((gpu, part, unit.suffix))
             labels = {"check": result.id, "gpu": gpu, "uuid": uuids.get(gpu, ""), "part": part}
-            limit: float | None = None
+            values.setdefault(unit.suffix, []).append((labels, unit.convert(found.value)))
             if expected is not None and isinstance(expected.value, (int, float)) and expected.unit == found.unit:
-                limit = expected.value
-            yield _Judged(labels, found.unit, found.value, (expected.op or "") if expected else "", limit)
+                limit = {**labels, "op": expected.op or ""}, unit.convert(expected.value)
+                thresholds.setdefault(unit.suffix, []).append(limit)
+    for suffix, samples in sorted(values.items()):
+        yield f"gpudoctor_check_value_{suffix}", "What a check found, in the unit of the name.", samples
+    for suffix, samples in sorted(thresholds.items()):
+        yield f"gpudoctor_check_threshold_{suffix}", "What a check held the value against.", samples
+
+
+def _uuids(report: Report) -> dict[str, str]:
+    return {str(gpu.index): gpu.uuid or "" for gpu in report.gpus}
 
 
 def _part(subject: Subject) -> str:
@@ -193,13 +182,6 @@ def _part(subject: Subject) -> str:
     if subject.kind == "rank":
         return f"rank {subject.rank}"
     return subject.label if subject.kind in ("pair", "nic", "path") else ""
-
-
-def _by_gpu(result: CheckResult) -> dict[str, list[Finding]]:
-    groups: dict[str, list[Finding]] = {}
-    for finding in result.findings:
-        groups.setdefault(_gpu_label(finding), []).append(finding)
-    return groups
 
 
 def _gpu_label(finding: Finding) -> str:

@@ -289,10 +289,11 @@ def _tail(report: Report) -> Iterator[RenderableType]:
             f"{counts.unknown} unknown.  "
             f"{report.run.duration_s:.1f} s"
         )
-    word = plain(verdict_word(report), verdict_style(report))
+    word = verdict_word(report)
+    style = PARTLY_STYLE if word == PARTLY else STYLES[Status(report.verdict)]
     suppressed = suppressed_in(report.checks)
     aside = f"; {suppressed} suppressed by the configuration" if suppressed else ""
-    yield Text.assemble(word, plain(f"  {verdict_words(report)}{aside}"))
+    yield Text.assemble(plain(word, style), plain(f"  {verdict_words(report)}{aside}"))
     if more := also_paste(report):
         yield plain(more)
     checks = explained_next(report)
@@ -304,10 +305,6 @@ def _tail(report: Report) -> Iterator[RenderableType]:
         yield from (UnwrappedLine(f"  gpudoctor explain {check}") for check in checks)
         domains = " ".join(dict.fromkeys(check.partition(".")[0] for check in checks))
         yield UnwrappedLine(f"  gpudoctor check {domains} -v{same_run(report.run.argv)}")
-
-
-def verdict_style(report: Report) -> str:
-    return PARTLY_STYLE if verdict_word(report) == PARTLY else STYLES[Status(report.verdict)]
 
 
 def status_word(status: Status) -> Text:

@@ -28,7 +28,7 @@ from gpudoctor.report.tables.links import (
     peer_matrix,
 )
 from gpudoctor.report.tables.table import NOT_KNOWN, Table, aligned, cell
-from gpudoctor.report.tables.workloads import library_tables, loading_tables, storage_table, strategy_tables
+from gpudoctor.report.tables.workloads import library_tables, loading_tables, storage_tables, strategy_tables
 from gpudoctor.text.units import figure_text, mib_text, size_text, whole_mib_text
 
 _WRONG_SHOWN = 5
@@ -38,7 +38,8 @@ _MATRIX_RANKS_MAX = 8
 def figure_lines(measurements: Measurements) -> list[str]:
     """The figures of each probe, in the order in which they ran; empty if nothing was measured."""
     launch, of_libraries = measurements.launch, _titled(library_tables(measurements))
-    of_storage = _storage_lines(measurements)
+    storage = storage_tables(measurements)
+    of_storage = [line for table in storage for line in (f"{table.title}:", *aligned(table, "  "))]
     if launch is None:
         return [*(["Measured in processes of their own:", *of_libraries] if of_libraries else []), *of_storage]
     kind = "CPU rank" if launch.backend == "gloo" else "GPU"
@@ -55,13 +56,6 @@ def figure_lines(measurements: Measurements) -> list[str]:
         lines += _burn_lines(measurements.burn)
     lines += telemetry_lines(measurements)
     return lines + of_storage
-
-
-def _storage_lines(measurements: Measurements) -> list[str]:
-    lines: list[str] = []
-    for table in (storage_table(read) for read in measurements.storage if read.rates):
-        lines += [f"{table.title[0].upper()}{table.title[1:]}, readers together:", *aligned(table, "  ")]
-    return lines
 
 
 def _training_lines(training: Training) -> list[str]:

@@ -44,9 +44,6 @@ class Difference(msgspec.Struct, frozen=True):
 
     kind: Kind
     text: str
-    check: str | None = None
-    subject: Subject | None = None
-    before: Status | None = None
     after: Status | None = None
 
 
@@ -99,7 +96,7 @@ def _difference(
     who = "" if subject.kind == "node" and not subject.name else f" {_short(subject)}"
     statuses = " -> ".join(status_said(status) for status in (before, after) if status is not None)
     note = f" ({note})" if note else ""
-    return Difference(kind, f"{check_id}{who} {statuses}{note}", check_id, subject, before, after)
+    return Difference(kind, f"{check_id}{who} {statuses}{note}", after)
 
 
 def _short(subject: Subject) -> str:

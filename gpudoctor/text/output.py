@@ -21,11 +21,21 @@ class ClosedStdoutError(UserError):
 
 
 def say(message: str) -> None:
-    """Write one line to stderr; a closed stderr is not an error."""
+    """Write one line to stderr."""
+    write_stderr(f"gpudoctor: {printable(message)}\n")
+
+
+def rewrite_line(text: str) -> None:
+    """Show progress in place of the line that a terminal on stderr shows; "" clears that line."""
+    write_stderr(f"\r\x1b[2K{printable(text)[:76]}")
+
+
+def write_stderr(text: str) -> None:
+    """Write to stderr and flush; a closed stderr is not an error."""
     if sys.stderr is None:
         return
     try:
-        sys.stderr.write(f"gpudoctor: {printable(message)}\n")
+        sys.stderr.write(text)
         sys.stderr.flush()
     except (OSError, ValueError):
         return

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Literal, TypeVar
 
 from rich.style import Style
+from textual.content import Content, Span
 from textual.theme import Theme
 from textual.widget import Widget
 
@@ -158,6 +159,12 @@ def style_of(tone: str | Status, no_color: bool) -> str:
     """A style for textual.content; `no_color` is the App's."""
     name = tone.value if isinstance(tone, Status) else tone
     return (_PLAIN if no_color else _COLOURED).get(name, "")
+
+
+def in_styles(content: Content, no_color: bool) -> Content:
+    """The content, whose spans are in tones, in the styles of these."""
+    spans = [Span(start, end, style_of(tone, no_color)) for start, end, tone in content.spans if isinstance(tone, str)]
+    return Content(content.plain, [span for span in spans if span.style])
 
 
 def drawn_style(widget: Widget, *tones: str) -> Style:

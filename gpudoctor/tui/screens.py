@@ -183,17 +183,12 @@ class SaveScreen(BoxScreen[str]):
 
     def _save(self, path: Path) -> None:
         try:
-            write_file(path, self._text())
+            text = render_json(self._report) if self._kind == "json" else html.render_html(self._report)
+            write_file(path, text)
         except UserError as error:
             self._say(str(error))
             return
         self.dismiss(str(path))
-
-    def _text(self) -> str:
-        """Raise UserError if this installation cannot write the format."""
-        if self._kind == "json":
-            return render_json(self._report)
-        return html.render_html(self._report)
 
     def _say(self, text: str) -> None:
         reported = self.query_one("#said", Static)

@@ -15,7 +15,7 @@ from gpudoctor.facts.system.environment import node_name
 from gpudoctor.lazy import lazy_imports, lazy_pattern
 from gpudoctor.process.die_with_parent import die_with_parent
 from gpudoctor.process.own_program import own_gpudoctor
-from gpudoctor.text.output import printable
+from gpudoctor.text.output import is_terminal, printable
 
 with lazy_imports():
     from gpudoctor.api import node_check
@@ -50,7 +50,7 @@ def start(request: TuiRequest) -> int:
     """Show the screen until the user quits and return the exit code. Raise UserError before the screen is set up."""
     if "TEXTUAL_DRIVER" in os.environ:  # in a browser: Textual's web driver draws, standard streams are pipes
         die_with_parent(sent=signal.SIGTERM)  # Textual's web driver does not notice when the server dies
-    elif not _on_terminal():
+    elif not (is_terminal(sys.stdin) and is_terminal(sys.stdout)):
         raise UserError("tui wants a terminal on standard input and output; without one: gpudoctor watch, or check")
     if os.environ.get("SSH_CONNECTION"):
         # Textual reads these on import; frames are expensive over a slow line
@@ -114,10 +114,3 @@ def _refuse(source: str | None, faults: tuple[str, ...]) -> None:
 
 def _file_name(source: str) -> str:
     return os.path.basename(os.path.normpath(source)) or source  # noqa: PTH119 - a name for display, as typed
-
-
-def _on_terminal() -> bool:
-    try:
-        return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout))
-    except ValueError:  # closed
-        return False

@@ -137,19 +137,21 @@ def test_a_power_cap_is_named_and_taken_back(accept: Accept) -> None:
 
 
 @pytest.mark.wide
-def test_without_root_the_settings_are_not_looked_at_and_nothing_is_set(accept: Accept) -> None:
-    ran = accept(*only("settings"), env={"FAKE_SMI_DENY": "1"})
+@pytest.mark.parametrize(
+    ("variable", "words", "is_denied"),
+    [
+        ("FAKE_SMI_DENY", "nvidia-smi said: Changing settings", True),  # without root
+        ("FAKE_SMI_CANNOT", "is not supported for GPU", False),  # a cloud GPU: nvidia-smi says so and exits with 0
+    ],
+)
+def test_settings_that_cannot_be_changed_are_not_looked_at_and_nothing_is_set(
+    accept: Accept, variable: str, words: str, is_denied: bool
+) -> None:
+    ran = accept(*only("settings"), env={variable: "1"})
     assert (ran.code, ran.set_to) == (0, []), ran.out
-    assert "nvidia-smi said: Changing settings" in texts(ran, "settings", "could not look")[0]
-    assert ("needs root; " in texts(ran, "settings", "could not look")[0]) == (os.geteuid() != 0)
-
-
-@pytest.mark.wide
-def test_a_setting_that_the_driver_does_not_have_is_not_looked_for(accept: Accept) -> None:
-    """A cloud GPU: nvidia-smi prints "not supported" and exits with 0."""
-    ran = accept(*only("settings"), env={"FAKE_SMI_CANNOT": "1"})
-    assert (ran.code, ran.set_to) == (0, []), ran.out
-    assert "is not supported for GPU" in texts(ran, "settings", "could not look")[0]
+    (said,) = texts(ran, "settings", "could not look")
+    assert words in said
+    assert ("needs root; " in said) == (is_denied and os.geteuid() != 0)
 
 
 @pytest.mark.wide

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -23,6 +24,31 @@ class Outcome(NamedTuple):
 
 
 Gpudoctor = Callable[..., Outcome]
+
+
+def assert_refused(outcome: Outcome, *words: str) -> None:
+    """Exit code 2, nothing on stdout, and one line on stderr that says all of this."""
+    assert outcome.out == ""
+    assert_error(outcome, *words)
+
+
+def assert_error(outcome: Outcome, *words: str) -> None:
+    """Exit code 2, whatever is on stdout, and one line on stderr that says all of this."""
+    assert (outcome.code, outcome.err.count("\n")) == (2, 1), outcome.err
+    assert outcome.err.startswith("gpudoctor: error: ")
+    assert "internal error" not in outcome.err
+    assert [word for word in words if word not in outcome.err] == [], outcome.err
+
+
+def read_terminal(descriptor: int, enough: Callable[[bytes], bool] = lambda seen: False) -> bytes:
+    """What a program writes to a terminal: until that is enough, or nobody holds the other end any more."""
+    seen = b""
+    while not enough(seen):
+        try:
+            seen += os.read(descriptor, 65536)
+        except OSError:
+            break
+    return seen
 
 
 @pytest.fixture

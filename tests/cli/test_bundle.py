@@ -21,7 +21,7 @@ from gpudoctor.facts.simulated.load import apply_faults, faults, load_node, node
 from gpudoctor.report.judge import judge
 from gpudoctor.report.model import Report
 from tests.checks.simulated_nodes import packaged
-from tests.cli.conftest import Gpudoctor
+from tests.cli.conftest import Gpudoctor, assert_refused
 
 FAULT = "pcie-width-x8@3"
 SECRETS = {
@@ -248,9 +248,7 @@ def test_a_host_called_like_a_gpu_model_does_not_rename_the_gpus() -> None:
 def test_nothing_is_ever_replaced(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
     path = tmp_path / "there.tar.gz"
     path.write_text("mine")
-    made = gpudoctor("bundle", "--node", "hgx-h100-8", "-o", str(path))
-    assert made.code == 2
-    assert "there is one already" in made.err
+    assert_refused(gpudoctor("bundle", "--node", "hgx-h100-8", "-o", str(path)), "there is one already")
     assert path.read_text() == "mine"
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     assert gpudoctor("bundle", "--node", "hgx-h100-8", "-o", str(tmp_path / "link")).code == 2

@@ -170,16 +170,6 @@ def test_a_suppressed_finding_is_no_verdict_for_require(gpudoctor: Gpudoctor, tm
     assert gpudoctor(*command, "--format", "nagios").code == 3
 
 
-@pytest.mark.parametrize("form", ["nagios", "prometheus", "junit"])
-def test_other_formats_come_on_stdout_or_in_a_file(form: str, gpudoctor: Gpudoctor, tmp_path: Path) -> None:
-    base = ("check", "--node", "hgx-h100-8", "--level", "quick", "--format", form)
-    path = tmp_path / "out"
-    assert gpudoctor(*base).out
-    assert gpudoctor(*base, "-o", str(path)).out == ""
-    assert "gpudoctor" in path.read_text().lower()
-    assert list(tmp_path.iterdir()) == [path]
-
-
 def test_a_setting_of_this_shell_that_is_tried_on_a_simulated_node_is_named(
     gpudoctor: Gpudoctor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,7 @@ import yaml
 
 from gpudoctor.api.config import Config, ConfigError, load_config, threshold_overrides
 from gpudoctor.checks.core.registry import registry
-from tests.cli.conftest import Gpudoctor
+from tests.cli.conftest import Gpudoctor, assert_refused
 from tests.subprocesses import completed
 
 NOWHERE = Path("/nonexistent/config.yaml")
@@ -66,44 +66,6 @@ def test_null_takes_a_key_back_to_its_default(tmp_path: Path) -> None:
     assert config.deadline_s == Config().deadline_s
 
 
-@pytest.mark.parametrize(
-    ("text", "line", "words"),
-    [
-        ("level: quick\nprofle: x\n", 2, ("profle", "profile")),
-        ("level: quick\n\nexpect:\n  gpu: 8\n", 4, ("expect.gpu", "unknown key")),
-        ("level: fast\n", 1, ("level", "fast")),
-        ("deadline_s: soon\n", 1, ("deadline_s", "float")),
-        ("skip: [hots]\n", 1, ("hots", "host")),
-        ("thresholds:\n  gpu.nonsense:\n    x: 1\n", 2, ("thresholds.gpu.nonsense", "no check")),
-        ("thresholds:\n  gpu.count:\n    x: 1\n", 3, ("thresholds.gpu.count.x", "no threshold")),
-        ("suppress:\n  - check: gpu.ecc\n    until: 2030-01-01\n", 2, ("suppress[0]", "reason")),
-        ("suppress:\n  - check: gpu.ecc\n    until: soon\n    reason: x\n", 3, ("until",)),
-        ("suppress:\n  - check: gpu.ec\n    until: 2030-01-01\n    reason: x\n", 2, ("gpu.ec", "gpu.ecc")),
-        (
-            "suppress:\n  - check: '*'\n    until: 2030-01-01\n    reason: x\n",
-            2,
-            ("suppress[0].check", "everything: true"),
-        ),
-        ("suppress:\n  - check: '[!z]*.*'\n    until: 2030-01-01\n    reason: x\n", 2, ("everything: true",)),
-        ("level: quick\n  bad: [\n", 2, ()),
-        ("- a\n", None, ("mapping",)),
-        ("a: &x 1\nb: *x\n", None, ("aliases",)),
-        ("level: !!python/object/apply:os.system [id]\n", 1, ("python",)),
-    ],
-)
-def test_a_wrong_file_is_one_line_with_file_line_and_key(
-    text: str, line: int | None, words: tuple[str, ...], tmp_path: Path
-) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load(text, tmp_path)
-    message = str(caught.value)
-    assert "\n" not in message
-    assert "gpudoctor.yaml" in message
-    assert line is None or f"line {line}" in message
-    for word in words:
-        assert word in message
-
-
 @pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"level: " + b"x" * (1 << 20)])
 def test_a_file_that_is_no_text_or_too_large_is_refused(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
@@ -118,6 +80,25 @@ DEEP = "thresholds:\n  gpu.temperature:\n    "
 @pytest.mark.parametrize(
     ("text", "words"),
     [
+        ("level: quick\nprofle: x\n", ("line 2: ", "profle", "profile")),
+        ("level: quick\n\nexpect:\n  gpu: 8\n", ("line 4: ", "expect.gpu", "unknown key")),
+        ("level: fast\n", ("line 1: ", "level", "fast")),
+        ("deadline_s: soon\n", ("line 1: ", "deadline_s", "float")),
+        ("skip: [hots]\n", ("line 1: ", "hots", "host")),
+        ("thresholds:\n  gpu.nonsense:\n    x: 1\n", ("line 2: ", "thresholds.gpu.nonsense", "no check")),
+        ("thresholds:\n  gpu.count:\n    x: 1\n", ("line 3: ", "thresholds.gpu.count.x", "no threshold")),
+        ("suppress:\n  - check: gpu.ecc\n    until: 2030-01-01\n", ("line 2: ", "suppress[0]", "reason")),
+        ("suppress:\n  - check: gpu.ecc\n    until: soon\n    reason: x\n", ("line 3: ", "until")),
+        ("suppress:\n  - check: gpu.ec\n    until: 2030-01-01\n    reason: x\n", ("line 2: ", "gpu.ec", "gpu.ecc")),
+        (
+            "suppress:\n  - check: '*'\n    until: 2030-01-01\n    reason: x\n",
+            ("line 2: ", "suppress[0].check", "everything: true"),
+        ),
+        ("suppress:\n  - check: '[!z]*.*'\n    until: 2030-01-01\n    reason: x\n", ("line 2: ", "everything: true")),
+        ("level: quick\n  bad: [\n", ("line 2: ",)),
+        ("- a\n", ("mapping",)),
+        ("a: &x 1\nb: *x\n", ("aliases",)),
+        ("level: !!python/object/apply:os.system [id]\n", ("line 1: ", "python")),
         ("a: 1\nexpect: " + "[" * 60000, "line 2: nested deeper than 32 levels"),
         ("expect: " + "{a: " * 60000, "line 1: nested deeper than 32 levels"),
         ("- " * 60000, "line 1: nested deeper than 32 levels"),
@@ -155,12 +136,14 @@ DEEP = "thresholds:\n  gpu.temperature:\n    "
         ("level: quick\nprofile: a\x07", "line 2: not valid YAML: control characters"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_with_line_and_key(text: str, words: str, tmp_path: Path) -> None:
+def test_what_cannot_be_meant_is_refused_in_one_line_with_file_line_and_key(
+    text: str, words: str | tuple[str, ...], tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError) as caught:
         load(text, tmp_path)
     message = str(caught.value)
     assert message.startswith(f"{tmp_path / 'gpudoctor.yaml'}")
-    assert words in message
+    assert [word for word in ((words,) if isinstance(words, str) else words) if word not in message] == []
     assert "\n" not in message
     assert len(message) < 700
 
@@ -247,10 +230,7 @@ def test_the_command_line_ends_with_2_and_one_line(gpudoctor: Gpudoctor, tmp_pat
     mine = tmp_path / "mine.yaml"
     mine.write_text("suppress: [{until: 2027-13-45}]\n")
     ended = gpudoctor("config", "--config", str(mine))
-    assert ended.code == 2
-    assert ended.out == ""
-    assert len(ended.err.splitlines()) == 1
-    assert "mine.yaml, line 1: suppress[0].until: 2027-13-45" in ended.err
+    assert_refused(ended, "mine.yaml, line 1: suppress[0].until: 2027-13-45")
 
 
 def test_a_missing_explicit_file_is_an_error(tmp_path: Path) -> None:

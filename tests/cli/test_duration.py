@@ -27,7 +27,7 @@ from gpudoctor.facts.model.node import KernelEvent, KernelLog, Node, Source
 from gpudoctor.facts.model.telemetry import Burn
 from gpudoctor.facts.simulated.load import load_node
 from gpudoctor.probes.runner import launch
-from tests.cli.conftest import Gpudoctor
+from tests.cli.conftest import Gpudoctor, assert_error, assert_refused, read_terminal
 from tests.needs import needs
 
 BURN = ("check", "--node", "hgx-h100-8", "--level", "burn", "--backend", "gloo")
@@ -71,17 +71,15 @@ def test_nonsense_is_refused_with_one_line_and_exit_2_in_the_format_asked_for(
     text: str, gpudoctor: Gpudoctor, asked: list[Asked]
 ) -> None:
     outcome = gpudoctor(*BURN, f"--duration={text}", "--json")
-    assert (outcome.code, outcome.json["exit_code"]) == (2, 2)
-    assert outcome.err.count("\n") == 1
-    assert "--duration" in outcome.err
+    assert_error(outcome, "--duration")
+    assert outcome.json["exit_code"] == 2
     assert asked == []
 
 
 @pytest.mark.parametrize("level", ["quick", "standard", "full"])
 def test_a_duration_without_a_burn_is_refused(level: str, gpudoctor: Gpudoctor) -> None:
     outcome = gpudoctor("check", "--node", "hgx-h100-8", "--level", level, "--duration", "10m")
-    assert outcome.code == 2
-    assert "--level burn" in outcome.err
+    assert_refused(outcome, "--level burn")
 
 
 def test_without_a_duration_the_configuration_says_how_long(
@@ -132,10 +130,6 @@ def test_a_burn_that_cannot_load_anything_is_no_pass(gpudoctor: Gpudoctor) -> No
     assert {check["id"] for check in outcome.json["checks"]} == {c.id for c in registry() if c.domain == "burn"}
 
 
-def _burnt_node(monkeypatch: pytest.MonkeyPatch, after: Node) -> None:
-    monkeypatch.setattr(collect, "collect_live", lambda **_: after)
-
-
 def test_after_the_load_the_counters_are_read_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
     event = KernelEvent("xid", "NVRM: Xid 79", 79)
     before = Node(
@@ -148,7 +142,7 @@ def test_after_the_load_the_counters_are_read_once_more(monkeypatch: pytest.Monk
         gpus=(msgspec.structs.replace(before.gpus[0], pcie=PcieLink(replays=9)),),
         kernel_log=KernelLog(events=(event,), source="/dev/kmsg"),
     )
-    _burnt_node(monkeypatch, again)
+    monkeypatch.setattr(collect, "collect_live", lambda **_: again)
     found = count_again(before, Measurements(burn=Burn(60.0, 61.0, 3)), 10.0, None).burn
     assert found is not None
     assert not isinstance(found.counters, Missing)
@@ -183,10 +177,7 @@ def test_ctrl_c_in_a_later_round_keeps_what_was_known_and_leaves_no_rank(tmp_pat
             stderr=writing,
         )
     os.close(writing)
-    seen = b""
-    while b"round 3" not in seen:
-        seen += os.read(reading, 4096)
-    assert b"min" in seen
+    assert b"min" in read_terminal(reading, lambda seen: b"round 3" in seen)
     ranks = psutil.Process(process.pid).children(recursive=True)
     assert len(ranks) >= 2
     process.send_signal(signal.SIGINT)

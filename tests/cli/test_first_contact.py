@@ -18,7 +18,7 @@ import pytest
 
 from gpudoctor.cli.command_table import COMMANDS, GROUPS
 from gpudoctor.cli.main import main
-from tests.cli.conftest import Gpudoctor
+from tests.cli.conftest import Gpudoctor, assert_refused, read_terminal
 
 
 def test_without_a_command_it_shows_them_by_what_they_are_for(
@@ -57,12 +57,7 @@ def test_without_a_command_it_shows_them_by_what_they_are_for(
 def test_a_wrong_word_is_one_line_with_the_nearest_match(
     argv: tuple[str, ...], message: str, gpudoctor: Gpudoctor
 ) -> None:
-    outcome = gpudoctor(*argv)
-    assert outcome.code == 2
-    assert outcome.out == ""
-    assert outcome.err.startswith("gpudoctor: error: ")
-    assert message in outcome.err
-    assert outcome.err.count("\n") == 1
+    assert_refused(gpudoctor(*argv), message)
 
 
 def test_help_of_a_command_is_that_command_s(gpudoctor: Gpudoctor) -> None:
@@ -170,13 +165,7 @@ def test_a_long_page_goes_through_the_pager_of_a_terminal() -> None:
     environ = {"PATH": "/usr/bin:/bin", "TERM": "xterm", "PAGER": "sed s/^/paged:/", "COLUMNS": "80", "LINES": "24"}
     process = subprocess.Popen(command, stdin=child, stdout=child, stderr=child, env=environ)
     os.close(child)
-    output = b""
-    while True:
-        try:
-            part = os.read(parent, 65536)
-        except OSError:  # the other end is closed
-            break
-        output += part
+    output = read_terminal(parent)
     os.close(parent)
     assert process.wait() == 0
     assert b"paged:" in output

@@ -13,7 +13,7 @@ import pytest
 
 from gpudoctor.facts.model.node import to_json
 from gpudoctor.facts.simulated.load import load_node
-from tests.cli.conftest import Gpudoctor
+from tests.cli.conftest import Gpudoctor, assert_error
 
 FOLDER = "gpudoctor-bundle"
 FACTS = to_json(load_node("t4-cloud-4", {}))
@@ -111,10 +111,7 @@ def refused(gpudoctor: Gpudoctor, folder: Path, monkeypatch: pytest.MonkeyPatch,
     path.write_bytes(data)
     monkeypatch.chdir(folder)
     done = gpudoctor("check", "--level", "quick", "--json", "--node", str(path))
-    assert done.code == 2
-    assert done.err.count("\n") == 1
-    assert str(path) in done.err
-    assert says in done.err
+    assert_error(done, str(path), says)
     assert "\x1b" not in done.err
     assert done.json["verdict"] == "unknown"
     assert [entry.name for entry in folder.iterdir()] == ["stranger.tar.gz"]

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from tests.cli.conftest import Gpudoctor
+from tests.cli.conftest import Gpudoctor, read_terminal
 
 
 def rows(text: str) -> dict[int, list[str]]:
@@ -96,18 +96,12 @@ def test_watch_looks_again_until_ctrl_c_or_q(leave: str) -> None:
     environ = {"PATH": "/usr/bin:/bin", "TERM": "xterm", "COLUMNS": "80"}
     process = subprocess.Popen(command, stdin=child, stdout=child, stderr=subprocess.PIPE, env=environ)
     os.close(child)
-    output = b""
-    while output.count(b"no GPU was put under load") < 2:
-        output += os.read(parent, 65536)
+    output = read_terminal(parent, lambda seen: seen.count(b"no GPU was put under load") >= 2)
     if leave == "key":
         os.write(parent, b"q")
     else:
         process.send_signal(signal.SIGINT)
-    try:
-        while os.read(parent, 65536):
-            pass
-    except OSError:
-        pass  # the other end is closed
+    read_terminal(parent)
     os.close(parent)
     _, errors = process.communicate()
     assert (process.returncode, errors) == (0, b"")

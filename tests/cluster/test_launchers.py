@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpudoctor.cli.commands.cluster_check import request_of
+from gpudoctor.cli.options import request_from
 from gpudoctor.cli.parsing import parsed
 from gpudoctor.cluster.check import launcher_commands
 from gpudoctor.cluster.check.launcher_commands import chosen_launcher, launch_with
@@ -21,7 +21,7 @@ from tests.subprocesses import completed
 
 
 def asked(*words: str) -> ClusterCheckRequest:
-    return request_of(parsed(["cluster", "check", *words]))
+    return request_from(parsed(["cluster", "check", *words]), ClusterCheckRequest)
 
 
 @pytest.fixture(autouse=True)

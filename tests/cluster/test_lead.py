@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from gpudoctor.cli.commands.cluster_check import request_of, write_report
+from gpudoctor.cli.commands.cluster_check import write_report
+from gpudoctor.cli.options import request_from
 from gpudoctor.cli.parsing import parsed
 from gpudoctor.cluster.check.coordinator import Coordinator, file_name
 from gpudoctor.cluster.check.hub import Hub
-from gpudoctor.cluster.check.model import ClusterOutput
+from gpudoctor.cluster.check.model import ClusterCheckRequest, ClusterOutput
 from gpudoctor.errors import UserError
 from tests.cluster.puppets import TOKEN, job, simulated_json
 
@@ -21,7 +22,7 @@ from tests.cluster.puppets import TOKEN, job, simulated_json
 def coordinator(*words: str) -> Coordinator:
     args = parsed(["cluster", "check", *words])
     output = ClusterOutput(lambda report: write_report(report, args), lambda text: None)
-    return Coordinator(request_of(args), "test", output)
+    return Coordinator(request_from(args, ClusterCheckRequest), "test", output)
 
 
 @pytest.fixture

@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Gpudoctor, gpudoctor
+from tests.cli.conftest import Gpudoctor
 from tests.golden_files import ACCEPT
-
-__all__ = ["gpudoctor"]  # the fixture
 
 DOCS = Path(__file__).parents[2] / "docs"
 # one command and what it prints; a block of several commands is a list to choose from

@@ -10,9 +10,7 @@ import pynvml
 import pytest
 
 from gpudoctor.testing import FakeNvml
-from tests.cli.conftest import Gpudoctor, gpudoctor
-
-__all__ = ["gpudoctor"]
+from tests.cli.conftest import Gpudoctor
 
 PAGE = Path(__file__).parents[2] / "docs" / "simulated-nodes.md"
 

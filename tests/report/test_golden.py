@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Gpudoctor, gpudoctor
+from tests.cli.conftest import Gpudoctor
 from tests.golden_files import assert_golden
 
-__all__ = ["gpudoctor"]  # the fixture
 pytestmark = pytest.mark.usefixtures("pinned_checks")
 
 GOLDEN = Path(__file__).parent.parent / "golden"

@@ -26,12 +26,10 @@ from gpudoctor.report.html import render_html
 from gpudoctor.report.judge import judge
 from gpudoctor.report.model import Report
 from gpudoctor.text.output import printable
-from tests.cli.conftest import Gpudoctor, gpudoctor
+from tests.cli.conftest import Gpudoctor
 from tests.golden_files import assert_golden
 from tests.report.html_report import full_report, run_of
 from tests.subprocesses import completed
-
-__all__ = ["gpudoctor"]  # the fixture
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "narrow-link.html"
 pytestmark = pytest.mark.usefixtures("pinned_checks")
@@ -259,7 +257,8 @@ def test_the_page_loads_nothing_and_runs_nothing() -> None:
 
 def test_text_places_of_a_report_are_found() -> None:
     # the tests below would prove nothing with a few of them only
-    assert len(places()) > 500
+    tree = json.loads(msgspec.json.encode(full()))
+    assert len([place for _, _, place in texts_in(tree) if place in free_places()]) > 500
 
 
 @pytest.mark.wide(every=11)
@@ -288,53 +287,41 @@ def assert_it_stays_text(text: str) -> None:
 def with_texts(text: str) -> Report:
     """The full report, each text that is free replaced by this one."""
     tree = json.loads(msgspec.json.encode(full()))
-    for n, path in enumerate(places()):
-        _put(tree, path, f"a{n:05}{text}")
+    for n, (owner, key, place) in enumerate(texts_in(tree)):
+        if place in free_places():
+            owner[key] = f"a{n:05}{text}"
     return msgspec.convert(tree, Report)
 
 
 @cache
-def places() -> tuple[tuple[Any, ...], ...]:
-    """The paths of all texts of the report that may be any text."""
+def free_places() -> set[tuple[str, ...]]:
+    """The places of the report whose texts may be any text."""
     tree = json.loads(msgspec.json.encode(full()))
-    free = []
-    kinds: dict[tuple[Any, ...], bool] = {}
-    for path in _texts(tree, ()):
-        kind = tuple("*" if isinstance(step, int) else step for step in path)
-        if kind not in kinds:
-            before = _get(tree, path)
-            _put(tree, path, "any text")
-            try:
-                msgspec.convert(tree, Report)
-                kinds[kind] = True
-            except msgspec.ValidationError:
-                kinds[kind] = False
-            _put(tree, path, before)
-        if kinds[kind]:
-            free.append(path)
-    return tuple(free)
+    free = {}
+    for owner, key, place in texts_in(tree):
+        if place not in free:
+            before, owner[key] = owner[key], "any text"
+            free[place] = is_report(tree)
+            owner[key] = before
+    return {place for place, may_be_any in free.items() if may_be_any}
 
 
-def _texts(tree: Any, path: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
-    if isinstance(tree, str):
-        yield path
-    elif isinstance(tree, dict):
-        for key, value in tree.items():
-            yield from _texts(value, (*path, key))
-    elif isinstance(tree, (list, tuple)):
-        for index, value in enumerate(tree):
-            yield from _texts(value, (*path, index))
+def is_report(tree: Any) -> bool:
+    try:
+        msgspec.convert(tree, Report)
+    except msgspec.ValidationError:
+        return False
+    return True
 
 
-def _get(tree: Any, path: tuple[Any, ...]) -> Any:
-    for step in path:
-        tree = tree[step]
-    return tree
-
-
-def _put(tree: Any, path: tuple[Any, ...], value: str) -> None:
-    *way, last = path
-    _get(tree, tuple(way))[last] = value
+def texts_in(owner: Any, place: tuple[str, ...] = ()) -> Iterator[tuple[Any, Any, tuple[str, ...]]]:
+    """What holds a text and under which key or index, and the keys on the way to it."""
+    for key, value in list(owner.items()) if isinstance(owner, dict) else enumerate(owner):
+        here = (*place, str(key)) if isinstance(owner, dict) else place
+        if isinstance(value, str):
+            yield owner, key, here
+        elif isinstance(value, (dict, list)):
+            yield from texts_in(value, here)
 
 
 def test_odd_figures_of_a_stranger_break_nothing() -> None:

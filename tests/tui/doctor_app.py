@@ -161,8 +161,11 @@ async def shown(app: Doctor, size: tuple[int, int] = (120, 36)) -> AsyncIterator
 
 def recorded(tmp_path: Path, seconds: int = 60) -> Path:
     node = node_of()
-    path = tmp_path / "day.jsonl"
-    lines = [opening_of(node), *(tick_of(node, s, changed={0: gpu_tick(0, power_w=float(s))}) for s in range(seconds))]
+    ticks = (tick_of(node, s, changed={0: gpu_tick(0, power_w=float(s))}) for s in range(seconds))
+    return written(tmp_path / "day.jsonl", opening_of(node), *ticks)
+
+
+def written(path: Path, *lines: WatchLine) -> Path:
     path.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
     return path
 

@@ -20,7 +20,8 @@ from gpudoctor.tui.app import Doctor
 from gpudoctor.tui.feeds import ChildFeed, PlaybackFeed
 from gpudoctor.tui.panes.header import TimeSlider, header_runs, report_runs
 from gpudoctor.tui.state import FeedFailure, Running
-from gpudoctor.tui.widgets.lines import Run, length
+from gpudoctor.tui.widgets.lines import length
+from tests.tui.checks_app import NARROW, report_of
 from tests.tui.doctor_app import (
     AT_S,
     HandChecker,
@@ -34,11 +35,7 @@ from tests.tui.doctor_app import (
     state_of,
     tick_of,
 )
-from tests.tui.screen import screen_text, until
-
-
-def text_of(runs: list[Run]) -> str:
-    return "".join(text for text, _ in runs)
+from tests.tui.screen import press, screen_text, until, words_of
 
 
 async def test_a_silent_driver_and_a_lost_connection_are_shown_with_their_time_and_the_screen_stays_alive() -> None:
@@ -50,8 +47,7 @@ async def test_a_silent_driver_and_a_lost_connection_are_shown_with_their_time_a
         assert re.match(
             r" driver not answering since \d\d:\d\d:\d\d: nvmlDeviceGetPowerUsage on GPU 3 does not return", line
         )
-        await pilot.press("down")
-        await until(pilot, lambda: app.state.selected_gpu == 1)
+        await press(pilot, "down", then=lambda: app.state.selected_gpu == 1)
         put(app, tick_of(node, 9))
         await until(pilot, lambda: app.state.trouble is None)
         assert "not answering" not in screen_text(app)
@@ -71,19 +67,16 @@ async def test_a_kernel_line_and_a_lost_gpu_make_the_verdicts_old_until_checks_r
         put(app, tick_of(node, 5, kernel=["NVRM: Xid (PCI:0000:5d:00): 79, GPU has fallen off the bus."]))
         await until(pilot, lambda: app.state.hint is not None)
         assert "the checks are older than that" in screen_text(app).splitlines()[1]
-        await pilot.press("r")
-        await until(pilot, lambda: len(app.state.runs) == 2)
+        await press(pilot, "r", then=lambda: len(app.state.runs) == 2)
         assert "the checks are older than that" in screen_text(app).splitlines()[1], "only one check ran again"
-        await pilot.press("R")
-        await until(pilot, lambda: len(app.state.runs) == 3)
+        await press(pilot, "R", then=lambda: len(app.state.runs) == 3)
         assert app.state.hint is None
         put(app, tick_of(node, 6, without=[3]))
         await until(pilot, lambda: app.state.hint is not None)
         assert "GPU 3 was lost" in screen_text(app).splitlines()[1]
         assert "LOST" in screen_text(app)
         # kernel lines that were overwritten before they were read: any of them may have named a GPU
-        await pilot.press("R")
-        await until(pilot, lambda: len(app.state.runs) == 4)
+        await press(pilot, "R", then=lambda: len(app.state.runs) == 4)
         assert app.state.hint is None
         put(app, tick_of(node, 7, kernel=[KernelEvent("gap", "kernel lines were overwritten")]))
         await until(pilot, lambda: app.state.hint is not None)
@@ -111,18 +104,17 @@ def test_tags_and_verdict_stand_in_every_header(width: int) -> None:
     node = node_of("hgx-h100-8", "pcie-width-x8@5")
     state = state_of(node)
     state.label = "dgx-h100-17"
-    state.report = asyncio.run(HandChecker(node).run((), "quick")).report
+    state.report = NARROW
     runs = header_runs(state, AT_S, width)
-    assert "SIMULATED" in text_of(runs)
-    assert "1 FAULT" in text_of(runs)
+    assert "SIMULATED" in words_of(runs)
+    assert "1 FAULT" in words_of(runs)
     assert length(runs) <= width
 
 
 def test_a_report_without_a_single_pass_is_not_called_ok() -> None:
-    report = asyncio.run(HandChecker(node_of()).run((), "quick")).report
-    assert report is not None
+    report = report_of()
     nothing = msgspec.structs.replace(report, counts=msgspec.structs.replace(report.counts, passed=0, unknown=4))
-    assert text_of(report_runs(nothing, with_skip=False)) == "4 unknown 0 ok"
+    assert words_of(report_runs(nothing, with_skip=False)) == "4 unknown 0 ok"
 
 
 def playing(tmp_path: Path) -> Doctor:

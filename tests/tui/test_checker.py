@@ -41,6 +41,13 @@ def finished(checker: Checker, *words: str) -> FinishedRun:
     return asyncio.run(checker.run(words, "quick"))
 
 
+def why_none(checker: Checker, *words: str) -> str:
+    """Why a run gives no report."""
+    run = finished(checker, *words)
+    assert run.report is None
+    return run.error or ""
+
+
 def test_a_run_gives_the_report_with_its_facts() -> None:
     run = finished(Checker([], NARROW), "pcie", "gpu.count")
     assert run.error is None
@@ -78,42 +85,32 @@ def test_over_ssh_each_word_reaches_the_other_shell_as_it_is() -> None:
 
 
 def test_what_gpudoctor_could_not_do_is_one_line() -> None:
-    run = finished(Checker([], NARROW), "pcie.link-widht")
-    assert run.report is None
-    assert run.error is not None
-    assert "no check is called 'pcie.link-widht'" in run.error
-    assert "\n" not in run.error
+    why = why_none(Checker([], NARROW), "pcie.link-widht")
+    assert "no check is called 'pcie.link-widht'" in why
+    assert "\n" not in why
 
 
 def test_no_report_is_told_with_the_last_words_on_stderr() -> None:
     code = "import sys; sys.stderr.write('first\\nssh: connect to host node17: \\x1b[31mrefused\\n'); sys.exit(255)"
-    run = finished(Checker(stands_for_gpudoctor(code), []))
-    assert run.report is None
-    assert run.error is not None
-    assert "exit code 255" in run.error
-    assert run.error.endswith("ssh: connect to host node17: \\x1b[31mrefused")
+    why = why_none(Checker(stands_for_gpudoctor(code), []))
+    assert "exit code 255" in why
+    assert why.endswith("ssh: connect to host node17: \\x1b[31mrefused")
 
 
 def test_a_child_that_is_killed_is_no_verdict() -> None:
     code = "import os; os.kill(os.getpid(), 9)"
-    run = finished(Checker(stands_for_gpudoctor(code), []))
-    assert (run.report, run.error) == (None, "gpudoctor check gave no report (killed by SIGKILL)")
+    assert why_none(Checker(stands_for_gpudoctor(code), [])) == "gpudoctor check gave no report (killed by SIGKILL)"
 
 
 @pytest.mark.parametrize("text", ["Welcome to node17!", "{}", '{"schema": "gpudoctor.report/9"}'])
 def test_what_is_no_report_is_not_believed(text: str) -> None:
-    run = finished(Checker(stands_for_gpudoctor(f"print({text!r})"), []))
-    assert run.report is None
-    assert run.error is not None
-    assert "report" in run.error
+    assert "report" in why_none(Checker(stands_for_gpudoctor(f"print({text!r})"), []))
 
 
 def test_a_report_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpudoctor.tui.check_runner.REPORT_BYTES_MAX", 1 << 20)
-    run = finished(Checker(stands_for_gpudoctor("import sys\nwhile True: sys.stdout.write('[' * 65536)"), []))
-    assert run.report is None
-    assert run.error is not None
-    assert "larger than can be" in run.error
+    endless = stands_for_gpudoctor("import sys\nwhile True: sys.stdout.write('[' * 65536)")
+    assert "larger than can be" in why_none(Checker(endless, []))
 
 
 def test_what_runs_on_with_the_pipes_of_a_check_does_not_hold_up_its_report(tmp_path: Path) -> None:

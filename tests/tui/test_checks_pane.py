@@ -21,7 +21,7 @@ from gpudoctor.tui.panes.checks import running_words
 from gpudoctor.tui.screens import ConfirmScreen, LevelScreen
 from gpudoctor.tui.state import FinishedRun, Running, State
 from tests.tui.checks_app import NARROW, in_app, report_of
-from tests.tui.screen import screen_text, until
+from tests.tui.screen import press, screen_text, until
 
 HEALTHY = report_of()
 
@@ -41,11 +41,7 @@ class FakeChecker(Checker):
     ) -> FinishedRun:
         self.begun.append((tuple(words), level, force))
         self.on_progress = on_progress
-        self._busy = True
-        try:
-            await self.may_end.wait()
-        finally:
-            self._busy = False
+        await self.may_end.wait()
         self.may_end.clear()
         error = None if self.report else "the node is not there"
         return FinishedRun(1000.0, tuple(words), level, self.report, error)
@@ -119,8 +115,7 @@ async def test_the_level_is_chosen_with_what_it_costs() -> None:
         text = screen_text(app)
         assert "a second or two, safe beside running jobs" in text
         assert "about half a minute" in text
-        await pilot.press("down", "down", "enter")
-        await until(pilot, lambda: checker.begun == [((), "full", False)])
+        await press(pilot, "down", "down", "enter", then=lambda: checker.begun == [((), "full", False)])
         checker.may_end.set()
         await until(pilot, lambda: bool(app.state.runs))
         await pilot.click("#level")
@@ -217,8 +212,7 @@ async def test_load_beside_a_job_is_asked_for_first() -> None:
         assert checker.begun == []
         app.runs.want((), "standard")
         await pilot.pause()
-        await pilot.press("y")
-        await until(pilot, lambda: bool(checker.begun))
+        await press(pilot, "y", then=lambda: bool(checker.begun))
         assert checker.begun == [((), "standard", True)]
         checker.may_end.set()
         await until(pilot, lambda: bool(app.state.runs))
@@ -264,15 +258,13 @@ async def test_b_compares_with_a_saved_report(tmp_path: Path) -> None:
     async with in_app(size=(200, 60)) as (app, pilot):
         await pilot.press("b")
         app.screen.query_one(Input).value = str(bad)
-        await pilot.press("enter")
-        await pilot.pause()
+        await press(pilot, "enter")
         assert app.state.base is None
         [said] = [each.message for each in app._notifications]
         assert said.startswith(f"{bad}: not a report")
         await pilot.press("b")
         app.screen.query_one(Input).value = str(saved)
-        await pilot.press("enter")
-        await pilot.pause()
+        await press(pilot, "enter")
         text = screen_text(app)
         assert "Against the saved report of" in text
         assert "changed: pcie.link-width GPU 5 pass -> FAIL" in text

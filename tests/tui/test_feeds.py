@@ -7,7 +7,6 @@ import signal
 import sys
 from pathlib import Path
 
-import msgspec
 import psutil
 import pytest
 
@@ -17,16 +16,13 @@ from gpudoctor.tui import feeds
 from gpudoctor.tui.feeds import ChildFeed, PlaybackFeed
 from gpudoctor.tui.state import FeedFailure
 from tests.imported_torch import own_children
-from tests.tui.doctor_app import AT_S, node_of, opening_of, tick_of
+from tests.tui.doctor_app import AT_S, node_of, opening_of, tick_of, written
 
 
 def stream(tmp_path: Path, *seconds: int) -> Path:
     """A recorded stream with a tick at each of these seconds."""
     node = node_of("t4-cloud-4")
-    path = tmp_path / "w.jsonl"
-    lines: list[WatchLine] = [opening_of(node), *(tick_of(node, second) for second in seconds)]
-    path.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
-    return path
+    return written(tmp_path / "w.jsonl", opening_of(node), *(tick_of(node, second) for second in seconds))
 
 
 def child(tmp_path: Path, *then: str, seconds: tuple[int, ...] = (1, 2)) -> ChildFeed:
@@ -46,13 +42,16 @@ def end(feed: ChildFeed) -> None:
 
 async def take(feed: ChildFeed | PlaybackFeed, count: int) -> list[WatchLine | FeedFailure]:
     """The first lines of a feed."""
-    lines: list[WatchLine | FeedFailure] = []
     source = feed.lines()
-    async for line in source:
-        lines.append(line)
-        if len(lines) == count:
-            break
-    return lines
+    return [await anext(source) for _ in range(count)]
+
+
+async def why_failed(feed: ChildFeed, after: int) -> str:
+    """Why the feed fails after so many lines; it is closed then."""
+    *_, failure = await take(feed, after + 1)
+    end(feed)
+    assert isinstance(failure, FeedFailure)
+    return failure.why
 
 
 async def test_a_child_that_ends_is_told_with_its_last_words_and_started_again(tmp_path: Path) -> None:
@@ -69,10 +68,7 @@ async def test_a_child_that_ends_is_told_with_its_last_words_and_started_again(t
 
 async def test_a_child_that_is_not_there_is_told_and_tried_again() -> None:
     feed = ChildFeed(["/nowhere/gpudoctor", "watch"], "n7")
-    [trouble] = await take(feed, 1)
-    end(feed)
-    assert isinstance(trouble, FeedFailure)
-    assert trouble.why == "n7: /nowhere/gpudoctor: No such file or directory; trying again in 1 s"
+    assert await why_failed(feed, 0) == "n7: /nowhere/gpudoctor: No such file or directory; trying again in 1 s"
 
 
 async def test_pauses_grow_while_no_tick_comes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,20 +85,14 @@ async def test_pauses_grow_while_no_tick_comes(monkeypatch: pytest.MonkeyPatch) 
 
 async def test_a_child_that_talks_nonsense_is_ended(tmp_path: Path) -> None:
     feed = child(tmp_path, "print('Welcome to node n7!', flush=True); time.sleep(600)")
-    lines = await take(feed, 4)
-    trouble = lines[3]
-    assert isinstance(trouble, FeedFailure)
-    assert "no line of gpudoctor watch" in trouble.why
-    assert "Welcome to node n7!" in trouble.why
-    end(feed)
+    why = await why_failed(feed, 3)
+    assert "no line of gpudoctor watch" in why
+    assert "Welcome to node n7!" in why
 
 
 async def test_control_characters_of_a_child_do_not_reach_the_screen(tmp_path: Path) -> None:
     feed = child(tmp_path, "sys.exit('\\x1b[2Jgone')", seconds=())
-    lines = await take(feed, 2)
-    end(feed)
-    assert isinstance(lines[1], FeedFailure)
-    assert "\x1b" not in lines[1].why
+    assert "\x1b" not in await why_failed(feed, 1)
 
 
 async def test_a_child_that_falls_silent_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,12 +118,7 @@ async def test_a_line_without_an_end_is_given_up_and_the_child_not_read_any_furt
     wrote = tmp_path / "wrote"
     flood = f"for i in range(100): os.write(1, b'A' * 1_000_000); open({str(wrote)!r}, 'a').write('.')"
     feed = child(tmp_path, flood)
-    lines = await take(feed, 4)
-    child_then = feed._child
-    end(feed)
-    assert isinstance(lines[3], FeedFailure)
-    assert "wrote a line longer than 1 MiB" in lines[3].why
-    assert child_then is not None
+    assert "wrote a line longer than 1 MiB" in await why_failed(feed, 3)
     assert len(wrote.read_text()) <= 4, "of 100 MB more was taken than a line may have"
 
 
@@ -157,10 +142,7 @@ async def test_a_child_that_floods_keeps_nobody_else_from_his_turn(tmp_path: Pat
 
 async def test_a_cut_off_last_line_is_not_taken_for_a_whole_one(tmp_path: Path) -> None:
     feed = child(tmp_path, """sys.stdout.write('{"kind":"tick","at_s":5}'); sys.stdout.flush()""")
-    lines = await take(feed, 4)
-    end(feed)
-    assert isinstance(lines[3], FeedFailure)
-    assert "ended (exit code 0)" in lines[3].why
+    assert "ended (exit code 0)" in await why_failed(feed, 3)
 
 
 async def test_a_child_that_ignores_sigterm_is_gone_when_closed_twice(tmp_path: Path) -> None:

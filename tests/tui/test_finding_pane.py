@@ -11,14 +11,14 @@ from gpudoctor.tui.panes.finding_text import FindingPane, check_of, finding_cont
 from gpudoctor.tui.panes.pane import PageWanted
 from gpudoctor.tui.state import FinishedRun, State
 from tests.tui.checks_app import report_of
-from tests.tui.screen import screen_text
+from tests.tui.screen import press, screen_text
 
 NARROW = report_of("hgx-h100-8", "pcie-width-x8@5")
 HEALTHY = report_of()
 
 
 def text(report: Report | None, check_id: str, gpu: int | None = None, width: int = 100, **state: object) -> str:
-    return finding_content(State(report=report, **state), check_id, gpu, width, no_color=True).plain  # type: ignore[arg-type]
+    return finding_content(State(report=report, **state), check_id, gpu, width).plain  # type: ignore[arg-type]
 
 
 def run(report: Report | None, at_s: float = 0.0) -> FinishedRun:
@@ -127,8 +127,7 @@ async def test_the_pane_scrolls_wraps_anew_and_asks_for_the_page() -> None:
         await pilot.pause()
         assert "FAIL pcie.link-width on GPU 5" in screen_text(app)
         pane.focus()
-        await pilot.press("end")
-        await pilot.pause()
+        await press(pilot, "end")
         assert "GPU 0-4, 6-7" in screen_text(app)
         await pilot.press("e", "enter")
         assert app.pages == ["pcie.link-width"] * 2

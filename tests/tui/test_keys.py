@@ -14,7 +14,7 @@ from gpudoctor.tui.labels import THEMES
 from gpudoctor.tui.panes.check_list import CheckList
 from gpudoctor.tui.panes.pane import TABS
 from tests.tui.doctor_app import HandChecker, doctor, node_of, shown
-from tests.tui.screen import screen_text, until
+from tests.tui.screen import press, screen_text, until
 
 
 def keys_of(app: Doctor) -> dict[FooterKey, str]:
@@ -42,53 +42,39 @@ async def test_keys_of_a_healthy_node() -> None:
         assert not any("ansi" in title for title in titles)
         # each number turns to its tab
         for number, (name, _) in enumerate(TABS, 1):
-            await pilot.press(str(number))
-            await until(pilot, partial(turned_to, app, name))
+            await press(pilot, str(number), then=partial(turned_to, app, name))
             assert app._panes[name].is_on_screen
-        await pilot.press("1")
-        await until(pilot, lambda: app._panes["overview"].is_on_screen)
+        await press(pilot, "1", then=lambda: app._panes["overview"].is_on_screen)
         # up and down choose a GPU, and a click too
-        await pilot.press("down", "j", "up", "k", "k", "down")
-        await until(pilot, lambda: app.state.selected_gpu == 1)
+        await press(pilot, "down", "j", "up", "k", "k", "down", then=lambda: app.state.selected_gpu == 1)
         await until(pilot, lambda: "─ GPU 1: " in screen_text(app))
         await pilot.click("#gpus", offset=(10, 2 + 6))
         await until(pilot, lambda: app.state.selected_gpu == 6)
         # on a tab without a check list, the filter opens on the overview and gets the keys that follow
-        await pilot.press("4")
-        await until(pilot, partial(turned_to, app, "ranks"))
-        await pilot.press("slash")
-        await until(pilot, lambda: app._tab == "overview")
+        await press(pilot, "4", then=partial(turned_to, app, "ranks"))
+        await press(pilot, "slash", then=lambda: app._tab == "overview")
         await until(pilot, lambda: app._panes["overview"].is_on_screen)
-        await pilot.press(*"nvlink", "enter")
-        await until(pilot, lambda: "filter: nvlink" in screen_text(app))
+        await press(pilot, *"nvlink", "enter", then=lambda: "filter: nvlink" in screen_text(app))
         await pilot.press("escape")
         # t goes through the themes
         seen = [app.theme]
         for _ in THEMES:
-            await pilot.press("t")
-            await pilot.pause()
+            await press(pilot, "t")
             seen.append(app.theme)
         assert seen == ["dark", "light", "colour-blind", "dark"]
         # s asks for a path
-        await pilot.press("s")
-        await until(pilot, lambda: type(app.screen).__name__ == "SaveScreen")
-        await pilot.press("escape")
-        await until(pilot, lambda: len(app.screen_stack) == 1)
+        await press(pilot, "s", then=lambda: type(app.screen).__name__ == "SaveScreen")
+        await press(pilot, "escape", then=lambda: len(app.screen_stack) == 1)
         # l chooses a level and runs at it
-        await pilot.press("l")
-        await until(pilot, lambda: len(app.screen_stack) == 2)
-        await pilot.press("down", "enter")
-        await until(pilot, lambda: len(app.state.runs) == 2)
+        await press(pilot, "l", then=lambda: len(app.screen_stack) == 2)
+        await press(pilot, "down", "enter", then=lambda: len(app.state.runs) == 2)
         assert checker.asked[-1] == ((), "standard")
         # R runs at the level chosen last, also if it was chosen by the button
-        await pilot.press("2")
-        await until(pilot, partial(turned_to, app, "checks"))
+        await press(pilot, "2", then=partial(turned_to, app, "checks"))
         await pilot.click("#level")
         await until(pilot, lambda: len(app.screen_stack) == 2)
-        await pilot.press("down", "enter")
-        await until(pilot, lambda: len(app.state.runs) == 3)
-        await pilot.press("R")
-        await until(pilot, lambda: len(app.state.runs) == 4)
+        await press(pilot, "down", "enter", then=lambda: len(app.state.runs) == 3)
+        await press(pilot, "R", then=lambda: len(app.state.runs) == 4)
         assert checker.asked[-2:] == [((), "full")] * 2
 
 
@@ -107,21 +93,15 @@ async def test_keys_of_a_node_with_two_faults() -> None:
         chosen = app.query_one("#check-list", CheckList).chosen
         assert chosen is not None
         assert chosen.check_id == "pcie.link-width"
-        await pilot.press("r")
-        await until(pilot, lambda: len(app.state.runs) == 2)
+        await press(pilot, "r", then=lambda: len(app.state.runs) == 2)
         assert checker.asked[1] == (("pcie.link-width",), "quick")
-        await pilot.press("R")
-        await until(pilot, lambda: len(app.state.runs) == 3)
+        await press(pilot, "R", then=lambda: len(app.state.runs) == 3)
         assert checker.asked[2] == ((), "quick")
         # f and / reach the check list, wherever the focus is
-        await pilot.press("f")
-        await until(pilot, lambda: "only problems" in screen_text(app))
-        await pilot.press("f")
-        await until(pilot, lambda: "only problems" not in screen_text(app))
-        await pilot.press("slash")
-        await until(pilot, lambda: type(app.focused).__name__ == "Input")
-        await pilot.press(*"nvlink", "enter")
-        await until(pilot, lambda: "filter: nvlink" in screen_text(app))
+        await press(pilot, "f", then=lambda: "only problems" in screen_text(app))
+        await press(pilot, "f", then=lambda: "only problems" not in screen_text(app))
+        await press(pilot, "slash", then=lambda: type(app.focused).__name__ == "Input")
+        await press(pilot, *"nvlink", "enter", then=lambda: "filter: nvlink" in screen_text(app))
 
 
 @pytest.mark.wide
@@ -130,19 +110,15 @@ async def test_before_any_judgement_no_gpu_is_called_ok_and_the_help_is_made_of_
         text = screen_text(app)
         assert "not checked yet" in text
         assert not re.search(r"\bok\b", text)
-        await pilot.press("question_mark")
-        await until(pilot, lambda: len(app.screen_stack) == 2)
+        await press(pilot, "question_mark", then=lambda: len(app.screen_stack) == 2)
         text = screen_text(app)
         for words in ("Quit", "Export", "Overview", "Next GPU", "Filter"):
             assert words in text
         assert "10 s back" not in text  # nothing plays
-        await pilot.press("escape")
-        await until(pilot, lambda: len(app.screen_stack) == 1)
+        await press(pilot, "escape", then=lambda: len(app.screen_stack) == 1)
         # each key stands under words that the screen shows, not under the name of a class
-        await pilot.press("2")
-        await until(pilot, partial(turned_to, app, "checks"))
-        await pilot.press("question_mark")
-        await until(pilot, lambda: len(app.screen_stack) == 2)
+        await press(pilot, "2", then=partial(turned_to, app, "checks"))
+        await press(pilot, "question_mark", then=lambda: len(app.screen_stack) == 2)
         text = screen_text(app)
         assert re.findall(r"│ ([A-Z][\w ]+\w)  ", text) == [
             "Everywhere",
@@ -179,8 +155,7 @@ async def test_c_cancels_what_runs_and_is_offered_only_then() -> None:
         for _ in range(3):
             await pilot.pause()
         assert keys_of(app) == before
-        await pilot.press("c")
-        await until(pilot, lambda: app.state.running is None)
+        await press(pilot, "c", then=lambda: app.state.running is None)
         assert app.check_action("cancel", ()) is False
         await until(pilot, lambda: "Cancel" not in keys_of(app).values())
 
@@ -192,8 +167,7 @@ async def test_x_writes_the_screen_and_reports_the_path_or_why_not(
     monkeypatch.setattr("time.strftime", lambda *_: "gpudoctor-20260101-000000")
 
     async with shown(doctor(first_level=None)) as (app, pilot):
-        await pilot.press("x")
-        await until(pilot, lambda: bool(list(tmp_path.glob("*.svg"))))
+        await press(pilot, "x", then=lambda: bool(list(tmp_path.glob("*.svg"))))
         [path] = tmp_path.glob("gpudoctor-*.svg")
         assert "H100" in path.read_text()
         assert str(path) in app.state.log[-1].text
@@ -201,8 +175,7 @@ async def test_x_writes_the_screen_and_reports_the_path_or_why_not(
         await until(pilot, lambda: len(list(tmp_path.glob("*.svg"))) == 2)
         monkeypatch.setattr(Path, "cwd", lambda: tmp_path / "nowhere")
         app.clear_notifications()
-        await pilot.press("x")
-        await until(pilot, lambda: any("nowhere" in note.message for note in app._notifications))
+        await press(pilot, "x", then=lambda: any("nowhere" in note.message for note in app._notifications))
 
 
 async def test_a_read_only_view_starts_and_writes_nothing_and_says_why(
@@ -221,11 +194,9 @@ async def test_a_read_only_view_starts_and_writes_nothing_and_says_why(
         app.runs.want((), "standard", quiet=True)  # the view itself starts nothing that puts load on GPUs
         for key in ("r", "R", "l", "s", "x", "d", "b"):
             if key == "d":
-                await pilot.press("2")
-                await until(pilot, partial(turned_to, app, "checks"))
+                await press(pilot, "2", then=partial(turned_to, app, "checks"))
             app.clear_notifications()
-            await pilot.press(key)
-            await until(pilot, lambda: any("read-only" in note.message for note in app._notifications))
+            await press(pilot, key, then=lambda: any("read-only" in note.message for note in app._notifications))
             assert checker.asked == [((), "quick")], "the facts, which the view itself has judged"
             assert list(tmp_path.iterdir()) == []
             assert len(app.screen_stack) == 1

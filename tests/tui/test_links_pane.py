@@ -20,6 +20,7 @@ from gpudoctor.tui.widgets.matrix import Matrix
 from tests.checks.measured import copied, matrix, measured
 from tests.tui.doctor_app import sixteen
 from tests.tui.pane_app import shown, state_of, text_of
+from tests.tui.screen import press
 
 MIB = 2**20
 HGX = load_source("hgx-h100-8").node
@@ -129,21 +130,18 @@ async def test_m_goes_through_all_metrics_and_says_what_was_not_measured() -> No
 
 async def test_r_asks_for_the_links_to_be_measured() -> None:
     async with shown(LinksPane(), state_of(HGX), focus=Matrix) as (app, pilot):
-        await pilot.press("r")
-        await pilot.pause()
+        await press(pilot, "r")
         assert app.asked == [(("link", "collective"), "full")]
 
 
 async def test_the_arrow_keys_turn_to_a_pair_and_its_gpus_path_is_shown() -> None:
     async with shown(LinksPane(), state_of(HGX), focus=Matrix) as (app, pilot):
-        await pilot.press("down", "down", "right", "right", "up")
-        await pilot.pause()
+        await press(pilot, "down", "down", "right", "right", "up")
         assert "GPU 1 - GPU 3: NV18, P2P read OK write OK" in app.text
         assert "PCIe path of GPU 1" in app.text
         assert app.asked[-1] == ("gpu", 1)
         await pilot.press("left")
-        await pilot.press(*["left"] * 9)
-        await pilot.pause()
+        await press(pilot, *["left"] * 9)
         assert "GPU 1 - GPU 0" in app.text, "at the edge the cursor stays"
 
 
@@ -217,12 +215,10 @@ async def test_of_sixteen_gpus_on_a_narrow_screen_the_columns_follow_the_cursor(
         head = app.text.splitlines()[2].split()
         assert head[-1] == ">", "there is more to the right"
         assert "15" not in head
-        await pilot.press(*["right"] * 15)
-        await pilot.pause()
+        await press(pilot, *["right"] * 15)
         assert app.text.splitlines()[2].split()[0] == "<", "there is more to the left"
         assert app.text.splitlines()[2].split()[-1] == "15"
-        await pilot.press(*["down"] * 15)
-        await pilot.pause()
+        await press(pilot, *["down"] * 15)
         assert "GPU 15 (" in app.text.splitlines()[-1]
         assert any(line.startswith(" 15 ") for line in app.text.splitlines())
 
@@ -242,8 +238,7 @@ async def test_names_from_strangers_are_not_markup() -> None:
     node = msgspec.structs.replace(HGX, gpus=(gpu, *HGX.gpus[1:]))
 
     async with shown(LinksPane(), state_of(node), focus=Matrix) as (app, pilot):
-        await pilot.press("left")
-        await pilot.pause()
+        await press(pilot, "left")
         assert "[red]H100[/] \\x1b[2J" in app.text.splitlines()[-1]
 
 

@@ -13,6 +13,7 @@ from gpudoctor.facts.model.node import KernelEvent, KernelLog, Node
 from gpudoctor.tui.panes.log import LogPane, LogView
 from gpudoctor.tui.state import LOG_LINES, LogKind, LogLine, State
 from tests.tui.pane_app import PaneApp, shown, state_of, text_of
+from tests.tui.screen import press
 
 HGX = load_source("hgx-h100-8").node
 XID = "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."
@@ -105,46 +106,40 @@ async def test_the_end_is_followed_unless_one_has_scrolled_up() -> None:
         app.pane.show(app.state)
         await pilot.pause()
         assert "newest-a" in app.text
-        await pilot.press("home")
-        await pilot.pause()
+        await press(pilot, "home")
         assert "line-0" in app.text
         app.state.log.append(line("newest-b"))
         app.pane.show(app.state)
         await pilot.pause()
         assert "newest-b" not in app.text
         assert "line-0" in app.text
-        await pilot.press("end")
-        await pilot.pause()
+        await press(pilot, "end")
         assert "newest-b" in app.text
 
 
 async def test_f_leaves_only_the_kernels_lines_and_gives_all_again() -> None:
     state = state_with(line("a note"), line(XID, "kernel"), before=("early",))
     async with shown(LogPane(), state, focus=LogView) as (app, pilot):
-        await pilot.press("f")
-        await pilot.pause()
+        await press(pilot, "f")
         assert [row.split()[1] for row in rows(app)] == ["kernel", "kernel"]
         assert "only the kernel's" in app.text
         app.state.log.extend((line("another note"), line("another Xid", "kernel")))
         app.pane.show(app.state)
         assert [row.split()[-1] for row in rows(app)] == ["early", "bus.", "Xid"]
-        await pilot.press("f")
-        await pilot.pause()
+        await press(pilot, "f")
         assert len(rows(app)) == 5
 
 
 async def test_a_filter_holds_for_lines_to_come_and_esc_clears_it() -> None:
     async with shown(LogPane(), state_with(line("a note"), line(XID, "kernel")), focus=LogView) as (app, pilot):
-        await pilot.press("slash", *"XID", "enter")
-        await pilot.pause()
+        await press(pilot, "slash", *"XID", "enter")
         app.state.log.extend((line("a note"), line("another xid", "kernel")))
         app.pane.show(app.state)
         await pilot.pause()
         assert [row.split()[-1] for row in rows(app)] == ["bus.", "xid"]
         assert "filter 'xid'" in app.text
         assert "2 shown" in app.text
-        await pilot.press("escape")
-        await pilot.pause()
+        await press(pilot, "escape")
         assert len(rows(app)) == 4
         assert "filter" not in app.text
 

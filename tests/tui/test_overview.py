@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -24,11 +26,19 @@ from tests.tui.doctor_app import (
     tick_of,
     torchrun,
 )
-from tests.tui.screen import screen_text, until
+from tests.tui.screen import press, screen_text, until, words_of
 
 
 def text_of(row: Row) -> str:
-    return "".join(text for text, _ in row.runs)
+    return words_of(row.runs)
+
+
+def on_job(width: int = 200, **facts: Any) -> tuple[str, str]:
+    """The rows on the host and its job, after eight ticks of a job on all GPUs."""
+    node = node_of()
+    facts.setdefault("processes", torchrun(node))
+    host, job = host_rows(state_of(node, *(tick_of(node, second, **facts) for second in range(1, 9))), width)
+    return text_of(host), text_of(job)
 
 
 @pytest.mark.wide(every=4)
@@ -142,9 +152,7 @@ def test_the_graph_begins_fine_and_gets_coarser_as_time_goes_by() -> None:
 
 
 def test_the_job_is_told_with_the_balance_of_its_gpus() -> None:
-    node = node_of()
-    ticks = [tick_of(node, second, processes=torchrun(node)) for second in range(1, 9)]
-    host, job = (text_of(row) for row in host_rows(state_of(node, *ticks), 200))
+    host, job = on_job()
     assert host == " CPU 38 % of 224   RAM 412/2015 GiB   load 31.2   watch 3.2 ms a tick"
     assert job == (
         " torchrun by alice, 8 ranks on GPU 0-7: utilisation alike (98 %), memory balanced (71.6 GiB), steady over 7 s"
@@ -152,44 +160,33 @@ def test_the_job_is_told_with_the_balance_of_its_gpus() -> None:
 
 
 def test_an_idle_gpu_of_a_job_is_named() -> None:
-    node = node_of()
-    odd = {5: gpu_tick(5, utilization_pct=31.0)}
-    ticks = [tick_of(node, second, processes=torchrun(node), changed=odd) for second in range(1, 9)]
-    [_, job] = host_rows(state_of(node, *ticks), 200)
-    assert "utilisation uneven (GPU 5 31 %, others to 98 %)" in text_of(job)
+    _, job = on_job(changed={5: gpu_tick(5, utilization_pct=31.0)})
+    assert "utilisation uneven (GPU 5 31 %, others to 98 %)" in job
 
 
 def test_nothing_is_added_up_where_a_reading_is_missing() -> None:
-    node = node_of()
-    ticks = [tick_of(node, second, processes=torchrun(node), without=[3]) for second in range(1, 9)]
-    [_, job] = host_rows(state_of(node, *ticks), 200)
-    assert "GPU 3 lost" in text_of(job)
-    assert "alike" not in text_of(job)
-    assert "balanced" not in text_of(job)
+    _, job = on_job(without=[3])
+    assert "GPU 3 lost" in job
+    assert "alike" not in job
+    assert "balanced" not in job
 
 
 def test_beside_a_lost_gpu_nothing_is_balanced() -> None:
-    node = node_of()
-    held = tuple(process for process in torchrun(node) if process.gpu != 2)
-    ticks = [tick_of(node, second, processes=held) for second in range(1, 9)]
-    ticks = [msgspec.structs.replace(tick, gpus=tuple(gpu for gpu in tick.gpus if gpu.gpu != 2)) for tick in ticks]
-    [_, job] = host_rows(state_of(node, *ticks), 200)
-    assert text_of(job).endswith(": GPU 2 lost, they may only wait for it")
+    held = tuple(process for process in torchrun(node_of()) if process.gpu != 2)
+    _, job = on_job(processes=held, without=[2])
+    assert job.endswith(": GPU 2 lost, they may only wait for it")
 
 
 def test_no_processes_and_processes_not_read_are_told_apart() -> None:
-    node = node_of()
-    assert "processes not read" in text_of(host_rows(state_of(node, tick_of(node)), 80)[1])
-    assert "no job on the GPUs" in text_of(host_rows(state_of(node, tick_of(node, processes=())), 80)[1])
+    assert "processes not read" in on_job(80, processes=None)[1]
+    assert "no job on the GPUs" in on_job(80, processes=())[1]
 
 
 def test_the_words_of_the_job_fit_a_narrow_screen() -> None:
-    node = node_of()
-    ticks = [tick_of(node, second, processes=torchrun(node)) for second in range(1, 9)]
-    assert length(host_rows(state_of(node, *ticks), 80)[1].runs) <= 80
-    host, job = host_rows(state_of(node, *ticks), 40)
-    assert (length(host.runs), length(job.runs)) == (40, 40)
-    assert text_of(job) == " torchrun by alice, 8 ranks on GPU 0-7:…"
+    assert len(on_job(80)[1]) <= 80
+    host, job = on_job(40)
+    assert (len(host), len(job)) == (40, 40)
+    assert job == " torchrun by alice, 8 ranks on GPU 0-7:…"
 
 
 @pytest.mark.wide
@@ -216,17 +213,12 @@ async def test_the_finding_is_that_of_the_selected_gpu_e_explains_and_ctrl_c_lea
     async with app.run_test(size=(120, 36)) as pilot:
         await until(pilot, lambda: "found     PCIe Gen5 x8" in screen_text(app))
         app.query_one("#gpus").focus()
-        await pilot.press("down")
-        await until(pilot, lambda: "GPU 6: no problem found." in screen_text(app))
+        await press(pilot, "down", then=lambda: "GPU 6: no problem found." in screen_text(app))
         assert "found     PCIe Gen5 x8" not in screen_text(app)
-        await pilot.press("up")
-        await until(pilot, lambda: "found     PCIe Gen5 x8" in screen_text(app))
-        await pilot.press("e")
-        await until(pilot, lambda: len(app.screen_stack) == 2)
-        await pilot.press("q")
-        await until(pilot, lambda: len(app.screen_stack) == 1)
-        await pilot.press("ctrl+c")
-        await until(pilot, lambda: app._exit)
+        await press(pilot, "up", then=lambda: "found     PCIe Gen5 x8" in screen_text(app))
+        await press(pilot, "e", then=lambda: len(app.screen_stack) == 2)
+        await press(pilot, "q", then=lambda: len(app.screen_stack) == 1)
+        await press(pilot, "ctrl+c", then=lambda: app._exit)
     assert app.return_value == 0
 
 

@@ -15,6 +15,7 @@ from gpudoctor.facts.stream.messages import GpuTick, ProcessTick
 from gpudoctor.tui.panes.processes import ProcessesPane
 from gpudoctor.tui.state import State
 from tests.tui.pane_app import shown, state_of, text_of
+from tests.tui.screen import press
 
 HGX = load_source("hgx-h100-8").node
 ALICE = ProcessTick(0, 101, "python", "C", "alice", 71000.0, 98.0, "python train.py", "torchrun", 0)
@@ -48,8 +49,7 @@ async def test_o_goes_through_the_orders_and_puts_what_is_not_known_last() -> No
     async with shown(ProcessesPane(), state_with(CAROL, XORG, BOB, ALICE), focus=DataTable) as (app, pilot):
         orders = [pids(app.text)]
         for _ in range(4):
-            await pilot.press("o")
-            await pilot.pause()
+            await press(pilot, "o")
             orders.append(pids(app.text))
         assert orders == [
             [101, 202, 50, 303],  # GPU
@@ -63,8 +63,7 @@ async def test_o_goes_through_the_orders_and_puts_what_is_not_known_last() -> No
 async def test_an_idle_process_is_not_taken_for_one_that_could_not_be_read() -> None:
     idle = ProcessTick(7, 404, "python", cpu_pct=0.0)
     async with shown(ProcessesPane(), state_with(XORG, idle), focus=DataTable) as (app, pilot):
-        await pilot.press("o", "o")
-        await pilot.pause()
+        await press(pilot, "o", "o")
         assert "by CPU" in app.text
         assert pids(app.text) == [404, 50]
 
@@ -83,32 +82,27 @@ async def test_a_click_on_a_heading_sorts_by_it() -> None:
 
 async def test_a_filter_leaves_what_has_its_words_in_any_column_and_esc_clears_it() -> None:
     async with shown(ProcessesPane(), state_with(ALICE, CAROL), focus=DataTable) as (app, pilot):
-        await pilot.press("slash", *"SLURM")
-        await pilot.pause()
+        await press(pilot, "slash", *"SLURM")
         assert pids(app.text) == [303]
         assert "filter 'slurm' leaves 1" in app.text
-        await pilot.press("enter")
-        await pilot.pause()
+        await press(pilot, "enter")
         assert isinstance(app.focused, DataTable)
         assert pids(app.text) == [303], "Enter keeps it"
-        await pilot.press("escape")
-        await pilot.pause()
+        await press(pilot, "escape")
         assert pids(app.text) == [101, 303]
         assert "filter" not in app.text
 
 
 async def test_esc_while_typing_gives_the_table_its_keys_back() -> None:
     async with shown(ProcessesPane(), state_with(ALICE, CAROL), focus=DataTable) as (app, pilot):
-        await pilot.press("slash", "x", "escape", "o")
-        await pilot.pause()
+        await press(pilot, "slash", "x", "escape", "o")
         assert "by GPU memory" in app.text
         assert pids(app.text) == [101, 303]
 
 
 async def test_the_cursor_stays_on_its_process_when_others_come_and_go() -> None:
     async with shown(ProcessesPane(), state_with(ALICE, CAROL), focus=DataTable) as (app, pilot):
-        await pilot.press("down")
-        await pilot.pause()
+        await press(pilot, "down")
         assert "PID 303: jupyter [bold]x[/]" in app.text, "a command is never markup"
         new = msgspec.structs.replace(CAROL, memory_mib=21000.0, cpu_pct=2.0)
         app.state.processes = (BOB, XORG, new)

@@ -27,6 +27,7 @@ from gpudoctor.tui.state import Running
 from tests.checks.measured import measured
 from tests.checks.train.test_training import rank, slow, trained
 from tests.tui.pane_app import shown, state_of, text_of
+from tests.tui.screen import press
 
 MIB = 2**20
 HGX = load_source("hgx-h100-8").node
@@ -142,12 +143,10 @@ async def test_m_turns_to_the_next_operation_and_back() -> None:
     async with shown(RanksPane(), state, focus=VerticalScroll) as (app, pilot):
         assert "busbw of all_reduce" in app.text
         assert app.line_with("500 ┤").count("o") == 1
-        await pilot.press("m")
-        await pilot.pause()
+        await press(pilot, "m")
         assert "busbw of all_gather" in app.text
         assert "500 ┤" in app.text, "both operations are on one axis"
-        await pilot.press("m")
-        await pilot.pause()
+        await press(pilot, "m")
         assert "busbw of all_reduce" in app.text
 
 
@@ -189,8 +188,7 @@ def test_before_any_run_it_says_what_to_press() -> None:
 
 async def test_r_asks_for_collectives_and_the_train() -> None:
     async with shown(RanksPane(), state_of(HGX), focus=VerticalScroll) as (app, pilot):
-        await pilot.press("r")
-        await pilot.pause()
+        await press(pilot, "r")
         assert app.asked == [(("collective", "train"), "standard")]
 
 

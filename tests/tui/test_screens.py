@@ -14,11 +14,12 @@ from textual.pilot import Pilot
 from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
+from gpudoctor.errors import UserError
 from gpudoctor.report.model import Report
 from gpudoctor.tui.run_control import load_report
 from gpudoctor.tui.screens import ConfirmScreen, LevelScreen, PageScreen, PathScreen, SaveScreen
 from tests.tui.checks_app import report_of
-from tests.tui.screen import screen_text
+from tests.tui.screen import press, screen_text
 
 REPORT = report_of("hgx-h100-8", "pcie-width-x8@5")
 Body = Callable[[App[None], Pilot[None]], Awaitable[None]]
@@ -110,8 +111,7 @@ def saving(*keys: str, path: Path | str | None = None, says: str | None = None) 
     async def body(app: App[None], pilot: Pilot[None]) -> None:
         if path is not None:
             app.screen.query_one(Input).value = str(path)
-        await pilot.press(*keys)
-        await pilot.pause()
+        await press(pilot, *keys)
         if says is not None:
             said = app.screen.query_one("#said", Static)
             assert says in str(said.content)
@@ -178,8 +178,6 @@ def test_html_is_chosen_with_the_keys_and_changes_the_name(tmp_path: Path) -> No
     ],
 )
 def test_what_is_no_report_is_refused_in_one_line(tmp_path: Path, content: bytes, says: str) -> None:
-    from gpudoctor.errors import UserError
-
     path = tmp_path / "r.json"
     path.write_bytes(content)
     with pytest.raises(UserError, match=says) as refused:
@@ -189,8 +187,6 @@ def test_what_is_no_report_is_refused_in_one_line(tmp_path: Path, content: bytes
 
 
 def test_a_report_in_which_nothing_was_judged_is_nothing_to_compare_with(tmp_path: Path) -> None:
-    from gpudoctor.errors import UserError
-
     failed: Report = msgspec.structs.replace(REPORT, error="no such node")
     (tmp_path / "r.json").write_bytes(msgspec.json.encode(failed))
     with pytest.raises(UserError, match="nothing was judged"):

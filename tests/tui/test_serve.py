@@ -21,11 +21,9 @@ from aiohttp import WSServerHandshakeError
 from gpudoctor.errors import UserError
 from gpudoctor.http.address import ListenAddress, listen_address
 from gpudoctor.tui.web.session import DEFAULT_ADDRESS, BrowserAccess, token_of
-from tests.cli.conftest import Gpudoctor, gpudoctor
+from tests.cli.conftest import Gpudoctor, assert_refused
 from tests.needs import find, needs
 from tests.tui.chromium import CATCH_TERMINAL, browsing
-
-__all__ = ["gpudoctor"]  # the fixture
 
 TOKEN = "correct horse"
 DEADLINE_S = 60.0
@@ -238,9 +236,7 @@ def test_an_address_is_taken_as_people_type_it(text: str, host: str, port: int) 
 
 @pytest.mark.parametrize("text", ["127.0.0.1:99999", "127.0.0.1:", "a:b", "http://127.0.0.1:80", "x y:1", "-o:1:"])
 def test_what_is_no_address_is_one_clear_line(text: str, gpudoctor: Gpudoctor) -> None:
-    done = gpudoctor("tui", f"--serve={text}")
-    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
-    assert "HOST:PORT" in done.err
+    assert_refused(gpudoctor("tui", f"--serve={text}"), "HOST:PORT")
 
 
 def test_a_taken_port_is_one_line_that_names_it(gpudoctor: Gpudoctor) -> None:
@@ -249,14 +245,11 @@ def test_a_taken_port_is_one_line_that_names_it(gpudoctor: Gpudoctor) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         done = gpudoctor("tui", "--serve", f"127.0.0.1:{port}", "--node", "hgx-h100-8")
-    assert (done.code, done.err.count("\n")) == (2, 1)
-    assert f"127.0.0.1:{port}" in done.err
+    assert_refused(done, f"127.0.0.1:{port}")
 
 
 def test_what_cannot_be_read_or_goes_without_serve_is_an_error_at_once(gpudoctor: Gpudoctor) -> None:
-    done = gpudoctor("tui", "--serve", "127.0.0.1:0", "--node", "no-such-node")
-    assert (done.code, done.err.count("\n")) == (2, 1)
-    assert "no-such-node" in done.err
+    assert_refused(gpudoctor("tui", "--serve", "127.0.0.1:0", "--node", "no-such-node"), "no-such-node")
     assert "goes with --serve" in gpudoctor("tui", "--serve-token", TOKEN).err
 
 
@@ -266,8 +259,7 @@ def test_without_textual_serve_the_line_says_what_to_install(
     monkeypatch.setitem(sys.modules, "textual_serve", None)
     monkeypatch.delitem(sys.modules, "gpudoctor.tui.web.serve", raising=False)
     done = gpudoctor("tui", "--serve", "--node", "hgx-h100-8")
-    assert (done.code, done.err.count("\n")) == (2, 1)
-    assert "pip install 'textual-serve>=1.1.3,<2'" in done.err
+    assert_refused(done, "pip install 'textual-serve>=1.1.3,<2'")
 
 
 def test_the_gate_compares_whole_tokens_and_secrets_only() -> None:

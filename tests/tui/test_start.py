@@ -17,10 +17,6 @@ from tests.subprocesses import completed
 from tests.tui.doctor_app import recorded
 
 
-def options(node: str | None = None, faults: tuple[str, ...] = ()) -> TuiRequest:
-    return TuiRequest(node, faults)
-
-
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -36,17 +32,17 @@ def options(node: str | None = None, faults: tuple[str, ...] = ()) -> TuiRequest
 )
 def test_nonsense_is_refused_before_the_screen_is_taken(given: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=re.escape(said)):
-        opened(options(**given))
+        opened(TuiRequest(**given))
 
 
 def test_faults_on_a_recording_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not for a recorded stream"):
-        opened(options(node=str(recorded(tmp_path)), faults=("thermal@2",)))
+        opened(TuiRequest(str(recorded(tmp_path)), ("thermal@2",)))
 
 
 def test_a_recorded_stream_is_played_whatever_its_name(tmp_path: Path) -> None:
     path = recorded(tmp_path).rename(tmp_path / "anything")
-    feed, _ = opened(options(node=str(path)))
+    feed, _ = opened(TuiRequest(str(path)))
     assert isinstance(feed, PlaybackFeed)
     assert feed.label == "anything"
     feed.close()

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from gpudoctor.agent import DEFAULT_LISTEN
-from gpudoctor.cli.options import fault_option, node_option, request_from, seconds_between, up_to
+from gpudoctor.cli import options
 from gpudoctor.lazy import lazy_imports
 from gpudoctor.process.exit_codes import FAILED, OK, UNKNOWN
 from gpudoctor.text.output import printable, write_stdout
@@ -26,7 +26,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--interval",
-        type=seconds_between(1, 86400),
+        dest="interval_s",
+        type=options.seconds_between(1, 86400),
         default=600.0,
         metavar="SECONDS",
         help="between starts of runs: 1 to 86400 (600)",
@@ -50,14 +51,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--strikes",
-        type=up_to(100),
+        type=options.up_to(100),
         default=3,
         metavar="N",
         help="runs in a row with a warn before it is an alarm: 1 to 100 (3); fail and unknown are one at once",
     )
     parser.add_argument(
         "--jitter",
-        type=seconds_between(0, 86400),
+        dest="jitter_s",
+        type=options.seconds_between(0, 86400),
         metavar="SECONDS",
         help="the first run waits up to so long, by chance, so that many agents do not run at once "
         "(default: a tenth of the interval, at most 60)",
@@ -71,7 +73,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--deadline",
-        type=seconds_between(1, 3600),
+        dest="deadline_s",
+        type=options.seconds_between(1, 3600),
         default=90.0,
         metavar="SECONDS",
         help="for a run: 1 to 3600 (90); then it is ended",
@@ -84,20 +87,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "(default: $STATE_DIRECTORY, else gpudoctor in $XDG_STATE_HOME or ~/.local/state; tried in it for --node)",
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="for the checks that are run")
-    node_option(parser, "as for check, to try it; without it, this machine")
-    fault_option(parser)
+    options.add_node(parser, "as for check, to try it; without it, this machine")
+    options.add_fault(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run until a signal arrives, or once; return the exit code. Raise UserError if it cannot start."""
-    request = request_from(
-        args,
-        run_agent.AgentRequest,
-        faults=args.fault,
-        interval_s=args.interval,
-        jitter_s=args.jitter,
-        deadline_s=args.deadline,
-    )
+    request = options.request_from(args, run_agent.AgentRequest)
     if not args.once:
         return run_agent.run_agent(request)
     ended = run_agent.check_once(request)

@@ -6,19 +6,7 @@ import argparse
 from pathlib import Path
 
 from gpudoctor import __version__
-from gpudoctor.cli.options import (
-    color_option,
-    fault_option,
-    format_options,
-    node_option,
-    output_color,
-    output_option,
-    request_from,
-    terminal_width,
-    to_file,
-    write_error_document,
-    write_output,
-)
+from gpudoctor.cli import options
 from gpudoctor.lazy import lazy_imports
 from gpudoctor.process.exit_codes import OK
 from gpudoctor.text.json_text import json_line
@@ -29,8 +17,8 @@ with lazy_imports():
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the commands save and compare; `baseline_command` will hold the chosen one."""
-    commands = parser.add_subparsers(dest="baseline_command", required=True, metavar="COMMAND")
+    """Add the commands save and compare; `action` will hold the chosen one."""
+    commands = parser.add_subparsers(dest="action", required=True, metavar="COMMAND")
     text = "add a healthy run to the baseline of its node; a file that is there must be of the same node"
     save = commands.add_parser("save", help=text, description=text, allow_abbrev=False)
     _report_options(save)
@@ -41,9 +29,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     compare = commands.add_parser("compare", help=text.replace("%", "%%"), description=text, allow_abbrev=False)
     compare.add_argument("baseline", type=Path, metavar="BASELINE", help="what baseline save wrote")
     _report_options(compare)
-    output_option(compare, "write the comparison to FILE, atomically")
-    format_options(compare, "text", "json")
-    color_option(compare)
+    options.add_output(compare, "write the comparison to FILE, atomically")
+    options.add_formats(compare, "text", "json")
+    options.add_color(compare)
     compare.epilog = (
         "exit codes: 0 no failure, 1 a failure, 2 gpudoctor could not do its work, 3 nothing of what was saved was "
         "measured now, or the report itself is unknown"
@@ -52,40 +40,31 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def _report_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("report", nargs="?", metavar="REPORT", help="a report of check --json; - for stdin")
-    node_option(parser, "instead of a report: check this source at level quick (see check --node)")
-    fault_option(parser, "put a fault on the source")
+    options.add_node(parser, "instead of a report: check this source at level quick (see check --node)")
+    options.add_fault(parser, "put a fault on the source")
 
 
 def run(args: argparse.Namespace) -> int:
     """Save or compare; return the exit code. Raise UserError for unreadable files and runs of different nodes."""
-    return _save(args) if args.baseline_command == "save" else _compare(args)
-
-
-def _save(args: argparse.Namespace) -> int:
-    write_stdout(runs.save_run(_request(args), args.output))
-    return OK
-
-
-def _compare(args: argparse.Namespace) -> int:
-    comparison = runs.compare_run(_request(args), args.baseline)
+    request = options.request_from(args, runs.BaselineRequest)
+    if args.action == "save":
+        write_stdout(runs.save_run(request, args.output))
+        return OK
+    comparison = runs.compare_run(request, args.baseline)
     if args.format == "json":
-        write_output(json_line(comparison), args)
+        options.write_output(json_line(comparison), args)
     else:
-        color = output_color(args.color, to_file=to_file(args))
-        write_output(compare.render_comparison(comparison, width=terminal_width(), color=color), args)
+        color = options.output_color(args.color, to_file=options.to_file(args))
+        options.write_output(compare.render_comparison(comparison, width=options.terminal_width(), color=color), args)
     return comparison.exit_code
 
 
 def write_error(args: argparse.Namespace, message: str, code: int) -> int:
     """Write the error as a JSON document if JSON was requested; return the exit code."""
-    if args.baseline_command == "compare" and args.format == "json":
+    if args.action == "compare" and args.format == "json":
         place, reported = args.report or args.node or "", printable(message)
         nothing = compare.Comparison(
             "gpudoctor.comparison/1", __version__, "", False, 0, place, "unknown", code, error=reported
         )
-        write_error_document(json_line(nothing), args)
+        options.write_error_document(json_line(nothing), args)
     return code
-
-
-def _request(args: argparse.Namespace) -> runs.BaselineRequest:
-    return request_from(args, runs.BaselineRequest, action=args.baseline_command, faults=args.fault)

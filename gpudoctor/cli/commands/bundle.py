@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpudoctor.cli.options import facts_deadline_option, output_option, read_source, redact_option, source_options
+from gpudoctor.cli import options
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.missing import known
 from gpudoctor.lazy import lazy_imports, lazy_pattern
@@ -27,10 +27,10 @@ _LONGEST_HOST = 64
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    source_options(parser)
-    redact_option(parser)
-    output_option(parser, "default: gpudoctor-HOST-DATE.tar.gz here; never replaces one; - for stdout")
-    facts_deadline_option(parser)
+    options.add_source(parser)
+    options.add_redact(parser)
+    options.add_output(parser, "default: gpudoctor-HOST-DATE.tar.gz here; never replaces one; - for stdout")
+    options.add_facts_deadline(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     if to_stdout and is_terminal(sys.stdout):
         raise UserError("an archive is nothing for a terminal: -o FILE, or send it on: -o - | ...")
     made_s = time.time()
-    node = read_source(args).node
+    node = options.read_source(args).node
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(made_s))
     files = bundle_files.files_of(node, redact=args.redact, made_s=made_s, argv=tuple(args.argv))
     archive = archives.pack(files, int(made_s))

@@ -7,23 +7,7 @@ import os
 import time
 import uuid
 
-from gpudoctor.cli.options import (
-    NODE_HELP,
-    color_option,
-    facts_deadline_option,
-    fault_option,
-    file_path,
-    format_options,
-    node_option,
-    output_color,
-    output_option,
-    redact_option,
-    request_from,
-    terminal_width,
-    to_file,
-    up_to,
-    write_as_asked,
-)
+from gpudoctor.cli import options
 from gpudoctor.facts.system.sysfs import ROOT
 from gpudoctor.lazy import lazy_imports
 from gpudoctor.probes.runner.launch_engine import MAX_RANKS, LocalPlacement, local_placement
@@ -58,7 +42,7 @@ FORMATS = ("text", "json", "nagios", "prometheus", "junit", "html")
 def add_options(check: argparse.ArgumentParser) -> None:
     check.usage = "gpudoctor check [ID|DOMAIN ...] [--node SOURCE] [--level LEVEL] [OPTION ...]"
     check.epilog = _EXAMPLES
-    check.add_argument("ids", nargs="*", metavar="ID|DOMAIN", help="only these checks (globs too); all without")
+    check.add_argument("only", nargs="*", metavar="ID|DOMAIN", help="only these checks (globs too); all without")
     _add_what(check.add_argument_group("what"))
     _add_how_deep(check.add_argument_group("how deep"))
     _add_output(check.add_argument_group("output"))
@@ -68,7 +52,7 @@ def add_options(check: argparse.ArgumentParser) -> None:
 
 
 def _add_what(what: argparse._ArgumentGroup) -> None:
-    node_option(what, NODE_HELP + "; without it, this machine")
+    options.add_node(what, options.NODE_HELP + "; without it, this machine")
     what.add_argument("--gpu", metavar="LIST", help="judge only these GPUs: indices, UUIDs, bus ids, with commas")
     what.add_argument("--skip", action="append", default=[], metavar="ID|DOMAIN", help="leave these out")
     what.add_argument(
@@ -87,27 +71,27 @@ def _add_how_deep(depth: argparse._ArgumentGroup) -> None:
     depth.add_argument("--duration", metavar="TIME", help="of level burn: 90s, 10m (default), 1h, or seconds")
     depth.add_argument("--backend", choices=("auto", "nccl", "gloo"), default="auto", help="gloo: CPU ranks")
     depth.add_argument(
-        "--ranks", type=up_to(MAX_RANKS), metavar="N", help="number of ranks (default: one a GPU; gloo: 2)"
+        "--ranks", type=options.up_to(MAX_RANKS), metavar="N", help="number of ranks (default: one a GPU; gloo: 2)"
     )
     depth.add_argument("--force", action="store_true", help="load GPUs that another process uses")
-    facts_deadline_option(depth, "for reading the facts (default 60)")
+    options.add_facts_deadline(depth, "for reading the facts (default 60)")
 
 
 def _add_output(output: argparse._ArgumentGroup) -> None:
-    format_options(output, *FORMATS)
-    output_option(output, "write the report to FILE, atomically")
+    options.add_formats(output, *FORMATS)
+    options.add_output(output, "write the report to FILE, atomically")
     output.add_argument("-v", "--verbose", action="store_true", help="every finding")
     output.add_argument(
         "--include-facts", action="store_true", help="put the facts as JSON into JSON (it can be judged again) and HTML"
     )
-    redact_option(output)
+    options.add_redact(output)
     output.add_argument(
         "--progress",
         action="store_true",
         help="write progress to stderr as JSON lines (progress, rank, probe, step, steps, round, elapsed_s, left_s), "
         "until stderr is closed",
     )
-    color_option(output)
+    options.add_color(output)
 
 
 def _add_policy(policy: argparse._ArgumentGroup) -> None:
@@ -116,12 +100,14 @@ def _add_policy(policy: argparse._ArgumentGroup) -> None:
         "--require", action="append", default=[], metavar="ID", help="exit 3 if this check gave no verdict"
     )
     policy.add_argument("--profile", metavar="NAME|FILE", help="judge against this profile (default: matched)")
-    policy.add_argument("--config", type=file_path, metavar="FILE", help="thresholds, suppressions, expectations")
+    policy.add_argument(
+        "--config", type=options.file_path, metavar="FILE", help="thresholds, suppressions, expectations"
+    )
     policy.add_argument("--strict", action="store_true", help="refuse keys that this version does not know in it")
 
 
 def _add_trials(trials: argparse._ArgumentGroup) -> None:
-    fault_option(trials)
+    options.add_fault(trials)
     trials.add_argument(
         "--inject",
         action="append",
@@ -135,13 +121,15 @@ def run(args: argparse.Namespace) -> int:
     """Check, write the report and return the exit code. Raise UserError if the check cannot be done."""
     placement = local_placement(os.environ)
     _have_driver_read(args, placement)
-    prep = node_check.prepare(_request(args))
+    # the tables of GPUs and of the topology on the page come from the facts
+    include_facts = args.include_facts or args.format == "html"
+    prep = node_check.prepare(options.request_from(args, node_check.CheckRequest, include_facts=include_facts))
     writer = progress.progress_to_stderr if args.progress else progress.terminal_progress
     say_progress = writer(prep.burn_s)
     if placement is not None and placement.rank:
         collector_ahead.dismiss_ahead()
         return _run_local_worker(placement) if prep.wants_ranks else OK
-    if args.node is None and not args.fault:
+    if args.node is None and not args.faults:
         collector_ahead.order_ahead(fake_driver_context.root_of(os.environ))
     import gpudoctor.report.output_files  # noqa: F401
 
@@ -161,21 +149,19 @@ def _have_driver_read(args: argparse.Namespace, placement: LocalPlacement | None
 
     Not if an option was given that can be validated only later: if it is wrong, the driver must not be touched.
     """
-    later = (args.node, args.fault, args.ids, args.skip, args.require, args.config, args.duration, args.data, args.need)
+    later = (
+        args.node,
+        args.faults,
+        args.only,
+        args.skip,
+        args.require,
+        args.config,
+        args.duration,
+        args.data,
+        args.need,
+    )
     if not any(later) and args.node is None and (placement is None or not placement.rank):
         collector_ahead.order_ahead(fake_driver_context.root_of(os.environ))
-
-
-def _request(args: argparse.Namespace) -> node_check.CheckRequest:
-    return request_from(
-        args,
-        node_check.CheckRequest,
-        faults=args.fault,
-        only=args.ids,
-        deadline_s=args.deadline,
-        # the tables of GPUs and of the topology on the page come from the facts
-        include_facts=args.include_facts or args.format == "html",
-    )
 
 
 def _run_local_worker(placement: LocalPlacement) -> int:
@@ -197,7 +183,7 @@ def write_error(args: argparse.Namespace, message: str, code: int) -> int:
     of this run.
     """
     if _is_text(args):
-        if to_file(args):
+        if options.to_file(args):
             output_files.write_file(args.output, f"gpudoctor could not judge this node: {printable(message)}\n")
         return code
     nothing = node_check.nothing_read(args.node)
@@ -222,9 +208,9 @@ def _write_report(report: model.Report, args: argparse.Namespace) -> int:
         return write_error(args, f"interrupted by {report.run.interrupted}", code)
     if args.format == "nagios" and report.run.interrupted is None:
         code = junit_nagios.nagios_code(report)
-    if not write_as_asked(report, args, lambda report, to_file: _rendered(report, args, to_file=to_file)):
+    if not options.write_as_asked(report, args, lambda report, to_file: _rendered(report, args, to_file=to_file)):
         return COULD_NOT
-    if args.format == "prometheus" and to_file(args) and args.output.is_file():
+    if args.format == "prometheus" and options.to_file(args) and args.output.is_file():
         # with metrics in a folder that node_exporter does not read, the node would silently be missing
         why_not = prometheus.why_not_read(args.output, services.read_node_exporters(ROOT))
         if why_not is not None:
@@ -243,5 +229,5 @@ def _rendered(report: model.Report, args: argparse.Namespace, *, to_file: bool) 
         return junit_nagios.render_junit(report)
     if args.format == "html":
         return html.render_html(report, raw_facts=args.include_facts)
-    color = output_color(args.color, to_file=to_file)
-    return text.render_text(report, width=terminal_width(), color=color, verbose=args.verbose)
+    color = options.output_color(args.color, to_file=to_file)
+    return text.render_text(report, width=options.terminal_width(), color=color, verbose=args.verbose)

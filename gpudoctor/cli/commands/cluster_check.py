@@ -8,23 +8,12 @@ import os
 import sys
 from pathlib import Path
 
-from gpudoctor.cli.options import (
-    color_option,
-    format_options,
-    output_color,
-    output_option,
-    rate,
-    request_from,
-    seconds,
-    terminal_width,
-    up_to,
-    write_as_asked,
-)
+from gpudoctor.cli import options
 from gpudoctor.cluster.check import LAUNCHERS
 from gpudoctor.lazy import lazy_imports
 from gpudoctor.process.exit_codes import COULD_NOT
 from gpudoctor.text.json_text import json_line
-from gpudoctor.text.output import is_terminal, printable
+from gpudoctor.text.output import is_terminal, rewrite_line, write_stderr
 
 with lazy_imports():
     from gpudoctor.cluster.check import coordinator, launch_members, launcher_commands, model
@@ -33,7 +22,7 @@ with lazy_imports():
     from gpudoctor.cluster.check import text as cluster_text
 
 LEVELS = ("quick", "standard", "full")
-_nodes = up_to(100_000, "a number of nodes")
+_nodes = options.up_to(100_000, "a number of nodes")
 
 
 def add_check_options(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +43,10 @@ def add_rank_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of rank: where the processes meet, and what all of them do."""
     parser.add_argument("-N", "--nodes", type=_nodes, metavar="NODES", help="if the engine does not give it (k8s)")
     parser.add_argument(
-        "--meet", metavar="HOST", help="where the first process runs, if neither the engine nor MASTER_ADDR tells"
+        "--meet",
+        dest="rendezvous_host",
+        metavar="HOST",
+        help="where the first process runs, if neither the engine nor MASTER_ADDR tells",
     )
     parser.add_argument("--join", help=argparse.SUPPRESS)
     parser.add_argument("--numbered", help=argparse.SUPPRESS)
@@ -72,7 +64,9 @@ def _common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--backend", choices=("auto", "nccl", "gloo"), default="auto", help="gloo: CPU ranks, at any level"
     )
-    parser.add_argument("--ranks", type=up_to(64), metavar="N", help="CPU ranks a node between nodes (default 1)")
+    parser.add_argument(
+        "--ranks", type=options.up_to(64), metavar="N", help="CPU ranks a node between nodes (default 1)"
+    )
     parser.add_argument(
         "--node",
         "--source",  # torchrun would take --node for an abbreviation of its --node-rank
@@ -81,6 +75,7 @@ def _common(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--fault",
+        dest="faults",
         action="append",
         default=[],
         metavar="[HOST:]NAME[@GPU]",
@@ -92,16 +87,21 @@ def _common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--profile", metavar="NAME|FILE", help="of each node's check")
     parser.add_argument("--config", type=Path, metavar="FILE", help="of each node's check; at this path on every node")
     parser.add_argument(
-        "--at-least", type=rate, metavar="GBIT_S", help="what every pair of nodes has to reach; else: as the others do"
+        "--at-least",
+        dest="at_least_gbit_s",
+        type=options.rate,
+        metavar="GBIT_S",
+        help="what every pair of nodes has to reach; else: as the others do",
     )
     parser.add_argument(
         "--deadline",
-        type=seconds,
+        dest="deadline_s",
+        type=options.seconds,
         metavar="SECONDS",
         help="time for all nodes to join, and to measure each group of them (default: 60; groups on CPU ranks: 20)",
     )
-    format_options(parser, "text", "json", default="text")
-    output_option(parser, "write the report to FILE, atomically")
+    options.add_formats(parser, "text", "json", default="text")
+    options.add_output(parser, "write the report to FILE, atomically")
     parser.add_argument(
         "--reports", type=Path, metavar="DIR", help="keep each node's own report there, for gpudoctor cluster report"
     )
@@ -119,33 +119,21 @@ def _common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fail-on", choices=("fail", "warn", "never"), default="fail", help="what exits with 1")
     parser.add_argument("-v", "--verbose", action="store_true", help="every pair, and every finding")
     parser.add_argument("--progress", action="store_true", help="say on stderr what goes on, as JSON lines")
-    color_option(parser)
+    options.add_color(parser)
 
 
 def run_check(args: argparse.Namespace) -> int:
     """Start a process on each node, or run as one that an engine started; return the exit code."""
-    return launch_members.run_cluster_check(request_of(args), _output(args))
+    return launch_members.run_cluster_check(options.request_from(args, model.ClusterCheckRequest), _output(args))
 
 
 def run_rank(args: argparse.Namespace) -> int:
     """Run as one of the processes that an engine started; return the exit code."""
-    return launch_members.run_rank(request_of(args), _output(args))
+    return launch_members.run_rank(options.request_from(args, model.ClusterCheckRequest), _output(args))
 
 
 def _output(args: argparse.Namespace) -> model.ClusterOutput:
     return model.ClusterOutput(lambda made: write_report(made, args), lambda text: _show(text, args))
-
-
-def request_of(args: argparse.Namespace) -> model.ClusterCheckRequest:
-    """The request from the options of check or rank; options of the other command keep their defaults."""
-    return request_from(
-        args,
-        model.ClusterCheckRequest,
-        faults=args.fault,
-        deadline_s=args.deadline,
-        at_least_gbit_s=args.at_least,
-        rendezvous_host=getattr(args, "meet", None),
-    )
 
 
 def write_report(made: model.ClusterReport, args: argparse.Namespace) -> int:
@@ -159,10 +147,10 @@ def write_report(made: model.ClusterReport, args: argparse.Namespace) -> int:
     def rendered(made: model.ClusterReport, to_file: bool) -> str:
         if args.format == "json":
             return json_line(made)
-        color = output_color(args.color, to_file=to_file)
-        return cluster_text.render_cluster_text(made, width=terminal_width(), color=color, verbose=args.verbose)
+        color = options.output_color(args.color, to_file=to_file)
+        return cluster_text.render_cluster_text(made, width=options.terminal_width(), color=color, verbose=args.verbose)
 
-    return made.exit_code if write_as_asked(made, args, rendered) else COULD_NOT
+    return made.exit_code if options.write_as_asked(made, args, rendered) else COULD_NOT
 
 
 def write_error(args: argparse.Namespace, message: str, code: int) -> int:
@@ -178,13 +166,6 @@ def write_error(args: argparse.Namespace, message: str, code: int) -> int:
 def _show(text: str, args: argparse.Namespace) -> None:
     """Show progress on stderr: JSON lines with --progress, one rewritten line on a terminal; "" clears that line."""
     if args.progress:
-        line = json.dumps({"progress": text}) + "\n" if text else ""
+        write_stderr(json.dumps({"progress": text}) + "\n" if text else "")
     elif is_terminal(sys.stderr):
-        line = f"\r\x1b[2K{printable(text)[:76]}"
-    else:
-        return
-    try:
-        sys.stderr.write(line)
-        sys.stderr.flush()
-    except (OSError, ValueError, AttributeError):
-        return  # stderr is closed
+        rewrite_line(text)

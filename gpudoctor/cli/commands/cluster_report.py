@@ -10,18 +10,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gpudoctor.cli.options import (
-    color_option,
-    format_options,
-    output_color,
-    output_option,
-    terminal_width,
-    write_as_asked,
-)
+from gpudoctor.cli import options
 from gpudoctor.lazy import lazy_imports
 from gpudoctor.process.exit_codes import COULD_NOT, FAILED, OK, UNKNOWN
 from gpudoctor.text.json_text import json_line
-from gpudoctor.text.output import is_terminal, printable, say, write_stdout
+from gpudoctor.text.output import is_terminal, printable, rewrite_line, say, write_stdout
 
 with lazy_imports():
     # importing the text and HTML renderers takes more than half of the start-up of a JSON report
@@ -43,8 +36,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--against", action="append", default=[], metavar="OLDER", help="an older set: say what changed since"
     )
-    format_options(parser, "text", "json", "html")
-    output_option(parser, "write to FILE, atomically")
+    options.add_formats(parser, "text", "json", "html")
+    options.add_output(parser, "write to FILE, atomically")
     parser.add_argument(
         "--good", type=Path, metavar="FILE", help="write the hosts that pass or warn to FILE, one a line"
     )
@@ -63,7 +56,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="print the nodes that fail or are unknown only, as a Slurm hostlist expression: sbatch --exclude=$(...)",
     )
     parser.add_argument("-v", "--verbose", action="store_true", help="every node and every figure")
-    color_option(parser)
+    options.add_color(parser)
     parser.epilog = (
         "exit codes: 0 all nodes fit, 1 a node fails, 2 nothing to read, 3 none fails but some are not known (a report "
         "that cannot be read counts as such a node). With --exclude-expr: 0 the list is complete, 1 it is, and no "
@@ -113,12 +106,10 @@ def _progress() -> Callable[[reading.Gathered | None], None]:
     def show(gathered: reading.Gathered | None) -> None:
         nonlocal last
         if gathered is None:
-            sys.stderr.write("\r\x1b[2K")
-            sys.stderr.flush()
+            rewrite_line("")
         elif time.monotonic() - last > _SHOW_EVERY_S:
             last = time.monotonic()
-            sys.stderr.write(f"\r\x1b[2K{len(gathered.records)} reports")
-            sys.stderr.flush()
+            rewrite_line(f"{len(gathered.records)} reports")
 
     return show
 
@@ -158,9 +149,9 @@ def _write(fleet: model.Fleet, args: argparse.Namespace) -> int:
             return json_line(fleet)
         if args.format == "html":
             return html.render_fleet_html(fleet)
-        color = output_color(args.color, to_file=to_file)
+        color = options.output_color(args.color, to_file=to_file)
         return text.render_fleet_text(
-            fleet, width=terminal_width(), color=color, verbose=args.verbose, expect=args.expect or ""
+            fleet, width=options.terminal_width(), color=color, verbose=args.verbose, expect=args.expect or ""
         )
 
-    return fleet.exit_code if write_as_asked(fleet, args, rendered) else COULD_NOT
+    return fleet.exit_code if options.write_as_asked(fleet, args, rendered) else COULD_NOT

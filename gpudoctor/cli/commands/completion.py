@@ -52,11 +52,11 @@ def _offer_names(parser: argparse.ArgumentParser) -> None:
     checks = [check.id for check in all_checks()]
     domains = sorted({name.partition(".")[0] for name in checks})
     names: dict[str, Sequence[str]] = {
-        "ids": [*domains, *checks],
+        "only": [*domains, *checks],
         "skip": [*domains, *checks],
         "require": checks,
         "id": [*checks, *CAUSES, *fault_names()],
-        "fault": fault_names(),
+        "faults": fault_names(),
     }
     names_or_files = {"node": node_names(), "profile": profile_names()}
     for action in _actions(parser):

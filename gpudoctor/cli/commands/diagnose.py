@@ -7,18 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpudoctor.cli.options import (
-    color_option,
-    format_options,
-    output_color,
-    output_option,
-    redact_option,
-    seconds,
-    terminal_width,
-    to_file,
-    write_error_document,
-    write_output,
-)
+from gpudoctor.cli import options
 from gpudoctor.errors import UserError
 from gpudoctor.lazy import lazy_imports
 from gpudoctor.process.exit_codes import COULD_NOT, FAILED, OK, UNKNOWN
@@ -58,15 +47,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="reports of gpudoctor check --json of the job's nodes: they raise or lower a hypothesis",
     )
-    format_options(parser, "text", "json", "html")
+    options.add_formats(parser, "text", "json", "html")
     parser.add_argument("--follow", action="store_true", help="keep reading while the job runs; report if it stalls")
     parser.add_argument(
-        "--stall", type=seconds, default=120.0, metavar="SECONDS", help="with --follow: no progress for so long (120)"
+        "--stall",
+        type=options.seconds,
+        default=120.0,
+        metavar="SECONDS",
+        help="with --follow: no progress for so long (120)",
     )
-    output_option(parser, "write the answer to FILE, atomically")
-    redact_option(parser)
+    options.add_output(parser, "write the answer to FILE, atomically")
+    options.add_redact(parser)
     parser.add_argument("-v", "--verbose", action="store_true", help="the timeline of all events")
-    color_option(parser)
+    options.add_color(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -86,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
         answer = build.stalled(answer, stall)
     if args.redact:
         answer = diagnosis.redacted_diagnosis(answer)
-    write_output(_rendered(args, answer), args)
+    options.write_output(_rendered(args, answer), args)
     return COULD_NOT if not answer.recognised else _CODES[answer.verdict]
 
 
@@ -109,7 +102,7 @@ def write_error(args: argparse.Namespace, message: str, code: int) -> int:
         answer = diagnosis.Diagnosis(verdict="unknown", cause=None, reason=printable(message))
         if args.redact:
             answer = diagnosis.redacted_diagnosis(answer)
-        write_error_document(_rendered(args, msgspec.structs.replace(answer, error=answer.reason)), args)
+        options.write_error_document(_rendered(args, msgspec.structs.replace(answer, error=answer.reason)), args)
     return code
 
 
@@ -130,6 +123,6 @@ def _rendered(args: argparse.Namespace, answer: diagnosis.Diagnosis) -> str:
         return json_document(shown)
     if args.format == "html":
         return html.render_html(answer)
-    color = output_color(args.color, to_file=to_file(args))
-    width = _FILE_WIDTH if to_file(args) else min(terminal_width(_FILE_WIDTH), _WIDEST)
+    color = options.output_color(args.color, to_file=options.to_file(args))
+    width = _FILE_WIDTH if options.to_file(args) else min(options.terminal_width(_FILE_WIDTH), _WIDEST)
     return text.render_text(answer, width=width, color=color, verbose=args.verbose)

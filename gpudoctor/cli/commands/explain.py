@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Iterator
 
-from gpudoctor.cli.options import color_option, output_color, terminal_width
+from gpudoctor.cli import options
 from gpudoctor.cli.parsing import nearest_words
 from gpudoctor.errors import UserError
 from gpudoctor.lazy import lazy_imports
@@ -72,7 +72,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="a check (pcie.link-width, pcie), a cause (rank_hung), a fault (gpu-lost), an Xid ('Xid 79'), "
         "an exit code ('exit code 137'), a line of a log, or a word",
     )
-    color_option(parser)
+    options.add_color(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -81,8 +81,8 @@ def run(args: argparse.Namespace) -> int:
     Raise UserError if there is none.
     """
     page = _page_of(" ".join(args.id).strip())
-    color = output_color(args.color, to_file=False)
-    _show(markdown_text.page_as_text(page, width=terminal_width(80), color=color))
+    color = options.output_color(args.color, to_file=False)
+    _show(markdown_text.page_as_text(page, width=options.terminal_width(80), color=color))
     return OK
 
 

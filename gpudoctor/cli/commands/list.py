@@ -6,7 +6,7 @@ import argparse
 
 import msgspec
 
-from gpudoctor.cli.options import terminal_width, write_error_object
+from gpudoctor.cli import options
 from gpudoctor.errors import UserError
 from gpudoctor.lazy import lazy_imports
 from gpudoctor.process.exit_codes import OK
@@ -17,7 +17,7 @@ with lazy_imports():
     from gpudoctor.report import text
 
 LEVELS = ("quick", "standard", "full", "burn")
-write_error = write_error_object
+write_error = options.write_error_object
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
         rows = [{"id": c.id, "level": c.level, "title": c.title} for c in checks]
         write_stdout(msgspec.json.encode(rows).decode() + "\n")
         return OK
-    write_stdout(text.columns([(c.id, c.level, c.title) for c in checks], width=terminal_width()))
+    write_stdout(text.columns([(c.id, c.level, c.title) for c in checks], width=options.terminal_width()))
     return OK
 
 

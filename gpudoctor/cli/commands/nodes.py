@@ -7,7 +7,7 @@ from textwrap import wrap
 
 import msgspec
 
-from gpudoctor.cli.options import terminal_width, write_error_object
+from gpudoctor.cli import options
 from gpudoctor.cli.parsing import nearest_words
 from gpudoctor.errors import UserError
 from gpudoctor.facts.simulated.load import faults, node_titles
@@ -32,7 +32,7 @@ _ALL_FAULTS = (
     "nodes WORD"
 )
 Rows = list[tuple[str, ...]]
-write_error = write_error_object
+write_error = options.write_error_object
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -81,7 +81,7 @@ def _by_domain(rows: Rows) -> Rows:
 
 
 def _part(head: str, rows: Rows) -> str:
-    width = terminal_width()
+    width = options.terminal_width()
     return "\n".join(wrap(head, width)) + "\n" + text.columns(rows, width=width, indent=2)
 
 

@@ -6,19 +6,7 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from gpudoctor.cli.options import (
-    facts_deadline_option,
-    fault_option,
-    format_options,
-    node_option,
-    output_option,
-    read_source,
-    request_from,
-    terminal_width,
-    up_to,
-    write_error_document,
-    write_output,
-)
+from gpudoctor.cli import options
 from gpudoctor.errors import UserError
 from gpudoctor.lazy import lazy_imports
 from gpudoctor.plan import MAX_BATCH
@@ -38,12 +26,12 @@ MAX_NODES, MAX_SEQ, MAX_RANKS, MAX_RAM_GIB = 4096, 2**24, 64, 2**20
 
 def add_options(plan: argparse.ArgumentParser) -> None:
     plan.add_argument("model", metavar="MODEL_SIZE", help="350m, 7b, 1.5b ..., or a Hugging Face config.json")
-    node_option(
+    options.add_node(
         plan,
         "as for check; a report JSON brings its measurements along. Or what you do not have: a kind of node "
         "(dgx-a100-40gb-8), GPUs (4xa100-pcie-40gb)",
     )
-    fault_option(plan)
+    options.add_fault(plan)
     plan.add_argument("--nodes", type=_up_to(MAX_NODES), default=1, metavar="N", help="so many nodes like this one")
     plan.add_argument("--gpu", metavar="LIST", help="plan with these GPUs only: indices, UUIDs, bus ids, with commas")
     plan.add_argument(
@@ -77,13 +65,13 @@ def add_options(plan: argparse.ArgumentParser) -> None:
             action="store_true",
             help=f"{name} is not planned: print a rule of thumb (exit 2)",
         )
-    facts_deadline_option(plan, "for reading the facts (default 60)")
-    format_options(plan, "text", "json")
-    output_option(plan, "write to FILE, atomically")
+    options.add_facts_deadline(plan, "for reading the facts (default 60)")
+    options.add_formats(plan, "text", "json")
+    options.add_output(plan, "write to FILE, atomically")
 
 
 def _up_to(largest: int) -> Callable[[str], int]:
-    return up_to(largest, "a whole number")
+    return options.up_to(largest, "a whole number")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -91,16 +79,18 @@ def run(args: argparse.Namespace) -> int:
 
     The exit code is 1 if the verification failed, 3 if it did not finish or was refused a GPU.
     """
-    asked = request_from(args, model.PlanRequest)
+    asked = options.request_from(args, model.PlanRequest)
     shape = make_plan.shape_of(asked.model)
-    unread = unread_node.node_of_profile(args.node) if args.node and not args.fault else None
-    sourced = node_check.Sourced(unread) if unread is not None else read_source(args)
+    unread = unread_node.node_of_profile(args.node) if args.node and not args.faults else None
+    sourced = node_check.Sourced(unread) if unread is not None else options.read_source(args)
     method = next((each for each in _NOT_PLANNED if getattr(args, each)), None)
     if method is not None:
         raise UserError(f"--{method}: {_rule_of_thumb(method, asked, shape, sourced)}")
     made = make_plan.planned(asked, shape, sourced)
     is_json = args.format == "json"
-    write_output(json_line(made) if is_json else plan_text.render_text(made, width=terminal_width()), args)
+    options.write_output(
+        json_line(made) if is_json else plan_text.render_text(made, width=options.terminal_width()), args
+    )
     if made.verification is None or made.verification.error is None:
         return OK
     return UNKNOWN if made.verification.error_kind in ("timeout", "refused") else FAILED
@@ -119,5 +109,5 @@ def _rule_of_thumb(
 def write_error(args: argparse.Namespace, message: str, code: int) -> int:
     """Write the error as a JSON document if JSON was requested; return the exit code."""
     if args.format == "json":
-        write_error_document(json_line(model.Plan(error=printable(message))), args)
+        options.write_error_document(json_line(model.Plan(error=printable(message))), args)
     return code

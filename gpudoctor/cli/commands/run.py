@@ -7,17 +7,15 @@ import os
 import platform
 from pathlib import Path
 
-from gpudoctor.cli.options import format_options, output_option, request_from, seconds, terminal_width
+from gpudoctor.cli import options
 from gpudoctor.errors import UserError
 from gpudoctor.lazy import lazy_imports
 from gpudoctor.process.exit_codes import FAILED
 from gpudoctor.process.signals import ignored_at_start
 from gpudoctor.text.json_text import json_document
-from gpudoctor.text.output import say
+from gpudoctor.text.output import say, write_stderr
 
 with lazy_imports():
-    import sys
-
     from gpudoctor.process import foreground
     from gpudoctor.report import output_files
     from gpudoctor.run import command, html, report, text
@@ -38,7 +36,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-env", action="store_true", help="set no variables that make failures readable")
     parser.add_argument("--no-observer", action="store_true", help="load nothing into the ranks: no steps, no causes")
     parser.add_argument(
-        "--hang-after", type=seconds, dest="hang_after_s", metavar="SECONDS",
+        "--hang-after", type=options.seconds, dest="hang_after_s", metavar="SECONDS",
         help="describe where the ranks stand after so long without progress (10 x the median step, at least 120)",
     )  # fmt: skip
     parser.add_argument("--on-hang", choices=("report", "end"), default="report", help="and end the command (report)")
@@ -46,8 +44,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--on-exit", choices=("leave", "end"), default="leave", help="if gpudoctor itself is killed (leave it running)"
     )
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep logs, stacks and dumps of the ranks in it")
-    format_options(parser, "text", "json", "html")
-    output_option(parser, "also write the report to FILE; %%h in its name is this host")
+    options.add_formats(parser, "text", "json", "html")
+    options.add_output(parser, "also write the report to FILE; %%h in its name is this host")
     parser.set_defaults(program=[])
 
 
@@ -56,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.program:
         raise UserError("a command is needed after --, as in: gpudoctor run -- torchrun --nproc-per-node 4 train.py")
     output = _output(args)
-    request = request_from(args, command.RunRequest, command=args.program)
+    request = options.request_from(args, command.RunRequest, command=args.program)
     try:
         finished = command.run(request, ignored=ignored_at_start(), say=say)
     except command.NodeNotFitError as error:
@@ -80,13 +78,8 @@ def _output(args: argparse.Namespace) -> Path | None:
 
 def _write(args: argparse.Namespace, output: Path | None, made: report.RunReport) -> None:
     """The text on stderr, and the file; what cannot be written is said, and changes no exit code."""
-    width = min(terminal_width(), _WIDEST)
-    if sys.stderr is not None:
-        try:
-            sys.stderr.write("\n" + text.render_text(made, width=width))
-            sys.stderr.flush()
-        except (OSError, ValueError):
-            pass
+    width = min(options.terminal_width(), _WIDEST)
+    write_stderr("\n" + text.render_text(made, width=width))
     if output is not None:
         try:
             output_files.write_file(output, _rendered(args, made))

@@ -9,15 +9,7 @@ import time
 
 import msgspec
 
-from gpudoctor.cli.options import (
-    color_option,
-    facts_deadline_option,
-    output_color,
-    request_from,
-    seconds_between,
-    source_options,
-    terminal_width,
-)
+from gpudoctor.cli import options
 from gpudoctor.lazy import lazy_imports
 from gpudoctor.process.exit_codes import OK
 from gpudoctor.process.signals import InterruptedBySignal
@@ -33,18 +25,18 @@ _CLEAR = "\x1b[H\x1b[2J"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    source_options(parser)
+    options.add_source(parser)
     parser.add_argument(
         "--watch",
         nargs="?",
-        type=seconds_between(0.5, 3600),
+        type=options.seconds_between(0.5, 3600),
         const=2.0,
         metavar="SECONDS",
         help="look again every so many seconds (2), until q or Ctrl-C",
     )
     parser.add_argument("--json", action="store_true", help="the report of the quick checks, with the facts")
-    facts_deadline_option(parser, "for reading the facts (default 60)")
-    color_option(parser)
+    options.add_facts_deadline(parser, "for reading the facts (default 60)")
+    options.add_color(parser)
     parser.epilog = "exit codes: as those of gpudoctor check --level quick; with --watch 0"
 
 
@@ -65,17 +57,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
-    if args.node is None and not args.fault:
+    if args.node is None and not args.faults:
         collector_ahead.order_ahead(fake_driver_context.root_of(os.environ))
-    request = request_from(args, node_check.CheckRequest, faults=args.fault, level="quick", deadline_s=args.deadline)
-    prep = node_check.prepare(msgspec.structs.replace(request, include_facts=True))
+    prep = node_check.prepare(options.request_from(args, node_check.CheckRequest, level="quick", include_facts=True))
     report = node_check.run_prepared(prep, argv=args.argv)
     if args.json:
         write_stdout(model.render_json(report))
         return report.exit_code
-    color = output_color(args.color, to_file=False)
+    color = options.output_color(args.color, to_file=False)
     assert not isinstance(report.facts, msgspec.UnsetType)
-    text = status_table.status_text(report, report.facts, width=terminal_width(), color=color)
+    text = status_table.status_text(report, report.facts, width=options.terminal_width(), color=color)
     if args.watch is not None:  # a time above, an empty line below: frames stay apart in a pipe as well
         now = time.strftime("%Y-%m-%d %H:%M:%S")
         leave = "; q or Ctrl-C leaves" if is_terminal(sys.stdin) else ""

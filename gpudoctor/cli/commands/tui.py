@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from gpudoctor.cli import options
 from gpudoctor.cli.commands.watch import interval_option
-from gpudoctor.cli.options import fault_option, node_option
 from gpudoctor.errors import UserError
 from gpudoctor.lazy import lazy_imports
 
@@ -16,8 +16,10 @@ with lazy_imports():
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    node_option(parser, "as for check; also a recorded stream of gpudoctor watch, and ssh:HOST for another machine")
-    fault_option(parser)
+    options.add_node(
+        parser, "as for check; also a recorded stream of gpudoctor watch, and ssh:HOST for another machine"
+    )
+    options.add_fault(parser)
     interval_option(parser)
     parser.add_argument("--theme", metavar="NAME", help="dark (default), light or colour-blind; NO_COLOR is honoured")
     parser.add_argument("--config", type=Path, metavar="FILE", help="for the checks that are run")
@@ -39,7 +41,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Show the view, or serve it; return the exit code. Raise UserError before anything is drawn."""
-    request = start.TuiRequest(args.node, tuple(args.fault), args.interval, args.theme, args.config, args.read_only)
+    request = options.request_from(args, start.TuiRequest)
     if args.serve is not None:
         return serve.serve(request, args.serve, args.serve_token)
     if args.serve_token is not None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
 
-from gpudoctor.cli.options import seconds_between, source_options
+from gpudoctor.cli import options
 from gpudoctor.errors import UserError
 from gpudoctor.lazy import lazy_imports
 from gpudoctor.process.exit_codes import OK
@@ -30,11 +30,18 @@ if TYPE_CHECKING:
 def interval_option(parser: argparse.ArgumentParser) -> None:
     """Add `--interval SECONDS`, for commands that show live values."""
     text = "between samples: 0.2 to 3600 (default 1)"
-    parser.add_argument("--interval", type=seconds_between(0.2, 3600), default=1.0, metavar="SECONDS", help=text)
+    parser.add_argument(
+        "--interval",
+        dest="interval_s",
+        type=options.seconds_between(0.2, 3600),
+        default=1.0,
+        metavar="SECONDS",
+        help=text,
+    )
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    source_options(parser)
+    options.add_source(parser)
     interval_option(parser)
 
 
@@ -82,10 +89,10 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("stdout is closed: gpudoctor watch writes its lines there")
     lines = LineWriter(sys.stdout.buffer)
     with ExitStack() as retained:
-        source = sources.open_source(args.node, args.fault, args.interval)
+        source = sources.open_source(args.node, args.faults, args.interval_s)
         retained.callback(source.close)
         with suppress(ClosedError):
-            follow(source, lines, args.interval)
+            follow(source, lines, args.interval_s)
     return OK
 
 

@@ -16,7 +16,7 @@ def finding_card(check: str, findings: Sequence[Finding], explains: Iterable[str
         for label, part in block_parts(findings, explains)
         if label != "do"
     )
-    return Card(findings[0].status.value, _title(check, findings), "", (pairs(*rows),))
+    return Card(findings[0].status.value, _title(check, findings), (pairs(*rows),))
 
 
 def advice_cards(problems: Iterable[tuple[str, Sequence[Finding]]]) -> list[Card]:
@@ -26,7 +26,7 @@ def advice_cards(problems: Iterable[tuple[str, Sequence[Finding]]]) -> list[Card
         steps = next((part for label, part in block_parts(findings, ()) if label == "do"), ())
         by_steps.setdefault(tuple(map(_item, steps)), []).append((check, findings))
     return [
-        Card(same[0][1][0].status.value, tuple(_title(*each) for each in same), "", (Items(steps, "steps"),))
+        Card(same[0][1][0].status.value, tuple(_title(*each) for each in same), (Items(steps, "steps"),))
         for steps, same in by_steps.items()
         if steps
     ]

@@ -31,8 +31,8 @@ _HEAT_STEPS = (("●", "heat4", 0.9), ("◕", "heat3", 0.7), ("◑", "heat2", 0.
 _DIAGONAL = "–"
 
 
-def lines_by_size(series: Mapping[str, Sequence[tuple[int, float]]], unit: str, label: str) -> Plot:
-    """A line per name over message sizes in bytes (logarithmic axis); the value axis starts at 0."""
+def lines_by_size(series: Mapping[str, Sequence[tuple[int, float]]], label: str) -> Plot:
+    """A line of GB/s per name over message sizes in bytes (logarithmic axis); the value axis starts at 0."""
     sizes = [size for points in series.values() for size, _ in points]
     low, high = log2(min(sizes)), log2(max(sizes))
     ticks = _ticks(max(drawable(value) for points in series.values() for _, value in points))
@@ -47,14 +47,14 @@ def lines_by_size(series: Mapping[str, Sequence[tuple[int, float]]], unit: str, 
         Curve(
             name,
             tuple(
-                Point(across(size), up(value), f"{name}, {size_text(size)}: {drawable(value):.2f} {unit}")
+                Point(across(size), up(value), f"{name}, {size_text(size)}: {drawable(value):.2f} GB/s")
                 for size, value in points
             ),
         )
         for name, points in series.items()
     )
     powers = tuple((across(1 << power), size_text(1 << power)) for power in _powers(low, high))
-    return Plot(label, unit, "message size", powers, tuple((up(tick), f"{tick:g}") for tick in ticks), curves)
+    return Plot(label, powers, tuple((up(tick), f"{tick:g}") for tick in ticks), curves)
 
 
 def _ticks(largest: float) -> list[float]:

@@ -40,7 +40,7 @@ from gpudoctor.report.tables.devices import (
 )
 from gpudoctor.report.tables.links import collective_table, host_table
 from gpudoctor.report.tables.table import Table, aligned
-from gpudoctor.report.tables.workloads import library_tables, loading_tables, storage_table, strategy_tables
+from gpudoctor.report.tables.workloads import library_tables, loading_tables, storage_tables, strategy_tables
 from gpudoctor.text.units import size_text
 
 
@@ -50,7 +50,8 @@ def figures_part(report: Report) -> Iterator[Section]:
     yield from section("Problems of the probes", map(_problem, measured.problems), "probe-problems", opened=True)
     launch = measured.launch
     libraries = section("Strategies of other libraries", _side_by_side(library_tables(measured)), "libraries")
-    storage = section("Reads from storage", _storage(measured), "storage")
+    read = (_drawn(table, table.title) for table in storage_tables(measured))
+    storage = section("Reads from storage", read, "storage")
     if launch is None:
         yield from (*libraries, *storage)
         return
@@ -87,7 +88,7 @@ def _problem(problem: ProbeProblem) -> Card:
     where += [] if problem.rank is None else [f"rank {problem.rank}"]
     where += [] if problem.phase is None else [problem.phase]
     output = (Preformatted("\n".join(problem.output)),) if problem.output else ()
-    return Card("unknown", (Strong(f"{', '.join(where)}:"), problem.text), "", output)
+    return Card("unknown", (Strong(f"{', '.join(where)}:"), problem.text), output)
 
 
 def _training(report: Report, name: RankName, measured_on: str) -> Iterator[Part]:
@@ -130,7 +131,7 @@ def _collectives(done: tuple[Collective, ...], kind: str) -> Iterator[Part]:
         if row.size_bytes > 0:
             series.setdefault(row.op, []).append((row.size_bytes, row.busbw_gb_s))
     if any(len({size for size, _ in points}) > 1 for points in series.values()):
-        yield lines_by_size(series, "GB/s", f"Bus bandwidth by message size on {kind}")
+        yield lines_by_size(series, f"Bus bandwidth by message size on {kind}")
     caption = f"Busbw in GB/s in {done[0].dtype}, and median time of the slowest rank"
     yield _drawn(collective_table(done).turned("size"), caption)
     wrong = tuple(f"{row.op} of {size_text(row.size_bytes)}: {_wrong(row)}" for row in done if _wrong(row))
@@ -152,11 +153,6 @@ def _host_links(measured: Measurements, name: RankName) -> Iterator[Part]:
 def _compute(measured: Measurements, name: RankName) -> Iterator[Part]:
     if measured.compute:
         yield _drawn(compute_table(measured.compute, name, ".0f"), "All ranks at the same time")
-
-
-def _storage(measured: Measurements) -> Iterator[Part]:
-    for figures in (storage_table(read) for read in measured.storage if read.rates):
-        yield _drawn(figures, f"{figures.title[0].upper()}{figures.title[1:]}, readers together")
 
 
 def _telemetry(telemetry: Telemetry) -> Part:

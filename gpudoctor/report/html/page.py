@@ -54,7 +54,7 @@ def render_html(report: Report, *, raw_facts: bool = True) -> str:
     cards = [finding_card(result.id, findings, explained.by(result.id, findings)) for result, findings in problems]
     if lacking:
         rows = pairs(*((Code(check), text) for check, text in lacking))
-        cards.append(Card("unknown", (Chip("unknown"), title), "", (rows,)))
+        cards.append(Card("unknown", (Chip("unknown"), title), (rows,)))
     page = Page(
         title=f"{word}{simulated} {_host(report)}: gpudoctor report",
         kicker=f"gpudoctor {report.tool.version} report",

@@ -108,7 +108,6 @@ class Card(Struct, frozen=True):
 
     status: str
     title: Cell
-    subtitle: str
     parts: tuple[Part, ...]
 
 
@@ -129,12 +128,11 @@ class Bar(Struct, frozen=True):
 
 
 class Bars(Struct, frozen=True):
-    """Stacked bars, one below the other, on one scale; a table with the same figures has to follow."""
+    """Stacked bars of ms, one below the other, on one scale; a table with the same figures has to follow."""
 
     label: str
     names: tuple[str, ...]
     bars: tuple[Bar, ...]
-    unit: str = "ms"
 
     @property
     def longest(self) -> float:
@@ -184,11 +182,9 @@ class Curve(Struct, frozen=True):
 
 
 class Plot(Struct, frozen=True):
-    """Curves over an axis; places are in the units of the drawing, which is 720 wide."""
+    """Curves of GB/s over message sizes; places are in the units of the drawing, which is 720 wide."""
 
     label: str
-    unit: str
-    axis: str
     across: tuple[tuple[float, str], ...]
     up: tuple[tuple[float, str], ...]
     curves: tuple[Curve, ...]

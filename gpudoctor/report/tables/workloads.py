@@ -89,7 +89,12 @@ def loading_tables(measured: Measurements) -> list[Table]:
     return [Table(tuple(map(Column, _RATES)), tuple(rows), title)]
 
 
-def storage_table(read: StorageRead) -> Table:
+def storage_tables(measured: Measurements) -> list[Table]:
+    """A table for each path that was read."""
+    return [_storage_table(read) for read in measured.storage if read.rates]
+
+
+def _storage_table(read: StorageRead) -> Table:
     """A row per pattern and number of readers: their total rate, and the time of one read."""
     columns = (Column("pattern", left=True), *(Column(name) for name in ("readers", "a read", "MB/s", "p50", "p99")))
     rows = tuple(
@@ -103,4 +108,4 @@ def storage_table(read: StorageRead) -> Table:
         )
         for rate in read.rates
     )
-    return Table(columns, rows, title=f"read from {read.path}")
+    return Table(columns, rows, title=f"Read from {read.path}, readers together")

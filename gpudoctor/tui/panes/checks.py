@@ -21,10 +21,10 @@ from gpudoctor.report.model import Report
 from gpudoctor.report.two_reports import Difference, differences
 from gpudoctor.text.output import printable
 from gpudoctor.text.units import counted, duration_text
-from gpudoctor.tui.labels import clock, style_of
+from gpudoctor.tui.labels import clock
 from gpudoctor.tui.panes.check_list import CheckChosen, CheckList
 from gpudoctor.tui.panes.finding_text import FindingPane
-from gpudoctor.tui.panes.pane import Pane, RunWanted
+from gpudoctor.tui.panes.pane import Pane, RunWanted, put
 from gpudoctor.tui.screens import LEVEL_COSTS, page_of
 from gpudoctor.tui.state import FinishedRun, Running, State
 
@@ -119,10 +119,10 @@ class ChecksPane(Pane):
         self._finding.show_finding(state, self._check_id, self._gpu)
         self._show_level(state.level)
         self._show_running(state)
-        key = (len(state.runs), state.runs[-1:], id(state.base), id(state.report), self.app.no_color)
+        key = (len(state.runs), state.runs[-1:], id(state.base), id(state.report))
         if key != self._history_shown:
             self._history_shown = key
-            self._history.update(history_content(state, self.app.no_color))
+            put(self._history, history_content(state))
 
     def _show_running(self, state: State) -> None:
         text = running_words(state.running, time.time())
@@ -195,13 +195,13 @@ def running_words(running: Running | None, now_s: float) -> str:
     )
 
 
-def history_content(state: State, no_color: bool) -> Content:
+def history_content(state: State) -> Content:
     """The changes of the newest run, then the runs since the start, newest first."""
-    lines = list(_changes(state, no_color))
-    lines.append(Content("Runs since the start").stylize("bold"))
+    lines = list(_changes(state))
+    lines.append(Content.styled("Runs since the start", "head"))
     if not state.runs:
         lines.append(Content("none yet"))
-    lines += [_run_line(run, no_color) for run in reversed(state.runs[-RUNS_SHOWN:])]
+    lines += [_run_line(run) for run in reversed(state.runs[-RUNS_SHOWN:])]
     return Content("\n").join(lines)
 
 
@@ -224,32 +224,32 @@ def compared(state: State) -> tuple[str, Report, Report] | None:
     return None
 
 
-def _changes(state: State, no_color: bool) -> Iterator[Content]:
+def _changes(state: State) -> Iterator[Content]:
     pair = compared(state)
     if pair is None:
         return
     against, old, new = pair
     found = differences(old, new)
-    yield Content(printable(f"Against {against}")).stylize("bold")
+    yield Content.styled(printable(f"Against {against}"), "head")
     if not found:
         yield Content("nothing changed")
     for difference in found[:DIFFERENCES_SHOWN]:
-        yield _difference_line(difference, no_color)
+        yield _difference_line(difference)
     if len(found) > DIFFERENCES_SHOWN:
         yield Content(f"and {len(found) - DIFFERENCES_SHOWN} more")
     yield Content("")
 
 
-def _difference_line(difference: Difference, no_color: bool) -> Content:
+def _difference_line(difference: Difference) -> Content:
     tone = Status.PASS if difference.kind == "gone" else difference.after or "quiet"
-    return Content.assemble((f"{difference.kind}: ", style_of(tone, no_color)), printable(difference.text))
+    return Content.assemble((f"{difference.kind}: ", tone), printable(difference.text))
 
 
-def _run_line(run: FinishedRun, no_color: bool) -> Content:
+def _run_line(run: FinishedRun) -> Content:
     what = printable(", ".join(run.only) or "all")
     head = f"{clock(run.at_s)}  {run.level:<8}  {what:<12}  "
     if run.report is None:
-        return Content.assemble(head, ("no verdict ", style_of("unknown", no_color)), printable(run.error or ""))
+        return Content.assemble(head, ("no verdict ", "unknown"), printable(run.error or ""))
     report = run.report
     word = report.verdict.upper() if report.verdict == "fail" else report.verdict
     faults = counted(len(report.faults), "fault")
@@ -259,6 +259,6 @@ def _run_line(run: FinishedRun, no_color: bool) -> Content:
         on = f"  {report.measurements.launch.world_size} CPU ranks"
     return Content.assemble(
         head,
-        (f"{word:<8}", style_of(Status(report.verdict), no_color)),
+        (f"{word:<8}", Status(report.verdict)),
         f" {faults}  {report.run.duration_s:.1f} s{on}{partial}",
     )

@@ -19,8 +19,8 @@ from gpudoctor.checks.core.subject import Subject, grouped_label
 from gpudoctor.report.model import Report
 from gpudoctor.report.wording import CommandText, Explained, block_rows, verdict_word, verdict_words
 from gpudoctor.text.output import printable
-from gpudoctor.tui.labels import WORDS, clock, style_of
-from gpudoctor.tui.panes.pane import PageWanted
+from gpudoctor.tui.labels import WORDS, clock
+from gpudoctor.tui.panes.pane import PageWanted, put
 from gpudoctor.tui.state import FinishedRun, State
 
 _LABEL_WIDTH = 10
@@ -28,9 +28,7 @@ _NARROWEST = 24
 _SMALL = (60, 8)  # columns and lines: with less, only the first words of a finding are seen
 
 
-def finding_content(
-    state: State, check_id: str, gpu: int | None, width: int, no_color: bool, *, small: bool = False
-) -> Content:
+def finding_content(state: State, check_id: str, gpu: int | None, width: int, *, small: bool = False) -> Content:
     """All findings of the check in `state.report`, wrapped to `width` cells; `small`: little of it is seen at once.
 
     Findings of `gpu` (NVML index) come first, then the worst. Problems are shown in full; passes and
@@ -45,11 +43,11 @@ def finding_content(
     for finding in findings:
         if finding.status in PROBLEMS:
             lines += [Content("")] if lines else []
-            lines += _problem(state, state.report, result, finding, width, no_color, small)
+            lines += _problem(state, state.report, result, finding, width, small)
     quiet = [finding for finding in findings if finding.status not in PROBLEMS]
     if quiet:
-        lines += [Content("")] if lines else [Content(_cut(f"{result.id}: {result.title}", width)).stylize("bold")]
-        lines += _quiet(quiet, width, no_color)
+        lines += [Content("")] if lines else [Content.styled(_cut(f"{result.id}: {result.title}", width), "head")]
+        lines += _quiet(quiet, width)
     return Content("\n").join(lines)
 
 
@@ -75,22 +73,22 @@ def seen(runs: Sequence[FinishedRun], check_id: str, finding: Finding) -> tuple[
 
 
 def _problem(
-    state: State, report: Report, result: CheckResult, finding: Finding, width: int, no_color: bool, small: bool
+    state: State, report: Report, result: CheckResult, finding: Finding, width: int, small: bool
 ) -> Iterator[Content]:
     label = "" if finding.subject.label == "node" else f" on {printable(finding.subject.label)}"
     word = WORDS[finding.status]
-    head = Content.assemble((word, style_of(finding.status, no_color)), (f" {result.id}{label}", "bold"))
+    head = Content.assemble((word, finding.status), (f" {result.id}{label}", "head"))
     since = _since(state.runs, result.id, finding)
     if since and head.cell_length + len(since) + 2 <= width:
         head = Content.assemble(head, " " * (width - head.cell_length - len(since)), since)
         since = ""
     yield from head.wrap(width)
     for name, text in _urgent_first(_short(block_rows(finding, Explained(report).by(result.id, [finding]))), small):
-        yield from _labelled(name, text, width, no_color)
+        yield from _labelled(name, text, width)
     if finding.explained_by is not None:
-        yield from _labelled("cause", f"explained by {finding.explained_by}", width, no_color)
+        yield from _labelled("cause", f"explained by {finding.explained_by}", width)
     if since:
-        yield from _labelled("seen", since, width, no_color)
+        yield from _labelled("seen", since, width)
 
 
 def _short(rows: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -125,7 +123,7 @@ def _since(runs: Sequence[FinishedRun], check_id: str, finding: Finding) -> str:
     return f"first seen {clock(found[0])}, {in_a_row}"
 
 
-def _quiet(findings: list[Finding], width: int, no_color: bool) -> Iterator[Content]:
+def _quiet(findings: list[Finding], width: int) -> Iterator[Content]:
     """Passes and skips: the subjects, and what was found or why it was skipped."""
     groups: dict[tuple[Status, str], list[Subject]] = {}
     for finding in findings:
@@ -138,13 +136,13 @@ def _quiet(findings: list[Finding], width: int, no_color: bool) -> Iterator[Cont
         who = "" if label == "node" else f"{label}: "
         word = f"{WORDS[status]:<{_LABEL_WIDTH - 2}}"
         for n, line in enumerate(_wrapped(f"{who}{text}", width)):
-            yield Content.assemble((word if n == 0 else " " * len(word), style_of(status, no_color)), "  ", line)
+            yield Content.assemble((word if n == 0 else " " * len(word), status), "  ", line)
 
 
-def _labelled(name: str, text: str, width: int, no_color: bool) -> Iterator[Content]:
+def _labelled(name: str, text: str, width: int) -> Iterator[Content]:
     for n, line in enumerate(_wrapped(text, width)):
         label = f"{name if n == 0 else '':<{_LABEL_WIDTH}}"
-        yield Content.assemble((label, style_of("quiet", no_color)), line)
+        yield Content.assemble((label, "quiet"), line)
 
 
 def _wrapped(text: str, width: int) -> list[str]:
@@ -156,14 +154,14 @@ def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "~"
 
 
-def _verdict(report: Report | None, gpu: int | None, no_color: bool) -> Content:
+def _verdict(report: Report | None, gpu: int | None) -> Content:
     """Without a check, which the first problem chooses by itself: the verdict; of a GPU, that it has none."""
     hint = "Choose a check to see its findings."
     if report is None:
         return Content(hint)
     if gpu is not None:
         return Content(f"GPU {gpu}: no problem found. {hint}")
-    word = (verdict_word(report), style_of(Status(report.verdict), no_color))
+    word = (verdict_word(report), Status(report.verdict))
     return Content.assemble(word, f"  {verdict_words(report)}\n\n{hint}")
 
 
@@ -203,15 +201,15 @@ class FindingPane(VerticalScroll, can_focus=True):
             return
         # always leave the column of the scrollbar free, or lines would wrap differently when it appears
         width = self.scrollable_content_region.width
-        no_color, small = self.app.no_color, width < _SMALL[0] and self.size.height < _SMALL[1]
-        key = (id(self._state.report), len(self._state.runs), self._check_id, self._gpu, width, no_color, small)
+        small = width < _SMALL[0] and self.size.height < _SMALL[1]
+        key = (id(self._state.report), len(self._state.runs), self._check_id, self._gpu, width, small)
         if key == self._drawn or width < 1:
             return
         self._drawn = key
         if self._check_id is None:
-            self._text.update(_verdict(self._state.report, self._gpu, no_color))
+            put(self._text, _verdict(self._state.report, self._gpu))
         else:
-            self._text.update(finding_content(self._state, self._check_id, self._gpu, width, no_color, small=small))
+            put(self._text, finding_content(self._state, self._check_id, self._gpu, width, small=small))
 
     def on_resize(self, event: events.Resize) -> None:
         self._draw()

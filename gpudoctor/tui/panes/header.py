@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -109,13 +110,8 @@ def tags_of(state: State) -> list[str]:
 
 def gpus_in_words(node: Node) -> str:
     """ "8 x H100 80GB HBM3"; each model of a mixed node."""
-    if not node.gpus:
-        return "no GPU shown"
-    models: dict[str, int] = {}
-    for gpu in node.gpus:
-        name = _MAKER.sub("", printable(known(gpu.name) or "unknown GPU"))
-        models[name] = models.get(name, 0) + 1
-    return ", ".join(f"{count} x {name}" for name, count in models.items())
+    models = Counter(_MAKER.sub("", printable(known(gpu.name) or "unknown GPU")) for gpu in node.gpus)
+    return ", ".join(f"{count} x {name}" for name, count in models.items()) or "no GPU shown"
 
 
 def driver_of(node: Node) -> str | None:

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from statistics import median_high
 
 from gpudoctor.facts.model.missing import known
-from gpudoctor.facts.stream.messages import ProcessTick
+from gpudoctor.facts.stream.messages import HostTick, ProcessTick
+from gpudoctor.report.tables.table import cell
 from gpudoctor.text.output import printable
 from gpudoctor.text.units import MIB, gib_number, gib_text, option_ranges, rounded_duration_text
 from gpudoctor.tui.panes.pane import DrawnLines
@@ -35,21 +36,19 @@ def host_rows(state: State, width: int) -> list[Row]:
 
 
 def _host(state: State) -> Row:
-    host = state.host
+    host = state.host or HostTick()
     facts = state.node.host if state.node is not None else None
-    cpus = (host.cpus if host else None) or (known(facts.cpus_usable) if facts else None)
-    busy = None if host is None or host.cpu_pct is None else f"{host.cpu_pct:.0f} %"
-    used, total = (host.ram_used_mib, host.ram_total_mib) if host else (None, None)
-    total = total or (known(facts.ram_mib) if facts else None)
-    load = "-" if host is None or host.load_1min is None else f"{host.load_1min:.1f}"
+    cpus = host.cpus or (known(facts.cpus_usable) if facts else None)
+    busy = "-" if host.cpu_pct is None else f"{host.cpu_pct:.0f} %"
+    total = host.ram_total_mib or (known(facts.ram_mib) if facts else None)
     cost_ms = state.tick.cost_ms if state.tick is not None else None
     runs: list[Run | str] = [
         (" CPU ", "dim"),
-        f"{busy or '-'} of {cpus if cpus is not None else '-'}",
+        f"{busy} of {cpus if cpus is not None else '-'}",
         ("   RAM ", "dim"),
-        f"{_gib(used)}/{_gib(total)} GiB",
+        f"{_gib(host.ram_used_mib)}/{_gib(total)} GiB",
         ("   load ", "dim"),
-        load,
+        cell(host.load_1min, ".1f"),
     ]
     if cost_ms is not None:
         runs += [("   watch ", "dim"), f"{cost_ms:.1f} ms" if cost_ms < 10 else f"{cost_ms:.0f} ms", " a tick"]

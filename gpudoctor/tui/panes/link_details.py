@@ -20,7 +20,7 @@ from gpudoctor.report.tables.links import host_table, link_text, way_of
 from gpudoctor.report.wording import expected_words
 from gpudoctor.text.output import printable
 from gpudoctor.text.units import ranges, short_figure
-from gpudoctor.tui.labels import WORDS, style_of, worst_first
+from gpudoctor.tui.labels import WORDS, worst_first
 from gpudoctor.tui.panes.link_matrices import pair_of
 from gpudoctor.tui.state import State
 from gpudoctor.tui.widgets.lines import hanging
@@ -30,20 +30,20 @@ _MATRICES = ("link.peer", "collective.pairs")
 _FINDINGS_MAX = 6
 
 
-def details(state: State, gpu_index: int | None, width: int, no_color: bool) -> Content:
+def details(state: State, gpu_index: int | None, width: int) -> Content:
     """All details; `gpu_index` is the GPU whose PCIe path is shown."""
     node = state.node
     if node is None:
         return Content("")
-    lines: list[Content] = [*_told(state.report, width, no_color)]
+    lines: list[Content] = [*_told(state.report, width)]
     gpu = state.gpu(gpu_index)
     if gpu is not None:
-        lines += [Content(""), *_path(gpu, state.report, no_color)]
-    lines += _headed("NVLink", _grouped(node, partial(_nvlink_words, state)), width, no_color)
-    lines += _headed("PCIe", _grouped(node, partial(_pcie_words, state)), width, no_color)
-    lines += _headed("Host copies", _host_links(node, state.report), width, no_color)
-    lines += _headed("NUMA", _numa(node), width, no_color)
-    lines += _headed("RDMA", _rdma(node), width, no_color)
+        lines += [Content(""), *_path(gpu, state.report)]
+    lines += _headed("NVLink", _grouped(node, partial(_nvlink_words, state)), width)
+    lines += _headed("PCIe", _grouped(node, partial(_pcie_words, state)), width)
+    lines += _headed("Host copies", _host_links(node, state.report), width)
+    lines += _headed("NUMA", _numa(node), width)
+    lines += _headed("RDMA", _rdma(node), width)
     while lines and not lines[0].plain:
         lines.pop(0)
     return Content("\n").join(lines)
@@ -102,7 +102,7 @@ def _measured(report: Report, a: int, b: int) -> Iterator[str]:
             yield "data arrived WRONG"
 
 
-def _told(report: Report | None, width: int, no_color: bool) -> Iterator[Content]:
+def _told(report: Report | None, width: int) -> Iterator[Content]:
     """The problems found by checks of links, worst first; all findings of the checks that judge the matrices."""
     checks = report.checks if report is not None else ()
     measured = report is not None and bool(report.measurements.peer_links or report.measurements.pairs)
@@ -119,22 +119,20 @@ def _told(report: Report | None, width: int, no_color: bool) -> Iterator[Content
         if finding.expected is not None:
             reported += f"; expected {expected_words(finding.expected)}"
         word = f"{WORDS[finding.status]:<8}"
-        yield from hanging(word, reported, style_of(finding.status, no_color), width)
+        yield from hanging(word, reported, finding.status, width)
     if len(found) > _FINDINGS_MAX:
         yield Content(f"and {len(found) - _FINDINGS_MAX} more: see Checks")
 
 
-def _headed(name: str, lines: Iterable[str], width: int, no_color: bool) -> Iterator[Content]:
+def _headed(name: str, lines: Iterable[str], width: int) -> Iterator[Content]:
     """The lines with a name at the left of the first."""
     for number, line in enumerate(lines):
-        yield from hanging(f"{'' if number else name:<12}", line, style_of("head", no_color), width)
+        yield from hanging(f"{'' if number else name:<12}", line, "head", width)
 
 
-def _path(gpu: Gpu, report: Report | None, no_color: bool) -> Iterator[Content]:
+def _path(gpu: Gpu, report: Report | None) -> Iterator[Content]:
     """The way from the CPU to the GPU as a drawing: each port with its link and its findings, a narrow link marked."""
-    yield Content.styled(
-        f"PCIe path of GPU {gpu.index} (links now, and at most if that is more)", style_of("head", no_color)
-    )
+    yield Content.styled(f"PCIe path of GPU {gpu.index} (links now, and at most if that is more)", "head")
     hops = known(gpu.pcie.path)
     if not hops:
         why = gpu.pcie.path.reason if isinstance(gpu.pcie.path, Missing) else "no hop is visible"
@@ -147,7 +145,7 @@ def _path(gpu: Gpu, report: Report | None, no_color: bool) -> Iterator[Content]:
     for number, hop in reversed(list(enumerate(hops))):
         who = f"GPU {gpu.index}" if number == 0 else "root port" if above is None else "bridge"
         now, most = _link(hop.speed_gt_s, hop.width), _link(hop.max_speed_gt_s, hop.max_width)
-        narrow = style_of("fail", no_color) if _is_narrow(hop) else ""
+        narrow = "fail" if _is_narrow(hop) else ""
         # both ends of one link are narrow; between the ports of one switch is no link
         thin = _is_narrow(hop) and above is not None and above.width == hop.width
         yield Content.assemble(("   │ narrow", narrow) if thin else "   ┃")
@@ -155,7 +153,7 @@ def _path(gpu: Gpu, report: Report | None, no_color: bool) -> Iterator[Content]:
         parts: list[str | tuple[str, str]] = [f"  {who:<9}  {hop.bus_id:<12}  ", link]
         for check_id, finding in findings:
             if _hop_of(finding, hops) == number:
-                parts += [("  " + WORDS[finding.status], style_of(finding.status, no_color)), f" {check_id}"]
+                parts += [("  " + WORDS[finding.status], finding.status), f" {check_id}"]
         if hop.acs_redirect is True:
             parts.append("  ACS redirect")
         yield Content.assemble(*parts)

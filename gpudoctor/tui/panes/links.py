@@ -12,7 +12,7 @@ from textual.widgets import Static
 from gpudoctor.facts.model.node import Node
 from gpudoctor.report.model import Report
 from gpudoctor.text.output import printable
-from gpudoctor.tui.labels import following, style_of
+from gpudoctor.tui.labels import following
 from gpudoctor.tui.panes.link_details import details, pair_line, rank_of_gpu
 from gpudoctor.tui.panes.link_matrices import METRICS, Drawn, Metric, best_metric, draw
 from gpudoctor.tui.panes.pane import DrawnPane, GpuChosen, RunWanted, put
@@ -87,10 +87,9 @@ class LinksPane(DrawnPane):
         if self._drawn is None or any(new is not old for new, old in zip(drawn_from, self._drawn_from, strict=True)):
             self._drawn_from = drawn_from
             drawn = self._drawn = draw(*drawn_from)
-            no_color = self.app.no_color
-            title = Content.styled(f"Links: {drawn.title}", style_of("head", no_color))
-            scale = Content.styled(printable(drawn.scale), style_of("quiet", no_color))
-            self.query_one("#links-title", Static).update(Content("\n").join([title, scale]))
+            title = Content.styled(f"Links: {drawn.title}", "head")
+            scale = Content.styled(printable(drawn.scale), "quiet")
+            put(self.query_one("#links-title", Static), Content("\n").join([title, scale]))
             matrix.show_grid(drawn.grid)
         self._arrange()
         if state.selected_gpu != self._seen_gpu:
@@ -111,7 +110,7 @@ class LinksPane(DrawnPane):
         details_from = (self._state.node, self._state.report, shown, width, live)
         if not self._details_from or not _same(details_from, self._details_from):
             self._details_from = details_from
-            reported = details(self._state, shown, width, self.app.no_color)
+            reported = details(self._state, shown, width)
             put(self.query_one("#links-details", Static), reported)
         put(self.query_one("#links-pair", Static), Content(self._pair_text()))
 

@@ -11,7 +11,7 @@ from gpudoctor.run.observer.layout import DATA, HOST, WAIT
 from gpudoctor.run.step_series import COMPUTE
 from gpudoctor.text.output import printable
 from gpudoctor.text.units import counted
-from gpudoctor.tui.labels import graph, style_of
+from gpudoctor.tui.labels import graph
 from gpudoctor.tui.widgets.bars import nice_limit, stacked
 from gpudoctor.tui.widgets.lines import hanging
 
@@ -24,13 +24,12 @@ _MOST_RANKS = 64
 _WIDE = 100
 
 
-def live_runs(runs: Sequence[LiveRun], width: int, no_color: bool) -> Iterator[Content]:
+def live_runs(runs: Sequence[LiveRun], width: int) -> Iterator[Content]:
     """Each run that goes on now; nothing if there is none."""
-    head, quiet = style_of("head", no_color), style_of("quiet", no_color)
     for run in runs:
         steps = max(rank.steps for rank in run.ranks)
         title = f"{printable(run.program)}: {counted(len(run.ranks), 'rank')}, step {steps}"
-        yield from hanging("Live run  ", title, head, width)
+        yield from hanging("Live run  ", title, "head", width)
         wide = width >= _WIDE
         lacked = any(rank.now is not None and sum(rank.now.queued_ms) >= _SEEN_MS for rank in run.ranks)
         names = list(_SIGNS)[: len(_SIGNS) if lacked else -1]
@@ -38,12 +37,12 @@ def live_runs(runs: Sequence[LiveRun], width: int, no_color: bool) -> Iterator[C
         room = max(min(width - _WHO_WIDTH - len(tail) - 18, _BAR_WIDTH_MAX), 10)
         limit = nice_limit(max((rank.now.step_ms for rank in run.ranks if rank.now is not None), default=0.0))
         legend = "  ".join(f"{_SIGNS[name]} {name}" for name in names)
-        yield from hanging("", f"a step of each rank now, all on one scale:  {legend}", head, width)
-        yield Content.styled(f"{'':<{_WHO_WIDTH}}|{f'0 to {limit:g} ms':<{room}}|{tail}", quiet)
+        yield from hanging("", f"a step of each rank now, all on one scale:  {legend}", "head", width)
+        yield Content.styled(f"{'':<{_WHO_WIDTH}}|{f'0 to {limit:g} ms':<{room}}|{tail}", "quiet")
         for rank in run.ranks[:_MOST_RANKS]:
             yield Content(_line(rank, limit, room, len(names) if wide else 0))
             if rank.stands:
-                yield Content.styled(f"{'':<{_WHO_WIDTH}} {printable(rank.stands)}"[:width], style_of("warn", no_color))
+                yield Content.styled(f"{'':<{_WHO_WIDTH}} {printable(rank.stands)}"[:width], "warn")
         if len(run.ranks) > _MOST_RANKS:
             yield Content(f"... and {len(run.ranks) - _MOST_RANKS} more ranks")
         yield Content("")
@@ -56,7 +55,7 @@ def _line(rank: LiveRank, limit: float, room: int, shown: int) -> str:
         return f"{name:<{_WHO_WIDTH}}|{'':<{room}}|{'-':>9}"
     each_ms = (rank.now.undisturbed_ms(*phases) for phases in (COMPUTE, (WAIT,), (DATA,), (HOST,)))
     parts_ms = (*each_ms, sum(rank.now.queued_ms))
-    drawn = "".join(run for run, _ in stacked(tuple(zip(parts_ms, _SIGNS.values(), strict=True)), limit, room))
+    drawn = stacked(tuple(zip(parts_ms, _SIGNS.values(), strict=True)), limit, room)
     (over_time,) = graph(rank.step_ms, 0.0, max(rank.step_ms))
     figures = "".join(f"{ms:>9.1f}" for ms in (rank.now.step_ms, *parts_ms[:shown]))
     return f"{name:<{_WHO_WIDTH}}|{drawn}|{figures}  {over_time}"

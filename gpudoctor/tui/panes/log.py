@@ -17,7 +17,7 @@ from textual.widgets import Static
 
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.text.output import printable
-from gpudoctor.tui.labels import clock, drawn_style, style_of
+from gpudoctor.tui.labels import clock, drawn_style
 from gpudoctor.tui.panes.pane import FILTER_KEYS, FilteredPane, FilterLine, put
 from gpudoctor.tui.state import LogKind, LogLine
 from gpudoctor.tui.widgets.lines import Run
@@ -167,10 +167,7 @@ class LogPane(FilteredPane):
             parts.append(f"kernel log before: {node.kernel_log.events.reason}")
         elif node is not None and node.kernel_log.gap:
             parts.append(node.kernel_log.gap)
-        put(
-            self.query_one("#log-title", Static),
-            Content.styled(printable("; ".join(parts)), style_of("head", self.app.no_color)),
-        )
+        put(self.query_one("#log-title", Static), Content.styled(printable("; ".join(parts)), "head"))
 
     def _earlier(self) -> tuple[str, ...]:
         """The kernel lines of the facts."""

@@ -14,6 +14,7 @@ from textual.widget import Widget
 from textual.widgets import Input, Static
 
 from gpudoctor.checks.core.registry import Level
+from gpudoctor.tui.labels import in_styles
 from gpudoctor.tui.state import State
 from gpudoctor.tui.widgets.lines import Lines
 
@@ -180,8 +181,8 @@ class DrawnLines(Lines):
 
 
 def put(text: Static, content: Content) -> None:
-    """Update a Static only if the content differs: each update costs a layout, even with the same text."""
-    shown = text.content
+    """Paint the tones of a content and show it, if it differs: each update costs a layout, even with the same text."""
+    shown, content = text.content, in_styles(content, text.app.no_color)
     if not (isinstance(shown, Content) and shown.is_same(content)):
         text.update(content)
 

@@ -16,7 +16,7 @@ from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.stream.messages import ProcessTick
 from gpudoctor.report.tables.table import cell
 from gpudoctor.text.output import printable
-from gpudoctor.tui.labels import following, style_of
+from gpudoctor.tui.labels import following
 from gpudoctor.tui.panes.pane import FILTER_KEYS, FilteredPane, FilterLine, put
 from gpudoctor.tui.state import State
 
@@ -197,9 +197,9 @@ class ProcessesPane(FilteredPane):
             parts = [f"{every} process{'' if every == 1 else 'es'} on GPUs, by {TITLES.get(self._order, self._order)}"]
         if text:
             parts.append(f"filter {text!r} leaves {shown} (Esc clears it)")
-        lines = [Content.styled("; ".join(parts), style_of("head", self.app.no_color))]
+        lines = [Content.styled("; ".join(parts), "head")]
         if every:
-            lines += [Content.styled(line, style_of("warn", self.app.no_color)) for line in unread(self._state)]
+            lines += [Content.styled(line, "warn") for line in unread(self._state)]
         put(self.query_one("#processes-title", Static), Content("\n").join(lines))
 
     def _draw_rows(self, rows: dict[str, ProcessTick]) -> None:

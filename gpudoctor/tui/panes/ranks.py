@@ -22,7 +22,7 @@ from gpudoctor.report.model import Report, findings_of
 from gpudoctor.report.tables.devices import STEP_PARTS, gpu_of_rank, on_cpus, step_parts_ms, training_table
 from gpudoctor.text.output import printable
 from gpudoctor.text.units import short_figure, size_text, time_text
-from gpudoctor.tui.labels import WORDS, following, style_of, worst_first
+from gpudoctor.tui.labels import WORDS, following, worst_first
 from gpudoctor.tui.panes.checks import running_words
 from gpudoctor.tui.panes.live_runs import live_runs
 from gpudoctor.tui.panes.pane import DrawnPane, RunWanted, put
@@ -42,9 +42,7 @@ _WHAT_TO_PRESS = (
 )
 
 
-def figures(
-    report: Report | None, node: Node | None, op: str | None, width: int, no_color: bool, running: str = ""
-) -> Content:
+def figures(report: Report | None, node: Node | None, op: str | None, width: int, running: str = "") -> Content:
     """Everything on the tab, in lines of at most `width` characters if the words of a finding allow it.
 
     `running`: one line on the current run, if it puts load on ranks.
@@ -52,23 +50,22 @@ def figures(
     if running:
         now = list(hanging("", running, "", width))
         measured = report is not None and report.measurements.launch is not None
-        before = [Content(""), figures(report, node, op, width, no_color)] if measured else []
+        before = [Content(""), figures(report, node, op, width)] if measured else []
         return Content("\n").join([*now, *before])
     if report is None:
         return Content("\n".join(_WHAT_TO_PRESS))
     measurements = report.measurements
-    head = style_of("head", no_color)
-    lines: list[Content] = [Content.styled(_where(measurements), head)]
+    lines: list[Content] = [Content.styled(_where(measurements), "head")]
     if measurements.injected:
         injected = ", ".join(measurements.injected)
-        lines.append(Content.styled(printable(f"INJECTED on purpose: {injected}"), style_of("warn", no_color)))
-    lines += _problems(measurements, width, no_color)
+        lines.append(Content.styled(printable(f"INJECTED on purpose: {injected}"), "warn"))
+    lines += _problems(measurements, width)
     if measurements.training is not None:
-        lines += _training(measurements, measurements.training, report, node, width, no_color)
+        lines += _training(report, measurements.training, node, width)
     lines += _why_not(measurements, width)
     if measurements.collectives:
-        lines += [Content(""), *_busbw(measurements, op or operations(report)[0], width, no_color)]
-    lines += _load(measurements, width, no_color)
+        lines += [Content(""), *_busbw(measurements, op or operations(report)[0], width)]
+    lines += _load(measurements, width)
     return Content("\n").join(lines)
 
 
@@ -86,7 +83,7 @@ def _where(measurements: Measurements) -> str:
     return f"Measured on {launch.world_size} {kind}" + ("" if seconds is None else f"; took {seconds:.0f} s")
 
 
-def _problems(measurements: Measurements, width: int, no_color: bool) -> Iterator[Content]:
+def _problems(measurements: Measurements, width: int) -> Iterator[Content]:
     """Each rank that hangs or died, in which phase, and the ranks that wait for it."""
     for problem in measurements.problems:
         who = "" if problem.rank is None else f" rank {problem.rank}"
@@ -95,7 +92,7 @@ def _problems(measurements: Measurements, width: int, no_color: bool) -> Iterato
             parts.append(f"in {problem.phase}")
         if problem.waiting:
             parts.append(f"rank {', '.join(str(rank) for rank in problem.waiting)} waiting for it")
-        yield from hanging(f"{problem.kind.upper()}{who}  ", "; ".join(parts), style_of("unknown", no_color), width)
+        yield from hanging(f"{problem.kind.upper()}{who}  ", "; ".join(parts), "unknown", width)
         for line in problem.output[-2:]:
             yield Content(printable(f"    {line}"))
 
@@ -108,9 +105,7 @@ def _why_not(measurements: Measurements, width: int) -> Iterator[Content]:
         yield from hanging("not measured  ", f"{', '.join(names)}: {reason}", "", width)
 
 
-def _training(
-    measurements: Measurements, training: Training, report: Report, node: Node | None, width: int, no_color: bool
-) -> Iterator[Content]:
+def _training(report: Report, training: Training, node: Node | None, width: int) -> Iterator[Content]:
     yield Content(
         f"DDP train: {training.world_size} x {training.batch_per_rank} samples a step, "
         f"{training.parameters / 1e6:.2f} M parameters, {training.steps} steps"
@@ -118,18 +113,13 @@ def _training(
     yield from _scaling(training, report, width)
     findings = sorted((f for f in findings_of(report, "train.balance") if f.status in PROBLEMS), key=worst_first)
     yield Content("")
-    yield from _bars(measurements, training, findings, node, width, no_color)
+    yield from _bars(report.measurements, training, findings, node, width)
     for finding in findings:
-        yield from _straggler(finding, width, no_color)
+        yield from _straggler(finding, width)
 
 
 def _bars(
-    measurements: Measurements,
-    training: Training,
-    findings: Sequence[Finding],
-    node: Node | None,
-    width: int,
-    no_color: bool,
+    measurements: Measurements, training: Training, findings: Sequence[Finding], node: Node | None, width: int
 ) -> Iterator[Content]:
     """A bar for each rank, all on one scale; a rank that a finding names is marked with its status."""
     # show the worst finding of a rank, which comes first
@@ -144,16 +134,16 @@ def _bars(
     tail = _tail_head(wide)
     room = max(min(width - who_width - len(tail) - 2, _BAR_WIDTH_MAX), 10)
     legend = "  ".join(f"{sign} {name}" for name, sign in _SIGNS.items())
-    yield Content.styled(f"a step of each rank, all on one scale:  {legend}", style_of("head", no_color))
-    yield Content.styled(f"{'':<{who_width}}|{f'0 to {limit:g} ms':<{room}}|{tail}", style_of("quiet", no_color))
+    yield Content.styled(f"a step of each rank, all on one scale:  {legend}", "head")
+    yield Content.styled(f"{'':<{who_width}}|{f'0 to {limit:g} ms':<{room}}|{tail}", "quiet")
     for rank, row in zip(training.ranks, table, strict=True):
         finding = uneven.get(rank.rank)
         parts = tuple((max(ms, 0.0), sign) for ms, sign in zip(step_parts_ms(rank), _SIGNS.values(), strict=True))
-        drawn = "".join(run for run, _ in stacked(parts, limit, room))
+        drawn = stacked(parts, limit, room)
         name = f"{'>' if finding else ' '}{row[0]} "
         word = f"{WORDS[finding.status] if finding else '':<{who_width - len(name)}}"
-        style = style_of(finding.status, no_color) if finding else ""
-        yield Content.assemble(name, (word, style), f"|{drawn}|{_tail(row, wide)}")
+        tone = finding.status if finding else ""
+        yield Content.assemble(name, (word, tone), f"|{drawn}|{_tail(row, wide)}")
 
 
 def _name(measurements: Measurements, node: Node | None, rank: int) -> str:
@@ -173,16 +163,16 @@ def _tail(row: tuple[str, ...], wide: bool) -> str:
     return f"{more}{step:>9}{f'{first}->{last}':>14}" + (f"{peak:>10}" if wide else "")
 
 
-def _straggler(finding: Finding, width: int, no_color: bool) -> Iterator[Content]:
+def _straggler(finding: Finding, width: int) -> Iterator[Content]:
     reported = finding.found.text if finding.found else finding.reason or ""
     head = f"{WORDS[finding.status]} train.balance  "
-    yield from hanging(head, f"{finding.subject.label}: {reported}", style_of(finding.status, no_color), width)
+    yield from hanging(head, f"{finding.subject.label}: {reported}", finding.status, width)
     rows = [("expected", finding.expected.text)] if finding.expected else []
     rows += [("likely", finding.likely)] if finding.likely else []
     rows += [("explained by", finding.explained_by)] if finding.explained_by else []
     rows += [("evidence", f"{one.source}: {one.value}") for one in finding.evidence]
     for name, text in rows:
-        yield from hanging(f"  {name:<14}", text, style_of("quiet", no_color), width)
+        yield from hanging(f"  {name:<14}", text, "quiet", width)
 
 
 def _scaling(training: Training, report: Report, width: int) -> Iterator[Content]:
@@ -199,30 +189,26 @@ def _scaling(training: Training, report: Report, width: int) -> Iterator[Content
             yield from hanging("Scaling  ", f"{WORDS[finding.status]}  {text}", "", width)
 
 
-def _busbw(measurements: Measurements, op: str, width: int, no_color: bool) -> Iterator[Content]:
+def _busbw(measurements: Measurements, op: str, width: int) -> Iterator[Content]:
     """A plot of one operation and a table of all."""
     done = measurements.collectives
     rows = sorted((row for row in done if row.op == op), key=lambda row: row.size_bytes)
     who = ", CPU ranks: not judged" if on_cpus(measurements) else ""
     title = f"busbw of {op} in {rows[0].dtype if rows else '-'}, GB/s by message size{who} (m: next operation)"
-    yield Content.styled(title, style_of("head", no_color))
+    yield Content.styled(title, "head")
     # the same axis for all operations makes them comparable
     limit = nice_limit(max((row.busbw_gb_s for row in done), default=0.0))
     points = [(float(row.size_bytes), row.busbw_gb_s) for row in rows]
     labels = [size_text(_round_size(row.size_bytes)) for row in rows]
     plotted = plot_lines(points, labels, min(width - 1, _PLOT_WIDTH_MAX), _PLOT_HEIGHT, limit)
     yield from (Content(line) for line in plotted)
-    yield Content.styled(
-        f"{'operation':<15}{'size':>10}{'busbw GB/s':>12}{'time':>12}{'+-':>10}", style_of("head", no_color)
-    )
+    yield Content.styled(f"{'operation':<15}{'size':>10}{'busbw GB/s':>12}{'time':>12}{'+-':>10}", "head")
     for row in done:
         wrong = f"  WRONG on rank {', '.join(map(str, row.wrong_ranks))}" if row.wrong_ranks else ""
         wrong += f"  without rank {', '.join(map(str, row.missing_ranks))}" if row.missing_ranks else ""
         text = f"{row.op:<15}{size_text(_round_size(row.size_bytes)):>10}{short_figure(row.busbw_gb_s):>12}"
         text += f"{time_text(row.time_us, exact=True):>12}{time_text(row.time_us_mad, exact=True):>10}"
-        yield Content.assemble(
-            (text, style_of("head", no_color) if row.op == op else ""), (wrong, style_of("fail", no_color))
-        )
+        yield Content.assemble((text, "head" if row.op == op else ""), (wrong, "fail"))
 
 
 def _round_size(size_bytes: int) -> int:
@@ -231,14 +217,14 @@ def _round_size(size_bytes: int) -> int:
     return next((size for size in (near, near * 2) if abs(size - size_bytes) <= size // 64), size_bytes)
 
 
-def _load(measurements: Measurements, width: int, no_color: bool) -> Iterator[Content]:
+def _load(measurements: Measurements, width: int) -> Iterator[Content]:
     """The driver's readings of each GPU during the training probe: lowest, median and highest."""
     for telemetry in measurements.telemetry:
         if telemetry.during != "train" or not telemetry.gpus:
             continue
         yield Content("")
         ended = f"; sampling ended early: {telemetry.ended}" if telemetry.ended else ""
-        yield from hanging("", f"GPUs during the train: low / median / high{ended}", style_of("head", no_color), width)
+        yield from hanging("", f"GPUs during the train: low / median / high{ended}", "head", width)
         names = _LOAD if width >= _WIDE else _LOAD[:3]
         yield Content(f"{'':<7}{''.join(f'{title:>17}' for _, title in names)}   clocks held by")
         for gpu in telemetry.gpus:
@@ -285,7 +271,7 @@ class RanksPane(DrawnPane):
         # the scroll bar takes two columns
         run = self._state.running
         running = running_words(run, time.time()) if run is not None and run.level != "quick" else ""
-        width, no_color = self.size.width - 2, self.app.no_color
-        drawn = figures(self._state.report, self._state.node, op, width, no_color, running)
-        lines = (*live_runs(self._state.live_runs, width, no_color), drawn)
+        width = self.size.width - 2
+        drawn = figures(self._state.report, self._state.node, op, width, running)
+        lines = (*live_runs(self._state.live_runs, width), drawn)
         put(self.query_one("#ranks-figures", Static), Content("\n").join(lines))

@@ -10,22 +10,20 @@ _LABEL_WIDTH = 7
 _POINT, _LINE = "o", "·"
 
 
-def stacked(parts: Sequence[tuple[float, str]], limit: float, width: int) -> list[tuple[str, str]]:
-    """Runs of (characters, sign) for parts laid end to end on a scale of 0 to `limit`; anything beyond is cut.
+def stacked(parts: Sequence[tuple[float, str]], limit: float, width: int) -> str:
+    """(value, sign) of parts laid end to end on a scale of 0 to `limit`, then blanks; anything beyond is cut.
 
-    The edges are rounded, not the lengths, so that the total length is that of the sum. Blanks (sign "") come last.
+    The edges are rounded, not the lengths, so that the total length is that of the sum.
 
     >>> stacked([(5.0, "█"), (2.5, "▒")], 10.0, 8)
-    [('████', '█'), ('▒▒', '▒'), ('  ', '')]
+    '████▒▒  '
     """
-    runs: list[tuple[str, str]] = []
-    done, total = 0, 0.0
+    drawn, total = "", 0.0
     for value, sign in parts:
         total += max(value, 0.0)
         end = min(round(total / limit * width), width) if limit > 0 else 0
-        runs.append((sign * (end - done), sign))
-        done = end
-    return [*runs, (" " * (width - done), "")]
+        drawn += sign * (end - len(drawn))
+    return drawn.ljust(width)
 
 
 def heat_sign(share: float) -> str:
@@ -53,27 +51,26 @@ def nice_limit(value: float) -> float:
 
 
 def plot_lines(
-    points: Sequence[tuple[float, float]], labels: Sequence[str], width: int, height: int, limit: float | None = None
+    points: Sequence[tuple[float, float]], labels: Sequence[str], width: int, height: int, limit: float
 ) -> list[str]:
     """Lines of at most `width` characters, `height` of them above the axis.
 
     `points` are (x, y) with x > 0 ascending and y >= 0; `labels` go below their x. `limit` is the end of the
-    y axis (default: the next round number above the highest y). Points are joined by straight lines.
+    y axis, above 0. Points are joined by straight lines.
 
-    >>> for line in plot_lines([(1, 0), (2, 5), (4, 10)], ["1", "2", "4"], 20, 3): print(line)
+    >>> for line in plot_lines([(1, 0), (2, 5), (4, 10)], ["1", "2", "4"], 20, 3, 10.0): print(line)
          10 ┤        ··o
           5 ┤   ··o··
           0 ┤o··
             └───────────
              1    2    4
     """
-    top = limit or nice_limit(max((y for _, y in points), default=0.0))
     across = max(width - _LABEL_WIDTH - 2 - max((len(label) for label in labels), default=0) // 2, 2)
     columns = _columns([x for x, _ in points], across)
     rows = [[" "] * across for _ in range(max(height, 2))]
 
     def row_of(y: float) -> int:
-        share = min(max(y / top, 0.0), 1.0)
+        share = min(max(y / limit, 0.0), 1.0)
         return round((1 - share) * (len(rows) - 1))
 
     placed = [(column, y) for column, (_, y) in zip(columns, points, strict=True)]
@@ -85,7 +82,7 @@ def plot_lines(
     last = len(rows) - 1
     lines = []
     for number, row in enumerate(rows):
-        label = f"{top * (1 - number / last):.3g}" if number in (0, last // 2, last) else ""
+        label = f"{limit * (1 - number / last):.3g}" if number in (0, last // 2, last) else ""
         lines.append(f"{label:>{_LABEL_WIDTH}} {'┤' if label else '│'}{''.join(row)}".rstrip())
     lines.append(" " * (_LABEL_WIDTH + 1) + "└" + "─" * across)
     return [*lines, _label_line(columns, labels, width)]

@@ -93,12 +93,11 @@ class Lines(Widget):
         if strip is None:
             if len(self._drawn) > 256:
                 self._drawn.clear()
-            strip = self._drawn[key] = self._strip(self._rows[y], width)
+            each = self._rows[y]
+            segments = [Segment(text, self._style(name, each.cursor)) for text, name in each.runs]
+            strip = Strip(segments).adjust_cell_length(width, self._style("", each.cursor))
+            self._drawn[key] = strip
         return strip
-
-    def _strip(self, each: Row, width: int) -> Strip:
-        segments = [Segment(text, self._style(name, each.cursor)) for text, name in each.runs]
-        return Strip(segments).adjust_cell_length(width, self._style("", each.cursor))
 
     def _style(self, name: str, cursor: bool) -> Style:
         key = (name, cursor)
@@ -107,14 +106,14 @@ class Lines(Widget):
         return self._styles[key]
 
 
-def hanging(name: str, text: str, style: str, width: int) -> Iterator[Content]:
-    """`name` in a style, with the text beside it wrapped to lines of `width`.
+def hanging(name: str, text: str, tone: str, width: int) -> Iterator[Content]:
+    """`name` in a tone, with the text beside it wrapped to lines of `width`.
 
     The text may be untrusted: it is made printable and never parsed for markup.
     """
     room = max(width - len(name), _TEXT_WIDTH_MIN)
     for number, line in enumerate(wrap(printable(text), room) or [""]):
-        yield Content.assemble((name if number == 0 else " " * len(name), style), line)
+        yield Content.assemble((name if number == 0 else " " * len(name), tone), line)
 
 
 class PrintableText(LineFilter):
