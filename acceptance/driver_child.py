@@ -95,7 +95,8 @@ class DriverReading(msgspec.Struct):
         if message.gpu is not None and message.done:
             self.read.append(message.gpu.index)
         if message.handle_error is not None:
-            self.unread |= [message.handle_error]
+            index, error = message.handle_error
+            self.unread[index] = error
 
 
 def where(thread: str) -> str:

@@ -106,7 +106,8 @@ def trial(
         problems = [f"not ended after {ENDS_WITHIN_S:g} s"] if code is None else _wrong_code(command, code, number)
         problems += _left(Path(scratch), number)
         for each in of_folder(Path(scratch)):
-            each.kill()
+            with suppress(psutil.Error):
+                each.kill()
         process.wait()
         return problems, took_s
 
@@ -145,7 +146,7 @@ def _left(scratch: Path, number: signal.Signals) -> list[str]:
         time.sleep(0.05)
     names = []
     for process in left:
-        with suppress(psutil.NoSuchProcess):
+        with suppress(psutil.Error):
             names.append(" ".join(process.cmdline())[:100])
     files = [] if number is signal.SIGKILL else [entry.name for entry in scratch.iterdir() if entry.name != "state"]
     return [*(f"left: {name}" for name in names), *(f"file left: {name}" for name in files)]

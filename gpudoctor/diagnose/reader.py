@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 
 import msgspec
 
@@ -35,7 +36,7 @@ _TIMES = re.compile(
 )
 # the end of a progress bar, and another writer's words right behind it
 _BAR = re.compile(r"\d/\d+ \[[^\]\[]{1,80}(?:it/s|s/it)[^\]\[]{0,400}\](?=[A-Z\[])")
-_RANKS_LINE = re.compile(r"\s?\[rank\d{1,6}\]:\[[EWFI]\d{4} ")  # of torch
+_RANKS_LINE = re.compile(r"\[rank\d{1,6}\]:\[[EWFI]\d{4} ")  # of torch
 _RULE = re.compile(r"\s*-{40,}\s*$")
 _FRAME = 2
 _LAST_ERROR = re.compile(r"^Last error:\s*$")  # of NCCL: its words are in the next line
@@ -110,10 +111,9 @@ def _as_last_error(text: str, events: list[Event]) -> list[Event]:
 
 def _lines_of_ranks(text: str) -> Iterator[str]:
     """The text, divided before each label of a rank but the first: what stands before that is its own."""
-    starts = [0, *(found.start() for found in _RANKS_LINE.finditer(text))]
-    del starts[1:2]
-    for start, end in zip(starts, [*starts[1:], len(text)], strict=True):
-        yield text[start:end].lstrip() if start else text[:end]
+    labels = [found.start() for found in _RANKS_LINE.finditer(text)][1:]
+    for start, end in pairwise((0, *labels, len(text))):
+        yield text[start:end]
 
 
 class LogReader:

@@ -69,10 +69,10 @@ def made_shape(parameters: float) -> ModelShape:
     vocab = 32000 if parameters >= 2e7 else 4096
     hiddens = (*range(64, 2048, 64), *range(2048, 4096, 512), *range(4096, 65537, 1024))
 
-    def miss(made: ModelShape) -> float:
+    def score(made: ModelShape) -> float:
         return abs(made.parameters - parameters) / parameters + 0.05 * abs(made.hidden / made.layers - 128) / 128
 
-    return min((_made(hidden, parameters, vocab) for hidden in hiddens), key=miss)
+    return min((_made(hidden, parameters, vocab) for hidden in hiddens), key=score)
 
 
 def _made(hidden: int, parameters: float, vocab: int) -> ModelShape:

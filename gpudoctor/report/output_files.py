@@ -102,16 +102,16 @@ def _refuse_foreign(path: Path, found: os.stat_result, folder: os.stat_result) -
     """Raise OutputError for a file that another user placed in /tmp or the like to intercept the output."""
     is_anyones = folder.st_mode & stat.S_ISVTX and folder.st_mode & stat.S_IWOTH
     if is_anyones and found.st_uid not in (os.geteuid(), folder.st_uid):
-        where = "in a directory where everyone may write; take another name"
-        raise _error(path, f"it belongs to another user (uid {found.st_uid}), {where}")
+        owner = f"it belongs to another user (uid {found.st_uid})"
+        raise _error(path, f"{owner}, in a directory where everyone may write; take another name")
 
 
 def _name_behind(link: Path) -> str:
     """The name of the link's target. Raise OutputError if the target is in another directory."""
     place, name = os.path.split(os.path.realpath(link))
     if place != os.path.realpath(link.parent):
-        where = f"into another directory, to {place}/{name}"
-        raise _error(link, f"it is a link {where}, and is not followed; name that file itself")
+        target = f"it is a link into another directory, to {place}/{name}"
+        raise _error(link, f"{target}, and is not followed; name that file itself")
     return name
 
 

@@ -235,12 +235,14 @@ class NvmlAnswers:
     def nvmlDeviceGetRetiredPagesPendingStatus(self, handle: FakeHandle) -> int:
         return self.field(handle, 31, 0)
 
-    def _mask(self, function: str, handle: FakeHandle, size: int, _scope: int = 0) -> list[int]:
+    def _mask(self, function: str, handle: FakeHandle, size: int) -> list[int]:
         bits = self._row(function, handle).values[0]
         return [int.from_bytes(bits[at : at + 8], "little") for at in range(0, 8 * size, 8)]
 
     nvmlDeviceGetCpuAffinity = partialmethod(_mask, "nvmlDeviceGetCpuAffinity")
-    nvmlDeviceGetMemoryAffinity = partialmethod(_mask, "nvmlDeviceGetMemoryAffinity")
+
+    def nvmlDeviceGetMemoryAffinity(self, handle: FakeHandle, size: int, _scope: int) -> list[int]:
+        return self._mask("nvmlDeviceGetMemoryAffinity", handle, size)
 
 
 def _text(text: str | bytes) -> str:

@@ -55,7 +55,7 @@ def test_every_option_of_the_command_line_has_its_keyword() -> None:
     parser = ArgumentParser()
     check_command.add_options(parser)
     output = {"format", "output", "verbose", "color", "argv", "help"}
-    names = {"ids": "only", "fault": "faults", "duration": "duration_s", "deadline": "deadline_s"}
+    names = {"duration": "duration_s"}
     options = {action.dest for action in parser._actions} - output
     assert {names.get(name, name) for name in options} == set(signature(gpudoctor.check).parameters)
 

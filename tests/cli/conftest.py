@@ -45,9 +45,12 @@ def read_terminal(descriptor: int, enough: Callable[[bytes], bool] = lambda seen
     seen = b""
     while not enough(seen):
         try:
-            seen += os.read(descriptor, 65536)
+            more = os.read(descriptor, 65536)
         except OSError:
             break
+        if not more:
+            break
+        seen += more
     return seen
 
 

@@ -50,6 +50,7 @@ def with_slow(slow: Mapping[frozenset[str], float | str], names: str = "abcd") -
         deadline = time.monotonic() + 30
         while len(told[meet.key]) < 2 and time.monotonic() < deadline:
             time.sleep(0.001)
+        assert len(told[meet.key]) == 2, "the peer did not come"
         return slow.get(frozenset(told[meet.key]), 10.0)
 
     nodes = job(*names)

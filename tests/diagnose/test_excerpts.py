@@ -17,11 +17,18 @@ _HEAD = re.compile(r"(?P<what>\w+)(?: (?P<rank>\d+))?(?: on (?P<host>\S+))?(?:: 
 def excerpts() -> Iterator[tuple[re.Match[str], str]]:
     """The head and the lines of each excerpt in each file."""
     for file in sorted((Path(__file__).parent / "excerpts").iterdir()):
-        for excerpt in file.read_text("utf-8").removesuffix("\n").split("\n@@ ")[1:]:
+        title, *parts = file.read_text("utf-8").removesuffix("\n").split("\n@@ ")
+        assert not title.startswith("@@"), f"{file.name}: its first line is a title"
+        assert "\n" not in title, f"{file.name}: its first line is a title"
+        for excerpt in parts:
             head, _, text = excerpt.partition("\n")
             found = _HEAD.fullmatch(head)
             assert found, head
             yield found, f"{text}\n"
+
+
+def test_there_are_excerpts() -> None:
+    assert len([*excerpts()]) > 300
 
 
 @pytest.mark.parametrize(

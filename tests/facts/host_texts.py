@@ -16,9 +16,10 @@ PORTS = (
 
 def ibstat(ports: tuple[RdmaPort, ...]) -> str:
     """As ibstat of rdma-core prints them."""
-    lines = []
+    lines, device = [], ""
     for port in ports:
-        if port.port == 1:
+        if port.device != device:
+            device = port.device
             lines += [
                 f"CA '{port.device}'",
                 f"\tCA type: {port.adapter}",

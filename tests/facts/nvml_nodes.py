@@ -211,7 +211,8 @@ class Heard:
             if message.done:
                 self.gpus[message.gpu.index] = message.gpu
         if message.handle_error is not None:
-            self.handle_errors |= [message.handle_error]
+            index, error = message.handle_error
+            self.handle_errors[index] = error
         for pair in message.pairs:
             assert (pair.a, pair.b) not in self.pairs_by_name, "a pair was told twice"
             self.pairs_by_name[pair.a, pair.b] = pair

@@ -68,7 +68,7 @@ def test_one_rank_whose_code_was_not_in_the_sum_is_enough() -> None:
     missing(_merged(train(), train(contribution_ok=None)).contribution_ok)
 
 
-def test_a_train_that_one_rank_did_not_finish_is_notrain() -> None:
+def test_a_train_that_one_rank_did_not_finish_is_no_train() -> None:
     assert merged_training({0: train()}, 2, "cpu") is None
 
 

@@ -101,7 +101,8 @@ def load_cause(node: Node, of: Collection[LoadFailureCause] = LOAD_CAUSES) -> tu
         lines.setdefault(failure.cause, Evidence("loading of the module", failure.text[:300]))
     for event in known(node.kernel_log.host_events) or ():
         if event.kind == "signature-rejected" or event.kind == "other-kernel" or event.kind == "other-driver":
-            lines.setdefault(event.kind, *log_lines([event]))
+            (line,) = log_lines([event])
+            lines.setdefault(event.kind, line)
     if (builds := known(driver.dkms)) is not None and (kernel := known(node.host.kernel)) is not None:
         states = [f"{build.version} for {build.kernel or 'no kernel'}: {build.state}" for build in builds]
         if not any(build.kernel == kernel and build.state.startswith("installed") for build in builds):

@@ -107,7 +107,10 @@ def _not_answered(case: Case, hung: Unanswered) -> Finding:
 
 
 class _Wait(NamedTuple):
-    """How long the driver took for a call, or to start all GPUs, and how long it may take."""
+    """How long the driver took for a call, or to start all GPUs, and how long it may take.
+
+    `what` is the source of the evidence, `words` the text of the finding.
+    """
 
     subject: Subject
     what: str

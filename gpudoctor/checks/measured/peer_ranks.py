@@ -67,7 +67,7 @@ def against_others(rank: int, figures: Mapping[int, float]) -> float | None:
 
 
 def other_processes(case: Case, *ranks: int) -> str | None:
-    """Text naming the processes that compute on one of these ranks' GPUs too, which make figures meaningless."""
+    """Text naming the processes that compute on the first of these ranks' GPUs that is shared; None if none is."""
     on_each = (use_of_gpu(gpu).others for rank in ranks if (gpu := rank_gpu(case, rank)))
     others = next(filter(None, on_each), None)
     return f"pid {', '.join(str(p.pid) for p in others[:3])} uses the GPU too" if others else None

@@ -56,7 +56,7 @@ def judged_problems(case: Case, probe: str) -> Iterator[Finding]:
 
 
 def not_judged(case: Case, probe: str, what: str, reported_by: str, *, measured: bool = True) -> Iterator[Finding]:
-    """For the other checks of the probe: what each problem leaves open, else why nothing was `measured`.
+    """For the other checks of the probe: what each problem leaves open, else that nothing was `measured`.
 
     `reported_by` is the check that has the details.
     """

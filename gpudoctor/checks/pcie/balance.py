@@ -63,10 +63,12 @@ def _split(case: Case, gpus: list[Gpu]) -> Finding:
     spread = f": {' to '.join(map(str, dict.fromkeys((rates[0], rates[-1]))))} GB/s each way" if rates else ""
     found = Found(_widths(gpus) + spread, min(map(_lanes, gpus)), "lanes")
     # up to 3 GPUs have no usual width: their boards split unevenly
-    most = (majority(map(_lanes, gpus)) or 0) if len(gpus) > 3 else 0
+    most = majority(map(_lanes, gpus)) if len(gpus) > 3 else None
+    narrower = [gpu for gpu in gpus if _lanes(gpu) < (most or 0)]
     if short:
         expected = _expected(case, ideal)
-    elif short := [gpu for gpu in gpus if _lanes(gpu) < most]:
+    elif narrower:
+        short = narrower
         expected = Expected(f"x{most}, as most of the GPUs have", ">=", most, "lanes", "peers")
     else:
         return ok(NODE, found, _expected(case, ideal))

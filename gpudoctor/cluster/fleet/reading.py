@@ -10,7 +10,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from operator import attrgetter
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import msgspec
 
@@ -188,14 +188,17 @@ def _kept(outcome: Outcome, gathered: Gathered, runs: dict[str, ReportRecord]) -
         if first is not outcome:
             why = f"the id of its run is that of {first.place}, and its content is another: which one is true?"
             outcome = UnreadReport(outcome.place, why)
-    kept: dict[type[Outcome], list[Any]] = {
-        ReportRecord: gathered.records,
-        JobRecord: gathered.jobs,
-        RunReport: gathered.runs,
-        UnreadReport: gathered.broken,
-        Foreign: gathered.foreign,
-    }
-    kept[type(outcome)].append(outcome)
+    match outcome:
+        case ReportRecord():
+            gathered.records.append(outcome)
+        case JobRecord():
+            gathered.jobs.append(outcome)
+        case RunReport():
+            gathered.runs.append(outcome)
+        case UnreadReport():
+            gathered.broken.append(outcome)
+        case Foreign():
+            gathered.foreign.append(outcome)
     return outcome
 
 

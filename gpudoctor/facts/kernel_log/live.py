@@ -73,7 +73,8 @@ def read_kernel_log(root: AnyPath, deadline_s: float = _JOURNAL_DEADLINE_S) -> K
         ring = Missing(f"{_RING_BUFFER} holds no kernel messages", "absent")
     journal = _read_journal(root, limit_s)
     if isinstance(journal, _Journal):
-        return _reaching_back(*collect(journal.records, _JOURNAL_NAME), journal)
+        log, loading = collect(journal.records, _JOURNAL_NAME)
+        return _reaching_back(log, loading, journal)
     unread = ring if journal is None else journal
     return KernelLog(events=unread, source=unread)
 
@@ -86,8 +87,8 @@ def _joined(text: str, log: KernelLog, starts_s: float | None, journal: _Journal
         gap = f"the kernel's ring buffer has been overwritten since boot: {starts_s:.0f} s of log missing"
     if isinstance(journal, _Journal):
         both = _each_once(journal.records, kmsg_records(text, is_of_interest))
-        source = f"{_RING_BUFFER} and {_JOURNAL_NAME}"
-        return _reaching_back(*collect(both, source), journal, f"{gap}, and ", starts_s)
+        log, loading = collect(both, f"{_RING_BUFFER} and {_JOURNAL_NAME}")
+        return _reaching_back(log, loading, journal, f"{gap}, and ", starts_s)
     why = "there is no journal" if journal is None else f"the journal was not read: {journal.reason}"
     return replace(log, truncated=True, gap=f"{gap}, and {why}", starts_s=starts_s)
 

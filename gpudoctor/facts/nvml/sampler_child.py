@@ -115,7 +115,7 @@ class GpuSampler:
             self._readings[name] = value
 
     def _known(self, name: str, value: T | Missing) -> T | None:
-        """The value; None if it is Missing, which is noted as unread, and unless it failed as refused."""
+        """The value; None if it is Missing: it is noted as unread, and not asked for again unless it only failed."""
         if not isinstance(value, Missing):
             return value
         self._unread[name] = value

@@ -123,7 +123,7 @@ class GpuWatcher(GpuSampler):
         read = self._known("nvlinks", read_links(self._client, fields[LINK_COUNT, 0], fields[SWITCH_LINK_COUNT, 0]))
         # a link that the driver does not support is not there
         links = None if read is None else [link for link in read if link.state != UNSUPPORTED]
-        if links is None or any(self._known("nvlinks", link.state) is None for link in links):
+        if links is None or None in [self._known("nvlinks", link.state) for link in links]:
             return None
         return sum(link.is_up for link in links), len(links)
 

@@ -33,7 +33,10 @@ def unknown_errors(*calls: str) -> tuple[CallError, ...]:
     return tuple(CallError(call, 999, "unknown error") for call in calls)
 
 
-CORE_CALLS = [f"nvmlDeviceGet{what}" for what in ("Name", "MemoryInfo", "ClockInfo", "Temperature", "UtilizationRates")]
+CORE_CALLS = (
+    *("nvmlDeviceGetName", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetClockInfo", "nvmlDeviceGetTemperature"),
+    "nvmlDeviceGetUtilizationRates",
+)
 CORE_LEAVES = (
     *("name", "memory_total_mib", "memory_used_mib", "clocks__graphics_mhz", "clocks__sm_mhz", "clocks__memory_mhz"),
     *("thermal__gpu_c", "utilization__gpu_pct", "utilization__memory_pct"),
@@ -143,14 +146,15 @@ def test_a_gpu_that_said_nothing_is_no_pass() -> None:
 # the guard
 
 
-JUDGED = "identical ecc memory-repair throttle temperature power-limit clocks settings in-use"
+JUDGED = (
+    *("gpu.identical", "gpu.ecc", "gpu.memory-repair", "gpu.throttle", "gpu.temperature", "gpu.power-limit"),
+    *("gpu.clocks", "gpu.settings", "gpu.in-use"),
+)
 
 
-@pytest.mark.parametrize("check", JUDGED.split())
+@pytest.mark.parametrize("check", JUDGED)
 def test_readings_of_a_lost_gpu_are_never_judged_while_its_peers_are(check: str) -> None:
-    found = findings(
-        f"gpu.{check}", eight(errors=LOST, ecc__uncorrected_volatile=7, clocks__event_reasons=("hw-thermal",))
-    )
+    found = findings(check, eight(errors=LOST, ecc__uncorrected_volatile=7, clocks__event_reasons=("hw-thermal",)))
     finds([f for f in found if f.subject.gpu == 5], "unknown", "the GPU is lost (15")
     assert {f.status.value for f in found if f.subject.gpu != 5} == {"pass"}
 

@@ -39,8 +39,9 @@ _PROC = re.compile(r"Max ([a-z -]{3,30}?)\s{2,}(unlimited|\d{1,20})\s+(?:unlimit
 _OPTION = r"\bulimit -(?:[HS]{1,2} ?-?)?([lnu])\s*$"
 _HARD = re.compile(r"\bulimit -\w*H(?!S)(?<!SH)")
 _VALUE = re.compile(r"(unlimited|\d{1,20})\s*$")
-_LEAVES = {"l": "memlock_kib", "n": "open_files", "u": "processes"}
-_LEAVES |= {"locked memory": "memlock_kib", "open files": "open_files", "processes": "processes"}
+# by the option of ulimit, and by the name in /proc/PID/limits
+_LEAVES = {"l": "memlock_kib", "locked memory": "memlock_kib", "n": "open_files", "open files": "open_files"}
+_LEAVES |= {"u": "processes", "processes": "processes"}
 _MOST_NODES = 1024
 
 _AVAILABLE = re.compile(r"available: (\d{1,4}) nodes? \(")
