@@ -135,7 +135,7 @@ class TrainSample(ProbeSample, frozen=True):
     """One rank's DDP training. `losses`: of every DDP step, None if not finite.
 
     `gradient_error` and `solo_step_ms` are rank 0's (otherwise None and 0); an error that is not finite is None too.
-    `cycles_ms`, `rotated` and the other times as in TrainRank and Training.
+    `cycles_ms`, `rotated` and the other times as in TrainRank and Training; `steady_step_ms` is above 0.
     """
 
     batch_per_rank: int
