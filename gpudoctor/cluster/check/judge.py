@@ -28,6 +28,7 @@ from gpudoctor.facts.model.missing import known
 from gpudoctor.process.exit_codes import FAILED, OK, UNKNOWN
 from gpudoctor.report.judge import REASON_LENGTH, FailOn
 from gpudoctor.report.model import Tool, Verdict
+from gpudoctor.text.grouped import grouped
 
 _FAULTS_SHOWN = 4
 
@@ -87,11 +88,8 @@ def _came(session: ClusterSession, launcher_output: str | None) -> Iterator[Find
                     Advice("Leave it out until then.", f"sbatch --exclude={node.name}"),
                 ),
             )
-    machines: dict[tuple[str, str], list[NodeProgress]] = {}
-    for node in session.nodes:
-        boot = known(node.reach.boot_id) if node.reach is not None else None
-        if boot is not None:
-            machines.setdefault((node.hostname, boot), []).append(node)
+    boots = ((node, known(node.reach.boot_id)) for node in session.nodes if node.reach is not None)
+    machines = grouped(((node.hostname, boot), node) for node, boot in boots if boot is not None)
     for (hostname, _), same in machines.items():
         if len(same) > 1:
             yield warn(

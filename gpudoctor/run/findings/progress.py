@@ -13,6 +13,7 @@ from gpudoctor.run.findings.balance import subject_of
 from gpudoctor.run.findings.ends import ended_later, first_to_end, gave_up_on
 from gpudoctor.run.findings.run_check import run_check
 from gpudoctor.run.watched import Ending, RunStall, StoppedRank, Watched, WatchedRank
+from gpudoctor.text.grouped import grouped
 from gpudoctor.text.units import ranges
 
 _EXPECTED = Expected("all ranks go on to the end")
@@ -89,9 +90,7 @@ def _of_stalls(watched: Watched) -> Iterator[Finding]:
 
 def _stands(ranks: Sequence[StoppedRank]) -> Iterator[Evidence]:
     """Where each rank stands; those that stand in the same place together."""
-    same: dict[str, list[int]] = {}
-    for rank in ranks:
-        same.setdefault(stand_words(rank), []).append(rank.rank)
+    same = grouped((stand_words(rank), rank.rank) for rank in ranks)
     for text, numbers in list(same.items())[:_MOST_NAMED]:
         yield Evidence(f"rank {ranges(numbers)}", text)
 
