@@ -16,6 +16,7 @@ from gpudoctor.report.text import render_text
 from tests.checks.one_check import finds, text_of
 from tests.facts.loaded_nodes import pasted
 from tests.facts.transcripts import table
+from tests.narrowed import present
 
 CLEAN = table(load_node("hgx-h100-8", {}))
 _UUID = "GPU-edae6d5d-6698-fb8d-2c6b-2a791224f089"
@@ -63,8 +64,7 @@ def test_a_text_whose_only_news_is_a_sentence_is_judged(text: str, label: str) -
 def test_the_sentence_is_quoted_whole_with_who_said_it_and_what_to_run() -> None:
     long = "slurmd: fatal: /dev/nvidia0 of this node " + "does not open, " * 12 + "and this is the end of it"
     (finding,) = said(f"{long}\n")
-    assert finding.found is not None
-    assert finding.found.text == long
+    assert present(finding.found).text == long
     assert (finding.evidence[0].source, finding.evidence[0].value) == ("line 1", "said by slurmd")
     assert any("nvidia-smi -q" in (step.command or "") for step in finding.advice)
 
@@ -147,8 +147,7 @@ def test_a_record_is_judged_by_its_own_verdict_on_one_line_or_over_several() -> 
     for text in (json.dumps(record), json.dumps(record, indent=2), *(json.dumps(several, indent=n) for n in (None, 1))):
         (finding,) = said(f"the probe prints\n{text}\n")
         assert (finding.status, finding.subject.label) == (Status.FAIL, "GPU 3")
-        assert finding.found is not None
-        assert finding.found.text.endswith("probe end: no answer in 9 s: status: failed")
+        assert present(finding.found).text.endswith("probe end: no answer in 9 s: status: failed")
     (counted,) = said(json.dumps({"module": "dcgm-nightly", "event": "summary of GPUs", "failed": 2}, indent=2) + "\n")
     assert counted.status is Status.FAIL
     (job,) = said(json.dumps({"job": 71, "gpu": 3, "status": "failed"}, indent=2) + "\n")
