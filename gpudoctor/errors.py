@@ -18,3 +18,9 @@ def nearest_names(word: str, names: Iterable[str], most: int, cutoff: float) -> 
     from difflib import get_close_matches  # start-up time: only a wrong name needs it
 
     return get_close_matches(word, list(names), n=most, cutoff=cutoff)
+
+
+def did_you_mean(word: str, names: Iterable[str]) -> str:
+    """`; did you mean ...?` for a wrong word, or nothing if no name is like it."""
+    close = nearest_names(word[:100], names, 1, 0.6)
+    return f"; did you mean {close[0]}?" if close else ""

@@ -13,7 +13,7 @@ from msgspec import Meta
 from gpudoctor.checks.core.case import Expect
 from gpudoctor.checks.core.registry import Check, Level, matches
 from gpudoctor.checks.core.suppressions import Suppression
-from gpudoctor.errors import UserError, nearest_names
+from gpudoctor.errors import UserError, did_you_mean
 from gpudoctor.facts.deadlines import COLLECTION
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.path_status import ask_paths
@@ -165,7 +165,7 @@ def _wrong_names(config: Config, checks: tuple[Check, ...]) -> Iterator[_Wrong]:
         for number, word in enumerate(text):
             if not any(matches(check, word) for check in checks):
                 # what must give a verdict cannot be left out
-                yield _Wrong((key, number), f"no check is called {word!r}{_nearest(word, names)}", key == "skip")
+                yield _Wrong((key, number), f"no check is called {word!r}{did_you_mean(word, names)}", key == "skip")
     yield from _wrong_limits((), config.thresholds, checks)
     yield from _wrong_rules((), config.suppress, checks)
     for number, entry in enumerate(config.hosts):
@@ -182,7 +182,7 @@ def _wrong_limits(under: KeyPath, thresholds: Thresholds, checks: tuple[Check, .
     for check_id, limits in thresholds.items():
         place: KeyPath = (*under, "thresholds", check_id)
         if check_id not in by_id:
-            yield _Wrong(place, f"no check is called that{_nearest(check_id, by_id)}", newer=True)
+            yield _Wrong(place, f"no check is called that{did_you_mean(check_id, by_id)}", newer=True)
             continue
         known = by_id[check_id].limits
         for name, value in limits.items():
@@ -200,7 +200,7 @@ def _wrong_rules(under: KeyPath, rules: tuple[Suppression, ...], checks: tuple[C
     for number, rule in enumerate(rules):
         place: KeyPath = (*under, "suppress", number)
         if not any(matches(check, rule.check) for check in checks):
-            problem = f"no check is called {rule.check!r}{_nearest(rule.check, names)}"
+            problem = f"no check is called {rule.check!r}{did_you_mean(rule.check, names)}"
             yield _Wrong((*place, "check"), problem, newer=True)
         elif not rule.everything and _names_all(rule.check, checks):
             why = "this names every quick check; name a check or a domain, or say `everything: true` beside it"
@@ -212,11 +212,6 @@ def _wrong_rules(under: KeyPath, rules: tuple[Suppression, ...], checks: tuple[C
 def _names_all(word: str, checks: tuple[Check, ...]) -> bool:
     quick = [check for check in checks if check.level == "quick"]
     return len(quick) > 1 and all(matches(check, word) for check in quick)
-
-
-def _nearest(word: str, names: Iterable[str]) -> str:
-    close = nearest_names(word[:100], names, 1, 0.6)
-    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _merge(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
@@ -277,7 +272,7 @@ def _nearest_key(parent: KeyPath, key: str) -> str:
         ("suppress",): Suppression,
         ("hosts",): HostConfig,
     }
-    return _nearest(key, parents.get(parent[:1], Config).__struct_fields__)
+    return did_you_mean(key, parents.get(parent[:1], Config).__struct_fields__)
 
 
 def today() -> datetime.date:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from gpudoctor.facts.redaction.shapes import shapes_taken_out
+from gpudoctor.text.units import listed
 
 SCHEMA = "gpudoctor.diagnosis/1"
 Verdict = Literal["cause", "unknown", "nothing"]
@@ -76,8 +77,7 @@ def counted_out(values: Iterable[int | str], noun: str) -> str:
     ('rank 3', 'ranks 1, 2', '')
     """
     each = [str(value) for value in sorted(values)]
-    more = f" and {len(each) - 16} more" if len(each) > 16 else ""
-    return f"{noun}{'s' if len(each) > 1 else ''} {', '.join(each[:16])}{more}" if each else ""
+    return f"{noun}{'s' if len(each) > 1 else ''} {listed(each, 16)}" if each else ""
 
 
 class AlsoSaid(msgspec.Struct, frozen=True):

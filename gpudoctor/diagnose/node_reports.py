@@ -12,6 +12,7 @@ import msgspec
 from gpudoctor.diagnose.causes import text_of_cause
 from gpudoctor.diagnose.diagnosis import Confidence, Unread
 from gpudoctor.diagnose.rules.model import Hypothesis
+from gpudoctor.text.grouped import grouped
 
 _MAX_BYTES = 64 << 20
 _MAX_FILES = 10_000
@@ -65,9 +66,7 @@ def _below(folder: Path, unread: list[Unread]) -> Iterator[Path]:
 def _report(data: object) -> NodeReport:
     if not isinstance(data, dict) or not str(data.get("schema", "")).startswith("gpudoctor.report/"):
         raise ValueError("schema")
-    by_status: dict[str, list[str]] = {}
-    for check in data.get("checks", ()):
-        by_status.setdefault(str(check["status"]).lower(), []).append(str(check["id"]))
+    by_status = grouped((str(check["status"]).lower(), str(check["id"])) for check in data.get("checks", ()))
     host = data.get("host") or {}
     name = host.get("hostname") if isinstance(host, dict) else None
     return NodeReport(str(name or "?"), *(tuple(by_status.get(status, ())) for status in ("fail", "pass")))

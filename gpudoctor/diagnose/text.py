@@ -9,6 +9,7 @@ from itertools import groupby
 from gpudoctor.diagnose.causes import steps_for, text_of_cause
 from gpudoctor.diagnose.diagnosis import AlsoSaid, Cause, Diagnosis, EvidenceLine, Victim, counted_out
 from gpudoctor.diagnose.events import clipped
+from gpudoctor.statements.catalogue import ONE_DIGIT
 from gpudoctor.text.grouped import grouped
 from gpudoctor.text.output import printable
 
@@ -16,7 +17,6 @@ _LABEL = 11
 _NARROWEST = 40
 _UNBROKEN = 10_000  # columns: a command is there to be copied
 _EVIDENCE_WIDTH, _LEAST_QUOTED = 300, 60
-_ONE_DIGIT = str.maketrans("123456789", "000000000")
 _MOST_CLOCKS = 6
 _TIMELINE_INDENT = 16  # that of the second column
 _BOLD, _DIM, _RESET = "\x1b[1m", "\x1b[2m", "\x1b[0m"
@@ -83,7 +83,7 @@ def _of_cause(words: list[tuple[str, str]], cause: Cause, width: int, color: boo
 def _evidence(cause: Cause, width: int) -> Iterator[str]:
     """The lines, each once: one row of what `found` quotes, and the places alone of lines that differ in numbers."""
     quoted = cause.text.partition(" (raised from ")[0].strip().removesuffix(" ...")
-    for _, alike in groupby(cause.evidence, key=lambda e: (e.file, e.line > 0, e.text.translate(_ONE_DIGIT))):
+    for _, alike in groupby(cause.evidence, key=lambda e: (e.file, e.line > 0, e.text.translate(ONE_DIGIT))):
         first, *others = alike
         room = width - _LABEL - 4 - len(_place(first)) - 2
         yield _line_of(first, max(room, _LEAST_QUOTED)) if quoted and quoted in first.text else _line_of(first)

@@ -8,7 +8,7 @@ from textwrap import wrap
 from gpudoctor.plan.model import Plan, PlanVerification
 from gpudoctor.plan.model_shape import count_text
 from gpudoctor.text.output import printable
-from gpudoctor.text.units import seconds_text
+from gpudoctor.text.units import counted, seconds_text
 
 _LABEL = 14
 # the accepted relative difference between predicted and measured memory of CPU ranks
@@ -51,7 +51,7 @@ def verification_lines(plan: Plan, width: int) -> Iterator[str]:
 def _rows(tried: PlanVerification) -> Iterator[tuple[str, str]]:
     model = tried.model
     device = "GPU" if tried.device == "cuda" else "CPU rank"
-    many = f"{tried.ranks} {device}{'s' if tried.ranks > 1 else ''}"
+    many = counted(tried.ranks, device)
     recompute = "" if tried.recompute == "none" else f", {tried.recompute} recomputation"
     yield (
         "tried",

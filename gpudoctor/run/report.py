@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from gpudoctor.checks.core.finding import PROBLEMS, Advice, Evidence, Expected, Finding, Found, Status, worst
+from gpudoctor.checks.core.finding import PROBLEMS, Advice, Evidence, Expected, Finding, Found, Status
 from gpudoctor.checks.core.subject import Subject
 from gpudoctor.diagnose.diagnosis import Diagnosis
 from gpudoctor.report.model import Tool
@@ -174,12 +174,6 @@ def judged(watched: Watched) -> tuple[FlatFinding, ...]:
 
 def as_finding(flat: FlatFinding) -> Finding:
     return Finding(**{name: getattr(flat, name) for name in FlatFinding.__struct_fields__[1:]})
-
-
-def verdict_of(findings: Iterable[FlatFinding]) -> Literal["pass", "warn", "fail", "unknown"]:
-    """The worst finding; unknown if nothing could be judged, since that is no pass."""
-    status = worst(finding.status for finding in findings)
-    return "unknown" if status is Status.SKIP else status.value
 
 
 def reason_of(findings: Iterable[FlatFinding]) -> str:

@@ -8,6 +8,7 @@ from statistics import fmean, median
 import msgspec
 
 from gpudoctor.run.observer.layout import BACKWARD, BETWEEN, DATA, FORWARD, HOST, OPTIMIZER, PHASES, WAIT
+from gpudoctor.text.grouped import grouped
 
 MOST_BLOCKS = 4096
 COMPUTE = (FORWARD, BACKWARD, OPTIMIZER, BETWEEN)
@@ -101,11 +102,8 @@ class StepSeries:
 
     def coarsen(self) -> None:
         """Merge each two neighbouring blocks."""
-        merged: dict[int, list[TimedStep]] = {}
-        for number, steps in sorted(self._blocks.items()):
-            merged.setdefault(number // 2, []).append(mean_step(steps))
         self.size *= 2
-        self._blocks = merged
+        self._blocks = grouped((number // 2, mean_step(steps)) for number, steps in sorted(self._blocks.items()))
 
     def steps(self) -> dict[int, TimedStep]:
         """Block number -> mean step of the block."""

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from gpudoctor.errors import UserError
+from gpudoctor.errors import UserError, did_you_mean
 from gpudoctor.lazy import lazy_pattern
 
 FILE = "/etc/default/gpudoctor"
@@ -80,7 +80,7 @@ def read_settings(environ: Mapping[str, str]) -> tuple[HookSettings, str | None]
         field = _FIELDS.get(name)
         try:
             if field is None:
-                raise SettingsError(f"{name}: no setting is called that{_nearest(name)}")
+                raise SettingsError(f"{name}: no setting is called that{did_you_mean(name, (*_FIELDS, 'GPUDOCTOR'))}")
             if text.strip() or field == "skip":
                 values[field] = _value(name, field, text.strip())
         except SettingsError as error:
@@ -106,10 +106,3 @@ def _value(name: str, field: str, text: str) -> object:
             raise SettingsError(f"{name}={text[:60]}: it must be a path that begins with /")
         return Path(text)
     return tuple(text.replace(",", " ").split())
-
-
-def _nearest(name: str) -> str:
-    from difflib import get_close_matches
-
-    close = get_close_matches(name[:60], [*_FIELDS, "GPUDOCTOR"], n=1)
-    return f"; did you mean {close[0]}?" if close else ""

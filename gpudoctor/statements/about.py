@@ -64,8 +64,7 @@ def place_in(message: str) -> str | None:
     >>> place_in("2 workers died at node (ID: 3c4f, IP: 10.0.0.7)"), place_in("task 3 failed on host n7"), place_in("on node 3")
     ('10.0.0.7', 'n7', None)
     """
-    found = {match["host"] for match in _PLACE.finditer(message)}
-    return found.pop() if len(found) == 1 else None
+    return _one(_PLACE, message)
 
 
 def _one(pattern: re.Pattern[str], message: str) -> str | None:

@@ -97,7 +97,7 @@ RUNTIME = (
     r"|UR_RESULT_\w+|ZE_RESULT_\w+)"
 )
 _MOST_CACHED = 1000
-_DIGITS = str.maketrans("123456789", "0" * 9)
+ONE_DIGIT = str.maketrans("123456789", "0" * 9)  # makes texts equal that differ in numbers alone
 _XID = lazy_pattern(r"\bXid:? ?(?:\(PCI:[\w:.]{4,20}\): ?|errors?:? |codes?:? |\()?(\d{1,3})\b")
 ECC_XIDS = frozenset({48, 63, 64, 94, 95, 140, 171, 172})
 
@@ -132,14 +132,14 @@ def by_needle(rows: Iterable[Row]) -> Callable[[str], tuple[Row, ...]]:
 
     Most texts differ from others in numbers alone.
     """
-    needles = tuple((row.needle.translate(_DIGITS).split("|"), row) for row in rows)
+    needles = tuple((row.needle.translate(ONE_DIGIT).split("|"), row) for row in rows)
 
     @lru_cache(maxsize=2048)
     def of_kind(kind: str) -> tuple[Row, ...]:
         return tuple(row for each, row in needles if any(needle in kind for needle in each))
 
     def of_text(text: str) -> tuple[Row, ...]:
-        kind = text.lower().translate(_DIGITS)
+        kind = text.lower().translate(ONE_DIGIT)
         return of_kind(kind) if len(kind) <= _MOST_CACHED else of_kind.__wrapped__(kind)
 
     return of_text

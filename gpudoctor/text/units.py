@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
@@ -222,3 +222,13 @@ def counted(number: int, word: str) -> str:
     ('1 node', '0 nodes')
     """
     return f"{number} {word}{'s' * (number != 1)}"
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """The first of them, and how many more there are.
+
+    >>> listed(["a", "b", "c", "d"], 2), listed(["a", "b"], 2)
+    ('a, b and 2 more', 'a, b')
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from tests.fake_driver.conftest import COMMAND, cache, environ
+from tests.subprocesses import shell_program
 
 __all__ = ["cache", "environ"]  # fixtures
 
@@ -33,7 +34,7 @@ class Ran(msgspec.Struct):
 
 
 # Python only for what it answers: the run asks it for more than that
-_SMI = """#!/bin/sh
+_SMI = """\
 case " $*" in *" nvlink "* | *" -q"* | *" -pl "* | *" -lgc "* | *" -rgc"*) ;; *) [ "$FAKE_SMI_STRAY" ] || exit 0 ;; esac
 exec "{python}" -m tests.acceptance.fake_smi "$@"
 """
@@ -88,9 +89,4 @@ def accept(begin: Begin) -> Accept:
 
 def _smi(folder: Path) -> Path:
     """A folder with an nvidia-smi in it."""
-    place = folder / "bin"
-    place.mkdir(exist_ok=True)
-    program = place / "nvidia-smi"
-    program.write_text(_SMI.format(python=sys.executable), encoding="utf-8")
-    program.chmod(0o755)
-    return place
+    return shell_program(folder / "bin" / "nvidia-smi", _SMI.format(python=sys.executable)).parent

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
-from msgspec.structs import replace
-
-from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.finding import Finding, Status
-from gpudoctor.checks.core.registry import registry
-from gpudoctor.checks.core.runner import CheckResult, run_checks
 from gpudoctor.facts.model.gpu import Clocks, Ecc, Gpu, MemoryRepair, Power, Settings, Thermal, Utilization
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Driver, Host, KernelEvent, KernelLog, Node, PciBus, PciDevice
-from tests.checks.one_check import env
-
-S = TypeVar("S")
+from gpudoctor.facts.simulated.load import S
+from gpudoctor.facts.simulated.load import put as put_leaf
+from tests.checks.one_check import env, judge
 
 FAILED = Missing("the call answered with an error", "failed")
 DENIED = Missing("no permission", "denied")
@@ -30,9 +25,7 @@ def bus_id(index: int) -> str:
 def put(struct: S, **leaves: Any) -> S:
     """A copy with leaves changed; `a__b` reaches into a section."""
     for path, value in leaves.items():
-        head, _, rest = path.partition("__")
-        new = put(getattr(struct, head), **{rest: value}) if rest else value
-        struct = replace(struct, **{head: new})  # type: ignore[type-var]
+        struct = put_leaf(struct, path.replace("__", "."), value)
     return struct
 
 
@@ -138,29 +131,21 @@ def recovery(action: int, words: str, index: int = 0) -> KernelEvent:
     return xid(154, index, f"GPU recovery action changed from 0x0 (None) to 0x{action:x} ({words})")
 
 
-def result(check_id: str, subject: Node | Case) -> CheckResult:
-    """The runner's results of one check, as in `gpudoctor check`."""
-    case = subject if isinstance(subject, Case) else Case(node=subject)
-    [check] = [c for c in registry() if c.id == check_id]
-    [found] = run_checks(case, [check], level="quick", clock=lambda: 0.0)
-    return found
+def findings(check_id: str, node: Node, **case: Any) -> tuple[Finding, ...]:
+    return judge(check_id, node, **case).findings
 
 
-def findings(check_id: str, subject: Node | Case) -> tuple[Finding, ...]:
-    return result(check_id, subject).findings
+def status(check_id: str, node: Node, **case: Any) -> str:
+    return judge(check_id, node, **case).status.value
 
 
-def status(check_id: str, subject: Node | Case) -> str:
-    return result(check_id, subject).status.value
-
-
-def bad(check_id: str, subject: Node | Case) -> tuple[Finding, ...]:
+def bad(check_id: str, node: Node, **case: Any) -> tuple[Finding, ...]:
     """The findings that are neither pass nor skip."""
-    return tuple(f for f in findings(check_id, subject) if f.status not in (Status.PASS, Status.SKIP))
+    return tuple(f for f in findings(check_id, node, **case) if f.status not in (Status.PASS, Status.SKIP))
 
 
-def only(check_id: str, subject: Node | Case) -> Finding:
-    [finding] = bad(check_id, subject)
+def only(check_id: str, node: Node, **case: Any) -> Finding:
+    [finding] = bad(check_id, node, **case)
     return finding
 
 

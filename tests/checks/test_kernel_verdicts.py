@@ -7,7 +7,7 @@ from typing import Any, get_args
 import pytest
 from msgspec.structs import replace
 
-from gpudoctor.checks.core.finding import Finding, Status
+from gpudoctor.checks.core.finding import Status
 from gpudoctor.checks.core.registry import registry
 from gpudoctor.facts.captures.host.lspci import parse_lspci
 from gpudoctor.facts.kernel_log.lines import read_kernel_text
@@ -15,6 +15,7 @@ from gpudoctor.facts.model.driver import ApiMismatch, DkmsBuild, HostEventKind, 
 from gpudoctor.facts.model.gpu import Gpu, MemoryRepair, NvLink, PcieHop, PcieLink
 from gpudoctor.facts.model.node import Driver, Host, Node, PciBus, PciDevice, Source
 from gpudoctor.report.judge import judge as judge_all
+from tests.checks.gpu_nodes import bad, only
 from tests.checks.one_check import expect, finds, gpu, judge, text_of
 
 BUS = "0000:9b:00.0"
@@ -28,15 +29,6 @@ def log(*lines: str) -> KernelLog:
 
 def logged(*lines: str, **facts: Any) -> Node:
     return Node(source=CAPTURE, kernel_log=log(*lines), **facts)
-
-
-def bad(check_id: str, node: Node) -> list[Finding]:
-    return [f for f in judge(check_id, node).findings if f.status not in (Status.PASS, Status.SKIP)]
-
-
-def only(check_id: str, node: Node) -> Finding:
-    (finding,) = bad(check_id, node)
-    return finding
 
 
 # --- GPUs that do not start ---------------------------------------------------------------------
@@ -62,7 +54,7 @@ def test_a_gpu_that_did_not_start_fails_with_its_bus_id_in_both_checks(line: str
 def test_a_gpu_that_started_since_is_a_warning_and_counted_as_there() -> None:
     node = logged(FAILED, gpus=(gpu(0).__class__(0, BUS, name="NVIDIA H100 80GB HBM3", memory_used_mib=4),))
     assert only("gpu.xid", node).status is Status.WARN
-    assert bad("gpu.count", node) == []
+    assert bad("gpu.count", node) == ()
 
 
 NAMED = f"NVRM: The NVIDIA GPU {BUS} (PCI ID: 10de:2c58)"
@@ -160,7 +152,7 @@ def test_a_row_that_waits_for_a_reset_warns_until_the_gpu_says_that_none_does() 
     for pending, findings in ((False, 0), (True, 1)):
         repair = MemoryRepair(remap_pending=pending)
         assert len(bad("gpu.xid", logged(line, gpus=(gpu(0, memory_repair=repair, memory_used_mib=4),)))) == findings
-    assert bad("gpu.xid", logged(xid(63, "Row Remapper: row remapped"))) == []
+    assert bad("gpu.xid", logged(xid(63, "Row Remapper: row remapped"))) == ()
 
 
 def test_the_registers_of_an_nvlink_error_are_told_in_words() -> None:
@@ -215,7 +207,7 @@ def test_each_cause_of_a_driver_that_is_not_loaded_has_its_own_advice(
 
 def test_a_driver_that_runs_is_loaded_whatever_a_tool_said_before() -> None:
     driver = Driver(init_code=0, load_failures=(LoadFailure("signature-rejected", "x"),))
-    assert bad("driver.loaded", Node(driver=driver)) == []
+    assert bad("driver.loaded", Node(driver=driver)) == ()
 
 
 def test_the_kernel_logs_word_is_heard_too() -> None:
@@ -256,13 +248,13 @@ def test_a_mismatch_of_which_one_line_was_kept_fails() -> None:
     for more in ({}, {"driver": Driver(module_version="535.183.01")}):
         finds(bad("driver.version-match", logged(line, **more)), Status.FAIL, "library 550.54.15")
     same = Driver(module_version="550.54.15")
-    assert bad("driver.version-match", logged(line, driver=same)) == []
+    assert bad("driver.version-match", logged(line, driver=same)) == ()
 
 
 def test_a_mismatch_that_any_user_can_write_fails_no_driver_that_answers() -> None:
     driver = Driver(init_code=0, module_version="535.183.01", library_version="535.183.01")
     node = Node(driver=driver, kernel_log=KernelLog(events=(), api_mismatch=ApiMismatch("999.1", "535.183.01")))
-    assert bad("driver.version-match", node) == []
+    assert bad("driver.version-match", node) == ()
 
 
 def test_a_module_on_the_disk_that_is_not_the_loaded_one_warns() -> None:
@@ -318,7 +310,7 @@ def test_a_function_that_reads_all_ones_is_lost() -> None:
     header = "9b:00.0 3D controller: NVIDIA Corporation GH100 (rev ff) (prog-if ff)"
     finds(bad("gpu.lost", lspci_gpu("!!! Unknown header type 7f", header=header)), Status.FAIL, bus_id=BUS)
     laptop = header.replace("GH100", "GA107M [GeForce RTX 3050 Mobile]")
-    assert bad("gpu.lost", lspci_gpu(header=laptop)) == [], "a laptop's GPU is off while nothing uses it"
+    assert bad("gpu.lost", lspci_gpu(header=laptop)) == (), "a laptop's GPU is off while nothing uses it"
 
 
 # --- events whose check has no GPU to look at ---------------------------------------------------
@@ -374,11 +366,11 @@ def test_an_nvlink_error_beside_gpus_whose_links_were_not_read_is_unknown() -> N
     line = "NVRM: knvlinkDiscoverPostRxDetLinks_GH100: Getting peer1's postRxDetLinkMask failed!"
     assert only("nvlink.links", logged(line, gpus=(gpu(0),))).status is Status.UNKNOWN
     up = gpu(0, nvlinks=tuple(NvLink(link, "active") for link in range(18)))
-    assert bad("nvlink.links", logged(line, gpus=(up,))) == []
+    assert bad("nvlink.links", logged(line, gpus=(up,))) == ()
 
 
 def test_a_signature_that_the_kernel_only_complains_about_is_no_gap() -> None:
-    assert bad("driver.loaded", logged("PKCS#7 signature not signed with a trusted key")) == []
+    assert bad("driver.loaded", logged("PKCS#7 signature not signed with a trusted key")) == ()
 
 
 def test_few_corrected_errors_of_a_bridge_are_a_warning_in_a_text_and_named_on_a_live_node() -> None:
@@ -396,7 +388,7 @@ def test_few_corrected_errors_of_a_bridge_are_a_warning_in_a_text_and_named_on_a
 def test_corrected_errors_of_a_bridge_warn_beside_gpus_only_if_one_is_behind_it() -> None:
     line = "pcieport 0000:00:1b.0: PCIe Bus Error: severity=Corrected, type=Physical Layer, (Receiver ID)"
     elsewhere = logged(*[line] * 12, gpus=(gpu(0),))
-    assert bad("pcie.errors", elsewhere) == []
+    assert bad("pcie.errors", elsewhere) == ()
     assert any("0000:00:1b.0" in note for note in judge_all(elsewhere).run.notes)
     path = (PcieHop(bus_id=gpu(0).bus_id), PcieHop(bus_id="0000:00:1b.0"))
     above = gpu(0, pcie=PcieLink(path=path))
@@ -407,7 +399,7 @@ def test_uncorrected_errors_of_a_gpu_are_not_outweighed_by_its_replays() -> None
     line = f"nvidia {BUS}: PCIe Bus Error: severity=Uncorrected (Non-Fatal), type=Transaction Layer"
     one = Gpu(0, BUS, pcie=PcieLink(replays=0))
     assert only("pcie.errors", logged(line, gpus=(one,))).status is Status.WARN
-    assert bad("pcie.errors", logged(line.replace("Uncorrected (Non-Fatal)", "Corrected"), gpus=(one,))) == []
+    assert bad("pcie.errors", logged(line.replace("Uncorrected (Non-Fatal)", "Corrected"), gpus=(one,))) == ()
 
 
 def test_a_gpu_that_the_kernel_cannot_recover_fails_beside_the_port_that_lost_data() -> None:
@@ -429,7 +421,7 @@ def test_a_gpu_that_the_kernel_cannot_recover_fails_beside_the_port_that_lost_da
 def test_a_display_of_another_vendor_beside_nvidia_gpus_is_no_gap() -> None:
     for words in ("GPU reset begin!", "uncorrectable hardware error(ERREVENT_ATHUB_INTERRUPT) detected!"):
         line = f"amdgpu 0000:c1:00.0: amdgpu: {words}"
-        assert bad("host.kernel", logged(line, gpus=(gpu(0),))) == []
+        assert bad("host.kernel", logged(line, gpus=(gpu(0),))) == ()
 
 
 def test_what_a_program_did_is_named_in_the_report_of_a_healthy_node_and_a_warning_in_a_text() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,12 +11,12 @@ import pytest
 
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.errors import UserError
-from gpudoctor.facts.captures.source import load_source
 from gpudoctor.facts.model.node import to_json
 from gpudoctor.facts.simulated.load import node_names
 from gpudoctor.report.judge import judge
 from gpudoctor.report.model import Report
 from tests.checks.simulated_nodes import packaged
+from tests.facts.loaded_nodes import pasted
 from tests.narrowed import present
 
 # one line of so many; a prime, so that it is another line of each GPU. The wide run takes an eighth of all lines: all
@@ -31,7 +30,7 @@ Judged = dict[str, set[object]]
 def report_of(text: str) -> Report | None:
     """None if gpudoctor refuses the text."""
     try:
-        return judge(load_source("-", stdin=io.BytesIO(text.encode())).node)
+        return judge(pasted(text))
     except UserError:
         return None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 from pathlib import Path
 
@@ -12,11 +11,11 @@ from gpudoctor.checks.core.finding import Finding, Status
 from gpudoctor.facts.captures import SourceError
 from gpudoctor.facts.captures.source import load_source
 from gpudoctor.facts.model.missing import known
-from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.simulated.load import load_node
 from gpudoctor.report.judge import judge as judge_all
 from tests.checks.one_check import finds, judge, text_of
 from tests.facts import transcripts
+from tests.facts.loaded_nodes import pasted
 from tests.facts.transcripts import gpu_list, table
 from tests.narrowed import present
 
@@ -37,12 +36,8 @@ MATRIX = (
 )
 
 
-def read(text: str) -> Node:
-    return load_source("-", stdin=io.BytesIO(text.encode())).node
-
-
 def bad(check_id: str, text: str) -> list[Finding]:
-    return [f for f in judge(check_id, read(text)).findings if f.status not in (Status.PASS, Status.SKIP)]
+    return [f for f in judge(check_id, pasted(text)).findings if f.status not in (Status.PASS, Status.SKIP)]
 
 
 def test_evidence_from_a_text_names_what_the_text_says_and_no_call_that_nobody_made() -> None:
@@ -91,7 +86,7 @@ def test_an_odd_pair_behind_switches_fails_and_a_bridged_pair_beside_a_single_ca
         f"GPU {i}: NVIDIA A100-SXM4-80GB (UUID: GPU-{i}0000000-1111-2222-3333-444455556666)\n" for i in range(4)
     )
     text = f"{MATRIX.format(odd='SYS')}$ nvidia-smi -L\n{named}"
-    found = [f for result in judge_all(read(text)).checks for f in result.findings if f.status is Status.FAIL]
+    found = [f for result in judge_all(pasted(text)).checks for f in result.findings if f.status is Status.FAIL]
     assert [f.subject.gpus for f in found] == [(2, 3)]
     bridged = "\tGPU0\tGPU1\tGPU2\nGPU0\t X \tNV4\tSYS\nGPU1\tNV4\t X \tSYS\nGPU2\tSYS\tSYS\t X \n"
     assert bad("nvlink.topology", bridged) == []
@@ -105,7 +100,7 @@ def test_the_lines_that_grep_leaves_of_lspci_are_of_the_function_it_was_asked_fo
         "root@n1:/# nvidia-smi --query-gpu=index,name,pci.bus_id --format=csv,noheader\n"
         "0, NVIDIA L40S, 00000000:01:00.0\n1, NVIDIA L40S, 00000000:41:00.0\n"
     )
-    node = read(text)
+    node = pasted(text)
     assert node.source.notes == ()
     assert {gpu.index: known(gpu.pcie.width) for gpu in node.gpus} == {0: None, 1: 4}
     (finding,) = bad("pcie.link-width", text)
@@ -129,7 +124,7 @@ def test_a_gpu_that_the_table_could_not_read_is_one_finding_with_what_to_do(name
     assert (finding.status, finding.subject.gpu) == (status, 1)
     assert "ERR!" in text_of(finding)
     assert finding.advice
-    report = judge_all(read(text))
+    report = judge_all(pasted(text))
     heads = [r.id for r in report.checks for f in r.findings if f.status is status and f.explained_by is None]
     assert heads == ["gpu.lost"]
 
@@ -154,7 +149,7 @@ def test_links_that_are_all_inactive_are_judged_on_a_model_made_for_nvswitches(
     text = "".join(
         f"GPU {n}: {model} (UUID: GPU-0000000{n}-0000-0000-0000-000000000000)\n{said}\n" for n in range(count)
     )
-    (links,) = [check for check in judge_all(read(text)).checks if check.id == "nvlink.links"]
+    (links,) = [check for check in judge_all(pasted(text)).checks if check.id == "nvlink.links"]
     assert links.status is status
 
 
@@ -163,7 +158,7 @@ def test_all_inactive_after_links_that_were_up_is_a_failure() -> None:
     up = "".join(gpu + "".join(f"\t Link {n}: 26.562 GB/s\n" for n in range(18)) for gpu in gpus)
     down = "".join(f"{gpu}NVML: Unable to retrieve NVLink information as all links are inActive\n" for gpu in gpus)
     for text, code in ((up, 0), (f"$ nvidia-smi nvlink -s\n{up}$ nvidia-smi nvlink -s\n{down}", 1)):
-        assert judge_all(read(text)).exit_code == code
+        assert judge_all(pasted(text)).exit_code == code
 
 
 def test_a_fan_that_says_err_is_no_pass() -> None:
@@ -174,7 +169,7 @@ def test_a_fan_that_says_err_is_no_pass() -> None:
 def test_what_was_not_read_of_a_gpu_hides_nothing_that_was_found_of_it() -> None:
     remap = "    Remapped Rows\n        Pending : Yes\n        Remapping Failure Occurred : No\n"
     cut = "Attached GPUs : 4\nGPU 00000000:3B:00.0\n    Product Name : NVIDIA A100-SXM4-80GB\n    ECC Errors\n"
-    report = judge_all(read(cut + "        Volatile\n            SRAM Uncorrectable : 0\n" + remap))
+    report = judge_all(pasted(cut + "        Volatile\n            SRAM Uncorrectable : 0\n" + remap))
     (waits,) = [f for check in report.checks for f in check.findings if f.status is Status.WARN]
     assert (present(waits.found).text, waits.explained_by) == ("row remap waits for a reset", None)
 
@@ -220,8 +215,8 @@ def test_pcie_errors_of_a_gpu_in_the_log_warn_where_no_counter_is_known() -> Non
 
 def test_the_border_of_a_table_and_a_prompt_are_no_lines_to_name() -> None:
     node = load_node("rtx4090-4", {})
-    assert read(f"ᐅ nvidia-smi -L\n{gpu_list(node)}").source.notes == ()
-    assert read(table(node).partition("\n")[2]).source.notes == ()
+    assert pasted(f"ᐅ nvidia-smi -L\n{gpu_list(node)}").source.notes == ()
+    assert pasted(table(node).partition("\n")[2]).source.notes == ()
 
 
 @pytest.mark.parametrize(("given", "status"), [(8, Status.PASS), (7, Status.FAIL)])
@@ -229,7 +224,7 @@ def test_a_node_that_kubernetes_describes_is_judged_by_what_it_gives_out(given: 
     text = (
         f"Name:   node-3\nRoles:  <none>\nCapacity:\n  nvidia.com/gpu:  8\nAllocatable:\n  nvidia.com/gpu:  {given}\n"
     )
-    finds(judge("reported.failures", read(text)).findings, status, f"{given} of 8 GPUs of the node are given out")
+    finds(judge("reported.failures", pasted(text)).findings, status, f"{given} of 8 GPUs of the node are given out")
 
 
 @pytest.mark.parametrize(
@@ -257,9 +252,9 @@ def test_a_node_that_kubernetes_describes_is_judged_by_what_it_gives_out(given: 
     ],
 )
 def test_a_part_of_a_tools_text_that_reports_a_failure_is_no_pass(text: str, told: str) -> None:
-    assert judge_all(read(text)).verdict in ("warn", "fail")
+    assert judge_all(pasted(text)).verdict in ("warn", "fail")
     assert told in " ".join(text_of(finding) for finding in bad("reported.failures", text))
-    assert "vCS" not in {known(gpu.name) for gpu in read(text).gpus}, "the licence's name is not the GPU's"
+    assert "vCS" not in {known(gpu.name) for gpu in pasted(text).gpus}, "the licence's name is not the GPU's"
 
 
 @pytest.mark.parametrize(
@@ -278,7 +273,7 @@ def test_a_lost_gpu_in_the_middle_of_a_sentence() -> None:
     quoted = f"After some hours of training, GPU 1 is gone and nvidia-smi prints the following error: {LOST}"
     (finding,) = bad("gpu.lost", f"{quoted}\nGPU 0: A (UUID: GPU-1) GPU 1: A (UUID: GPU-2)\n")
     assert (finding.status, finding.subject.label) == (Status.FAIL, "GPU 0000:c7:00.0")
-    assert [gpu.name for gpu in read("GPU 0: A (UUID: GPU-1) GPU 1: A (UUID: GPU-2)\n").gpus] == ["A", "A"]
+    assert [gpu.name for gpu in pasted("GPU 0: A (UUID: GPU-1) GPU 1: A (UUID: GPU-2)\n").gpus] == ["A", "A"]
 
 
 def test_a_driver_that_does_not_answer_in_the_middle_of_a_sentence() -> None:
@@ -313,8 +308,8 @@ def test_a_table_whose_gpus_cannot_be_read_is_no_pass() -> None:
 
 def test_the_border_of_a_pane_beside_a_table() -> None:
     paned = "".join(line + " " * 20 + "\u2502\n" for line in (HEAD + ROW + ROW_2).splitlines())
-    assert read(paned).gpus == read(HEAD + ROW + ROW_2).gpus
-    assert len(read(paned).gpus) == 1
+    assert pasted(paned).gpus == pasted(HEAD + ROW + ROW_2).gpus
+    assert len(pasted(paned).gpus) == 1
 
 
 def links(*states: str) -> str:
@@ -426,11 +421,11 @@ def test_a_gpu_that_nvidia_smi_does_not_list_is_not_shown(more: str) -> None:
 def test_a_gpu_that_the_module_excludes_warns() -> None:
     text = f"$ cat\n{''.join(map(information, ('02', '03')))}{information('04', 'Yes')}$ nvidia-smi\n{ROWS}"
     finds(bad("gpu.count", f"$ lspci\n{ON_BUS}{text}"), Status.WARN, bus_id="0000:04:00.0")
-    assert judge_all(read(text)).exit_code == 0
+    assert judge_all(pasted(text)).exit_code == 0
 
 
 def test_processes_are_given_to_no_gpu_that_only_a_count_names() -> None:
-    node = read(f"{ROWS}\ngpu_uuid, pid, used_gpu_memory [MiB]\nGPU-1111aaaa-2222, 4711, 15000 MiB\n")
+    node = pasted(f"{ROWS}\ngpu_uuid, pid, used_gpu_memory [MiB]\nGPU-1111aaaa-2222, 4711, 15000 MiB\n")
     assert [known(gpu.processes) for gpu in node.gpus] == [None, None]
     assert "GPU-1111aaaa-2222" in " ".join(node.source.notes)
 
@@ -470,15 +465,15 @@ def test_a_licence_is_missed_by_a_vgpu_only(mode: str, needed: bool) -> None:
     inner = f"<virtualization_mode>{mode}</virtualization_mode><license_status>Unlicensed</license_status>"
     xml = f'<nvidia_smi_log><gpu id="00000000:18:00.0">{inner}</gpu></nvidia_smi_log>'
     for text in (f"Attached GPUs : 1\n{gpu}", xml):
-        assert any("licence" in each.text for each in read(text).reported) is needed
+        assert any("licence" in each.text for each in pasted(text).reported) is needed
 
 
 def test_links_of_a_card_without_a_bridge_are_down_and_well() -> None:
     down = re.sub(r"\bU\b", "D", transcripts.DCGM_NVLINK)
     cards = "".join(f"GPU {n}: NVIDIA H100 PCIe (UUID: GPU-{n}1111111-2222-3333-4444-555555555555)\n" for n in (0, 1))
-    assert judge_all(read(f"{cards}$ dcgmi nvlink -s\n{down}")).exit_code == 0
-    assert judge_all(read(f"{cards.replace('PCIe', '80GB HBM3')}$ dcgmi nvlink -s\n{down}")).exit_code == 1
-    assert judge_all(read(down)).exit_code == 3, "whether its model has links is not known"
+    assert judge_all(pasted(f"{cards}$ dcgmi nvlink -s\n{down}")).exit_code == 0
+    assert judge_all(pasted(f"{cards.replace('PCIe', '80GB HBM3')}$ dcgmi nvlink -s\n{down}")).exit_code == 1
+    assert judge_all(pasted(down)).exit_code == 3, "whether its model has links is not known"
 
 
 @pytest.mark.parametrize(
@@ -493,7 +488,7 @@ def test_xml_in_one_line_keeps_its_entities() -> None:
     xml = (
         '<?xml version="1.0" ?><nvidia_smi_log><gpu id="00000000:18:00.0"><product_name>A &amp; B</product_name></gpu>'
     )
-    (gpu,) = read(f"{xml}</nvidia_smi_log>\n").gpus
+    (gpu,) = pasted(f"{xml}</nvidia_smi_log>\n").gpus
     assert gpu.name == "A & B"
 
 
@@ -501,13 +496,13 @@ def test_what_follows_device_query_is_not_a_part_of_it() -> None:
     query = "./deviceQuery Starting...\n\nDetected 4 CUDA Capable device(s)\n  Maximum Sizes  1D=(7)\nResult = PASS\n"
     finds(bad("nvlink.topology", query + MATRIX.format(odd="NV6")), Status.FAIL)
     memory = "               total        used        free\nMem:           31744       12288        5530\n"
-    assert known(read(f"{query}{memory}").host.ram_mib) == 31744
+    assert known(pasted(f"{query}{memory}").host.ram_mib) == 31744
 
 
 def test_samples_with_other_columns_and_processes_add_to_those_of_dmon() -> None:
     hot = "# gpu   pwr gtemp mtemp\n# Idx     W     C     C\n    0    70    99   108\n"
     for more in ("# gpu    sm   mem   enc   dec\n    0     7     0     0     0\n", transcripts.PMON):
-        gpu = read(hot + more).gpus[0]
+        gpu = pasted(hot + more).gpus[0]
         assert (gpu.thermal.gpu_c, gpu.power.draw_w) == (99, 70)
         assert gpu.utilization.gpu_pct == 7 or bool(known(gpu.processes))
 
@@ -515,28 +510,28 @@ def test_samples_with_other_columns_and_processes_add_to_those_of_dmon() -> None
 def test_metrics_of_several_nodes_are_no_pass() -> None:
     one = transcripts.dcgm_exporter(0, ROW_REMAP_FAILURE=1)
     other = transcripts.dcgm_exporter(0, ROW_REMAP_FAILURE=0)
-    assert judge_all(read(one)).exit_code == 1
+    assert judge_all(pasted(one)).exit_code == 1
     for text in (one + other.replace("GPU-1", "GPU-9"), (one + other).replace("gpu=", 'Hostname="a",gpu=', 1)):
-        report = judge_all(read(text))
+        report = judge_all(pasted(text))
         assert report.exit_code == 3
         assert "several nodes" in text_of(bad("reported.failures", text)[0])
 
 
 def test_a_metric_with_an_exponent_keeps_its_size() -> None:
-    (gpu,) = read(transcripts.dcgm_exporter(0, ECC_SBE_VOL_TOTAL=7).replace(" 7\n", " 2.5e+06\n")).gpus
+    (gpu,) = pasted(transcripts.dcgm_exporter(0, ECC_SBE_VOL_TOTAL=7).replace(" 7\n", " 2.5e+06\n")).gpus
     assert gpu.ecc.corrected_volatile == 2_500_000
 
 
 def test_an_error_of_cuda_is_reported_once() -> None:
-    (each,) = read("RuntimeError: CUDA error: no CUDA-capable device is detected\n" * 3).reported
+    (each,) = pasted("RuntimeError: CUDA error: no CUDA-capable device is detected\n" * 3).reported
     assert (each.label, each.count) == ("gpu_isolated", 3)
 
 
 def test_a_line_with_very_many_blanks_is_read() -> None:
     many = " " * 200_000
-    host = read(f"available: 1 nodes (0)\nnode 0 cpus: 0 1{many}2\nnode 0 size: 4096 MB\n").host
+    host = pasted(f"available: 1 nodes (0)\nnode 0 cpus: 0 1{many}2\nnode 0 size: 4096 MB\n").host
     assert host.cpus_total == 3
-    assert read(f"  allocatable:{many}x\n{gpu_list(load_node('rtx4090-4', {}))}").reported == ()
+    assert pasted(f"  allocatable:{many}x\n{gpu_list(load_node('rtx4090-4', {}))}").reported == ()
 
 
 BURN = "100.0%  proc'd: {} Gflop/s)   errors: {}   temps: 61 C - 60 C \nKilling processes.. done\n\nTested 2 GPUs:\n"
@@ -596,15 +591,15 @@ NCCL = "n7:420:437 [5] transport/nvls.cc:379 (nvlsAllocate) NCCL {}\n"
 )
 def test_what_a_tool_says_is_wrong_is_named_and_passes_nothing(text: str, told: str) -> None:
     memory = "               total        used        free\nMem:           31744       12288        5530\n"
-    for pasted in (text, f"{text}\n$ free -m\n{memory}Swap:              0           0           0\n"):
-        report = judge_all(read(pasted))
+    for shown in (text, f"{text}\n$ free -m\n{memory}Swap:              0           0           0\n"):
+        report = judge_all(pasted(shown))
         assert report.verdict in ("warn", "fail")
-        assert told in " ".join(text_of(finding) for finding in bad("reported.failures", pasted))
+        assert told in " ".join(text_of(finding) for finding in bad("reported.failures", shown))
 
 
 def test_what_breaks_the_node_fails_and_what_may_be_the_jobs_warns() -> None:
     def status(text: str) -> str:
-        return judge_all(read(text)).verdict
+        return judge_all(pasted(text)).verdict
 
     assert status(BURN.format("9 (99 Gflop/s) - 9 (98", "0 - 7  (WARNING!)")) == "fail"
     assert status("step 9 died: cudaErrorNvlinkUncorrectable\n") == "fail"
@@ -640,7 +635,7 @@ def test_what_breaks_the_node_fails_and_what_may_be_the_jobs_warns() -> None:
     ],
 )
 def test_what_a_tool_says_is_well_is_no_failure(text: str) -> None:
-    assert [each for each in read(text).reported if each.loudness != "ok"] == []
+    assert [each for each in pasted(text).reported if each.loudness != "ok"] == []
 
 
 @pytest.mark.parametrize(
@@ -655,7 +650,7 @@ def test_what_a_tool_says_is_well_is_no_failure(text: str) -> None:
 )
 def test_what_is_no_news_of_a_node_is_refused_with_what_to_paste(text: str) -> None:
     with pytest.raises(SourceError, match=r"nvidia-smi -q, .*gpudoctor diagnose FILE"):
-        read(text)
+        pasted(text)
 
 
 STAMP = "Jul 01 11:00:05 dgx2 "
@@ -687,7 +682,7 @@ def test_a_fabric_manager_that_systemd_could_not_start_is_named() -> None:
     why = "nv-fabricmanager[7]: query failed with error:WARNING Nothing to do [NV_WARN_NOTHING_TO_DO]"
     finds(bad("driver.fabric-manager", f"11月 15 14:15:47 n7 {why}\n"), Status.UNKNOWN, "no NVSwitch")
     # nothing needs it between GeForce cards
-    assert judge_all(read(f"{JOB}{gpu_list(load_node('rtx4090-4', {}))}")).verdict == "pass"
+    assert judge_all(pasted(f"{JOB}{gpu_list(load_node('rtx4090-4', {}))}")).verdict == "pass"
 
 
 ACTIVE = "$ systemctl is-active nvidia-fabricmanager\nactive\n"
@@ -745,13 +740,13 @@ def test_nvlinks_that_dcgm_calls_down_from_the_first_on_may_be_of_a_board_withou
 def test_mig_that_is_on_without_a_list_of_instances_is_no_finding() -> None:
     row = "pci.bus_id, mig.mode.current\n00000000:01:00.0, Enabled\n"
     for text in (row, "".join(f"+    {line}\n" for line in row.splitlines())):  # as a diff adds it
-        node = read(text)
+        node = pasted(text)
         assert known(node.gpus[0].settings.mig_enabled) is True
         assert bad("gpu.settings", text) == []
 
 
 def test_the_word_of_old_drivers_for_another_socket_is_sys() -> None:
-    (pair,) = known(read("\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tSOC\t0-5\nGPU1\tSOC\t X \t6-11\n").pairs) or ()
+    (pair,) = known(pasted("\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tSOC\t0-5\nGPU1\tSOC\t X \t6-11\n").pairs) or ()
     assert known(pair.path) == "SYS"
 
 
@@ -762,14 +757,14 @@ def test_a_corrupted_inforom_is_found_in_a_sentence() -> None:
     assert bad("gpu.inforom", f"what does infoROM is corrupted at gpu mean?\n{BUS}") == []
     story = f"last year the infoROM is corrupted at gpu 0000:1a:00.0 was what n9 said\n$ lspci\n{BUS}"
     assert bad("gpu.inforom", story) == [], "of which node it speaks is not known"
-    (told,) = read(story).reported
+    (told,) = pasted(story).reported
     assert (told.bus_id, told.text) == ("0000:1a:00.0", story.partition("\n")[0])
-    assert judge_all(read(story)).verdict == "warn"
+    assert judge_all(pasted(story)).verdict == "warn"
 
 
 def test_ports_without_indentation_are_ports() -> None:
     text = "CA 'mlx5_0'\nCA type: MT4129\nPort 1:\nState: Down\nPhysical state: Polling\nLink layer: InfiniBand\n"
-    (port,) = known(read(text).network.rdma_ports) or ()
+    (port,) = known(pasted(text).network.rdma_ports) or ()
     assert (port.state, port.physical_state) == ("DOWN", "Polling")
 
 
@@ -782,14 +777,14 @@ def test_files_of_a_port_with_their_paths_are_a_port() -> None:
         for name, value in files.items()
         for number in range(2)
     )
-    up, down = known(read(text).network.rdma_ports) or ()
+    up, down = known(pasted(text).network.rdma_ports) or ()
     assert (up.device, up.state, up.physical_state, up.rate_gbit_s) == ("mlx5_0", "ACTIVE", "LinkUp", 200)
     assert (down.device, down.state, down.physical_state) == ("mlx5_1", "DOWN", "Polling")
 
 
 def test_a_matrix_with_an_editors_line_numbers_is_recognised() -> None:
     text = "  8 P2P=Enabled Latency (P2P Writes) Matrix (us)\n  9    GPU     0      1\n 10      0   2.11   1.93\n"
-    assert "p2pBandwidthLatencyTest" in read(text).source.notes[0]
+    assert "p2pBandwidthLatencyTest" in pasted(text).source.notes[0]
 
 
 @pytest.mark.parametrize("head", ["REASON USER TIMESTAMP NODELIST\n", "This is what it says:\n```\n"])
@@ -808,8 +803,8 @@ def test_the_nodes_that_sinfo_shows_out_of_service_are_named() -> None:
     )
     text = "".join(f"{row}\n" for row in rows)
     bare = "".join(f"{row.partition('1-00 ')[2]}\n" for row in rows[1:])
-    for pasted in (text, f"Half of them are gone:\n\n{bare}"):
-        (finding,) = bad("reported.failures", pasted)
+    for shown in (text, f"Half of them are gone:\n\n{bare}"):
+        (finding,) = bad("reported.failures", shown)
         assert "c[020-022] is fail*" in text_of(finding)
 
 
@@ -849,16 +844,16 @@ def test_a_sentence_that_tells_of_a_broken_gpu_is_no_pass_of_the_rest(prose: str
 )
 def test_a_sign_of_a_driver_that_does_not_run_is_no_pass_of_the_rest(text: str, said: str) -> None:
     memory = "$ free -m\n      total  used  free\nMem:  31744  12288  5530\nSwap:     0      0     0\n"
-    report = judge_all(read(text + memory))
+    report = judge_all(pasted(text + memory))
     assert report.verdict in ("unknown", "warn")
     told = [text_of(f) for check in report.checks for f in check.findings if f.status is not Status.PASS]
     assert said in " ".join(told)
     mended = text.replace("6.8.0-44", "6.8.0-45").replace("nouveau", "video").replace("failed", "active")
-    assert judge_all(read(mended + memory)).verdict == "pass"
+    assert judge_all(pasted(mended + memory)).verdict == "pass"
 
 
 def test_lspci_in_numbers_alone_shows_the_gpus_and_one_that_is_off_the_bus() -> None:
     text = "17:00.0 0302: 10de:2330 (rev a1)\n18:00.0 0604: 1000:c030 (rev b0)\n2a:00.0 0302: 10de:2330 (rev {})\n"
-    assert [gpu.bus_id for gpu in read(text.format("a1")).gpus] == ["0000:17:00.0", "0000:2a:00.0"]
+    assert [gpu.bus_id for gpu in pasted(text.format("a1")).gpus] == ["0000:17:00.0", "0000:2a:00.0"]
     assert bad("gpu.lost", text.format("a1")) == []
     finds(bad("gpu.lost", text.format("ff")), Status.FAIL, bus_id="0000:2a:00.0")

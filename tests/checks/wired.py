@@ -13,8 +13,9 @@ from gpudoctor.facts.model.gpu import CallError, Gpu, GpuPair, PcieHop
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.simulated.fault_kit import apply_faults
-from gpudoctor.facts.simulated.load import load_node, put
+from gpudoctor.facts.simulated.load import load_node
 from gpudoctor.profiles.load import profile_for
+from tests.checks.gpu_nodes import put
 from tests.checks.one_check import judge, text_of
 from tests.narrowed import present
 
@@ -24,20 +25,14 @@ ABSENT = Missing("not in this capture", "absent")
 
 def simulated(name: str, *faults: str, **leaves: Any) -> Node:
     """A packaged node with faults, and leaves of the node changed (`a__b` for a.b)."""
-    node = apply_faults(load_node(name, {}), faults)
-    for path, value in leaves.items():
-        node = put(node, path.replace("__", "."), value)
-    return node
+    return put(apply_faults(load_node(name, {}), faults), **leaves)
 
 
 def on_gpus(node: Node, where: int | None = None, **leaves: Any) -> Node:
     """Leaves changed on one GPU, or on all; a callable gets the GPU."""
 
     def changed(gpu: Gpu) -> Gpu:
-        for path, value in leaves.items():
-            made = value(gpu) if callable(value) else value
-            gpu = put(gpu, path.replace("__", "."), made)
-        return gpu
+        return put(gpu, **{path: value(gpu) if callable(value) else value for path, value in leaves.items()})
 
     return replace(node, gpus=tuple(changed(g) if where in (None, g.index) else g for g in node.gpus))
 

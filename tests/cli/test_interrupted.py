@@ -19,6 +19,7 @@ import pytest
 
 from gpudoctor.testing.fake_nvml import Script, ScriptedFault, write_script
 from tests.facts.nvml_nodes import make_node, make_root
+from tests.subprocesses import shell_program
 
 FIRST, SECOND, HANGUP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 # the machine of the first two arguments: its root, and the stand-in for its driver
@@ -42,7 +43,7 @@ log._read_ring_buffer = lambda path: Missing("/dev/kmsg: no permission", "denied
 from gpudoctor.cli.main import main
 sys.exit(main())
 """
-HUNG_JOURNAL = """#!/bin/sh
+HUNG_JOURNAL = """\
 trap '' TERM INT HUP
 sleep 600 &
 echo $! $$ > "$JOURNAL_PIDS.new"
@@ -121,10 +122,7 @@ def test_while_the_driver_hangs_what_the_others_told_is_reported(
 @pytest.fixture
 def hung_journal(tmp_path: Path) -> dict[str, str]:
     """The environment in which journalctl ignores every signal that can be ignored, and has a child."""
-    program = tmp_path / "bin" / "journalctl"
-    program.parent.mkdir()
-    program.write_text(HUNG_JOURNAL)
-    program.chmod(0o755)
+    program = shell_program(tmp_path / "bin" / "journalctl", HUNG_JOURNAL)
     return {"PATH": f"{program.parent}:{os.environ['PATH']}", "JOURNAL_PIDS": str(tmp_path / "pids")}
 
 

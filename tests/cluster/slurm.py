@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tests.cluster.hosts import LOGIN, Hosts
 from tests.conftest import ROOT
+from tests.subprocesses import shell_program
 
 HOOKS = ROOT / "contrib" / "slurm"
 
@@ -30,7 +31,7 @@ WAIT_S = 60
 
 # Debian's slurmd has the hooks' paths from slurm.conf and gives them next to no environment, so these set it.
 # All hosts share one /etc: what is per host here would be in /etc/default/gpudoctor there
-_HOOK = """#!/bin/sh
+_HOOK = """\
 [ -e {folder}/on/{kind} ] || exit 0
 exec {hooks}/{script}
 """
@@ -42,7 +43,7 @@ GPUDOCTOR_UNDRAIN_AFTER=1
 SLURM_CONF={folder}/slurm.conf
 [ ! -e {folder}/settings ] || . {folder}/settings
 """
-_GPUDOCTOR = """#!/bin/sh
+_GPUDOCTOR = """\
 export PYTHONPATH={root} PATH=/usr/bin:/bin
 echo "$SLURMD_NODENAME ${{SLURM_SCRIPT_CONTEXT:-none}} $*" >> {folder}/calls
 [ -e {folder}/answer/$SLURMD_NODENAME ] && exec sh {folder}/answer/$SLURMD_NODENAME
@@ -263,8 +264,8 @@ class Slurm:
         places = {"folder": self.folder, "hooks": self._hooks, "root": ROOT, "python": sys.executable}
         scripts = {"prolog": "prolog", "epilog": "epilog", "health": "gpudoctor-healthcheck"}
         for kind, script in (*scripts.items(), ("job_end", "diagnose-failed-job")):
-            self._write_script(f"hooks/{kind}", _HOOK.format(kind=kind, script=f"{script}.sh", **places))
-        self._write_script("gpudoctor", _GPUDOCTOR.format(**places))
+            shell_program(self.folder / "hooks" / kind, _HOOK.format(kind=kind, script=f"{script}.sh", **places))
+        shell_program(self.folder / "gpudoctor", _GPUDOCTOR.format(**places))
         (self.folder / "defaults").write_text(_DEFAULTS.format(**places))
         nodes = "".join(
             f"NodeName={self._hosts.name(i)} NodeAddr={self._hosts.address(i)} CPUs=16 RealMemory=64000 "
@@ -275,7 +276,3 @@ class Slurm:
         (self.folder / "slurm.conf").write_text(conf.replace("PartitionName", f"{nodes}PartitionName"))
         devices = self.folder / "dev" / f"nvidia[0-{GPUS - 1}]"
         (self.folder / "gres.conf").write_text(f"Name=gpu Type=h100 File={devices}\n")
-
-    def _write_script(self, name: str, text: str) -> None:
-        (self.folder / name).write_text(text)
-        (self.folder / name).chmod(0o755)

@@ -18,7 +18,7 @@ from gpudoctor.slurm.settings import HookSettings
 from tests.cluster.slurm import HOOKS, hooks_that_read
 from tests.conftest import ROOT
 from tests.needs import needs
-from tests.subprocesses import completed
+from tests.subprocesses import completed, shell_program
 
 _GO_ON = "echo 'go on: PASS 33 of 51 checks'"
 _REFUSE = "echo 'refuse: FAIL gpu.xid GPU 3: Xid 79'; exit 1"
@@ -45,9 +45,7 @@ class Bench:
 
     def gpudoctor(self, answer: str) -> None:
         """Let gpudoctor run these lines of shell."""
-        file = self.folder / "gpudoctor"
-        file.write_text(f'#!/bin/sh\necho "$*" >> {self.folder}/calls\n{answer}\n')
-        file.chmod(0o755)
+        shell_program(self.folder / "gpudoctor", f'echo "$*" >> {self.folder}/calls\n{answer}')
 
     def run(self, script: str, **environ: str) -> subprocess.CompletedProcess[str]:
         """Run a script with no environment but `environ`, as slurmd does: for a job with GPUs."""
@@ -273,10 +271,8 @@ def test_nothing_of_the_jobs_environment_runs_or_is_read(bench: Bench, script: s
 @pytest.mark.wide
 def test_the_real_gpudoctor_answers_as_the_scripts_expect(bench: Bench) -> None:
     bench.gpudoctor(f'PYTHONPATH={ROOT} exec {sys.executable} -m gpudoctor "$@"')
-    (bench.folder / "scontrol").write_text(
-        "#!/bin/sh\n[ $3 = update ] || echo NodeName=n1 Gres=gpu:8 State=IDLE Partitions=main\n"
-    )
-    (bench.folder / "scontrol").chmod(0o755)
+    node = "NodeName=n1 Gres=gpu:8 State=IDLE Partitions=main"
+    shell_program(bench.folder / "scontrol", f"[ $3 = update ] || echo {node}")
     bench.setting(f"PATH={bench.folder}:$PATH")
     healthy = bench.run("prolog.sh")
     bench.setting("GPUDOCTOR_TRIAL='hgx-h100-8 xid-79@0'")
@@ -298,9 +294,7 @@ def test_the_settings_that_we_ship_are_understood(bench: Bench) -> None:
 
 
 def test_another_health_check_runs_before_ours_and_its_failure_takes_nothing_away(bench: Bench) -> None:
-    other = bench.folder / "nhc"
-    other.write_text(f"#!/bin/sh\necho nhc >> {bench.folder}/calls\nexit 1\n")
-    other.chmod(0o755)
+    other = shell_program(bench.folder / "nhc", f"echo nhc >> {bench.folder}/calls\nexit 1")
     script = bench.hooks / "health-check-all.sh"
     script.write_text(script.read_text().replace("OTHER=/usr/sbin/nhc", f"OTHER={other}"))
 

@@ -19,7 +19,7 @@ from gpudoctor.report.model import Report
 from tests.cluster.hosts import LOGIN, Hosts
 from tests.narrowed import present
 from tests.needs import needs
-from tests.subprocesses import completed
+from tests.subprocesses import completed, shell_program
 
 _LIMIT_S = 240
 _TOKEN = {"GPUDOCTOR_CLUSTER_TOKEN": "of-the-test-0123456789abcdef"}
@@ -99,11 +99,9 @@ def test_torchrun_with_one_host_at_100_mbit_names_that_host_and_only_it(hosts: H
 @pytest.fixture
 def rsh_agent(hosts: Hosts) -> Path:
     """What mpirun calls in place of ssh: it runs a command on the host of that name."""
-    agent = hosts.folder / "rsh"
     cases = [f'{hosts.name(i)}) exec {shlex.join(hosts.command(i, ["sh", "-c"]))} "$*" ;;' for i in hosts.numbers]
-    agent.write_text("#!/bin/sh\nhost=$1; shift\ncase $host in\n" + "\n".join(cases) + "\nesac\n")
-    agent.chmod(0o755)
-    return agent
+    lines = ("host=$1; shift", "case $host in", *cases, "esac")
+    return shell_program(hosts.folder / "rsh", "\n".join(lines))
 
 
 @pytest.mark.wide

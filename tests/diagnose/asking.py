@@ -8,6 +8,7 @@ from gpudoctor.diagnose.build import diagnose
 from gpudoctor.diagnose.diagnosis import Cause, Diagnosis
 from gpudoctor.diagnose.gather import gather
 from gpudoctor.diagnose.sources import find_sources
+from tests.narrowed import present
 
 HOROVOD_STALLS = (
     "[2020-12-30 16:35:15.18: W horovod/common/stall_inspector.cc:105] One or more tensors were submitted to be "
@@ -32,9 +33,7 @@ def answer_to(text: str | bytes, folder: Path, name: str = "job.log") -> Diagnos
 
 def cause_of(text: str | bytes, folder: Path) -> Cause:
     """The cause in the answer about a text, which must have one."""
-    cause = answer_to(text, folder).cause
-    assert cause is not None
-    return cause
+    return present(answer_to(text, folder).cause)
 
 
 def said(answer: Diagnosis) -> tuple[str, int | None]:

@@ -28,6 +28,7 @@ from gpudoctor.diagnose.scan import all_lines, interesting_lines
 from gpudoctor.diagnose.sources import LogSource, find_sources
 from gpudoctor.errors import UserError
 from tests.diagnose.asking import answer_of, answer_to, said
+from tests.narrowed import present
 from tests.needs import module
 
 FAILURE = (
@@ -185,8 +186,7 @@ def test_more_files_than_a_process_may_usually_have_open_at_once(tmp_path: Path)
     for number in range(1_500):
         (tmp_path / f"rank_{number}.log").write_text(f"[rank{number}]: step 1\n" if number != 77 else FAILURE)
     answer = answer_of(tmp_path)
-    assert answer.cause is not None
-    assert answer.cause.what == "user_exception"
+    assert present(answer.cause).what == "user_exception"
     assert answer.files == 1_500
 
 

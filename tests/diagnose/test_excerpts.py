@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.diagnose.asking import answer_to, cause_of, said
+from tests.narrowed import present
 
 # "@@ word rank on host: name" above the lines of each; no rank if none is named, a host ("-" for none) if it matters
 _HEAD = re.compile(r"(?P<what>\w+)(?: (?P<rank>\d+))?(?: on (?P<host>\S+))?(?:: (?P<name>.+))?")
@@ -38,8 +39,7 @@ def test_an_excerpt_gets_its_word_its_rank_and_its_host(head: re.Match[str], tex
     answer = answer_to(text, tmp_path)
     assert said(answer) == (head["what"], int(head["rank"]) if head["rank"] else None)
     if head["host"]:
-        assert answer.cause is not None
-        assert (answer.cause.host or "-") == head["host"]
+        assert (present(answer.cause).host or "-") == head["host"]
 
 
 @pytest.mark.parametrize(
@@ -71,8 +71,7 @@ def test_a_victim_is_never_certain(tmp_path: Path) -> None:
     text = next(text for head, text in excerpts() if head["what"] == "victims_only")
     answer = answer_to(text, tmp_path)
     assert answer.verdict == "unknown"
-    assert answer.cause is not None
-    assert answer.cause.confidence == "possible"
+    assert present(answer.cause).confidence == "possible"
     assert answer.collect
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from gpudoctor.diagnose.flight_recorder import DumpError, read_dump
 from tests.diagnose.asking import answer_of, said
+from tests.narrowed import present
 
 
 def dump(
@@ -57,8 +58,7 @@ def test_the_rank_that_did_not_enqueue_is_named(tmp_path: Path, as_json: bool) -
     folder = written(tmp_path, {0: dump(9), 1: dump(8), 2: dump(9)}, as_json=as_json)
     answer = answer_of(folder)
     assert said(answer) == ("rank_behind", 1)
-    assert answer.cause is not None
-    assert answer.cause.evidence[0].file.endswith("rank_1")
+    assert present(answer.cause).evidence[0].file.endswith("rank_1")
 
 
 def test_last_words_that_no_rule_knows_do_not_outweigh_the_dumps(tmp_path: Path) -> None:
@@ -69,8 +69,7 @@ def test_last_words_that_no_rule_knows_do_not_outweigh_the_dumps(tmp_path: Path)
 def test_a_rank_without_a_dump_is_a_suspect(tmp_path: Path) -> None:
     answer = answer_of(written(tmp_path, {0: dump(9), 2: dump(9)}))
     assert said(answer) == ("rank_behind", 1)
-    assert answer.cause is not None
-    assert "left no dump" in answer.cause.text
+    assert "left no dump" in present(answer.cause).text
 
 
 def test_another_collective_at_the_same_number_is_a_mismatch(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from gpudoctor.cli.main import main
 from tests.diagnose.asking import answer_of, answer_to, cause_of, said
+from tests.narrowed import present
 
 _STEPS = "".join(f"step {n} loss 1.2\n" for n in range(5))
 _KEY_ERROR = (
@@ -84,8 +85,7 @@ _ALLOC = "n1:7:9 [4] misc/socket.cc:415 NCCL WARN socketTryAccept: Accept failed
 def test_what_a_program_said_last_before_it_failed_is_quoted(text: str, what: str, words: str, tmp_path: Path) -> None:
     answer = answer_to(text, tmp_path)
     assert (answer.verdict, said(answer)) == ("cause", (what, None))
-    assert answer.cause is not None
-    assert words in answer.cause.text
+    assert words in present(answer.cause).text
 
 
 def test_who_died_first_comes_before_what_others_say_of_it(tmp_path: Path) -> None:
@@ -96,9 +96,8 @@ def test_who_died_first_comes_before_what_others_say_of_it(tmp_path: Path) -> No
     cause = cause_of(worker + engine, tmp_path)
     assert (cause.what, cause.rank) == ("process_died_unknown", None)
     assert "VllmWorker-3" in cause.text
-    own = answer_to("app: error: the flux is empty\n" + worker + engine, tmp_path)
-    assert own.cause is not None
-    assert own.cause.text == "app: error: the flux is empty"
+    own = cause_of("app: error: the flux is empty\n" + worker + engine, tmp_path)
+    assert own.text == "app: error: the flux is empty"
 
 
 @pytest.mark.parametrize(
@@ -315,8 +314,7 @@ def test_a_barrier_that_counts_more_ranks_than_are_named_misses_none_of_the_unna
     )
     answer = answer_to(line.format(2) + line.format(7), tmp_path)
     assert (answer.verdict, said(answer)) == ("unknown", ("init_hang", None))
-    assert answer.cause is not None
-    assert answer.cause.text.startswith("7 of 8 ranks came")
+    assert present(answer.cause).text.startswith("7 of 8 ranks came")
 
 
 def test_an_introduction_is_quoted_only_if_nothing_follows(tmp_path: Path) -> None:
@@ -352,8 +350,7 @@ def test_a_watchdog_that_ended_its_rank_is_no_launcher(tmp_path: Path) -> None:
     line = "[rank6]:[E624 04:14:29.224 ProcessGroupNCCL.cpp:684] [Rank 6] "
     answer = answer_to(f"{line}To avoid data inconsistency, we are taking the entire process down.\n", tmp_path)
     assert (answer.verdict, said(answer)) == ("unknown", ("nccl_unknown", None))
-    assert answer.cause is not None
-    assert "the watchdog of rank 6" in answer.cause.text
+    assert "the watchdog of rank 6" in present(answer.cause).text
 
 
 def test_events_of_torchelastic_without_an_error_are_the_launchers_words(tmp_path: Path) -> None:
@@ -428,9 +425,8 @@ def test_what_a_job_prints_of_hardware_is_likely_and_to_be_looked_at(
     assert "Look before you drain" in shown
     assert "power-cycle" not in shown
     (tmp_path / "dmesg.txt").write_text(f"[ 1234.567890] {_XID}\n")
-    answer = answer_of(tmp_path)
-    assert answer.cause is not None
-    assert (answer.cause.what, answer.cause.confidence) == ("gpu_lost", "certain")
+    cause = present(answer_of(tmp_path).cause)
+    assert (cause.what, cause.confidence) == ("gpu_lost", "certain")
 
 
 @pytest.mark.parametrize(
@@ -457,8 +453,7 @@ def test_the_words_behind_last_error_are_why_nccl_failed(tmp_path: Path) -> None
     assert said(answer_to("\n".join(lines) + "\n", tmp_path))[0] == "nccl_unknown"
     answer = answer_to("\n".join((*lines, "Error : ring 1 does not contain rank 0")) + "\n", tmp_path)
     assert (answer.verdict, answer.cause and answer.cause.what) == ("cause", "failed_saying")
-    assert answer.cause is not None
-    assert answer.cause.text == "Error : ring 1 does not contain rank 0"
+    assert present(answer.cause).text == "Error : ring 1 does not contain rank 0"
     for other in (
         "------",
         "none",
@@ -646,17 +641,15 @@ def test_an_exception_without_words_tells_of_the_known_error_in_the_next_line(tm
     )
     answer = answer_to(text.format("The NVIDIA driver on your system is too old (found version 10010)."), tmp_path)
     assert said(answer) == ("cuda_driver_too_old", None)
-    assert answer.cause is not None
-    assert answer.cause.text.startswith("AssertionError: The NVIDIA driver on your system is too old")
+    assert present(answer.cause).text.startswith("AssertionError: The NVIDIA driver on your system is too old")
     for other in (
         "see the log",
         "slurmstepd: error: *** STEP 12.0 ON n1 CANCELLED AT 2024-01-01T10:00:00 DUE TO TIME LIMIT ***",
         "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB",
         "Connection closed by peer [10.0.0.2]:33",
     ):
-        answer = answer_to(text.format(other), tmp_path)
-        assert answer.cause is not None
-        assert (answer.cause.what, answer.cause.text[:14]) == ("user_exception", "AssertionError"), other
+        cause = cause_of(text.format(other), tmp_path)
+        assert (cause.what, cause.text[:14]) == ("user_exception", "AssertionError"), other
 
 
 def test_two_ranks_in_one_line_are_read_as_two(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from gpudoctor.facts.model.node import KernelEvent, KernelLog
 from gpudoctor.process.command import Completed
 from tests.facts.kernel_words import BOOT, parse_kernel_lines
 from tests.narrowed import missing
+from tests.subprocesses import shell_program
 from tests.sysfs_tree import write
 
 Machine = Callable[[str, str | None], KernelLog]
@@ -478,8 +479,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
         (tmp_path / "kmsg").write_text(ring)
         if journal is not None:
             (tmp_path / "journal").write_text(journal)
-            (programs / "journalctl").write_text(f"#!/bin/sh\nexec /bin/cat {tmp_path}/journal\n")
-            (programs / "journalctl").chmod(0o755)
+            shell_program(programs / "journalctl", f"exec /bin/cat {tmp_path}/journal")
         return read_kernel_log(Path("/"))
 
     return read

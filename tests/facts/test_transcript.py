@@ -482,8 +482,7 @@ def test_the_words_of_a_failed_test_of_dcgm_name_its_gpu_and_a_setting_is_no_fau
     [finding] = [
         each for check in report.checks for each in check.findings if each.found and "Fail:" in each.found.text
     ]
-    assert finding.found is not None
-    assert (finding.found.text, finding.status) == (found, verdict)
+    assert (present(finding.found).text, finding.status) == (found, verdict)
 
 
 def test_the_warning_of_a_text_about_a_part_does_not_say_that_the_machine_works() -> None:

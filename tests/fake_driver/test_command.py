@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests.fake_driver.conftest import COMMAND, ROOT, Run
-from tests.subprocesses import completed
+from tests.subprocesses import completed, shell_program
 
 SHOW = "import os; print(os.environ['GPUDOCTOR_FAKE_DRIVER'], os.environ['LD_LIBRARY_PATH'].split(':')[0])"
 
@@ -93,7 +93,7 @@ def test_a_compiler_that_does_not_exist_is_named(run: Run, compiler: str) -> Non
 
 
 def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(run: Run, tmp_path: Path) -> None:
-    broken = _program(tmp_path / "brokencc", "echo 'fatal error: stdio.h: No such file' >&2; exit 1")
+    broken = shell_program(tmp_path / "brokencc", "echo 'fatal error: stdio.h: No such file' >&2; exit 1")
     done = run("t4-cloud-4", "true", env={"CC": str(broken), "XDG_CACHE_HOME": str(tmp_path / "cache")})
     assert done.returncode == 2
     assert "stdio.h" in done.stderr
@@ -102,7 +102,7 @@ def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(run: Run, tmp_path: 
 
 def test_the_library_is_built_once_and_then_comes_from_the_cache(run: Run, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    counting = _program(tmp_path / "cc", f'echo built >> {log}; exec {shutil.which("cc")} "$@"')
+    counting = shell_program(tmp_path / "cc", f'echo built >> {log}; exec {shutil.which("cc")} "$@"')
     env = {"CC": str(counting), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     for _ in range(2):
         done = run("t4-cloud-4", sys.executable, "-c", SHOW, env=env)
@@ -189,9 +189,3 @@ def test_the_sources_of_the_library_are_beside_the_package(environ: dict[str, st
     from gpudoctor.testing.run_program import SOURCES
 
     assert all(source.is_file() and source.is_relative_to(ROOT / "gpudoctor") for source in SOURCES)
-
-
-def _program(path: Path, script: str) -> Path:
-    path.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
-    path.chmod(0o755)
-    return path

@@ -17,7 +17,7 @@ from tests.cli.conftest import Gpudoctor
 from tests.conftest import ROOT
 from tests.kubernetes.manifests import FOLDER, commands_in, script_of, the
 from tests.needs import needs
-from tests.subprocesses import completed
+from tests.subprocesses import completed, shell_program
 
 _SIMULATED = f"""
 case " $* " in *" --node "*) ;; *) set -- "$@" --node hgx-h100-8 $FAULTS ;; esac
@@ -41,7 +41,7 @@ def test_a_round_that_gives_no_report_does_not_repeat_the_last_one(tmp_path: Pat
     _install(tmp_path, "")
     _one_round(tmp_path)
     good = (tmp_path / "results" / "verdict").read_text()
-    _script(tmp_path / "bin" / "gpudoctor", f'case "$*" in *json*--include*) exit 137;; esac\n{_SIMULATED}')
+    shell_program(tmp_path / "bin" / "gpudoctor", f'case "$*" in *json*--include*) exit 137;; esac\n{_SIMULATED}')
 
     _one_round(tmp_path)
 
@@ -87,7 +87,7 @@ def test_the_logs_of_the_jobs_pods_in_one_file_are_a_report_on_all_nodes(
 
 def test_a_pod_of_the_job_without_a_report_fails_and_says_why(tmp_path: Path) -> None:
     _install(tmp_path, "")
-    _script(tmp_path / "bin" / "gpudoctor", "echo cannot >&2; exit 2")
+    shell_program(tmp_path / "bin" / "gpudoctor", "echo cannot >&2; exit 2")
 
     done = _run_script(tmp_path, script_of(the("Job/gpudoctor-check"), "check"))
 
@@ -168,8 +168,8 @@ def _install(folder: Path, faults: str) -> None:
     """A gpudoctor that sees a simulated node, and a sleep that ends the loop as Kubernetes does."""
     for name in ("bin", "results", "textfile"):
         (folder / name).mkdir()
-    _script(folder / "bin" / "gpudoctor", f"FAULTS='{faults}'\n{_SIMULATED}")
-    _script(folder / "bin" / "sleep", "kill -TERM $PPID")
+    shell_program(folder / "bin" / "gpudoctor", f"FAULTS='{faults}'\n{_SIMULATED}")
+    shell_program(folder / "bin" / "sleep", "kill -TERM $PPID")
 
 
 def _one_round(folder: Path) -> None:
@@ -187,11 +187,6 @@ def _run_script(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
 def _run_plugin(folder: Path, verdict: Path) -> subprocess.CompletedProcess[str]:
     (folder / "plugin.sh").write_text((FOLDER / "node-problem-detector" / "gpudoctor.sh").read_text())
     return completed(["sh", folder / "plugin.sh", verdict])
-
-
-def _script(path: Path, text: str) -> None:
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
 
 
 @pytest.mark.wide
@@ -213,8 +208,7 @@ def test_the_agent_keeps_its_state_in_a_volume_that_every_user_may_write_to(tmp_
 
 @pytest.mark.wide
 def test_the_pods_between_nodes_give_one_report_by_the_nodes_names_also_of_a_bad_node(tmp_path: Path) -> None:
-    (tmp_path / "bin").mkdir()
-    _script(
+    shell_program(
         tmp_path / "bin" / "gpudoctor",
         f'exec {sys.executable} -m gpudoctor "$@" --level quick --node hgx-h100-8 --fault gpu-node-1:xid-79@3',
     )

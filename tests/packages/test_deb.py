@@ -14,7 +14,7 @@ from gpudoctor import __version__
 from gpudoctor.cli.command_table import COMMANDS
 from tests.needs import has, needs
 from tests.packages.project_files import ROOT
-from tests.subprocesses import completed
+from tests.subprocesses import completed, shell_program
 
 pytestmark = needs("dpkg-deb")
 CLEAN = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
@@ -35,10 +35,7 @@ def small_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     metadata.write_text("Name: some-library\nLicense-Expression: MIT\n\nLicense: of the description\n")
     (folder / "site" / "__pycache__").mkdir()
     (folder / "site" / "__pycache__" / "stale.pyc").touch()
-    (folder / "bin").mkdir()
-    started = folder / "bin" / "gpudoctor"
-    started.write_text(f'#!/bin/sh\nexec {sys.executable} -m gpudoctor "$@"\n')
-    started.chmod(0o755)
+    started = shell_program(folder / "bin" / "gpudoctor", f'exec {sys.executable} -m gpudoctor "$@"')
     packages = ROOT / "contrib" / "packages"
     run(sys.executable, packages / "man_pages.py", folder / "man", env=dict(os.environ))
     path = f"{started.parent}{os.pathsep}{os.environ['PATH']}"

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
+from tests.subprocesses import shell_program
 
 SCRIPT = ROOT / "contrib" / "packages" / "environment.sh"
 # A Python that is too old, whose venv fails, or whose pip fails; `shift` leaves what it is to do
-PYTHON = """#!/bin/sh
+PYTHON = """\
 case "$*" in
   *version_info*) exit {old} ;;
   *"sys.version.split"*) echo 3.9.2; exit 0 ;;
@@ -30,9 +31,7 @@ NO_VENV = "echo 'The virtual environment was not created because ensurepip is no
 
 def made(folder: Path, old: int = 0, venv: str = ":", pip: str = "exit 0", python: str = "") -> tuple[int, str]:
     """Exit code and output of the script with such a Python."""
-    program = folder / "python3"
-    program.write_text(PYTHON.format(old=old, venv=venv, pip=pip))
-    program.chmod(0o755)
+    program = shell_program(folder / "python3", PYTHON.format(old=old, venv=venv, pip=pip))
     done = subprocess.run(
         [SCRIPT, folder / "env", "-e", "."],
         env={"PATH": "/usr/bin:/bin", "PYTHON": python or str(program)},

@@ -13,7 +13,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.needs import needs
-from tests.subprocesses import completed
+from tests.subprocesses import completed, shell_program
 
 # what is imported first, what is imported late, and what every interpreter looks for at its start
 HOSTILE = (
@@ -27,7 +27,7 @@ LIMIT_S = 180
 with_torch = needs("torch")
 
 # srun, on one machine: two tasks of one step, each of which takes itself for a node
-SRUN = """#!/bin/sh
+SRUN = """\
 while [ "${1#/}" = "$1" ]; do shift; done
 export SLURM_STEP_ID=0 SLURM_LOCALID=0 SLURM_STEP_NUM_NODES=2
 SLURM_NODEID=1 "$@" & SLURM_NODEID=0 "$@"
@@ -177,9 +177,7 @@ def test_of_the_agent(attack: Attack, tmp_path: Path) -> None:
 @pytest.mark.wide
 @with_torch
 def test_of_all_nodes_of_a_cluster(attack: Attack, tmp_path: Path) -> None:
-    srun = tmp_path / "bin" / "srun"
-    srun.write_text(SRUN)
-    srun.chmod(0o755)
+    shell_program(tmp_path / "bin" / "srun", SRUN)
     asked = ("--level", "quick", "--backend", "gloo", "--node", "hgx-h100-8", "--launcher", "slurm", "-N", "2")
     done = attack.run("cluster", "check", *asked)
     assert done.returncode == 0, done.stdout + done.stderr

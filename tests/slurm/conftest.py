@@ -10,6 +10,7 @@ import pytest
 
 from gpudoctor.slurm import Hook
 from gpudoctor.slurm.hooks import HookResult, run_hook, run_load
+from tests.subprocesses import shell_program
 
 SINCE = "[root@2026-11-21T12:00:00]"
 
@@ -42,9 +43,7 @@ class Node:
 
     def scontrol(self, script: str) -> None:
         """Run this instead of showing the nodes."""
-        file = self.folder / "scontrol"
-        file.write_text(f'#!/bin/sh\necho "$*" >> {self.folder}/calls\n{script}\n')
-        file.chmod(0o755)
+        shell_program(self.folder / "scontrol", f'echo "$*" >> {self.folder}/calls\n{script}')
 
     def trial(self, *faults: str) -> None:
         """Let the hooks judge a simulated node with these faults."""

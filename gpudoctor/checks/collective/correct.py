@@ -14,7 +14,7 @@ from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.core.unread import unread
 from gpudoctor.checks.measured.probe_outcome import judged_outcome, problems_of
 from gpudoctor.checks.measured.ranks import on_gpus, rank_count, rank_subject, ranks_in_words
-from gpudoctor.text.units import short_size
+from gpudoctor.text.units import listed, short_size
 
 # nccl-tests' names
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "sendrecv")
@@ -73,13 +73,13 @@ class _Wrong(msgspec.Struct, frozen=True):
 
 
 def _wrong(case: Case, rank: int, wrong: list[_Wrong]) -> Finding:
-    left_out = [each for each in wrong if rank in each.missing_ranks]
-    bad = [each for each in wrong if rank in each.wrong_ranks]
+    left_out = [each.text for each in wrong if rank in each.missing_ranks]
+    bad = [each.text for each in wrong if rank in each.wrong_ranks]
     parts = []
     if left_out:
-        parts.append(f"its part was missing from {_names(left_out)}")
+        parts.append(f"its part was missing from {listed(left_out, _SHOWN)}")
     if bad:
-        parts.append(f"it got a wrong result of {_names(bad)}")
+        parts.append(f"it got a wrong result of {listed(bad, _SHOWN)}")
     translated = case.node.pci.iommu == "translated"
     return fail(
         rank_subject(case, rank),
@@ -97,8 +97,3 @@ def _wrong(case: Case, rank: int, wrong: list[_Wrong]) -> Finding:
             Advice("Until it is found, take the node out of training."),
         ),
     )
-
-
-def _names(wrong: list[_Wrong]) -> str:
-    more = f" and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
-    return ", ".join(each.text for each in wrong[:_SHOWN]) + more

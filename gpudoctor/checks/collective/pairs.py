@@ -19,7 +19,7 @@ from gpudoctor.checks.measured.under_load import median
 from gpudoctor.facts.model.measured_hardware import PeerLink
 from gpudoctor.facts.model.measurements import PairBandwidth
 from gpudoctor.facts.model.missing import Missing, known
-from gpudoctor.text.units import short_size
+from gpudoctor.text.units import counted, short_size
 
 _WHAT = "send and receive between pairs"
 _LEAST_TO_COMPARE = 3  # if only two differ, it is open which one is abnormal
@@ -172,4 +172,4 @@ def _told(case: Case, subject: Subject, outliers: Sequence[_Pair]) -> Finding:
 def _span(rates: Sequence[float]) -> str:
     """Text for the rates: "1 pair at 3.2 GB/s each way", "28 pairs at 230 to 242 GB/s each way"."""
     figures = f"{min(rates):.3g}" if len(rates) == 1 else f"{min(rates):.3g} to {max(rates):.3g}"
-    return f"{len(rates)} pair{'s' if len(rates) > 1 else ''} at {figures} GB/s each way"
+    return f"{counted(len(rates), 'pair')} at {figures} GB/s each way"

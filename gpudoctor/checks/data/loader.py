@@ -13,7 +13,7 @@ from gpudoctor.checks.measured.probe_outcome import absent, judged_problems, pro
 from gpudoctor.checks.measured.ranks import on_gpus, rank_subject, ranks_in_words
 from gpudoctor.facts.model.measured_hardware import DataLoading, LoaderRates
 from gpudoctor.facts.model.missing import Missing, known
-from gpudoctor.text.units import seconds_text, short_size, size_text, three_digits
+from gpudoctor.text.units import counted, seconds_text, short_size, size_text, three_digits
 
 PROBE, WHAT = "data", "data loading"
 _SHORT = Limit(1.0, "of the need", "what --need names", name="warn_share_of_need", status="warn")
@@ -119,7 +119,7 @@ def _in_words(rate: LoaderRates) -> str:
 
 def _of_what(loading: DataLoading) -> str:
     of = "of --data" if loading.paths else "made for it, in the page cache"
-    files = f"{loading.files} file{'s' if loading.files != 1 else ''}"
+    files = counted(loading.files, "file")
     why = loading.perhaps_in_ram
     ram = "" if why is None else f", {'perhaps ' if why.kind == 'failed' else ''}from RAM: {why.reason}"
     return f", {short_size(round(loading.sample_bytes))} each, {files} {of}{ram}"

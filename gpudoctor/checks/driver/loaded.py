@@ -16,6 +16,7 @@ from gpudoctor.checks.driver.load_causes import NOUVEAU, LoadCause, held_by_othe
 from gpudoctor.facts.model.driver import KernelEvent, LoadFailureCause
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
+from gpudoctor.text.units import counted
 
 # nvmlReturn_t of nvmlInit; source: nvml.h
 INIT_OK = 0
@@ -195,8 +196,7 @@ def _not_loaded(case: Case) -> Finding:
         likely = "the driver gives up where no GPU starts: nvidia-smi does not reach it then"
         advice = (meant.advice, *LOAD_ADVICE[:1])
     elif on_bus:
-        plural = "s" * (len(on_bus) > 1)
-        found = f"the NVIDIA driver is not loaded, with {len(on_bus)} NVIDIA GPU{plural} on the PCI bus"
+        found = f"the NVIDIA driver is not loaded, with {counted(len(on_bus), 'NVIDIA GPU')} on the PCI bus"
         likely = "the driver is not installed, or was not built for the running kernel"
     elif isinstance(gpus, Missing):
         found = "the NVIDIA driver is not loaded here"

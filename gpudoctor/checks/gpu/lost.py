@@ -21,6 +21,7 @@ from gpudoctor.facts.model.gpu import CallError, Gpu
 from gpudoctor.facts.model.missing import NOT_READ, Missing, known
 from gpudoctor.facts.nvml.codes import LOST, no_handle_cost
 from gpudoctor.statements.xids import STOPPED_CODES
+from gpudoctor.text.units import listed
 
 _MOST_NAMED = 4
 _LOST_ADVICE = (
@@ -134,8 +135,7 @@ def _alive(case: Case, gpu: Gpu) -> Finding:
     if silence := _no_signs_of_life(gpu):
         return silence
     if lacking := lacking_values(gpu):
-        most, more = ", ".join(lacking[:_MOST_NAMED]), len(lacking) - _MOST_NAMED
-        text = f"{most} and {more} more" if more > 0 else most
+        text = listed(lacking, _MOST_NAMED)
         if case.node.source.may_be_part:  # whether the GPU or the text ends there is not known
             return unknown(subject, f"shown only in part: the text, cut there or not, lacks {text} of it")
         return unknown(subject, f"answers only in part: it lacks {text}, which others of its model show")

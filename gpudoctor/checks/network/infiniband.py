@@ -12,6 +12,7 @@ from gpudoctor.checks.core.unread import failed_readings, unread
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node, RdmaPort
 from gpudoctor.profiles.profile import majority
+from gpudoctor.text.units import listed
 
 _SIBLING_PORTS = Limit(
     3, "ports", "gpudoctor's own: where the maximum is not known, so many outvote one", name="sibling_ports"
@@ -96,8 +97,7 @@ def carries_training(node: Node) -> bool:
 def _none_active(case: Case, ports: tuple[RdmaPort, ...]) -> Finding:
     """A warning if the node is built for multi-node training or a cable is plugged in; else a skip."""
     states = ", ".join(sorted({known(port.state) or "state not known" for port in ports}))
-    text = f"none of the {len(ports)} RDMA ports is in use ({states}): {', '.join(map(_label, ports[:4]))}"
-    text += f" and {len(ports) - 4} more" if len(ports) > 4 else ""
+    text = f"none of the {len(ports)} RDMA ports is in use ({states}): {listed([*map(_label, ports)], 4)}"
     cabled = [port for port in ports if (known(port.physical_state) or "").lower() == "linkup"]
     gpus, share = len(case.node.gpus), case.limit(_PORTS_PER_GPU)
     if not cabled and (gpus < case.limit(_CLUSTER_GPUS) or len(ports) < gpus * share):
@@ -133,9 +133,8 @@ def _unused(ports: tuple[RdmaPort, ...]) -> Iterator[Finding]:
     down = [port for port in ports if not port.is_active and not isinstance(port.state, Missing)]
     if not down:
         return
-    names = ", ".join(f"{_label(port)} is {port.state} ({known(port.physical_state) or '?'})" for port in down[:4])
-    text = names + (f" and {len(down) - 4} more" if len(down) > 4 else "")
-    text += "; whether it is meant to carry traffic is not known here"
+    names = [f"{_label(port)} is {port.state} ({known(port.physical_state) or '?'})" for port in down]
+    text = f"{listed(names, 4)}; whether it is meant to carry traffic is not known here"
     advice = (Advice("See whether a cable is in the port, and what the switch says.", "ibstat; iblinkinfo"),)
     if all(known(port.link_layer) == "Ethernet" for port in down):
         yield warn(NODE, text, "active ports, or unused ones", *map(_evidence, down), advice=advice)

@@ -18,6 +18,7 @@ from gpudoctor.errors import UserError
 from gpudoctor.process.exit_codes import FAILED, OK, UNKNOWN
 from gpudoctor.report.model import Verdict
 from gpudoctor.report.text import TextRows, laid_out, plain, status_word
+from gpudoctor.text.grouped import grouped
 
 # reference (probes, 5.1): a stored baseline warns at -5 % and fails at -10 %, after three healthy runs
 WARN_LOSS, FAIL_LOSS = 0.05, 0.10
@@ -192,13 +193,9 @@ def _of_boards(baseline: Baseline, record: ReportRecord) -> Iterator[Change]:
 def _saved(baseline: Baseline, record: ReportRecord) -> dict[Entry, list[float]]:
     """The saved values of each figure, from runs with the same GPUs in the same slots."""
     now = dict(record.boards)
-    values: dict[Entry, list[float]] = {}
-    for run in baseline.runs:
-        if run.id == record.run_id or any(now.get(bus_id, uuid) != uuid for bus_id, uuid in run.boards):
-            continue
-        for entry, value in run.figures:
-            values.setdefault(entry, []).append(value)
-    return values
+    others = (run for run in baseline.runs if run.id != record.run_id)
+    alike = (run for run in others if all(now.get(bus_id, uuid) == uuid for bus_id, uuid in run.boards))
+    return grouped(figure for run in alike for figure in run.figures)
 
 
 def _of_figure(entry: Entry, saved: list[float], now: float) -> Iterator[Change]:

@@ -12,7 +12,7 @@ from gpudoctor.cluster.check.model import node_subject
 from gpudoctor.cluster.outliers import name_outliers, slow_pairs, usual_rate
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.collective.merge import Pair
-from gpudoctor.text.units import rate_text
+from gpudoctor.text.units import listed, rate_text
 
 _OWN = "gpudoctor's own choice"
 _ALIKE_MAX = 6
@@ -121,7 +121,7 @@ def _slow(session: ClusterSession, subject: Subject, pairs: Sequence[Pair], rate
     last_step: tuple[Advice, ...] = ()
     likely = "the way between these two alone: a switch or uplink in between, or a routing of its own"
     if subject.kind == "node":
-        text += f" at worst with {_listed(others)}; those are not slow with each other"
+        text += f" at worst with {listed(others, _ALIKE_MAX)}; those are not slow with each other"
         node = subject.name or ""
         last_step = (Advice("Leave it out until then.", f"sbatch --exclude={node}"),)
         likely = "its link came up at a lower speed, or drops and repeats packets: cable, transceiver, port, NIC slot"
@@ -179,7 +179,7 @@ def _unmeasured(session: ClusterSession, present: Mapping[Pair, Group]) -> Itera
     if left > 0 and not lost:
         yield skip(NODE, f"{left} of {session.pairs_planned} pairs were not measured: the time for it was up")
     elif left > 0 or len(present) < len(session.pairs):
-        names = _listed([session.nodes[index].name for index in sorted(lost)])
+        names = listed([session.nodes[index].name for index in sorted(lost)], _ALIKE_MAX)
         yield skip(NODE, f"pairs with {names} were not measured to the end: no answer")
 
 
@@ -189,7 +189,7 @@ def _wrong(session: ClusterSession, index: int, groups: Sequence[Group]) -> Find
         "got sums that are wrong",
         "sums that are exactly right: small whole numbers were added",
         *(
-            Evidence("all_reduce among", _listed([session.nodes[p].name for p in g.indexes]))
+            Evidence("all_reduce among", listed([session.nodes[p].name for p in g.indexes], _ALIKE_MAX))
             for g in groups[:_ALIKE_MAX]
         ),
         likely="data is damaged on the way, or in a GPU or NIC: gradients would be wrong without a word",
@@ -238,9 +238,3 @@ def _device(session: ClusterSession, name: str | None) -> str:
 
 def _trouble(session: ClusterSession, group: Group) -> str:
     return "; ".join(f"{session.nodes[index].name}: {text}" for index, text in group.trouble.items())
-
-
-def _listed(names: Sequence[str]) -> str:
-    shown = list(names[:_ALIKE_MAX])
-    more = len(names) - len(shown)
-    return ", ".join(shown) + (f" and {more} more" if more else "")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from shlex import quote
 
 from gpudoctor.checks.core.causes import Fault
-from gpudoctor.checks.core.finding import Advice, Evidence, Finding, Found, fail, ok, skip, unknown, warn
+from gpudoctor.checks.core.finding import Advice, Evidence, Finding, Found, fail, ok, skip, unknown, verdict_of, warn
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.cluster.check.cluster_run import ClusterSession, Group, NodeProgress
 from gpudoctor.cluster.check.inter_node_findings import all_reduce_findings, pair_findings
@@ -21,13 +21,13 @@ from gpudoctor.cluster.check.model import (
     NodeResult,
     judged,
     node_subject,
-    verdict_of,
 )
 from gpudoctor.cluster.check.network_findings import network_findings
 from gpudoctor.facts.model.missing import known
 from gpudoctor.process.exit_codes import FAILED, OK, UNKNOWN
 from gpudoctor.report.judge import REASON_LENGTH, FailOn
 from gpudoctor.report.model import Tool, Verdict
+from gpudoctor.text.grouped import grouped
 
 _FAULTS_SHOWN = 4
 
@@ -48,7 +48,7 @@ def judge_cluster(
         judged("cluster.all-reduce", tuple(all_reduce_findings(session))),
         judged("cluster.pairs", tuple(pair_findings(session))),
     )
-    verdict = verdict_of(checks)
+    verdict = verdict_of(check.status for check in checks)
     if run.interrupted and verdict in ("pass", "warn"):
         verdict = "unknown"
     bad = (verdict == "fail" and fail_on != "never") or (verdict == "warn" and fail_on == "warn")
@@ -87,11 +87,8 @@ def _came(session: ClusterSession, launcher_output: str | None) -> Iterator[Find
                     Advice("Leave it out until then.", f"sbatch --exclude={node.name}"),
                 ),
             )
-    machines: dict[tuple[str, str], list[NodeProgress]] = {}
-    for node in session.nodes:
-        boot = known(node.reach.boot_id) if node.reach is not None else None
-        if boot is not None:
-            machines.setdefault((node.hostname, boot), []).append(node)
+    boots = ((node, known(node.reach.boot_id)) for node in session.nodes if node.reach is not None)
+    machines = grouped(((node.hostname, boot), node) for node, boot in boots if boot is not None)
     for (hostname, _), same in machines.items():
         if len(same) > 1:
             yield warn(

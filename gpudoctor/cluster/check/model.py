@@ -208,9 +208,3 @@ def node_subject(name: str) -> Subject:
 
 def judged(id: str, findings: tuple[Finding, ...]) -> Judged:
     return Judged(id, TITLES[id], worst(f.status for f in findings), findings)
-
-
-def verdict_of(checks: tuple[Judged, ...]) -> Verdict:
-    """The worst status of all; unknown if no check passed."""
-    status = worst(check.status for check in checks)
-    return "unknown" if status is Status.SKIP else status.value

@@ -39,6 +39,7 @@ from gpudoctor.report.html.parts import (
     section,
 )
 from gpudoctor.report.html.render import render_page
+from gpudoctor.text.grouped import grouped
 from gpudoctor.text.hostlist import hostlist
 from gpudoctor.text.units import counted
 
@@ -177,9 +178,7 @@ def _trends(fleet: Fleet) -> tuple[Section, ...]:
 
 def _figures(fleet: Fleet) -> tuple[Section, ...]:
     """Figures with outliers first; the others are folded."""
-    by_figure: dict[tuple[str, str], list[float]] = {}
-    for outlier in fleet.outliers:
-        by_figure.setdefault((outlier.kind, outlier.figure), []).append(outlier.value)
+    by_figure = grouped(((outlier.kind, outlier.figure), outlier.value) for outlier in fleet.outliers)
     named = _figure_rows([row for row in fleet.figures if row.outliers], by_figure)
     others = [row for row in fleet.figures if not row.outliers]
     folded = _figure_rows(others, by_figure)

@@ -43,7 +43,7 @@ from gpudoctor.cluster.fleet.shapes import WORST_FIRST
 from gpudoctor.cluster.fleet.spreads import by_kind, compare, trends
 from gpudoctor.report.model import Verdict
 from gpudoctor.text.hostlist import Hosts, hostlist, is_host_name, one_name_each
-from gpudoctor.text.units import counted
+from gpudoctor.text.units import counted, listed
 
 
 def fleet_of(
@@ -303,8 +303,7 @@ def _notes(nodes: Sequence[FleetNode], rows: Sequence[NodeRow], simulated: int) 
         yield f"{counted(len(nameless), 'report')} without a host's name: called by file"
     unfit = [row.name for row in rows if not is_host_name(row.host)]
     if unfit:
-        few = ", ".join(unfit[:4]) + (f" and {len(unfit) - 4} more" if len(unfit) > 4 else "")
-        yield f"{counted(len(unfit), 'node')} with a name that no host list may hold: {few}"
+        yield f"{counted(len(unfit), 'node')} with a name that no host list may hold: {listed(unfit, 4)}"
     injected = [row.name for row in rows if row.injected]
     if injected:
         yield f"INJECTED faults (--inject) in the reports of {hostlist(injected)}: their probes were made to go wrong"

@@ -12,6 +12,7 @@ from gpudoctor.cluster.fleet.reading import Refused
 from gpudoctor.cluster.fleet.records import NodeFault
 from gpudoctor.cluster.fleet.runs import FleetRun
 from gpudoctor.report.model import Verdict
+from gpudoctor.text.grouped import grouped
 from gpudoctor.text.hostlist import Hosts, is_host_name
 
 MIN_NODES = 3
@@ -46,13 +47,10 @@ class ConfigDrift(msgspec.Struct, frozen=True):
 
 def drifts(kind: str, configurations: Configurations) -> list[ConfigDrift]:
     """The items in which nodes (by name) of a kind differ, of those that at least `MIN_NODES` nodes report."""
-    by_item: dict[str, dict[str, list[str]]] = {}
-    for name, configuration in configurations.items():
-        for item, value in configuration:
-            by_item.setdefault(item, {}).setdefault(value, []).append(name)
+    by_item = grouped((item, (value, name)) for name, settings in configurations.items() for item, value in settings)
     found = []
-    for item, values in by_item.items():
-        reported = sum(len(names) for names in values.values())
+    for item, of_nodes in by_item.items():
+        reported, values = len(of_nodes), grouped(of_nodes)
         if len(values) < 2 or reported < MIN_NODES:
             continue
         most = max(values, key=lambda value: len(values[value]))
@@ -145,10 +143,7 @@ class Outlier(msgspec.Struct, frozen=True):
 
 def by_node_name(outliers: Iterable[Outlier]) -> dict[str, list[Outlier]]:
     """The outliers by node name, in the same order."""
-    by_node: dict[str, list[Outlier]] = {}
-    for outlier in outliers:
-        by_node.setdefault(outlier.node, []).append(outlier)
-    return by_node
+    return grouped((outlier.node, outlier) for outlier in outliers)
 
 
 class FigureRow(msgspec.Struct, frozen=True):

@@ -9,6 +9,7 @@ import msgspec
 
 from gpudoctor.cluster.fleet.records import NodeFault, ReportRecord, judged_of
 from gpudoctor.report.model import Verdict
+from gpudoctor.text.grouped import grouped
 from gpudoctor.text.hostlist import hostlist, natural
 from gpudoctor.text.units import counted
 
@@ -73,11 +74,8 @@ def nodes_of(records: Iterable[ReportRecord], now_s: float) -> list[FleetNode]:
 
     `now_s` is this machine's time: a report from the future has a wrong time.
     """
-    by_name: dict[tuple[str, str], list[ReportRecord]] = {}
-    for record in records:
-        # two reports without a host name cannot be assigned to the same node
-        key = (record.name, "" if record.named else record.place)
-        by_name.setdefault(key, []).append(record)
+    # two reports without a host name cannot be assigned to the same node
+    by_name = grouped(((record.name, "" if record.named else record.place), record) for record in records)
     nodes = []
     for (name, _), group in by_name.items():
         nodes += [FleetNode(name, name, (group[0],))] if len(group) == 1 else _apart(name, group, now_s)
@@ -231,10 +229,7 @@ def jobs_by_node(jobs: Sequence[JobRecord], now_s: float) -> tuple[NodeJobs, ...
     have as many: then the cause is the network or storage that they share. A diagnosis of unknown time counts.
     """
     recent = [job for job in jobs if job.written_s is None or job.written_s > now_s - WEEK_S]
-    by_node: dict[str, list[JobRecord]] = {}
-    for job in recent:
-        if job.host is not None:
-            by_node.setdefault(job.host, []).append(job)
+    by_node = grouped((job.host, job) for job in recent if job.host is not None)
     many = sum(1 for found in by_node.values() if _by_hardware(found) >= _FAIL_JOBS)
     shared = many > 1 and 2 * many >= len(by_node)
     rows = [_row(node, found, shared) for node, found in by_node.items()]

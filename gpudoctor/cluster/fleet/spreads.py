@@ -21,6 +21,7 @@ from gpudoctor.cluster.fleet.nodes import FleetNode
 from gpudoctor.cluster.fleet.shapes import WORST_FIRST
 from gpudoctor.cluster.outliers import FAIL_SIMILARITY, MIN_NODES, Bad, FigureSpread, spread_of
 from gpudoctor.report.two_reports import FIGURE_CHANGE_MIN
+from gpudoctor.text.grouped import grouped
 from gpudoctor.text.hostlist import hostlist
 
 # one bad figure alone would blame a healthy node now and then: 1 of 5 repeats was 24 % off on a healthy machine
@@ -61,19 +62,13 @@ def compare(nodes: Sequence[FleetNode]) -> tuple[tuple[FigureRow, ...], tuple[Ou
 
 
 def by_kind(nodes: Sequence[FleetNode]) -> dict[str, list[FleetNode]]:
-    kinds: dict[str, list[FleetNode]] = {}
-    for node in nodes:
-        kinds.setdefault(node.newest.kind, []).append(node)
-    return kinds
+    return grouped((node.newest.kind, node) for node in nodes)
 
 
 def _columns(nodes: Sequence[FleetNode], arrays: Sequence[Sequence[float]]) -> Iterator[tuple[Figure, _Column]]:
     """Each figure with its values, and the node number and GPUs of each value."""
-    layouts: dict[int, list[int]] = {}
-    for number, node in enumerate(nodes):
-        if node.newest.entries:
-            # equal layouts are one object: the recorder stores equal values once
-            layouts.setdefault(id(node.newest.entries), []).append(number)
+    # equal layouts are one object: the recorder stores equal values once
+    layouts = grouped((id(node.newest.entries), number) for number, node in enumerate(nodes) if node.newest.entries)
     parts: dict[Figure, list[tuple[tuple[float, ...], list[int], MeasuredGpus]]] = {}
     for numbers in layouts.values():
         entries = nodes[numbers[0]].newest.entries

@@ -10,6 +10,7 @@ from gpudoctor.diagnose.events import Event, only
 from gpudoctor.diagnose.job import Attempt, is_work
 from gpudoctor.diagnose.rules.model import Hypothesis, at_events, host_of, named, only_rank, ranks_of, undecided
 from gpudoctor.lazy import lazy_pattern
+from gpudoctor.text.grouped import grouped
 
 # of each signal: the word for it, and what is known
 _DEATHS = {
@@ -46,10 +47,8 @@ def codes_alone(attempt: Attempt) -> Iterator[Hypothesis]:
 
 def _unexplained(attempt: Attempt) -> Iterator[Hypothesis]:
     """The hypothesis of each code, crashes first."""
-    outliers: dict[int, list[Event]] = {}
-    for event in [*attempt.exits.values(), *(e for e in attempt.of("exit") if e.rank is None)]:
-        if not _is_explained(attempt, event):
-            outliers.setdefault(min(event.number("code") or 0, 1), []).append(event)
+    exits = [*attempt.exits.values(), *(e for e in attempt.of("exit") if e.rank is None)]
+    outliers = grouped((min(e.number("code") or 0, 1), e) for e in exits if not _is_explained(attempt, e))
     for code in sorted(outliers, key=lambda code: _CRASHES.index(code) if code in _CRASHES else len(_CRASHES)):
         found = _silent(attempt, outliers[code]) if code == 1 else _killed(attempt, code, outliers[code])
         if found:

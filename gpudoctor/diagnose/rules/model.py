@@ -12,6 +12,7 @@ import msgspec
 from gpudoctor.diagnose.diagnosis import Confidence
 from gpudoctor.diagnose.events import Event, only
 from gpudoctor.diagnose.job import Attempt
+from gpudoctor.text.units import listed
 
 _SHOWN = 4
 
@@ -101,5 +102,5 @@ def named(ranks: Iterable[int], nobody: str = "a rank") -> str:
     if len(numbers) <= 1:
         return f"rank {numbers[0]}" if numbers else nobody
     if len(numbers) > 12:
-        return f"ranks {', '.join(map(str, numbers[:8]))} and {len(numbers) - 8} more"
+        return f"ranks {listed([*map(str, numbers)], 8)}"
     return f"ranks {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"

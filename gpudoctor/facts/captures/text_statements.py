@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gpudoctor.facts.captures import clipped
 from gpudoctor.facts.model.reported import Loudness, Reported
 from gpudoctor.statements.about import about
-from gpudoctor.statements.catalogue import find_label, known_error, xid_code
+from gpudoctor.statements.catalogue import ONE_DIGIT, find_label, known_error, xid_code
 from gpudoctor.statements.forms import form_of
 from gpudoctor.statements.missing_gpus import missing_gpus
 from gpudoctor.statements.model import Statement
@@ -22,7 +22,6 @@ from gpudoctor.statements.told import is_past
 
 MOST_STATEMENTS = 200
 _MOST_FORMS, _LONGEST_FORM = 10_000, 1000
-_ONE_DIGIT = str.maketrans("123456789", "000000000")
 # what the words of a node are about: a statement with none of them, no label and no device is about something else
 OF_A_NODE = re.compile(
     r"\b(?:GPUs?|CUDA|cu(?:blas|dnn)\w*|NVML|NVLink|NVSwitch|NVRM|nvidia[\w.-]*|nv-\w+|NCCL|DCGM|dcgmi?|Xid|ECC|HBM|PCIe|MIG"
@@ -114,7 +113,7 @@ class TextStatements:
 
     def offer_command(self, line: str, number: int) -> None:
         """Look at a line that seems to be a command: one that may be a sentence of bad news is unknown."""
-        form = line[:_LONGEST_FORM].translate(_ONE_DIGIT)
+        form = line[:_LONGEST_FORM].translate(ONE_DIGIT)
         if not self._no_news.isdisjoint((form, line)) or len(self._kept) >= MOST_STATEMENTS:
             return
         bare = _OF_A_COMMAND.sub("-", line)
@@ -130,7 +129,7 @@ class TextStatements:
             self._offer(line, number)
 
     def _offer(self, line: str, number: int) -> None:
-        form = line[:_LONGEST_FORM].translate(_ONE_DIGIT)
+        form = line[:_LONGEST_FORM].translate(ONE_DIGIT)
         if form in self._no_news:
             return
         origin, text = stripped(unmarked(with_short_numbers(line)))
@@ -216,7 +215,7 @@ class TextStatements:
 
     def _is_beside_good(self, text: str) -> bool:
         """Whether a line says more than a tool's good verdicts: a sentence, or another verdict in their place."""
-        form = text.translate(_ONE_DIGIT)
+        form = text.translate(ONE_DIGIT)
         other = (
             form[len(well) :] for well in self._well_forms if form.startswith(well) and re.search("[a-zA-Z]", well)
         )
@@ -230,7 +229,7 @@ class TextStatements:
             if self._well_lines == 1:
                 self._well = Reported(clipped(text.strip()), loudness="ok", line=number, file=self._file)
             if len(self._well_forms) < _MOST_FORMS:
-                self._well_forms.add(text[: well.start()].translate(_ONE_DIGIT))
+                self._well_forms.add(text[: well.start()].translate(ONE_DIGIT))
         elif len(self._unread) < MOST_STATEMENTS:
             self._unread.append(text[:_LONGEST_FORM])
 
@@ -245,9 +244,9 @@ class TextStatements:
         if not named and about_node.search(reported.text) is None:
             own = reported.form in ("verdict", "event") or _OWN_VERDICT.search(reported.text)
             if own and len(self._verdicts) < MOST_STATEMENTS:
-                self._verdicts.setdefault(reported.text.translate(_ONE_DIGIT), reported)
+                self._verdicts.setdefault(reported.text.translate(ONE_DIGIT), reported)
             return
-        what = reported.label or reported.text.translate(_ONE_DIGIT)[-200:]
+        what = reported.label or reported.text.translate(ONE_DIGIT)[-200:]
         key = (what, reported.gpu, reported.bus_id, reported.uuid, reported.device, reported.xid)
         if before := self._kept.get(key):
             reported = replace(before, count=before.count + 1)

@@ -14,6 +14,7 @@ from gpudoctor.facts.captures import SourceError
 from gpudoctor.facts.captures.lines import unescaped, unprefixed, without_terminal
 from gpudoctor.facts.captures.reader import Block, TextReader
 from gpudoctor.facts.captures.text_statements import TextStatements
+from gpudoctor.statements.catalogue import ONE_DIGIT
 
 PIECE_LINES = 20_000  # per piece of a log
 MAX_BLOCK_LINES = 500_000
@@ -25,7 +26,6 @@ _LONGEST_BEGINNING = 1 << 16
 _LEAST_COUNTED = 32  # for an empty line too: millions of them take as long as as many others
 _MOST_REMEMBERED, _LONGEST_REMEMBERED = 10_000, 1000
 _HIDES = ("", " ", "\t", ">", "-")  # first characters of blank, indented and quoted lines and of grep's gap
-_ONE_DIGIT = str.maketrans("123456789", "000000000")
 _MOST_RANGES = 1000
 
 # a line that begins with one of these names is a command, also after root's prompt ("# dmesg") or without a prompt
@@ -191,7 +191,7 @@ class Transcript:
         if reader is not None and reader.in_pieces and line[:1] not in _HIDES and reader.begins(line):
             return _Line(self._continue, line)
         short = len(line) < _LONGEST_REMEMBERED and not self._by_command
-        if short and (reader, line.translate(_ONE_DIGIT)) in self._unknown:
+        if short and (reader, line.translate(ONE_DIGIT)) in self._unknown:
             return _Line(self._pass, line)
         if not line or line.isspace():
             return _Line(self._skip, line)
@@ -341,7 +341,7 @@ class Transcript:
         self._pass(line, number)
         small = len(line.text) < _LONGEST_REMEMBERED and len(self._unknown) < _MOST_REMEMBERED
         if small and "Xid" not in line.text:
-            self._unknown.add((self._reader, line.text.translate(_ONE_DIGIT)))
+            self._unknown.add((self._reader, line.text.translate(ONE_DIGIT)))
 
     def _open(self, reader: TextReader, number: int) -> None:
         self._close()

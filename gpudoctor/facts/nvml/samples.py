@@ -10,6 +10,7 @@ import msgspec
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Unanswered
 from gpudoctor.facts.model.telemetry import GpuUnderLoad, Spread, Telemetry
+from gpudoctor.text.grouped import grouped
 
 READINGS = (
     *("utilization_pct", "sm_mhz", "memory_mhz", "power_w", "temperature_c", "memory_used_mib"),
@@ -84,10 +85,7 @@ class SampleRecording:
 
     def _summary(self, index: int, begin_s: float, end_s: float) -> GpuUnderLoad:
         samples = [sample for sample in self._samples[index] if begin_s <= sample.at_s <= end_s]
-        readings: dict[str, list[float]] = {}
-        for sample in samples:
-            for name, value in sample.readings.items():
-                readings.setdefault(name, []).append(value)
+        readings = grouped(reading for sample in samples for reading in sample.readings.items())
         reported = [sample.events for sample in samples if sample.events is not None]
         reasons = dict.fromkeys(reason for events in reported for reason in events)
         counters = _growth(self._samples[index], begin_s, end_s)

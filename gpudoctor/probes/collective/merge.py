@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from gpudoctor.facts.model.measurements import Collective, PairBandwidth
 from gpudoctor.probes.runner.merge import median_deviation
 from gpudoctor.probes.runner.messages import CollectiveSample, PairSample
+from gpudoctor.text.grouped import grouped
 
 Pair = tuple[int, int]
 
@@ -85,14 +86,11 @@ def merged_pairs(samples: Mapping[int, Sequence[PairSample]]) -> tuple[PairBandw
 
     A result that was wrong in any pass stays wrong.
     """
-    passes: dict[Pair, dict[int, list[PairSample]]] = {}
-    for rank, its in samples.items():
-        for sample in its:
-            passes.setdefault((sample.a, sample.b), {}).setdefault(rank, []).append(sample)
+    delivered = grouped(((sample.a, sample.b), (rank, sample)) for rank, its in samples.items() for sample in its)
     return tuple(
         _pair(list(zip(of_rank[a], of_rank[b], strict=False)))
-        for (a, b), of_rank in sorted(passes.items())
-        if of_rank.keys() == {a, b}
+        for (a, b), passes in sorted(delivered.items())
+        if (of_rank := grouped(passes)).keys() == {a, b}
     )
 
 

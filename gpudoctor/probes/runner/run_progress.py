@@ -18,6 +18,7 @@ from gpudoctor.probes.runner import messages
 from gpudoctor.probes.runner.merge import merged_loading, merged_strategies, merged_training
 from gpudoctor.probes.runner.plan import ProbePlan
 from gpudoctor.probes.runner.repetitions import Repetition, over_repetitions, series_of, wrong_results
+from gpudoctor.text.grouped import grouped
 
 WRONG_KEPT = 50
 
@@ -37,11 +38,8 @@ class _Samples(msgspec.Struct):
 
     def by_rank(self, kind: type[S]) -> dict[int, list[S]]:
         """The samples of one kind by rank, ranks ascending."""
-        found: dict[int, list[S]] = {}
-        for rank, sample in sorted(self.taken, key=lambda entry: entry[0]):
-            if isinstance(sample, kind):
-                found.setdefault(rank, []).append(sample)
-        return found
+        in_order = sorted(self.taken, key=lambda entry: entry[0])
+        return grouped((rank, sample) for rank, sample in in_order if isinstance(sample, kind))
 
     def last(self, kind: type[S]) -> dict[int, S]:
         """The last sample of one kind by rank, ranks ascending; for kinds sent once per repetition."""

@@ -13,7 +13,8 @@ from gpudoctor.run.findings.balance import subject_of
 from gpudoctor.run.findings.ends import ended_later, first_to_end, gave_up_on
 from gpudoctor.run.findings.run_check import run_check
 from gpudoctor.run.watched import Ending, RunStall, StoppedRank, Watched, WatchedRank
-from gpudoctor.text.units import ranges
+from gpudoctor.text.grouped import grouped
+from gpudoctor.text.units import counted, ranges
 
 _EXPECTED = Expected("all ranks go on to the end")
 _MOST_ERROR = 160
@@ -38,8 +39,7 @@ def progress(watched: Watched) -> Iterator[Finding]:
         yield skip(NODE, watched.not_observed or "no rank was seen")
     else:
         steps = {rank.finished for rank in watched.ranks}
-        who = f"{len(watched.ranks)} rank{'s' if len(watched.ranks) > 1 else ''}"
-        yield ok(NODE, f"{who} made {ranges(sorted(steps))} steps")
+        yield ok(NODE, f"{counted(len(watched.ranks), 'rank')} made {ranges(sorted(steps))} steps")
 
 
 def missing_ranks(ranks: tuple[StoppedRank, ...]) -> tuple[StoppedRank, ...]:
@@ -89,9 +89,7 @@ def _of_stalls(watched: Watched) -> Iterator[Finding]:
 
 def _stands(ranks: Sequence[StoppedRank]) -> Iterator[Evidence]:
     """Where each rank stands; those that stand in the same place together."""
-    same: dict[str, list[int]] = {}
-    for rank in ranks:
-        same.setdefault(stand_words(rank), []).append(rank.rank)
+    same = grouped((stand_words(rank), rank.rank) for rank in ranks)
     for text, numbers in list(same.items())[:_MOST_NAMED]:
         yield Evidence(f"rank {ranges(numbers)}", text)
 

@@ -12,8 +12,9 @@ from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.facts.model.gpu import CallError, GpuProcess, PcieLink
 from gpudoctor.facts.model.measurements import Measurements, ProbeProblem
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.facts.model.node import KernelEvent, KernelLog, Node
+from gpudoctor.facts.model.node import KernelLog, Node
 from gpudoctor.facts.model.telemetry import Burn, GpuCounters, GpuUnderLoad, Series, Spread, Telemetry
+from tests.checks.gpu_nodes import xid
 from tests.checks.measured import launched
 from tests.checks.one_check import blames, expect, gpu, gpus, judge, uuid_of, words
 
@@ -223,11 +224,6 @@ def test_a_gpu_that_was_not_counted_is_unknown() -> None:
     burn = burnt(counters=(counted(0),), kernel_events=(), counted_s=600.0)
     result = judge(COUNTERS, HGX, measured(burn, ranks=2))
     assert named(result, Status.UNKNOWN) == [1]
-
-
-def xid(code: int, index: int, text: str = "") -> KernelEvent:
-    bus = f"0000:{0x10 + index:02x}:00"
-    return KernelEvent("xid", text or f"NVRM: Xid (PCI:{bus}): {code}, pid=1", code, bus)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.profiles.profile import GpuModel, Profile
@@ -90,6 +89,6 @@ def test_the_profile_of_the_majority_says_nothing_of_another_model_beside_it() -
     model = GpuModel(name="H100", patterns=("H100 80GB HBM3",), power_limit_w=700, ecc="yes")
     bare = {"power__default_limit_w": Missing("not supported", "unsupported")}
     other = h100(2, name="NVIDIA L4", **bare, power__limit_w=72.0, ecc__enabled=False, ecc__pending=False)
-    mixed = Case(node=node(h100(0, **bare), h100(1, **bare), other), profile=Profile("h100", "name", gpu=model))
-    assert bad("gpu.power-limit", mixed) == ()
-    assert bad("gpu.ecc", mixed) == ()
+    mixed, profile = node(h100(0, **bare), h100(1, **bare), other), Profile("h100", "name", gpu=model)
+    assert bad("gpu.power-limit", mixed, profile=profile) == ()
+    assert bad("gpu.ecc", mixed, profile=profile) == ()

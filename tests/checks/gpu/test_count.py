@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpudoctor.checks.core.case import Case, Expect
+from gpudoctor.checks.core.case import Expect
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Driver, Environment, Node, PciBus, Variable
 from gpudoctor.profiles.profile import NodeProfile, Profile
@@ -71,7 +71,7 @@ def test_a_denied_handle_excuses_its_own_gpu_and_no_other() -> None:
 
 def test_a_drained_gpu_warns_and_is_not_called_gone() -> None:
     drained = seven_of_eight(driver__drained_gpus=(bus_id(5),))
-    finding = only("gpu.count", Case(node=drained, expect=Expect(gpus=8)))
+    finding = only("gpu.count", drained, expect=Expect(gpus=8))
     assert (finding.status.value, finding.subject.bus_id) == ("warn", bus_id(5))
     assert "drained by an operator" in text(finding)
     assert only("gpu.count", seven_of_eight(driver__drained_gpus=())).status.value == "fail"
@@ -109,33 +109,33 @@ def test_an_unbound_gpu_of_another_model_may_be_too_old_for_the_driver() -> None
 
 def test_the_configured_number_is_expected_even_where_the_bus_agrees_with_the_driver() -> None:
     subject = node(*(h100(i) for i in range(7)))
-    finding = only("gpu.count", Case(node=subject, expect=Expect(gpus=8)))
+    finding = only("gpu.count", subject, expect=Expect(gpus=8))
     assert finding.status.value == "fail"
     assert (present(finding.expected).value, present(finding.expected).source) == (8, "configuration")
-    assert status("gpu.count", Case(node=subject, expect=Expect(gpus=7))) == "pass"
+    assert status("gpu.count", subject, expect=Expect(gpus=7)) == "pass"
 
 
 def test_more_gpus_than_configured_only_warns() -> None:
-    assert status("gpu.count", Case(node=eight(), expect=Expect(gpus=4))) == "warn"
+    assert status("gpu.count", eight(), expect=Expect(gpus=4)) == "warn"
 
 
 def test_the_profiles_number_is_expected_unless_a_container_narrows_the_view() -> None:
     profile = Profile("hgx-h100-8", "asked for", node=NodeProfile("hgx-h100-8", "HGX", "h100", 8))
     two = node(h100(0), h100(1))
-    finding = only("gpu.count", Case(node=two, profile=profile))
+    finding = only("gpu.count", two, profile=profile)
     assert present(finding.expected).source == "profile hgx-h100-8"
-    assert status("gpu.count", Case(node=put(two, host__container="docker"), profile=profile)) == "pass"
+    assert status("gpu.count", put(two, host__container="docker"), profile=profile) == "pass"
 
 
 def test_a_number_that_is_written_down_holds_in_a_container_that_was_given_all_gpus() -> None:
     seven = put(node(*(h100(index) for index in range(7))), host__container="docker")
     eight_wanted = Expect(gpus=8)
-    assert status("gpu.count", Case(node=seven, expect=eight_wanted)) == "fail"
+    assert status("gpu.count", seven, expect=eight_wanted) == "fail"
     some = put(seven, environment__variables=(Variable("NVIDIA_VISIBLE_DEVICES", "0,1,2,3,4,5,6"),))
-    assert status("gpu.count", Case(node=some, expect=eight_wanted)) == "pass"
+    assert status("gpu.count", some, expect=eight_wanted) == "pass"
     every = put(seven, environment__variables=(Variable("NVIDIA_VISIBLE_DEVICES", "all"),))
-    assert status("gpu.count", Case(node=every, expect=eight_wanted)) == "fail"
-    assert status("gpu.count", Case(node=put(seven, driver__handle_errors=("code 4",)), expect=eight_wanted)) == "pass"
+    assert status("gpu.count", every, expect=eight_wanted) == "fail"
+    assert status("gpu.count", put(seven, driver__handle_errors=("code 4",)), expect=eight_wanted) == "pass"
 
 
 def others(first: int, last: int = 7) -> tuple[str, ...]:
@@ -160,7 +160,7 @@ NOT_KNOWN = Missing("/proc/driver/nvidia/gpus: not there")
     ],
 )
 def test_a_job_that_shows_what_it_was_given_misses_no_gpu(subject: Node) -> None:
-    [finding] = findings("gpu.count", Case(node=subject, expect=Expect(gpus=8)))
+    [finding] = findings("gpu.count", subject, expect=Expect(gpus=8))
     assert finding.status.value == "pass"
     assert "of the 8 on the PCI bus" in text(finding)
 
@@ -219,7 +219,7 @@ def test_without_a_bus_the_driver_alone_is_said_with_the_scope() -> None:
 
 def test_a_gpu_that_the_drivers_options_exclude_warns_and_is_not_called_gone() -> None:
     excluded = seven_of_eight(driver__excluded_gpus=(bus_id(5),))
-    finding = only("gpu.count", Case(node=excluded, expect=Expect(gpus=8)))
+    finding = only("gpu.count", excluded, expect=Expect(gpus=8))
     assert (finding.status.value, finding.subject.bus_id) == ("warn", bus_id(5))
     assert "excluded by the driver's options" in text(finding)
     assert status("gpu.count", put(excluded, driver__excluded_gpus=())) == "fail"

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from gpudoctor.checks.core.case import Case
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.profiles.profile import GpuModel, Profile
 from tests.checks.gpu_nodes import FAILED, UNSUPPORTED, eight, findings, h100, node, only, status, text, texts
@@ -82,4 +81,4 @@ def test_ecc_off_on_a_model_that_always_has_it_warns(uncertain: tuple[str, ...],
     model = GpuModel("h100", ("h100",), ecc="yes", uncertain=uncertain)
     profile = Profile("hgx-h100-8", "GPU name", gpu=model)
     subject = node(h100(ecc__enabled=False, ecc__pending=False))
-    assert status("gpu.ecc", Case(node=subject, profile=profile)) == expected
+    assert status("gpu.ecc", subject, profile=profile) == expected

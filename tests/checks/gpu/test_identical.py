@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpudoctor.checks.core.case import Case, Expect
+from gpudoctor.checks.core.case import Expect
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Environment, Variable
 from gpudoctor.report.judge import judge as report_of
@@ -90,7 +90,7 @@ def test_a_gpu_without_a_name_is_no_pass() -> None:
 
 def test_the_memory_tolerance_can_be_configured() -> None:
     override = {("gpu.identical", "memory_pct", ""): 0.5}
-    assert status("gpu.identical", Case(node=eight(memory_total_mib=80000), limit_overrides=override)) == "fail"
+    assert status("gpu.identical", eight(memory_total_mib=80000), limit_overrides=override) == "fail"
 
 
 def test_gpus_that_the_driver_counts_and_that_told_nothing_are_no_pass() -> None:
@@ -103,7 +103,7 @@ def test_gpus_that_the_driver_counts_and_that_told_nothing_are_no_pass() -> None
 def test_a_bus_that_was_read_in_vain_leaves_the_count_open_unless_it_is_configured() -> None:
     node = put(eight(), pci__nvidia_devices=FAILED)
     assert status("gpu.count", node) == "unknown"
-    assert status("gpu.count", Case(node=node, expect=Expect(gpus=8))) == "pass"
+    assert status("gpu.count", node, expect=Expect(gpus=8)) == "pass"
 
 
 @pytest.mark.parametrize(("wanted", "expected"), [("h100", "pass"), ("NVIDIA H100 80GB", "pass"), ("H200", "fail")])

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from gpudoctor.checks.core.case import Case
 from gpudoctor.facts.model.gpu import GpuProcess
 from gpudoctor.facts.model.missing import Missing
 from tests.checks.gpu_nodes import FAILED, UNSUPPORTED, bad, eight, findings, h100, node, only, put, status, text, texts
@@ -92,4 +91,4 @@ def test_unknown_memory_does_not_hide_that_no_process_is_there() -> None:
 def test_the_limit_for_leaks_can_be_configured_per_model() -> None:
     override = {("gpu.in-use", "leaked_mib", "h100"): 2000.0}
     subject = put(eight(memory_used_mib=900))
-    assert status("gpu.in-use", Case(node=subject, limit_overrides=override)) == "pass"
+    assert status("gpu.in-use", subject, limit_overrides=override) == "pass"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from gpudoctor.checks.core.case import Case
 from gpudoctor.profiles.profile import GpuModel, Profile
 from tests.checks.gpu_nodes import UNSUPPORTED, eight, h100, node, only, status, text
 from tests.narrowed import present
@@ -40,6 +39,6 @@ def test_neither_default_nor_peers_is_no_pass_unless_the_profile_tells() -> None
     subject = node(h100(power__default_limit_w=UNSUPPORTED, power__limit_w=350.0))
     assert status("gpu.power-limit", subject) == "skip"
     model = GpuModel("h100", ("h100",), power_limit_w=700.0)
-    assert status("gpu.power-limit", Case(node=subject, profile=Profile("h", "name", gpu=model))) == "warn"
+    assert status("gpu.power-limit", subject, profile=Profile("h", "name", gpu=model)) == "warn"
     doubtful = GpuModel("h100", ("h100",), power_limit_w=700.0, uncertain=("power_limit_w",))
-    assert status("gpu.power-limit", Case(node=subject, profile=Profile("h", "name", gpu=doubtful))) == "skip"
+    assert status("gpu.power-limit", subject, profile=Profile("h", "name", gpu=doubtful)) == "skip"

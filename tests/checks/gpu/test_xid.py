@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from gpudoctor.checks.core.case import Case
 from gpudoctor.facts.model.gpu import CallError, NvLink
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, MissingKind
 from gpudoctor.facts.model.node import KernelEvent, Node
@@ -195,13 +194,13 @@ def test_a_strangers_gpu_is_said_and_not_failed_in_a_container_or_a_narrower_sco
     subject = logged(xid(79, 9), host__container="docker")
     assert bad("gpu.xid", subject) == ()
     assert any("Xid 79" in (f.reason or "") for f in findings("gpu.xid", subject))
-    scoped = Case(node=logged(xid(79, 9)), scope=(0, 1), scope_reason="SLURM_JOB_GPUS=0,1")
-    assert bad("gpu.xid", scoped) == ()
-    assert any("SLURM_JOB_GPUS=0,1" in (f.reason or "") for f in findings("gpu.xid", scoped))
+    scope = {"scope": (0, 1), "scope_reason": "SLURM_JOB_GPUS=0,1"}
+    assert bad("gpu.xid", logged(xid(79, 9)), **scope) == ()
+    assert any("SLURM_JOB_GPUS=0,1" in (f.reason or "") for f in findings("gpu.xid", logged(xid(79, 9)), **scope))
 
 
 def test_a_gpu_out_of_scope_does_not_disturb() -> None:
-    assert [f.subject.gpu for f in findings("gpu.xid", Case(node=logged(xid(79, 5)), scope=(0, 1)))] == [0, 1]
+    assert [f.subject.gpu for f in findings("gpu.xid", logged(xid(79, 5)), scope=(0, 1))] == [0, 1]
 
 
 def test_an_event_without_a_device_is_the_nodes() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 
@@ -11,24 +10,20 @@ import yaml
 
 from gpudoctor.checks.core.finding import Finding, Status
 from gpudoctor.facts.captures import NotUnderstoodError, SourceError
-from gpudoctor.facts.captures.source import load_source
-from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.simulated.load import load_node
 from gpudoctor.report.judge import judge
 from gpudoctor.report.text import render_text
 from tests.checks.one_check import finds, text_of
+from tests.facts.loaded_nodes import pasted
 from tests.facts.transcripts import table
+from tests.narrowed import present
 
 CLEAN = table(load_node("hgx-h100-8", {}))
 _UUID = "GPU-edae6d5d-6698-fb8d-2c6b-2a791224f089"
 
 
-def read(text: str) -> Node:
-    return load_source("-", stdin=io.BytesIO(text.encode())).node
-
-
 def said(text: str) -> list[Finding]:
-    (result,) = [each for each in judge(read(text)).checks if each.id == "reported.failures"]
+    (result,) = [each for each in judge(pasted(text)).checks if each.id == "reported.failures"]
     return [finding for finding in result.findings if finding.status is not Status.SKIP]
 
 
@@ -63,14 +58,13 @@ def said(text: str) -> list[Finding]:
 def test_a_text_whose_only_news_is_a_sentence_is_judged(text: str, label: str) -> None:
     finding = next(finding for finding in said(text))
     assert (finding.status, finding.subject.label[: len(label)]) == (Status.FAIL, label)
-    assert judge(read(text)).exit_code == 1
+    assert judge(pasted(text)).exit_code == 1
 
 
 def test_the_sentence_is_quoted_whole_with_who_said_it_and_what_to_run() -> None:
     long = "slurmd: fatal: /dev/nvidia0 of this node " + "does not open, " * 12 + "and this is the end of it"
     (finding,) = said(f"{long}\n")
-    assert finding.found is not None
-    assert finding.found.text == long
+    assert present(finding.found).text == long
     assert (finding.evidence[0].source, finding.evidence[0].value) == ("line 1", "said by slurmd")
     assert any("nvidia-smi -q" in (step.command or "") for step in finding.advice)
 
@@ -87,7 +81,7 @@ def test_a_gpu_that_does_not_respond_is_no_refused_text() -> None:
 
 
 def test_the_report_on_one_sentence_is_short() -> None:
-    report = judge(read("GPU 3 has fallen off the bus\n"))
+    report = judge(pasted("GPU 3 has fallen off the bus\n"))
     text = render_text(report, width=100, color=False)
     assert len(text.splitlines()) <= 20
     assert "Not in this text: driver, gpu, pcie" in text
@@ -153,8 +147,7 @@ def test_a_record_is_judged_by_its_own_verdict_on_one_line_or_over_several() -> 
     for text in (json.dumps(record), json.dumps(record, indent=2), *(json.dumps(several, indent=n) for n in (None, 1))):
         (finding,) = said(f"the probe prints\n{text}\n")
         assert (finding.status, finding.subject.label) == (Status.FAIL, "GPU 3")
-        assert finding.found is not None
-        assert finding.found.text.endswith("probe end: no answer in 9 s: status: failed")
+        assert present(finding.found).text.endswith("probe end: no answer in 9 s: status: failed")
     (counted,) = said(json.dumps({"module": "dcgm-nightly", "event": "summary of GPUs", "failed": 2}, indent=2) + "\n")
     assert counted.status is Status.FAIL
     (job,) = said(json.dumps({"job": 71, "gpu": 3, "status": "failed"}, indent=2) + "\n")
@@ -212,7 +205,7 @@ def test_a_gpu_that_does_not_work_is_one_in_other_words_too() -> None:
     for text in ("GPU 3 isn't responding since noon", "GPU 3 is in lspci, but not in nvidia-smi"):
         assert [(f.status, f.subject.gpu) for f in said(f"{text}\n")] == [(Status.FAIL, 3)]
     with pytest.raises(SourceError, match="not recognised"):
-        read("the exporter of GPUs needs NVML but not nvidia-smi\n")
+        pasted("the exporter of GPUs needs NVML but not nvidia-smi\n")
 
 
 @pytest.mark.parametrize("text", ["nvidia-smi hangs on hopper", "Since noon nvidia-smi is stuck", "dcgmi hangs"])
@@ -253,7 +246,7 @@ _NPU = "| NPU   Name    | Health  | Power(W) |\n" + "| 0     Ascend  | OK      |
 )
 def test_figures_of_a_tool_that_nothing_reads_are_quoted_and_not_judged(text: str) -> None:
     with pytest.raises(NotUnderstoodError, match="nothing in it is understood") as refused:
-        read(text)
+        pasted(text)
     report = judge(refused.value.node)
     assert (report.verdict, report.exit_code) == ("unknown", 3)
     assert " ".join(text.splitlines()[-1].split()) in refused.value.node.reported[0].text
@@ -402,8 +395,8 @@ def test_a_sentence_that_begins_like_a_command_is_one(text: str) -> None:
     ],
 )
 def test_what_may_be_a_command_or_bad_news_is_unknown(text: str) -> None:
-    for pasted in (f"{text}\n", f"{CLEAN}\n{text}\n{text}\n"):
-        (finding,) = said(pasted)
+    for shown in (f"{text}\n", f"{CLEAN}\n{text}\n{text}\n"):
+        (finding,) = said(shown)
         assert finding.status is Status.UNKNOWN
         assert text in (finding.reason or "")
 
@@ -584,7 +577,7 @@ def test_tolerations_of_pods_are_no_taints_of_the_node() -> None:
 def test_a_list_of_reasons_in_any_columns_of_sinfo_names_its_nodes() -> None:
     header = "$ sinfo --list-reasons --Format=reason:40,nodelist\nREASON                NODELIST\n"
     text = f"{header}Low RealMemory        gpu[001-003]\n"
-    node = read(text)
+    node = pasted(text)
     assert [(each.text, each.loudness) for each in node.reported] == [
         ("gpu[001-003] is down or drained: Low RealMemory", "warning")
     ]
@@ -605,7 +598,7 @@ def test_a_count_of_errors_that_no_fact_holds_is_no_pass_in_csv_either() -> None
     rows = f"index, name, {scope}.l2_cache\n0, NVIDIA H100, 0\n1, NVIDIA H100, 7\n"
     finds(said(rows), Status.UNKNOWN, f"column {scope}.l2_cache is 7", gpu=1)
     assert said(rows.replace("7", "0")) == said(rows.replace("uncorrected", "corrected")) == []
-    assert judge(read(rows.replace("l2_cache", "device_memory"))).verdict == "fail"
+    assert judge(pasted(rows.replace("l2_cache", "device_memory"))).verdict == "fail"
     # a total contains it
     assert said(f"index, name, {scope}.l2_cache, {scope}.total\n1, NVIDIA H100, 7, 7\n") == []
 
@@ -664,7 +657,7 @@ def test_the_past_perfect_alone_leaves_open_whether_it_is_over() -> None:
 
 
 def test_an_xid_of_a_program_is_named_where_nothing_else_is() -> None:
-    report = judge(read("Xid 31 on node 7\n"))
+    report = judge(pasted("Xid 31 on node 7\n"))
     text = " ".join(render_text(report, width=100, color=False).split())
     assert report.verdict == "unknown"
     assert "Xid 31 (GPU memory page fault) is of a program" in text
@@ -703,7 +696,7 @@ MENTIONED = {
 @pytest.mark.parametrize("text", MENTIONED.values(), ids=MENTIONED)
 def test_what_only_writes_about_errors_is_no_report_of_one(text: str) -> None:
     with pytest.raises(SourceError, match="not recognised"):
-        read(text)
+        pasted(text)
     assert said(f"{CLEAN}\n{text}") == []
 
 
@@ -713,10 +706,10 @@ def test_what_only_writes_about_errors_is_no_report_of_one(text: str) -> None:
 )
 def test_lines_of_any_form_and_length_are_harmless(text: str) -> None:
     try:
-        read(f"{text}\n")
+        pasted(f"{text}\n")
     except SourceError:
         return
-    assert judge(read(f"{text}\n")).verdict != "pass"
+    assert judge(pasted(f"{text}\n")).verdict != "pass"
 
 
 @pytest.mark.parametrize(
@@ -797,25 +790,25 @@ def test_a_program_of_the_driver_that_waits_in_the_kernel_is_unknown() -> None:
     row = "root        {}  0.0  0.0  23488  6056 ?        {}    Jun02   0:00 /usr/bin/nvidia-smi -L\n"
     train = "bob        9123 99.0  4.1 992348 80605 ?        D    10:02   9:00 python train.py\n"
     assert said(f"{CLEAN}\n{_PS}{row.format(2011, 'Ss')}{train}") == []
-    for pasted in (
+    for shown in (
         _PS + row.format(2011, "D") + train,
         " 2011 D+   nvidia-smi -q\n",
         f"$ ps aux | grep nv\n{row.format(2011, 'Dl')}",
     ):
-        (finding,) = said(pasted)
+        (finding,) = said(shown)
         assert (finding.status, "2011" in text_of(finding)) == (Status.UNKNOWN, True)
 
 
 def test_the_host_of_the_only_prompt_is_the_node_and_that_of_kubernetes_is_named() -> None:
     failed = "ERROR:  nhc:  Health check failed:  check_nv_links:  link 4 inactive\n"
-    report = judge(read(f"[admin@dgx-a17 ~]$ nhc\n{failed}"))
+    report = judge(pasted(f"[admin@dgx-a17 ~]$ nhc\n{failed}"))
     assert report.host.name == "dgx-a17"
     assert "that machine (dgx-a17)" in render_text(report, width=100, color=False)
-    assert judge(read(f"[admin@dgx-a17 ~]$ nhc\n{failed}root@dgx-a18:~# nhc\n{failed}")).host.name is None
-    assert judge(read(f"root@4f3c2b1a0d9e:/# nhc\n{failed}")).host.name is None, "the id of a container"
+    assert judge(pasted(f"[admin@dgx-a17 ~]$ nhc\n{failed}root@dgx-a18:~# nhc\n{failed}")).host.name is None
+    assert judge(pasted(f"root@4f3c2b1a0d9e:/# nhc\n{failed}")).host.name is None, "the id of a container"
     for there in ("ssh root@n7 nhc", "srun -w n7 nhc", "pdsh -w n7 nhc", "kubectl exec p -- nhc", "docker exec c nhc"):
         for prompt in ("[admin@dgx-a17 ~]$", "admin@dgx-a17:~$"):
-            assert judge(read(f"{prompt} uptime\n{prompt} {there}\n{failed}")).host.name is None, there
+            assert judge(pasted(f"{prompt} uptime\n{prompt} {there}\n{failed}")).host.name is None, there
     gpus = '  {}:\n    nvidia.com/gpu: "{}"\n'
     node = "status:\n  addresses:\n  - address: gpu07\n    type: Hostname\n"
     (finding,) = said(node + gpus.format("allocatable", 3) + gpus.format("capacity", 4))
@@ -842,7 +835,7 @@ def test_more_errors_than_are_kept_are_no_page_about_errors() -> None:
 
 def test_the_health_of_the_fabric_counts_without_its_state_and_passes_nothing() -> None:
     text = "index, name, fabric.health.summary\n0, NVIDIA H200, Healthy\n1, NVIDIA H200, Unhealthy\n"
-    (fabric,) = [each for each in judge(read(text)).checks if each.id == "nvlink.fabric"]
+    (fabric,) = [each for each in judge(pasted(text)).checks if each.id == "nvlink.fabric"]
     assert [(f.subject.gpu, f.status) for f in fabric.findings] == [(0, Status.SKIP), (1, Status.FAIL)]
 
 
@@ -868,7 +861,7 @@ def test_a_machine_that_goes_down_by_itself_is_no_pass_and_no_failure(text: str)
     (finding,) = said(text)
     assert finding.status is Status.UNKNOWN
     assert any("journalctl" in (step.command or "") for step in finding.advice)
-    assert judge(read(text)).exit_code == 3
+    assert judge(pasted(text)).exit_code == 3
 
 
 @pytest.mark.parametrize(
