@@ -26,6 +26,7 @@ DriverMessageName = Literal[
     "probe-failed",
     "none-initialized",
     "reset-required",
+    "gsp-rpc-timeout",
     "gsp-timeout",
     "nvlink",
 ]
@@ -70,6 +71,8 @@ DRIVER_MESSAGES: tuple[DriverMessage, ...] = (
     DriverMessage("none-initialized", "rm",
         r"None of the NVIDIA (?:devices|graphics adapters) were initialized|No NVIDIA (?:devices|graphics adapters?) "
         r"(?:probed|found)", "nv.c"),
+    # printed with Xid 119, which it stands for if that line was not pasted
+    DriverMessage("gsp-rpc-timeout", "gsp", r"\*{4,} ?GSP Timeout ?\*{4,}", "kernel_gsp.c"),
     DriverMessage("gsp-timeout", "gsp",
         r"(?:GSP|eartbeat).{0,400}(?:[Tt][Ii][Mm][Ee][Dd]? ?[Oo]ut|[Hh]eartbeat|likely needs to be reset)"
         r"|(?:[Tt][Ii][Mm][Ee][Dd]? ?[Oo]ut|likely needs to be reset).{0,400}GSP", "kernel_gsp.c, rpc.c"),

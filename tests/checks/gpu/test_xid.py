@@ -61,6 +61,15 @@ def test_lines_that_cannot_be_told_apart_are_unknown_and_shown() -> None:
     assert found[0].evidence[0].value == event.text
 
 
+def test_the_banner_of_a_timeout_is_xid_119_to_a_log_alone_and_a_warning_beside_gpus_that_answer() -> None:
+    banner = KernelEvent("gsp", f"NVRM: GPU6 _kgspLogRpcTimeout: {'*' * 33} GSP Timeout {'*' * 34}")
+    beats = KernelEvent("gsp", "NVRM: GPU6 _kgspIsHeartbeatTimedOut: Heartbeat timed out, diff 6070 timeout 5200")
+    alone = put(node(), kernel_log__events=(beats, banner))
+    finds(findings("gpu.xid", alone), "fail", "the GPU's own processor (GSP) did not answer", kind="node")
+    assert status("gpu.xid", put(node(), kernel_log__events=(beats,))) == "warn"
+    assert status("gpu.xid", logged(beats, banner)) == "warn"
+
+
 @pytest.mark.parametrize(("leaf", "words"), [("forgeable", "could have forged"), ("quoted", "not judged")])
 def test_how_far_the_lines_can_be_relied_on_is_told_beside_them(leaf: str, words: str) -> None:
     for events in ((), (xid(79, 5),), (sxid(20034, True),)):
