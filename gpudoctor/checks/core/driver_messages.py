@@ -90,7 +90,8 @@ MEANINGS: dict[str, MessageMeaning] = {
     ),
     "probe-failed": MessageMeaning("reset", "the driver's probe of a GPU failed", _RESET, True),
     "none-initialized": MessageMeaning("reset", "the driver started no GPU at all", _RESET, True),
-    "reset-required": MessageMeaning("watch", "a GPU needs a reset", OWN_ADVICE[119]),
+    "reset-required": MessageMeaning("reset", "a GPU refuses work until it is reset", _RESET, True),
+    "reset-advised": MessageMeaning("watch", "a GPU needs a reset", OWN_ADVICE[119]),
     "gsp-rpc-timeout": MessageMeaning("reset", "the GPU's own processor (GSP) did not answer", OWN_ADVICE[119], True),
     "gsp-timeout": MessageMeaning("watch", "no answer in time", OWN_ADVICE[119]),
 }

@@ -26,6 +26,7 @@ DriverMessageName = Literal[
     "probe-failed",
     "none-initialized",
     "reset-required",
+    "reset-advised",
     "gsp-rpc-timeout",
     "gsp-timeout",
     "nvlink",
@@ -76,7 +77,8 @@ DRIVER_MESSAGES: tuple[DriverMessage, ...] = (
     DriverMessage("gsp-timeout", "gsp",
         r"(?:GSP|eartbeat).{0,400}(?:[Tt][Ii][Mm][Ee][Dd]? ?[Oo]ut|[Hh]eartbeat|likely needs to be reset)"
         r"|(?:[Tt][Ii][Mm][Ee][Dd]? ?[Oo]ut|likely needs to be reset).{0,400}GSP", "kernel_gsp.c, rpc.c"),
-    DriverMessage("reset-required", "rm", r"NV_ERR_RESET_REQUIRED|needs? (?:to be|a) reset", "osapi.c, kernel_gsp.c"),
+    DriverMessage("reset-required", "rm", "NV_ERR_RESET_REQUIRED", "osapi.c, kernel_gsp.c"),
+    DriverMessage("reset-advised", "rm", r"needs? (?:to be|a) reset", "osapi.c, kernel_gsp.c"),
     DriverMessage("nvlink", "nvlink", r"(?i:nvlink).{0,400}\b[Ff]ail(?:ed|ure)?\b|\b[Ff]ail.{0,400}(?i:nvlink)",
         "knvlink"),
 )  # fmt: skip

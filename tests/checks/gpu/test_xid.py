@@ -61,13 +61,20 @@ def test_lines_that_cannot_be_told_apart_are_unknown_and_shown() -> None:
     assert found[0].evidence[0].value == event.text
 
 
-def test_the_banner_of_a_timeout_is_xid_119_to_a_log_alone_and_a_warning_beside_gpus_that_answer() -> None:
+def test_a_timeout_of_gsp_and_a_refusal_fail_a_log_alone_and_warn_beside_gpus_that_answer() -> None:
     banner = KernelEvent("gsp", f"NVRM: GPU6 _kgspLogRpcTimeout: {'*' * 33} GSP Timeout {'*' * 34}")
     beats = KernelEvent("gsp", "NVRM: GPU6 _kgspIsHeartbeatTimedOut: Heartbeat timed out, diff 6070 timeout 5200")
     alone = put(node(), kernel_log__events=(beats, banner))
     finds(findings("gpu.xid", alone), "fail", "the GPU's own processor (GSP) did not answer", kind="node")
     assert status("gpu.xid", put(node(), kernel_log__events=(beats,))) == "warn"
     assert status("gpu.xid", logged(beats, banner)) == "warn"
+    refused = KernelEvent(
+        "rm", "NVRM: nvAssertOkFailed: Assertion failed: Reset required [NV_ERR_RESET_REQUIRED] (0x62)"
+    )
+    finds(
+        findings("gpu.xid", put(node(), kernel_log__events=(refused,))), "fail", "a GPU refuses work until it is reset"
+    )
+    assert status("gpu.xid", logged(refused)) == "warn"
 
 
 @pytest.mark.parametrize(("leaf", "words"), [("forgeable", "could have forged"), ("quoted", "not judged")])
