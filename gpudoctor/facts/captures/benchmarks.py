@@ -45,11 +45,11 @@ _COPIES = re.compile(
     r"(?P<way>Host to Device|Device to Host) Bandwidth, .*\n PINNED Memory .*\n\s+Transfer Size \(Bytes\)\s+"
     r"Bandwidth\((?P<unit>[MG])B/s\)\n(?P<rows>(?:[ \t]+\d{3,12}[ \t]+\d{1,7}(?:\.\d{1,3})?[ \t]*\n)+)"
 )
-# size, count, type, redop, root; then time, algbw, busbw and #wrong, out of place and in place
 _NCCL_BEGINS = re.compile(r"#\s*nThread \d|#\s+nccl-tests version|#\s+size\s+count\s+type\b")
 _NCCL_TYPED = re.compile(
-    r"(?:\s*\d+){2}\s+(?:float|half|double|bfloat16|u?int\d+|f\w*8\w*)\s+(?:sum|prod|max|min|avg|none)\s"
+    r"\s*\d{1,15}\s+\d{1,15}\s+(?:float|half|double|bfloat16|u?int\d\d?|fp?8\w*)\s+(?:sum|prod|max|min|avg|none)\s"
 )
+# size, count, type, redop, root; then time, algbw, busbw and #wrong, out of place and in place
 _NCCL_ROW = re.compile(
     r"\s*(?P<size>\d{1,15})\s+\d{1,15}\s+(?P<kind>\w{2,12}\s+\w{2,12}\s+-?\d{1,4})"
     rf"\s+{_RATE}\s+{_RATE}\s+(?P<busbw>{_RATE})\s+(?P<wrong>\d{{1,12}}|N/A)"
