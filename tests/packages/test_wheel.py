@@ -50,7 +50,9 @@ def test_the_wheel_tells_its_licence_and_addresses(wheel: Path) -> None:
 def test_the_sdist_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
     sdist = build("sdist", ROOT, tmp_path / "sdist")
     with tarfile.open(sdist) as archive:
-        archive.extractall(tmp_path, filter="data")
+        # the argument `filter` is newer than Python 3.11.2
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)
+        archive.extractall(tmp_path)
     tree = tmp_path / f"gpudoctor_cli-{gpudoctor.__version__}"
     assert {"acceptance", "tests", "docs", "contrib", "Makefile", "LICENSE"} <= {path.name for path in tree.iterdir()}
     assert build("wheel", tree, tmp_path / "again").read_bytes() == wheel.read_bytes()
