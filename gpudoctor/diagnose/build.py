@@ -27,6 +27,7 @@ from gpudoctor.diagnose.node_reports import NodeReport, weigh
 from gpudoctor.diagnose.rules.direct import kind_of_failure
 from gpudoctor.diagnose.rules.model import Hypothesis, words_of
 from gpudoctor.diagnose.rules.said import lasting
+from gpudoctor.lazy import lazy_pattern
 from gpudoctor.text.grouped import grouped
 
 _MOST_VICTIMS = 64
@@ -35,6 +36,10 @@ _MOST_OTHERS = 5
 _MOST_LAST_WORDS = 4
 _MOST_ALSO = 4
 _MOST_TIMELINE = 2000
+_LEARNS_NOTHING = lazy_pattern(
+    r"(?i)(?=.{0,400}\bloss['\"]?\s?[:=]\s?0\.0+(?!\d))(?=.{0,400}\bgrad_norm['\"]?\s?[:=]\s?0\.0+(?!\d))"
+)
+_STEPS_OF_NOTHING = 5  # one step without a gradient is usual in reinforcement learning
 
 
 def diagnose(gathered: GatheredLogs, reports: Iterable[NodeReport] = ()) -> Diagnosis:
@@ -107,6 +112,12 @@ def _doubt(job: Job, gathered: GatheredLogs) -> str:
     if gathered.unread:
         names = ", ".join(each.file for each in gathered.unread[:3]) + (", ..." if len(gathered.unread) > 3 else "")
         return f"nothing in what could be read says that something failed; not read: {names}"
+    steps = [e for e in job.events if is_work(e)][-_STEPS_OF_NOTHING:]
+    if len(steps) == _STEPS_OF_NOTHING and all(_LEARNS_NOTHING.match(e.text) for e in steps):
+        return (
+            f"loss and gradient are 0 in the last {_STEPS_OF_NOTHING} steps of it: the job moves and learns nothing; "
+            "look at data, labels and precision"
+        )
     if not (gathered.dumps or gathered.stacks or any(is_work(e) or e.number("complete") for e in job.events)):
         return (
             "nothing in it says that something failed, and nothing shows that the job moved or ended: one that never "

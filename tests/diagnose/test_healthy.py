@@ -84,6 +84,20 @@ def test_counts_with_a_time_to_their_end_are_work(tmp_path: Path) -> None:
         assert answer_to(3 * f"time (ms) | {other}\n", tmp_path).verdict != "nothing"
 
 
+def test_steps_without_loss_and_gradient_are_no_healthy_job(tmp_path: Path) -> None:
+    step = "{{'loss': {}, 'grad_norm': {}, 'learning_rate': 4e-07, 'epoch': 0.{:02}}}\n"
+    for values, verdict in (
+        ([("0.0", "0.0")] * 5, "unknown"),
+        ([("1.3", "0.2")] * 9 + [("0.0", "0.0")] * 5, "unknown"),
+        ([("0.0", "0.0")] * 9 + [("1.3", "0.2")], "nothing"),
+        ([("0.0", "0.31")] * 9, "nothing"),
+        ([("0.0", "0.0")] * 4, "nothing"),
+    ):
+        log = "".join(step.format(*pair, number + 1) for number, pair in enumerate(values))
+        answer = answer_to(log, tmp_path)
+        assert (answer.verdict, "learns nothing" in answer.reason) == (verdict, verdict == "unknown"), values
+
+
 def test_a_job_that_still_runs_is_well(tmp_path: Path) -> None:
     assert said(answer_to(noisy(9), tmp_path)) == ("healthy", None)
 
