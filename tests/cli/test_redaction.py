@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.checks.storage.mount import mount_evidence
-from gpudoctor.facts.model.gpu import GpuProcess
+from gpudoctor.facts.model.gpu import Gpu, GpuProcess
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Interface, KernelEvent, Node, Storage, StorageMount, Variable, from_json, to_json
 from gpudoctor.facts.model.storage import StoragePath
@@ -308,3 +308,9 @@ def test_nodes_and_pods_that_a_scheduler_names_are_not_shown(gpudoctor: Gpudocto
     output = gpudoctor("check", "--node", str(pasted), "--redact", "--json").out
     assert not re.search("amelie|berndbox", output)
     assert "nvidia-driver-daemonset-q7x2z: 0/1 CrashLoopBackOff" in output, "the operator's own pods name nobody"
+
+
+def test_a_gpu_that_has_no_name_keeps_the_reason() -> None:
+    unnamed = Missing("a pasted text does not tell it", "absent")
+    node = Node(gpus=(Gpu(0, "0000:3b:00.0", name=unnamed),))
+    assert Redaction(node).node.gpus[0].name == unnamed

@@ -137,9 +137,9 @@ class Redaction:
         elif self._names_someone(raw, key) and isinstance(raw.get("name"), str):
             # a desktop program's name is judged (it is not a stray job) and identifies nobody
             made["name"] = (key == "processes" and system_program(raw["name"])) or REDACTED
-        elif "index" in raw or "matched_by" in raw:
+        elif ("index" in raw or "matched_by" in raw) and isinstance(raw.get("name"), str):
             # the name of a GPU model or a profile: keep it even if a host has the same name
-            made |= {"name": shapes_taken_out(self._uuids_taken_out(raw["name"]))} if "name" in raw else {}
+            made["name"] = shapes_taken_out(self._uuids_taken_out(raw["name"]))
         return made
 
     def _names_someone(self, raw: dict[str, Any], key: str) -> bool:
