@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, warn
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, unknown, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, of_nic
 from gpudoctor.checks.core.unread import failed_readings, unread
@@ -23,7 +23,6 @@ _CLUSTER_GPUS = Limit(
 _PORTS_PER_GPU = Limit(
     0.5, "ports a GPU", "HGX and DGX nodes have one adapter for one or two GPUs", name="ports_per_gpu"
 )
-_LOOK = (Advice("See whether a cable is in the port, and what the switch says.", "ibstat; iblinkinfo"),)
 
 
 @check(
@@ -101,10 +100,8 @@ def _none_active(case: Case, ports: tuple[RdmaPort, ...]) -> Finding:
     text = f"none of the {len(ports)} RDMA ports is in use ({states}): {listed([*map(_label, ports)], 4)}"
     cabled = [port for port in ports if (known(port.physical_state) or "").lower() == "linkup"]
     gpus, share = len(case.node.gpus), case.limit(_PORTS_PER_GPU)
-    if not cabled and _alone(case.node):
-        return warn(NODE, text, "active ports, or unused ones", *map(_evidence, ports[:4]), advice=_LOOK)
     if not cabled and (gpus < case.limit(_CLUSTER_GPUS) or len(ports) < gpus * share):
-        return skip(NODE, text)
+        return unknown(NODE, text, *map(_evidence, ports[:4])) if _alone(case.node) else skip(NODE, text)
     return warn(
         NODE,
         Found(text, 0, "ports"),
@@ -129,12 +126,20 @@ def _alone(node: Node) -> bool:
 
 
 def _unused(ports: tuple[RdmaPort, ...]) -> Iterator[Finding]:
-    """Ports that are down: whether one is not meant to be used is not in a text of ports alone."""
+    """Ports that are down: whether one is not meant to be used is not in a text of ports alone.
+
+    Any server has an unused port of Ethernet: of those it is only said.
+    """
     down = [port for port in ports if not port.is_active and not isinstance(port.state, Missing)]
-    if down:
-        names = [f"{_label(port)} is {port.state} ({known(port.physical_state) or '?'})" for port in down]
-        text = f"{listed(names, 4)}; whether it is meant to carry traffic is not known here"
-        yield warn(NODE, text, "active ports, or unused ones", *map(_evidence, down), advice=_LOOK)
+    if not down:
+        return
+    names = [f"{_label(port)} is {port.state} ({known(port.physical_state) or '?'})" for port in down]
+    text = f"{listed(names, 4)}; whether it is meant to carry traffic is not known here"
+    advice = (Advice("See whether a cable is in the port, and what the switch says.", "ibstat; iblinkinfo"),)
+    if all(known(port.link_layer) == "Ethernet" for port in down):
+        yield warn(NODE, text, "active ports, or unused ones", *map(_evidence, down), advice=advice)
+    else:
+        yield unknown(NODE, text, *map(_evidence, down), advice=advice)
 
 
 def _label(port: RdmaPort) -> str:
