@@ -13,6 +13,7 @@ from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.core.unread import unread
 from gpudoctor.checks.nvlink.link_state import wired_directly
 from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.node import Node
 from gpudoctor.lazy import lazy_pattern
 
 _SERVICE = "nvidia-fabricmanager"
@@ -70,8 +71,8 @@ def fabric_manager(case: Case) -> Iterator[Finding]:
 
 def _needed(case: Case) -> bool | None:
     """Whether NVSwitches that this system sets up connect the GPUs; None if not known."""
-    gpus, devices = case.node.gpus, known(case.node.pci.nvidia_devices) or ()
-    if any(device.pci_class.lower().removeprefix("0x").startswith("0680") for device in devices):
+    gpus = case.node.gpus
+    if _has_switch_on_bus(case.node):
         return True
     if not gpus:
         return None
@@ -85,6 +86,11 @@ def _needed(case: Case) -> bool | None:
     if any(known(link.remote_kind) == "switch" for link in links) or len(switched) >= _SWITCHED_GPUS:
         return True
     return None if switched or None in models else False
+
+
+def _has_switch_on_bus(node: Node) -> bool:
+    devices = known(node.pci.nvidia_devices) or ()
+    return any(device.pci_class.lower().removeprefix("0x").startswith("0680") for device in devices)
 
 
 def _not_read(case: Case, needed: bool | None) -> Finding:

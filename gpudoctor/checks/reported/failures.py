@@ -95,9 +95,7 @@ def failures(case: Case) -> Iterator[Finding]:
 
 def _finding(case: Case, reported: Reported) -> Finding:
     subject = _subject(case, reported)
-    speaker = reported.said_by or ("a program" if reported.form != "sentence" else None)
-    told = f"said by {speaker}" if speaker else "said in plain words"
-    evidence = Evidence(f"line {reported.line}" if reported.line else "this text", told)
+    evidence = Evidence(f"line {reported.line}" if reported.line else "this text", _speaker(reported))
     if reported.loudness == "ok":
         found = Found(f"a tool's own verdict is good: {reported.text}", reported.count, "lines")
         return ok(NODE, found, None, evidence)
@@ -126,6 +124,12 @@ def _finding(case: Case, reported: Reported) -> Finding:
         likely=_likely(reported),
         advice=_advice(case, reported),
     )
+
+
+def _speaker(reported: Reported) -> str:
+    if reported.said_by:
+        return f"said by {reported.said_by}"
+    return "said in plain words" if reported.form == "sentence" else "said by a program"
 
 
 def _is_not_read(reported: Reported) -> bool:

@@ -219,10 +219,7 @@ def read_facts(text: str) -> Iterator[Event]:
     if own := _place_or_size(text, lowered):
         yield own
         return
-    if "world" in lowered and (world := _WORLD.search(text)):
-        yield Event(role="fact", what="world", detail={"world": int(world[1])})
-    if any(word in lowered for word in ("node", "machines", " -n")) and _NODES.search(text):
-        yield Event(role="fact", what="several_nodes")
+    yield from _extent(text, lowered)
     if any(word in lowered for word in ("stopp", "exhausted", "no more")) and _EARLY.search(text):
         yield Event(role="fact", what="early_stop")
     resumed = ("resum" in lowered or "checkpoint" in lowered) and _RESUMED.search(text) is not None
@@ -234,6 +231,14 @@ def read_facts(text: str) -> Iterator[Event]:
         yield progress
     elif not resumed and _WORK.search(text):  # a bar of loading
         yield Event(role="fact", what="work")
+
+
+def _extent(text: str, lowered: str) -> Iterator[Event]:
+    """How many ranks there are, and that there are several nodes."""
+    if "world" in lowered and (world := _WORLD.search(text)):
+        yield Event(role="fact", what="world", detail={"world": int(world[1])})
+    if any(word in lowered for word in ("node", "machines", " -n")) and _NODES.search(text):
+        yield Event(role="fact", what="several_nodes")
 
 
 def _progress(text: str) -> Event | None:

@@ -78,12 +78,13 @@ def joined(log: KernelLog, other: KernelLog, *, goes_on: bool = False) -> Kernel
         return other if isinstance(log.events, Missing) else log
     count: Callable[[int, int], int] = add if goes_on else max
     more = other.events if goes_on else _not_in(log.events, other.events)
-    hosts = _joined_events((*(known(log.host_events) or ()), *(known(other.host_events) or ())), count)
+    hosts = _joined_events(_host_events(log, other), count)
     sources = dict.fromkeys(
         part for source in (known(log.source), known(other.source)) if source for part in source.split(", ")
     )
     # what one log of the same time leaves out may be in the other
     cut = (log.truncated or other.truncated) if goes_on else (log.truncated and other.truncated)
+    mismatches = (other.api_mismatch, log.api_mismatch) if goes_on else (log.api_mismatch, other.api_mismatch)
     whole = replace(
         log,
         events=(*log.events, *more),
@@ -94,9 +95,13 @@ def joined(log: KernelLog, other: KernelLog, *, goes_on: bool = False) -> Kernel
         truncated=cut,
         gap=(log.gap or other.gap) if cut else None,
         host_events=hosts or (log.host_events if known(log.host_events) is not None else other.host_events),
-        api_mismatch=(goes_on and other.api_mismatch) or log.api_mismatch or other.api_mismatch,
+        api_mismatch=mismatches[0] or mismatches[1],
     )
     return _capped(whole) if goes_on else whole
+
+
+def _host_events(log: KernelLog, other: KernelLog) -> tuple[HostEvent, ...]:
+    return (*(known(log.host_events) or ()), *(known(other.host_events) or ()))
 
 
 def _not_in(events: Iterable[KernelEvent], others: Iterable[KernelEvent]) -> list[KernelEvent]:
