@@ -11,9 +11,11 @@ _BUS = r"(?:[0-9A-Fa-f]{4,8}:)?[0-9A-Fa-f]{2}:[01][0-9A-Fa-f](?:\.[0-7]|(?=:? |:
 _TIME_OF_DAY = r"(?:[01]\d|2[0-3]):[01]\d(?!\.[0-7])"
 _BUS_ID = re.compile(rf"(?<![\w:.-])(?:PCI:|GPU ?|(?!{_TIME_OF_DAY}))({_BUS})(?![\w-]|:\w)")
 _PARTS = re.compile(r"(?:([0-9A-Fa-f]{4,8}):)?([0-9A-Fa-f]{2}):([01][0-9A-Fa-f])(?:\.([0-7]))?")
+# as BMCs write it, in decimal
+_BUS_IN_WORDS = re.compile(r"(?i)\bbus (\d{1,3}),? dev(?:ice)? (\d{1,2}),? func(?:tion)? ([0-7])\b")
 _UUID = re.compile(r"\b((?:GPU|MIG)-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})\b")
 _INDEX = re.compile(
-    r"(?i)(?:(?<![\w-])gpu(?: (?:id|index|device))?[ #:=]{0,3}(?!0\d)|\bgpus? ?\[|\bcuda:|\bdevice (?:id |ordinal |index )?#?)(\d{1,3})\b(?![:.]\d|[-,] ?\d|x|\s?(?:of (?:the )?\d|(?:[GM]i?B|%|GPUs?)\b))"
+    r"(?i)(?:(?<![\w-])gpu(?: (?:id|index|device))?[ #:=]{0,3}(?!0\d)|\bgpus? ?\[|\bcuda:|\bdevice (?:id |ordinal |index )?#?)(\d{1,3})\b(?![:.]\d|[-,] ?\d|x|,? func|\s?(?:of (?:the )?\d|(?:[GM]i?B|%|GPUs?)\b))"
 )
 _DEVICE_FILE = re.compile(r"(/dev/[\w/-]{2,60})")
 _ADAPTER = re.compile(
@@ -34,6 +36,7 @@ def about(message: str) -> About:
     >>> about("NVRM: Xid (PCI:0000:4B:00): 79, GPU has fallen off the bus").bus_id, about("GPU 3 is lost").gpu_index
     ('0000:4b:00.0', 3)
     """
+    message = _BUS_IN_WORDS.sub(_with_bus_id, message)
     bus = _one(_BUS_ID, message)
     adapter = _ADAPTER.search(message)
     port = (adapter[2] if adapter else None) or (_one(_PORT, message) if adapter else None)
@@ -46,6 +49,11 @@ def about(message: str) -> About:
         adapter=adapter[1] if adapter else None,
         port=int(port) if port else None,
     )
+
+
+def _with_bus_id(found: re.Match[str]) -> str:
+    bus, device, function = map(int, found.groups())
+    return f"{bus:02x}:{device:02x}.{function}"
 
 
 def peer_in(message: str) -> str | None:

@@ -36,11 +36,20 @@ _HAS_ERRORS = (
     r"(?i:\b(?:[GTD]PUs?(?: ?#?\d{1,4})?|[ABHLV]\d{2,3}s?|cards?|boards?|(?:nv)?links?(?: \d{1,2})?|NICs?|adapters?|replacement|node) "
     r"(?:still |now |also )?(?:ha[sd]|have|got|gets|shows?|reports?|reported|throws?) (?!(?:\S+ ){0,4}?(?:no|zero|0|correct\w+) (?!.{0,80}uncorrect))(?:[\w-]{1,20} ){0,6}(?:errors|faults|failures)\b)"
 )
+# a row of a BMC's event log, which tells of what was, too
+_BMC_ROW = (
+    r"\s{0,4}[0-9a-f]{1,4} \| [\d/]{8,10} +\|[^|]{1,40}\| [^|]{1,60}\| "
+    r"(?=[^|]{0,120}(?i:\blost\b|fail|fault|error|critical|recoverable|uncorrect|ecc|degraded|mismatch|ierr|trip|throttl|non-redundant))"
+    r"[^|]{1,120}\| Asserted\b.{0,80}"
+)
 _NO_LONGER = "no longer (?:answers|responds|works|lists|sees|finds|detects)"
 _Row = tuple[Form, Severity, str]
 # in the order in which they are tried; `message` and `program` are groups
 _TEXTS: tuple[_Row, ...] = (
     ("exception", "error", rf"(?:E +|Uncaught |Unhandled |Caused by: )?(?P<message>{_EXCEPTION_NAME}(?:$|: .*| ?\(.*))"),
+    ("event", "warning", rf"(?P<message>{_BMC_ROW})"),
+    # of Prometheus' Alertmanager
+    ("event", "warning", r"(?P<message>\W{0,3}\[FIRING(?:: ?\d{1,4})?\] .*)"),
     ("death", "fatal",
      r"(?P<message>terminate called\b.*|\s{0,8}what\(\):.*|pure virtual method called.*|(?:Segmentation fault|Bus error|Aborted|Illegal instruction|Floating point exception|Killed|Trace/breakpoint trap)(?: \(core dumped\))?\W*"
      r"|Fatal Python error: .*|(?:free|malloc|realloc|munmap_chunk)\(\): .*|double free or corruption.*|corrupted (?:size|double-linked).*|\*\*\* (?:stack smashing|SIG\w+).*|thread '[^']{1,80}' panicked at .*|panic: .*)"),
@@ -72,7 +81,7 @@ _FORMS = tuple((form, severity, lazy_pattern(text)) for form, severity, text in 
 _SENTENCE = _FORMS[-1][2]
 # one of these is in each line that any form takes: most lines are ruled out by this alone
 _MAY_BE = lazy_pattern(
-    r"rror|RROR|nreachable|nresponsive|FAIL|[Ff]ail|FATAL|[Ff]atal|xception|EXCEPTION|CRIT|rit|ERR|anic|PANIC|SEVERE|EMERG|ALERT|[Aa]bort|ABORT|signal|SIG|exit|[Kk]illed|fault|FAULT|[Cc]annot|[Cc]ould|an't|nable|not |n't |n’t |No |no |ot found"
+    r"FIRING|rror|RROR|nreachable|nresponsive|FAIL|[Ff]ail|FATAL|[Ff]atal|xception|EXCEPTION|CRIT|rit|ERR|anic|PANIC|SEVERE|EMERG|ALERT|[Aa]bort|ABORT|signal|SIG|exit|[Kk]illed|fault|FAULT|[Cc]annot|[Cc]ould|an't|nable|not |n't |n’t |No |no |ot found"
     r"|efused|enied|[Tt]imed|imeout|lost|[Mm]issing|issed|hang|hung|stuck|down|Down|nvalid|nrecognized|nsupported|ssert|terminate|virtual method|core dump|Interrupt|Warning|mismatch|egrade|nhealthy|FAULTY|OK|off|crash|nly \d|busy|Bad |errno|doesn|many|pipe|resource|address|reached|reset|known|[Ii]llegal|breakpoint|corrup|free\(|alloc\(|chunk\(|smash|code|status|died|dies|dead|reboot|freez|froze|gone|anish|sappear|nvidia-|lspci|nv-hostengine|dcgm|what\(\)|xpected|ower than"
 )
 # a 0 behind one of these counts nothing: it is a number of the thing

@@ -117,9 +117,15 @@ def err_row(cells: str, name: str | None = None) -> str:
     return "".join(rows)
 
 
-@pytest.mark.parametrize(("name", "status"), [(None, Status.UNKNOWN), ("ERR!", Status.FAIL)])
-def test_a_gpu_that_the_table_could_not_read_is_one_finding_with_what_to_do(name: str | None, status: Status) -> None:
-    text = err_row(" ERR!  ERR! ERR!          ERR! / ERR! ", name)
+@pytest.mark.parametrize(
+    ("name", "mode", "status"),
+    [(None, "Off", Status.UNKNOWN), (None, "On ", Status.FAIL), ("ERR!", "Off", Status.FAIL)],
+    ids=["may sleep", "persistence mode", "no name"],
+)
+def test_a_gpu_that_the_table_could_not_read_is_one_finding_with_what_to_do(
+    name: str | None, mode: str, status: Status
+) -> None:
+    text = re.sub(r"  On (?=\|)", f"  {mode}", err_row(" ERR!  ERR! ERR!          ERR! / ERR! ", name))
     (finding,) = bad("gpu.lost", text)
     assert (finding.status, finding.subject.gpu) == (status, 1)
     assert "ERR!" in text_of(finding)

@@ -124,7 +124,9 @@ def _alive(case: Case, gpu: Gpu) -> Finding:
     if errors := condemning(gpu):
         return _condemned(subject, errors)
     if doubt := unreadable(gpu):
-        if not says_err(gpu.name):  # that of a GPU which sleeps can be read
+        # one that sleeps shows ERR! as well, but not for its name; with persistence mode it does not sleep
+        awake = says_err(gpu.name) or ("ERR!" in doubt and known(gpu.settings.persistence) is True)
+        if not awake:
             return unknown(subject, doubt, advice=_ERR_ADVICE if "ERR!" in doubt else ())
         likely = "the GPU or its processor (GSP) no longer answers the driver"
         return fail(subject, doubt, "values that the driver can read", likely=likely, advice=_ERR_ADVICE)

@@ -39,7 +39,7 @@ _SETUP_OF_NODE = ("cuda_init_failed", "cuda_system_not_ready", "cuda_driver_mism
 # its folder is not there unless GPUs of several nodes share one NVLink domain
 _ABSENT_IMEX = lazy_pattern(r".*/dev/nvidia-caps-imex-channels\b.*No such file or directory")
 _OWN_VERDICT = lazy_pattern(
-    r"(?:[|:=]|\.{2,}|\s{2,})\s*(?:\d+ )?(?:FAIL(?:ED|URE)?|FAULTY|Fail(?:ed)?|UNHEALTHY|Unhealthy)\b[^a-z]*$"
+    r"(?:[|:=]|\.{2,}|\s{2,})\s*(?:\d+ )?(?:FAIL(?:ED|URE)?|FAULTY|Fail(?:ed|ure)?|UNHEALTHY|Unhealthy)\b[^a-z]*$"
 )
 # a value that could not be read, or that this device does not have: whether the device is broken is not said
 _NOT_READ = lazy_pattern(
@@ -52,6 +52,8 @@ _WAITS = lazy_pattern(r"\s*(?:\S+\s+)?\d{1,8}\s(?:.{0,80}\s)?D[<LNls+]{0,4}\s")
 _ASKS_IN_VAIN = lazy_pattern(
     r"(?i)\W*(?:\w+ ){0,2}(?:nvidia-smi|nvml|dcgmi)\b(?:[^.;:]{0,30} )?(?:hangs?|hung|hanging|stuck)\b"
 )
+# what a person reaches a node with
+_REACHES_NODES = ("ssh", "scp", "kubectl", "ping", "pdsh", "clush")
 # the clauses before the one that says so, in which something else may have failed; what was only tried has not
 _CLAUSES_BEFORE = lazy_pattern(r"(?s)(.*)(?:[;,(]|\. )")
 _TRIED = lazy_pattern(r"(?i)\b(?:(?:failed|unable) to|cannot|can't|could not|couldn't) \w+")
@@ -105,15 +107,8 @@ def _finding(case: Case, reported: Reported) -> Finding:
     if reported.xid is not None and xid(reported.xid).bucket in ("application", "info"):
         what = f"Xid {reported.xid} ({xid(reported.xid).words})"
         return skip(subject, f"{what} is of a program, or tells of nothing: {reported.text}")
-    if reported.label is None and reported.loudness == "error" and _is_not_read(reported):
-        return unknown(subject, reported.text, evidence, advice=_advice(case, reported))
-    waits = reported.form == "event" and _WAITS.match(reported.text)
-    if waits or (reported.form == "sentence" and _ASKS_IN_VAIN.match(reported.text)):
-        state = "it waits in the kernel (state D): " if waits else ""
-        text = f"{state}does the driver or a GPU not answer? {reported.text}"
-        return unknown(subject, text, evidence, advice=_advice(case, reported))
-    if missing_gpus.missing_gpus(reported.text) == "perhaps" and not _is_of_node(reported):
-        return unknown(subject, reported.text, evidence, advice=_advice(case, reported))
+    if doubt := _in_doubt(reported):
+        return unknown(subject, doubt, evidence, advice=_advice(case, reported))
     often = f" ({reported.count} lines say so)" if reported.count > 1 else ""
     found = Found(reported.text + often, reported.xid, "Xid" if reported.xid is not None else None)
     return (fail if _is_of_node(reported) else warn)(
@@ -124,6 +119,20 @@ def _finding(case: Case, reported: Reported) -> Finding:
         likely=_likely(reported),
         advice=_advice(case, reported),
     )
+
+
+def _in_doubt(reported: Reported) -> str | None:
+    """What is said if it leaves open how the node is; None if it does not."""
+    if reported.label is None and reported.loudness == "error" and _is_not_read(reported):
+        return reported.text
+    if reported.kind in ("network", "peer") and reported.said_by in _REACHES_NODES:
+        return f"the node was not reached: {reported.text}"
+    waits = reported.form == "event" and _WAITS.match(reported.text)
+    if waits or (reported.form == "sentence" and _ASKS_IN_VAIN.match(reported.text)):
+        state = "it waits in the kernel (state D): " if waits else ""
+        return f"{state}does the driver or a GPU not answer? {reported.text}"
+    perhaps_missing = missing_gpus.missing_gpus(reported.text) == "perhaps"
+    return reported.text if perhaps_missing and not _is_of_node(reported) else None
 
 
 def _speaker(reported: Reported) -> str:
@@ -194,6 +203,8 @@ def _likely(reported: Reported) -> str | None:
         return f"Xid {reported.xid}: {xid(reported.xid).words}{only}"
     if reported.plain:
         return reported.plain + only
+    if _is_taken_out(reported):
+        return "a GPU is not given to jobs any more: its device plugin or scheduler found it unhealthy"
     return {
         "death": "a process ended, and somebody else tells of it: why is not said here",
         "peer": "another process or host went away: what ended it is the cause",

@@ -51,6 +51,7 @@ _JSON_FIELD = re.compile(
     r'"(name|status|gpu_ids?|entity_id|category|runtime_error)"\s*:\s*(?:"((?:[^"\\]|\\.){0,300})"|(\d{1,6}))'
 )
 _HEALTH = r"\| Health Monitor Report +\|"
+_HEALTH_ENDS: dict[str, Loudness] = {"Healthy": "ok", "Warning": "warning", "Failure": "error"}
 _OVERALL = re.compile(r"\| Overall Health:? *\|? *(\w+)")
 _FOUND = re.compile(r"\d{1,4} \w+ found(?: \(\w+\))?\.\s*$|\| (?:GPU|Switch|CPU) ID +\|")
 _ENTRY = re.compile(rf"(Name|PCI Bus ID|Device UUID): ({BUS_ID}|\S.{{0,100}})")
@@ -182,8 +183,9 @@ def _unwrapped(rows: list[str]) -> str:
     restarts=re.compile(_HEALTH).match,
 )
 def _read_health(block: Block) -> Part:
+    """Each part that is not well, as seriously as DCGM takes it, with what it says below; else its word for all."""
     overall, gpu = "", ""
-    bad: list[str] = []
+    unwell: list[tuple[str, list[str]]] = []  # a result, then its place, and what is said of it
     for line in block.lines:
         if found := _OVERALL.match(line):
             overall = found[1]
@@ -192,12 +194,19 @@ def _read_health(block: Block) -> Part:
             if name.isdecimal():
                 gpu = f"GPU {name} "
             elif name and value in ("Failure", "Warning"):
-                bad.append(f"{gpu}{name} {value}")
+                unwell.append((value, [f"{gpu}{name}"]))
+            elif value and not name and unwell:
+                unwell[-1][1].append(value)
     if not overall:
         return Part()
-    text = clipped(overall + (f": {'; '.join(bad)}" if bad else ""))
-    loudness: Loudness = {"Failure": "error", "Healthy": "ok"}.get(overall, "warning")  # type: ignore[assignment]
-    return Part(reported=(from_tool("dcgmi health", text, loudness),))
+    texts = [(result, ": ".join(filter(None, (result, place, " ".join(said))))) for result, (place, *said) in unwell]
+    if overall not in [result for result, _ in texts]:
+        texts.append((overall, f"Overall Health: {overall}"))
+    return Part(
+        reported=tuple(
+            from_tool("dcgmi health", clipped(text), _HEALTH_ENDS.get(result, "warning")) for result, text in texts
+        )
+    )
 
 
 # `dcgmi discovery -l`
@@ -230,7 +239,7 @@ def _read_discovery(block: Block) -> Part:
 
 @text_reader(
     "dcgmi nvlink",
-    r"\| +NvLink Link Status +\|",
+    rf"\| +NvLink Link Status +\||{_NVLINK_GPU.pattern}",
     rf"{_NVLINK_GPU.pattern}|{_NVLINK_STATES.pattern}|{_TABLE}"
     r"|(?:GPUs|NvSwitches):\s*$|\s+(?:physicalId \d+:|No Nv)|Key: Up=U",
 )

@@ -18,7 +18,7 @@ from gpudoctor.statements.model import Statement
 from gpudoctor.statements.prefixes import Origin, stripped, unmarked, with_short_numbers
 from gpudoctor.statements.reader import MOST_TEXT, statement_of, statement_of_record
 from gpudoctor.statements.records import Records
-from gpudoctor.statements.told import is_past
+from gpudoctor.statements.told import is_entry, is_past, past_entries
 
 MOST_STATEMENTS = 200
 _MOST_FORMS, _LONGEST_FORM = 10_000, 1000
@@ -26,7 +26,7 @@ _MOST_FORMS, _LONGEST_FORM = 10_000, 1000
 OF_A_NODE = re.compile(
     r"\b(?:GPUs?|CUDA|cu(?:blas|dnn)\w*|NVML|NVLink|NVSwitch|NVRM|nvidia[\w.-]*|nv-\w+|NCCL|DCGM|dcgmi?|Xid|ECC|HBM|PCIe|MIG"
     r"|fabric ?manager|infiniband|RDMA|mlx\d\w*|ib\d|gres|slurm\w*|nhc|LnkSta|Unknown Error"
-    r"|NPUs?|HPUs?|ROCm\w*|GeForce|Quadro|Radeon|[GR]TX|bus bandwidth)\b|nvidia|cuda",
+    r"|NPUs?|HPUs?|ROCm\w*|GeForce|Quadro|Radeon|[GR]TX|bus bandwidth|ipmi\w*|BMC|power supply|PSU\d?)\b|nvidia|cuda",
     re.IGNORECASE,
 )
 # whose accelerators a text is about, by the words and forms of the tools
@@ -88,6 +88,7 @@ class TextStatements:
         self._verdicts: dict[str, Reported] = {}  # of a tool, in lines that name nothing of a node
         self._named: set[tuple[int | None, str | None]] = set()
         self._where: set[int | None] = set()
+        self._entries: dict[int, str] = {}  # of a history that a person keeps
         self._prose_lines = self._well_lines = 0
         self._marks: Counter[str] = Counter()  # one # alone may be root's prompt
         self._vendors: list[str | None] = []
@@ -138,6 +139,8 @@ class TextStatements:
         self._prose_lines += _PROSE.search(text[:_LONGEST_FORM]) is not None
         if mark := _PAGE_MARK.match(line):
             self._marks["##" if mark[1] else "#"] += 1
+        if len(self._entries) < MOST_STATEMENTS and is_entry(line[:_LONGEST_FORM]):
+            self._entries[number] = line[:_LONGEST_FORM]
         self._tables = self._tables or _PAGE_TABLE.match(line) is not None
         if text.startswith("    ") and self._before[0] == number - 1 and _FRAME.match(self._before[2]):
             origin = Origin()  # the source line of a frame has the level of its traceback
@@ -199,6 +202,8 @@ class TextStatements:
             return (replace(self._well, loudness="unread", text=clipped(text)),)
         if not retained and is_well:
             return (replace(self._well, count=self._well_lines),)
+        over = past_entries(self._entries)
+        retained = [_as_past(each) if each.form == "sentence" and each.line in over else each for each in retained]
         return tuple(self._with_only_gpu(each) for each in retained)
 
     @property
@@ -247,7 +252,8 @@ class TextStatements:
                 self._verdicts.setdefault(reported.text.translate(ONE_DIGIT), reported)
             return
         what = reported.label or reported.text.translate(ONE_DIGIT)[-200:]
-        key = (what, reported.gpu, reported.bus_id, reported.uuid, reported.device, reported.xid)
+        of_history = statement.line in self._entries
+        key = (what, reported.gpu, reported.bus_id, reported.uuid, reported.device, reported.xid, of_history)
         if before := self._kept.get(key):
             reported = replace(before, count=before.count + 1)
         self._kept[key] = reported
@@ -286,14 +292,12 @@ def worst_first(reported: Iterable[Reported]) -> tuple[Reported, ...]:
 def _reported(statement: Statement, file: str, *, of_a_rank: bool = False) -> Reported:
     named, known, code = statement.about, known_error(statement.message), xid_code(statement.message)
     port = f" port {named.port}" if named.port is not None else ""
-    past = statement.form == "sentence" and is_past(statement.message)
     lacks = not of_a_rank and missing_gpus(statement.message) == "missing"  # a rank may be given fewer
-    return Reported(
+    made = Reported(
         # a tab is a gap here, and would be printed as an escape
-        text=("told as past, and not whether it is over: " if past else "")
-        + clipped(statement.message.replace("\t", " ")),
+        text=clipped(statement.message.replace("\t", " ")),
         said_by=clipped(statement.program or ""),
-        loudness="unread" if past else statement.severity,
+        loudness=statement.severity,
         kind=statement.kind,
         form=statement.form,
         label=statement.label,
@@ -307,6 +311,12 @@ def _reported(statement: Statement, file: str, *, of_a_rank: bool = False) -> Re
         line=statement.line,
         file=file,
     )
+    return _as_past(made) if statement.form == "sentence" and is_past(statement.message) else made
+
+
+def _as_past(reported: Reported) -> Reported:
+    text = f"told as past, and not whether it is over: {reported.text}"
+    return reported if reported.loudness == "unread" else replace(reported, loudness="unread", text=text)
 
 
 def _is_prose(reported: Reported) -> bool:

@@ -20,7 +20,7 @@ from gpudoctor.lazy import lazy_pattern
 WORDS = (
     *("NVRM: ", "SXid", "AER: ", "PCIe Bus Error", "DPC: ", "available PCIe bandwidth"),
     *("[IO_PAGE_FAULT ", "DMAR: [DMA ", "DMAR:[DMA "),
-    *("nvidia: probe of ", "probe with driver nvidia"),
+    *("nvidia: probe of ", "probe with driver nvidia", "inaccessible", "; giving up"),
 )
 MARK = lazy_pattern("|".join(map(re.escape, WORDS)))
 # Must not be lost, wherever it is in a line
@@ -55,6 +55,12 @@ _SXID_DETAIL = ("severity", "data")
 _CODED = lazy_pattern(r"NVRM: Xid|nvidia-nvswitch\d{0,3}: SXid")
 # nvidia: probe of 0000:b3:00.0 failed with error -1; nvidia 0000:b3:00.0: probe with driver nvidia failed with error -1
 _PROBE = lazy_pattern(rf"nvidia(?:: probe of ({_FUNCTION})| ({_FUNCTION}): probe with driver nvidia) failed with error")
+# drivers/pci/pci.c, of a device that does not come back from a sleep or a reset: its registers read nothing but ones
+_INACCESSIBLE = lazy_pattern(
+    rf"nvidia ({_FUNCTION}): "
+    r"(?:(?:Unable to|can't) change power state from D3cold to D0,? \(?(?:config space|device) inaccessible"
+    r"|not ready \d{1,8}ms after [\w ]{1,30}; giving up)"
+)
 _PREVIOUS = lazy_pattern(r"caused by previous Xid (\d{1,6})\b")
 _AER = lazy_pattern(
     rf"[\w.-]{{1,32}} ({_FUNCTION}): (?:AER: [^:]{{0,60}}error (?:message )?received(?:(?: from|:) ({_BUS_ID}))?"
@@ -116,6 +122,8 @@ def parse_message(message: str) -> KernelEvent | None:
         return msgspec.structs.replace(event, limit=_limit(bandwidth))
     if probe := _PROBE.match(message):
         return _event("rm", message, bus_id=probe[1] or probe[2])
+    if inaccessible := _INACCESSIBLE.match(message):
+        return _event("off-bus", message, bus_id=inaccessible[1])
     row = driver_message(in_one_line(message)) if is_drivers(message) else None
     return _event(row.kind, message) if row else None
 

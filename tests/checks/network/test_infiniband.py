@@ -106,8 +106,8 @@ def test_a_port_that_is_down_in_a_text_of_ports_alone_is_no_pass_even_if_half_of
     """NVIDIA/nccl-tests #128: mlx5_1 is Down and Disabled, one of two of its kind."""
     down = port(1, state="DOWN", physical_state="Disabled")
     node = Node(network=Network(rdma_ports=(port(0), down)))
-    expect(judge("network.infiniband", node), Status.UNKNOWN, "mlx5_1 port 1 is DOWN (Disabled)")
-    assert judge("network.infiniband", replace(node, gpus=gpus(2, "NVIDIA L4"))).status is not Status.UNKNOWN
+    expect(judge("network.infiniband", node), Status.WARN, "mlx5_1 port 1 is DOWN (Disabled)")
+    assert judge("network.infiniband", replace(node, gpus=gpus(2, "NVIDIA L4"))).status is Status.PASS
     unused = port(2, state="DOWN", physical_state="Disabled", link_layer="Ethernet")
     ethernet = replace(node, network=Network(rdma_ports=(port(0), unused)))
     expect(judge("network.infiniband", ethernet), Status.WARN, "mlx5_2 port 1 is DOWN (Disabled)")

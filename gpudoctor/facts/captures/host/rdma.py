@@ -6,7 +6,10 @@ import re
 from collections import defaultdict
 from typing import Any
 
+from msgspec.structs import replace
+
 from gpudoctor.facts.captures.reader import Block, Part, TextReader, key_value, text_reader
+from gpudoctor.facts.captures.text_statements import from_tool
 from gpudoctor.facts.model.node import Network, Node, RdmaPort
 
 _DEVICE = r"(?P<device>[\w.-]{1,40})"
@@ -14,6 +17,7 @@ _DEVICE_LINE = re.compile(
     rf"(?:CA '|hca_id:\s*|Infiniband device '){_DEVICE}(?:' port (?P<port>\d{{1,3}}) status:|'?\s*$)"
 )
 _MLXLINK_DEVICE = re.compile(rf"mlxlink\b.*?(?:-d|--device)[ =]{_DEVICE}")
+_RECOMMENDATION = re.compile(r"\s*Recommendation\s*:\s*(?!No issue was observed)(\S.{0,200})")
 _RDMA_LINK = re.compile(
     rf"(?:\d{{1,4}}/\d{{1,4}}: |link ){_DEVICE}/(?P<port>\d{{1,3}}):? (?P<told>.{{0,100}}\bstate \w.{{0,200}})$"
 )
@@ -86,9 +90,14 @@ def read_ports(block: Block) -> Part:
     r"|(?:Raw|Effective|Symbol) .{0,40}|Link Down Counter|Time Since Last Clear .{0,20})\s*:(?:\s|$)",
 )
 def read_mlxlink(block: Block) -> Part:
-    if not (named := _MLXLINK_DEVICE.search(block.command)) or not named["device"].startswith("mlx"):
-        return Part(notes=("mlxlink: the text does not say which port it is of",))
-    return read_ports.read(block)
+    """The port, and what mlxlink itself concludes of it: a port may be up with a bad cable."""
+    bad = [found[1].strip() for found in block.matches(_RECOMMENDATION)]
+    named = _MLXLINK_DEVICE.search(block.command)
+    place = f"{named['device']}: " if named else ""
+    reported = tuple(from_tool("mlxlink", f"{place}{text}", "warning") for text in bad)
+    if not named or not named["device"].startswith("mlx"):
+        return Part(notes=("mlxlink: the text does not say which port it is of",), reported=reported)
+    return replace(read_ports.read(block), reported=reported)
 
 
 @text_reader("rdma link", _RDMA_LINK.match)

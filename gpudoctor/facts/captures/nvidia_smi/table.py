@@ -32,7 +32,7 @@ _OTHER_GPU = re.compile(r"\s*\|\s*\d{1,4}\s+(\S[^|]{0,60}?)(?:\s+(?:On|Off|N/A))
 _CELL = r"N/A|[^\s/|][^/|]{0,16}?"
 _STATE = re.compile(
     rf"\s*\|\s*(?P<fan>\S+)\s+(?P<temp>\S+)\s+(?P<perf>\S+)\s+(?P<draw>{_CELL})\s*/\s*(?P<limit>{_CELL})\s*"
-    rf"\|\s*(?:(?P<used>{_CELL})\s*/\s*(?P<total>{_CELL})|(?P<memory>[A-Z][A-Za-z ]{{2,24}}?))\s*"
+    rf"\|\s*(?:(?P<memory>(?:N/A|[A-Z][A-Za-z ]{{2,24}}?)(?=\s*\|))|(?P<used>{_CELL})\s*/\s*(?P<total>{_CELL}))\s*"
     r"\|\s*(?P<util>\S+)\s+(?P<compute>\S.{0,16}?)\s*\|?\s*$"
 )
 _MIG_MODE = re.compile(r"\s*\|\s*\|\s*\|\s*(N/A|Disabled\*?|Enabled\*?|ERR!)\s*\|?\s*$")
