@@ -170,11 +170,11 @@ def prepare(request: CheckRequest) -> Prepared:
     )
 
 
-def _refuse_sources(words: Iterable[str], checks: Iterable[Check]) -> None:
+def _refuse_sources(names: Iterable[str], checks: Iterable[Check]) -> None:
     """Raise UserError if the name of a file or a simulated node stands where checks are named."""
     checks = tuple(checks)
     domains = {check.domain for check in checks}
-    for word in words:
+    for word in names:
         if any(matches(check, word) for check in checks):
             continue
         is_path = "/" in word or ("." in word and word.partition(".")[0] not in domains)

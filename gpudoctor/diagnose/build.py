@@ -58,14 +58,14 @@ def diagnose(gathered: GatheredLogs, reports: Iterable[NodeReport] = ()) -> Diag
 
 
 def _nothing_found(job: Job, gathered: GatheredLogs) -> Diagnosis:
-    said = [e for e in lasting(job, job.of("said")) if job.files[e.file].like_a_job]
+    statements = [e for e in lasting(job, job.of("said")) if job.files[e.file].like_a_job]
     doubt = _doubt(job, gathered)
     return Diagnosis(
         verdict="unknown" if doubt else "nothing",
         cause=None,
         reason=doubt or _nothing_reason(job),
         recognised=gathered.knows_a_line(),
-        unexplained=_evidence(job, said[:_MOST_LAST_WORDS]),
+        unexplained=_evidence(job, statements[:_MOST_LAST_WORDS]),
     )
 
 
@@ -174,9 +174,9 @@ def _evidence(job: Job, events: Iterable[Event]) -> tuple[EvidenceLine, ...]:
     lines: list[EvidenceLine] = []
     for event, *_ in grouped(((event.file, event.line), event) for event in events).values():
         name = job.files[event.file].name
-        raised, words = event.number("raised"), event.word("raised_text") or ""
-        if not lines and raised and not words.endswith("("):
-            lines.append(EvidenceLine(name, raised, words))
+        raised, source = event.number("raised"), event.word("raised_text") or ""
+        if not lines and raised and not source.endswith("("):
+            lines.append(EvidenceLine(name, raised, source))
         lines.append(EvidenceLine(name, event.line, event.text.strip()))
     return tuple(lines)
 
@@ -222,7 +222,7 @@ def _is_elsewhere(other: Hypothesis, best: Hypothesis) -> bool:
         ({e.host for e in other.events}, {e.host for e in best.events}),
         ({e.gpu for e in other.events}, {e.gpu for e in best.events}),
     )
-    return any(None not in theirs | its and not theirs <= its for theirs, its in pairs)
+    return any(None not in of_other | of_best and not of_other <= of_best for of_other, of_best in pairs)
 
 
 def _also(

@@ -140,8 +140,8 @@ def _alike(finding: Finding) -> object:
 
 def headline(finding: Finding) -> str:
     """What was found, in one line, with the subject unless that is the node."""
-    told = _told(finding)
-    return f"{finding.subject.label}: {told}" if finding.subject.kind != "node" else told
+    text = _told(finding)
+    return f"{finding.subject.label}: {text}" if finding.subject.kind != "node" else text
 
 
 def _told(finding: Finding) -> str:

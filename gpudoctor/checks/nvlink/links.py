@@ -121,8 +121,8 @@ def _judged(case: Case, gpu: Gpu, usual: float | None) -> Finding:
     if gpu.nvlinks == ALL_INACTIVE and (model := case.model_of(gpu)) and model.nvlink and model.nvlink.kind == "switch":
         # others have links only behind a bridge: without one all are inactive, and nothing is wrong
         down = replace(gpu, nvlinks=tuple(NvLink(number, state="inactive") for number in range(model.nvlink.links)))
-        told = Evidence("nvmlDeviceGetNvLinkState", ALL_INACTIVE.reason)
-        return replace(not_judged(case, down) or _links_of(case, down, usual), evidence=(told,))
+        all_inactive = Evidence("nvmlDeviceGetNvLinkState", ALL_INACTIVE.reason)
+        return replace(not_judged(case, down) or _links_of(case, down, usual), evidence=(all_inactive,))
     return _none_shown(case, gpu) or not_judged(case, gpu) or _links_of(case, gpu, usual)
 
 

@@ -78,9 +78,9 @@ class Dumps:
             self.files.append(file)
         return read
 
-    def not_understood(self, words: str) -> None:
+    def not_understood(self, quoted: str) -> None:
         """Record what the source says, in which nothing was read: it may be anything, so that the node cannot pass."""
-        text = f"not understood (if a job printed it: gpudoctor diagnose FILE): {words}"
+        text = f"not understood (if a job printed it: gpudoctor diagnose FILE): {quoted}"
         self._reported.append(Reported(text, loudness="unread"))
 
     def could_not_read(self, text: str) -> None:

@@ -117,10 +117,10 @@ class TextStatements:
         if not self._no_news.isdisjoint((form, line)) or len(self._kept) >= MOST_STATEMENTS:
             return
         bare = _OF_A_COMMAND.sub("-", line)
-        told = form_of(bare) is not None or find_label(bare) is not None
+        is_bad_news = form_of(bare) is not None or find_label(bare) is not None
         if len(self._no_news) < _MOST_FORMS:
-            self._no_news.add(line if told else form)
-        if told and (statement := statement_of(number, Origin(), line)):
+            self._no_news.add(line if is_bad_news else form)
+        if is_bad_news and (statement := statement_of(number, Origin(), line)):
             self._keep(statement, perhaps=True)
 
     def end(self) -> None:

@@ -88,8 +88,8 @@ def _out_of_service(tool: str, node: str, state: str, reason: str, *, of_many: b
     down = not of_many and _DOWN.fullmatch(state) and (not reason or _OF_SLURM.match(reason))
     broken = _BROKEN.search(reason) or down
     loudness: Loudness = "error" if broken else "unread" if unread else "warning"
-    told = from_tool(tool, f"{node} is {state}: {reason or 'no reason given'}", loudness)
-    return replace(told, gpu=about(reason).gpu_index)  # a node may be called like a GPU
+    reported = from_tool(tool, f"{node} is {state}: {reason or 'no reason given'}", loudness)
+    return replace(reported, gpu=about(reason).gpu_index)  # a node may be called like a GPU
 
 
 def _verdict(tool: str, configured: list[str], given: list[str], away: list[Reported], node: str) -> Part:
@@ -108,16 +108,16 @@ def _verdict(tool: str, configured: list[str], given: list[str], away: list[Repo
 @text_reader("scontrol show node", r"NodeName=\S{1,253} ", r"NodeName=|\s+[A-Z]\w{1,30}=")
 def read_scontrol(block: Block) -> Part:
     """`scontrol show node NAME`: GPUs that are not given out, and a node that gets no jobs."""
-    told: dict[str, list[str]] = {"name": [], "have": [], "give": [], "state": [], "reason": []}
+    fields: dict[str, list[str]] = {"name": [], "have": [], "give": [], "state": [], "reason": []}
     for found in _RECORD.finditer(block.text):
-        told[found.lastgroup or ""].append(found[found.lastgroup or ""])
-    nodes = zip(told["name"], told["state"], [*told["reason"], *[""] * len(told["name"])], strict=False)
+        fields[found.lastgroup or ""].append(found[found.lastgroup or ""])
+    nodes = zip(fields["name"], fields["state"], [*fields["reason"], *[""] * len(fields["name"])], strict=False)
     away = [
         _out_of_service("scontrol", name, state.lower(), reason)
         for name, state, reason in nodes
         if any(_AWAY.fullmatch(word) for word in re.findall(r"[a-z_]+\*?", state.lower()))
     ]
-    return _verdict("scontrol", told["have"], told["give"], away, "".join(told["name"][:1]) or "the node")
+    return _verdict("scontrol", fields["have"], fields["give"], away, "".join(fields["name"][:1]) or "the node")
 
 
 @text_reader(
