@@ -56,6 +56,7 @@ _GAP = 2  # of `TextRows` and `FoldedRow`
 _MOST_LABEL = 28  # of a finding
 # if less width is left for the last cell, it goes on lines below the row
 _WORDS_MIN = 20
+_DomainRow = tuple[Status, list[str], list[CheckResult]]
 
 
 def render_text(report: Report, *, width: int, color: bool, verbose: bool = False) -> str:
@@ -137,7 +138,7 @@ def _domains(report: Report) -> RenderableType:
     higher = [r for r in report.checks if is_above(r, report.run.level)]
     asked = (r for r in report.checks if r not in higher)
     lacking: list[str] = []
-    rows: list[tuple[Status, list[str], list[CheckResult]]] = []
+    rows: list[_DomainRow] = []
     no_gpu = is_no_gpu_node(report)
     together = no_gpu or report.evaluated.partly
     for domain, group in groupby(asked, key=lambda result: result.domain):
@@ -162,9 +163,7 @@ def _domains(report: Report) -> RenderableType:
     return Padding(table, (0, 0, 0, 2))
 
 
-def _add_row(
-    rows: list[tuple[Status, list[str], list[CheckResult]]], status: Status, domain: str, results: list[CheckResult]
-) -> None:
+def _add_row(rows: list[_DomainRow], status: Status, domain: str, results: list[CheckResult]) -> None:
     """Add a row for the domain; one that is skipped for the reason of the row before shares that."""
     if status is Status.SKIP and rows and rows[-1][0] is status and have_one_reason(rows[-1][2] + results):
         rows[-1][1].append(domain)

@@ -207,11 +207,10 @@ class Dumps:
 
     def _topology(self, found: list[Topology]) -> Topology | None:
         """The matrix with the most pairs; a note reports another one that differs."""
-        ordered = sorted(found, key=lambda topology: (-len(topology.pairs), repr(topology)))
-        if not ordered:
+        if not found:
             return None
-        first = ordered[0]
-        if any(set(other.pairs) - set(first.pairs) for other in ordered[1:]):
+        first, *others = sorted(found, key=lambda topology: (-len(topology.pairs), repr(topology)))
+        if any(set(other.pairs) - set(first.pairs) for other in others):
             self.notes.append("a second topo -m dump differs, and is not used")
         self.notes.extend(f"topo -m: {note}" for note in first.notes)
         return first

@@ -201,10 +201,6 @@ class TextStatements:
         return tuple(self._with_only_gpu(each) for each in retained)
 
     @property
-    def _vendor(self) -> str | None:
-        return self._vendors[0] if len(self._vendors) == 1 else None
-
-    @property
     def is_a_page(self) -> bool:
         """Whether it is a manual or the like, which writes about errors: none happened."""
         few = len(self._kept) * _PAGE_SHARE < self._prose_lines
@@ -253,8 +249,8 @@ class TextStatements:
 
     def _with_only_gpu(self, reported: Reported) -> Reported:
         """The statement with its vendor, and the GPU that other lines name, if they name no other one."""
-        if self._vendor:
-            reported = replace(reported, vendor=self._vendor)
+        if len(self._vendors) == 1:
+            reported = replace(reported, vendor=self._vendors[0])
         if reported.names_a_gpu:
             return reported
         if len(self._where) == 1 and reported.form == "sentence" and reported.device is None:

@@ -154,8 +154,7 @@ def read_sinfo(block: Block) -> Part:
         else:
             serving = serving or state.startswith(("idle", "alloc", "mix", "comp"))
     if away or header[:1] == ["REASON"]:
-        reported = (_out_of_service("sinfo", *nodes, of_many=serving) for nodes in away[:_MOST_NODES])
-        return Part(reported=tuple(reported))
+        return Part(reported=tuple(_out_of_service("sinfo", *row, of_many=serving) for row in away[:_MOST_NODES]))
     return Part(notes=("sinfo: no node is out of service",))
 
 
