@@ -145,7 +145,7 @@ def prepare(request: CheckRequest) -> Prepared:
     notes: list[str] = []
     # A user's configuration on a dead mount may be skipped with a note only if all checks of this machine run: then
     # storage.mount is unknown for the same HOME, so that its expectations are not dropped silently.
-    some = request.node or request.only or request.skip or os.environ.get("XDG_CONFIG_HOME")
+    some = any((request.node, request.only, request.skip, os.environ.get("XDG_CONFIG_HOME")))
     newer = None if request.strict else lambda line: notes.append(f"WARN configuration: {line}")
     silent = None if some else notes.append
     config = load_config(request.config, os.environ, all_checks, silent=silent, left_out=newer)
@@ -160,9 +160,8 @@ def prepare(request: CheckRequest) -> Prepared:
     select(checks, skipped=skipped)  # raises UserError for a word that matches no check
     left_out = tuple(c for c in chosen if any(matches(c, word) for word in skipped))
     asked = tuple(c for c in chosen if c not in left_out)
-    burn_s: float | None = None
-    if request.duration is not None or level == "burn":
-        burn_s = burn.burn_duration_s(request.duration, level, config.burn_duration_s)
+    has_duration = request.duration is not None or level == "burn"
+    burn_s = burn.burn_duration_s(request.duration, level, config.burn_duration_s) if has_duration else None
     wants_ranks = level != "quick" and measure.puts_load(asked, level)
     if request.load.data:
         storage.refuse_data(request.load, elsewhere=request.node is not None)
@@ -171,11 +170,11 @@ def prepare(request: CheckRequest) -> Prepared:
     )
 
 
-def _refuse_sources(words: Iterable[str], checks: Iterable[Check]) -> None:
+def _refuse_sources(names: Iterable[str], checks: Iterable[Check]) -> None:
     """Raise UserError if the name of a file or a simulated node stands where checks are named."""
     checks = tuple(checks)
     domains = {check.domain for check in checks}
-    for word in words:
+    for word in names:
         if any(matches(check, word) for check in checks):
             continue
         is_path = "/" in word or ("." in word and word.partition(".")[0] not in domains)

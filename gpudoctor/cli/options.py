@@ -89,9 +89,9 @@ def add_formats(parser: _Options, *formats: str, default: str | None = None) -> 
 
 def take_format_of_file(args: argparse.Namespace) -> None:
     """Let `-o FILE` without `--format` mean the format that the name ends with, if the command writes that."""
-    wanted = _FORMAT_OF.get(args.output.suffix.lower()) if getattr(args, "output", None) is not None else None
-    if wanted in getattr(args, "formats", ()) and args.format is None:
-        args.format = wanted
+    by_suffix = _FORMAT_OF.get(args.output.suffix.lower()) if getattr(args, "output", None) is not None else None
+    if by_suffix in getattr(args, "formats", ()) and args.format is None:
+        args.format = by_suffix
 
 
 def add_color(parser: _Options) -> None:
@@ -230,12 +230,12 @@ def rate(text: str) -> float:
     return _number(text, lambda value: 0 < value < 1e6, "a rate in Gbit/s, above 0,")
 
 
-def up_to(largest: int, wanted: str = "a number") -> Callable[[str], int]:
-    """A parser of whole numbers from 1 to `largest`; `wanted` starts the error message."""
+def up_to(largest: int, kind: str = "a number") -> Callable[[str], int]:
+    """A parser of whole numbers from 1 to `largest`; `kind` starts the error message."""
 
     def whole_number(text: str) -> int:
         if not text.isascii() or not text.isdecimal() or len(text) > 9 or not 1 <= int(text) <= largest:
-            raise argparse.ArgumentTypeError(f"{text!r}: {wanted} from 1 to {largest} is wanted")
+            raise argparse.ArgumentTypeError(f"{text!r}: {kind} from 1 to {largest} is wanted")
         return int(text)
 
     return whole_number

@@ -58,14 +58,14 @@ def diagnose(gathered: GatheredLogs, reports: Iterable[NodeReport] = ()) -> Diag
 
 
 def _nothing_found(job: Job, gathered: GatheredLogs) -> Diagnosis:
-    said = [e for e in lasting(job, job.of("said")) if job.files[e.file].like_a_job]
+    statements = [e for e in lasting(job, job.of("said")) if job.files[e.file].like_a_job]
     doubt = _doubt(job, gathered)
     return Diagnosis(
         verdict="unknown" if doubt else "nothing",
         cause=None,
         reason=doubt or _nothing_reason(job),
         recognised=gathered.knows_a_line(),
-        unexplained=_evidence(job, said[:_MOST_LAST_WORDS]),
+        unexplained=_evidence(job, statements[:_MOST_LAST_WORDS]),
     )
 
 
@@ -174,9 +174,9 @@ def _evidence(job: Job, events: Iterable[Event]) -> tuple[EvidenceLine, ...]:
     lines: list[EvidenceLine] = []
     for event, *_ in grouped(((event.file, event.line), event) for event in events).values():
         name = job.files[event.file].name
-        raised, words = event.number("raised"), event.word("raised_text") or ""
-        if not lines and raised and not words.endswith("("):
-            lines.append(EvidenceLine(name, raised, words))
+        raised, source = event.number("raised"), event.word("raised_text") or ""
+        if not lines and raised and not source.endswith("("):
+            lines.append(EvidenceLine(name, raised, source))
         lines.append(EvidenceLine(name, event.line, event.text.strip()))
     return tuple(lines)
 
@@ -222,7 +222,7 @@ def _is_elsewhere(other: Hypothesis, best: Hypothesis) -> bool:
         ({e.host for e in other.events}, {e.host for e in best.events}),
         ({e.gpu for e in other.events}, {e.gpu for e in best.events}),
     )
-    return any(None not in theirs | its and not theirs <= its for theirs, its in pairs)
+    return any(None not in of_other | of_best and not of_other <= of_best for of_other, of_best in pairs)
 
 
 def _also(
@@ -235,14 +235,11 @@ def _also(
     def before(event: Event) -> bool:
         return event.file == first[0] and event.line < first[1]
 
-    named = [e for e in attempt.of("cause", "echo") if e.what not in WITHOUT_REASON and not e.detail.get("warning")]
-    named += [e for e in attempt.of("wrapper") if e.what.startswith("nccl_")]  # all others point at another line
-    named = [e for e in lasting(job, named) if before(e) or e.rank not in hurt]
-    told = [(e.what, e) for e in named]
-    told += [(h.what, h.events[0]) for h in found[1:] if h.events and h.confidence == "certain" and not h.unknown]
-    told.sort(key=lambda each: (each[1].file, each[1].line))
+    failures = [(e.what, e) for e in _failures_named(attempt) if before(e) or e.rank not in hurt]
+    failures += [(h.what, h.events[0]) for h in found[1:] if h.events and h.confidence == "certain" and not h.unknown]
+    failures.sort(key=lambda each: (each[1].file, each[1].line))
     # events of one kind, such as Xids, may be of several
-    of_kinds = grouped((kind_of_failure(e) if e.what == what else what, (what, e)) for what, e in told)
+    of_kinds = grouped((kind_of_failure(e) if e.what == what else what, (what, e)) for what, e in failures)
     known = {best.what} | {kind_of_failure(e) for e in best.events}
     other = [first_one for kind, (first_one, *_) in of_kinds.items() if kind not in known]
     other = [(what, e) for what, e in other if (job.files[e.file].name, e.line) not in shown]
@@ -251,6 +248,13 @@ def _also(
         AlsoSaid(what, job.files[e.file].name, e.line, words_of(e), before(e))
         for what, e in sorted(other[:_MOST_ALSO], key=lambda each: (each[1].file, each[1].line))
     )
+
+
+def _failures_named(attempt: Attempt) -> list[Event]:
+    """What says by itself which kind of failure it is, and lasts."""
+    named = [e for e in attempt.of("cause", "echo") if e.what not in WITHOUT_REASON and not e.detail.get("warning")]
+    named += [e for e in attempt.of("wrapper") if e.what.startswith("nccl_")]  # all others point at another line
+    return lasting(attempt.job, named)
 
 
 def _victims(job: Job, attempt: int, best: Hypothesis) -> Iterable[Victim]:

@@ -40,8 +40,8 @@ class Mentioned(msgspec.Struct, frozen=True):
     def words(self) -> str:
         """`local ranks 0, 1, host n7`."""
         each = ((self.ranks, "rank"), (self.local_ranks, "local rank"), (self.tasks, "task"), (self.pids, "pid"))
-        words = [counted_out(values, noun) for values, noun in (*each, (self.hosts, "host"), (self.gpus, "GPU"))]
-        return ", ".join(filter(None, words))
+        parts = [counted_out(values, noun) for values, noun in (*each, (self.hosts, "host"), (self.gpus, "GPU"))]
+        return ", ".join(filter(None, parts))
 
 
 class Cause(msgspec.Struct, frozen=True):

@@ -208,5 +208,5 @@ def _found_host(job: Job, best: Hypothesis) -> str | None:
     """The host of its ranks, else the one that its lines name as the place of what they report."""
     if best.ranks:
         return only({e.host for e in job.events if e.rank in best.ranks and e.host} or job.hosts)
-    told = [e for e in best.events if e.role == "exit" or e.what == "host_oom"]  # a program's words name any host
-    return only(place for e in told if (place := place_in(e.text)))
+    endings = [e for e in best.events if e.role == "exit" or e.what == "host_oom"]  # a program's words name any host
+    return only(place for e in endings if (place := place_in(e.text)))

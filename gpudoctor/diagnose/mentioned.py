@@ -17,11 +17,9 @@ _OF_A_JOB = lazy_pattern(r"\*\*\* (?:JOB|STEP) [\d.]+ ON (\w[\w.-]*)(?=\s)")  # 
 def mentioned_in(events: Sequence[Event]) -> Mentioned | None:
     """The ranks, processes, hosts and GPUs that the events come from, or name; None if there are none.
 
-    The rank of a line that gives a local rank, a task or a pid may be derived: that number is told in its place. A line
-    of several events has a list, which may be longer than they are: it counts only if it is of ranks that ended.
+    The rank of a line that gives a local rank, a task or a pid may be derived: that number is told in its place.
     """
-    lines = Counter((e.file, e.line) for e in events)
-    own = [e for e in events if lines[e.file, e.line] == 1 or (e.role == "exit" and e.word("by") == "spawn")]
+    own = _outside_lists(events)
     local_ranks = [e.local_rank for e in own] + [int(n) for e in events for n in _LOCAL_RANK.findall(e.text)]
     listed = [n for e in events for each in _PIDS.findall(e.text) for n in each.split(", ")]
     hosts = [e.host or (job[1] if (job := _OF_A_JOB.search(e.text)) else None) for e in events]
@@ -34,6 +32,12 @@ def mentioned_in(events: Sequence[Event]) -> Mentioned | None:
         gpus=tuple(sorted({e.gpu for e in events if e.gpu})),
     )
     return mentioned if mentioned.words else None
+
+
+def _outside_lists(events: Sequence[Event]) -> list[Event]:
+    """All but those that share a line: its list may be longer than they are, unless it is of ranks that ended."""
+    lines = Counter((e.file, e.line) for e in events)
+    return [e for e in events if lines[e.file, e.line] == 1 or (e.role == "exit" and e.word("by") == "spawn")]
 
 
 def _each(numbers: Iterable[int | None]) -> tuple[int, ...]:

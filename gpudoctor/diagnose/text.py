@@ -39,7 +39,7 @@ def _lines(answer: Diagnosis, width: int, color: bool, verbose: bool) -> Iterato
         yield from _of_cause([word], cause, width, color)
     else:
         yield from _of_cause([word, (cause.what, _BOLD)], cause, width, color)
-        yield from _rows("also", (_also(said, width) for said in answer.also), width)
+        yield from _rows("also", (_also(other, width) for other in answer.also), width)
         yield from _rows("reports", filter(None, [answer.reason]), width)
         yield from _victims(answer.victims, width)
         if answer.silent_ranks:
@@ -66,11 +66,11 @@ def _lines(answer: Diagnosis, width: int, color: bool, verbose: bool) -> Iterato
             yield from _wrapped(line, width, subsequent_indent=" " * _TIMELINE_INDENT)
 
 
-def _of_cause(words: list[tuple[str, str]], cause: Cause, width: int, color: bool) -> Iterator[str]:
+def _of_cause(styled: list[tuple[str, str]], cause: Cause, width: int, color: bool) -> Iterator[str]:
     """The (word, style) pairs and the title, which goes on where the values begin; and the rows of one cause."""
-    plain, title = "".join(f"{word}  " for word, _ in words), text_of_cause(cause.what).title
+    plain, title = "".join(f"{word}  " for word, _ in styled), text_of_cause(cause.what).title
     first, *more = textwrap.wrap(plain + title, width, subsequent_indent=" " * (_LABEL + 4), break_on_hyphens=False)
-    painted = "".join(f"{_painted(word, style, color and bool(style))}  " for word, style in words)
+    painted = "".join(f"{_painted(word, style, color and bool(style))}  " for word, style in styled)
     yield painted + first[len(plain) :]
     yield from more
     yield from _row("where", printable(cause.place), width)
@@ -100,9 +100,9 @@ def _line_of(evidence: EvidenceLine, most: int = _EVIDENCE_WIDTH) -> str:
     return f"{_place(evidence)}  {_cut(printable(evidence.text), most)}"
 
 
-def _also(said: AlsoSaid, width: int) -> str:
-    head = f"{printable(said.file)}:{said.line}{', before it' * said.before}  "
-    return head + _cut(printable(said.text), max(width - _LABEL - 4 - len(head), _LEAST_QUOTED))
+def _also(other: AlsoSaid, width: int) -> str:
+    head = f"{printable(other.file)}:{other.line}{', before it' * other.before}  "
+    return head + _cut(printable(other.text), max(width - _LABEL - 4 - len(head), _LEAST_QUOTED))
 
 
 def _cut(text: str, most: int) -> str:

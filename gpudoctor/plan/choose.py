@@ -76,15 +76,7 @@ def why(option: Option, options: tuple[Option, ...], machine: Machine) -> str:
     if split.name == "fsdp" and split.shards <= machine.gpus_per_node:
         more = ", and the nodes hold copies of each other" if split.shards < split.data else ""
         return f"one GPU does not hold it ({short}); the {split.shards} GPUs of a node together do{more}"
-    shards = machine.gpus_per_node
-    tried_one = next((o for o in options if o.split.name == "fsdp" and o.split.shards == shards), None)
-    node = f"the {shards} GPUs of a node do not hold it"
-    if shards == 1:
-        node = f"one GPU does not hold it ({short})"
-    elif tried_one is not None and tried_one.fit == "tight":
-        node = f"FSDP over the {shards} GPUs of a node would be tight"
-    elif tried_one is not None and tried_one.reason:
-        node += f" ({tried_one.reason})"
+    node = f"one GPU does not hold it ({short})" if machine.gpus_per_node == 1 else _why_not_a_node(options, machine)
     if split.offload:
         return f"{node}; with weights and optimizer in RAM it trains, slowly"
     if split.tensor > 1:
@@ -94,6 +86,15 @@ def why(option: Option, options: tuple[Option, ...], machine: Machine) -> str:
     if split.name == "fsdp":
         return f"{node}; FSDP over all nodes is the simplest that does"
     return f"{node}; a pipeline sends least between its stages"
+
+
+def _why_not_a_node(options: tuple[Option, ...], machine: Machine) -> str:
+    """The reason that FSDP over one node of several GPUs is not taken."""
+    shards = machine.gpus_per_node
+    fsdp = next((o for o in options if o.split.name == "fsdp" and o.split.shards == shards), None)
+    if fsdp is not None and fsdp.fit == "tight":
+        return f"FSDP over the {shards} GPUs of a node would be tight"
+    return f"the {shards} GPUs of a node do not hold it" + (f" ({fsdp.reason})" if fsdp and fsdp.reason else "")
 
 
 def _best(machine: Machine, job: PlanJob, global_batch: int | None) -> tuple[tuple[Option, ...], Option]:

@@ -100,7 +100,7 @@ def unfit_gpus(report: Report | None) -> dict[int, str]:
         closed = check == "gpu.settings" and finding.found is not None and finding.found.value == "prohibited"
         bad = finding.status in (Status.FAIL, Status.UNKNOWN) and (impact_of(check) == "no-work" or closed)
         if bad and finding.subject.gpu is not None:
-            found.setdefault(finding.subject.gpu, _words(finding))
+            found.setdefault(finding.subject.gpu, finding.text)
     return found
 
 
@@ -111,7 +111,7 @@ def troubles(report: Report | None, left_out: Container[int | None]) -> tuple[Fa
         impact = impact_of(check)
         mixed = impact == "unequal-gpus" and finding.found is not None and finding.found.unit == "models"
         bears = finding.status is Status.WARN and (mixed or impact in _WARNINGS_OF)
-        gpu, text, status = finding.subject.gpu, _words(finding), finding.status.value
+        gpu, text, status = finding.subject.gpu, finding.text, finding.status.value
         if not (finding.status is Status.FAIL or bears) or gpu in left_out:
             continue
         key = (check, status, text if gpu is None else "")
@@ -183,7 +183,3 @@ def _roots(report: Report | None) -> Iterable[tuple[str, Finding]]:
         for finding in result.findings:
             if finding.explained_by is None:
                 yield result.id, finding
-
-
-def _words(finding: Finding) -> str:
-    return finding.found.text if finding.found else finding.reason or finding.status.value

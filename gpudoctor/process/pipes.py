@@ -28,11 +28,11 @@ def pipe_with_child(child: Literal["reads", "writes"]) -> Iterator[tuple[int, in
     Our end stays open, unless the block raises. Raise OSError.
     """
     reader, writer = os.pipe()
-    ours, childs = (reader, writer) if child == "writes" else (writer, reader)
+    own, childs = (reader, writer) if child == "writes" else (writer, reader)
     try:
-        yield ours, childs
+        yield own, childs
     except BaseException:
-        os.close(ours)
+        os.close(own)
         raise
     finally:
         os.close(childs)

@@ -55,20 +55,20 @@ def packaged() -> Packaged:
         return msgspec.json.decode(file.read(), type=Packaged)
 
 
-def profile_for(node: Node, wanted: str | None = None) -> Profile:
+def profile_for(node: Node, name: str | None = None) -> Profile:
     """The profile to judge `node` against.
 
-    `wanted` is a packaged name (a node kind or a GPU model), the path of a YAML file, or None
+    `name` is a packaged name (a node kind or a GPU model), the path of a YAML file, or None
     or "auto": then the GPU's name determines the model, and model and count the kind of node. A node
     kind is not used if anything contradicts it (MIG, no bridge, links hidden by a VM):
     a profile must not make an unusual node look broken. Raise UserError for a name or file that
     cannot be used.
     """
-    if wanted is None or wanted == "auto":
+    if name is None or name == "auto":
         return _matched(node)
-    if wanted.endswith((".yaml", ".yml")) or "/" in wanted or os.path.isfile(wanted):
-        return _from_file(wanted)
-    return _packaged(wanted)
+    if name.endswith((".yaml", ".yml")) or "/" in name or os.path.isfile(name):
+        return _from_file(name)
+    return _packaged(name)
 
 
 def profile_names() -> tuple[str, ...]:

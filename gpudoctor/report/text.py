@@ -56,6 +56,7 @@ _GAP = 2  # of `TextRows` and `FoldedRow`
 _MOST_LABEL = 28  # of a finding
 # if less width is left for the last cell, it goes on lines below the row
 _WORDS_MIN = 20
+_DomainRow = tuple[Status, list[str], list[CheckResult]]
 
 
 def render_text(report: Report, *, width: int, color: bool, verbose: bool = False) -> str:
@@ -129,29 +130,22 @@ def _head(report: Report) -> Iterator[Text]:
 
 
 def _domains(report: Report) -> RenderableType:
-    """A row per domain; neighbours that are skipped for one reason share a row.
-
-    The skipped ones of a machine without a GPU, or of a text about a part of it, are named in one line.
-    """
+    """A row per domain; the skipped ones of a machine without a GPU, or of a text about a part of it, share a line."""
     table = Table.grid(padding=(0, 2), pad_edge=False)
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold", ratio=1)
     higher = [r for r in report.checks if is_above(r, report.run.level)]
     asked = (r for r in report.checks if r not in higher)
-    lacking = []
-    rows: list[tuple[Status, list[str], list[CheckResult]]] = []
+    lacking: list[str] = []
+    rows: list[_DomainRow] = []
     no_gpu = is_no_gpu_node(report)
     together = no_gpu or report.evaluated.partly
     for domain, group in groupby(asked, key=lambda result: result.domain):
         results = list(group)
         status = worst(result.status for result in results)
         if not (status is Status.SKIP and together):
-            if status is Status.SKIP and rows and rows[-1][0] is status and have_one_reason(rows[-1][2] + results):
-                rows[-1][1].append(domain)
-                rows[-1][2].extend(results)
-            else:
-                rows.append((status, [domain], results))
+            _add_row(rows, status, domain, results)
         elif domain == "reported" and not no_gpu:  # what nobody says is not lacking
             if reasons := _statements(results):
                 table.add_row(status_word(status), plain(domain), plain("; ".join(reasons)))
@@ -167,6 +161,15 @@ def _domains(report: Report) -> RenderableType:
         text = f"{_by_level(higher)}: asked for {report.run.level}"
         table.add_row(status_word(Status.SKIP), plain("higher"), plain(text))
     return Padding(table, (0, 0, 0, 2))
+
+
+def _add_row(rows: list[_DomainRow], status: Status, domain: str, results: list[CheckResult]) -> None:
+    """Add a row for the domain; one that is skipped for the reason of the row before shares that."""
+    if status is Status.SKIP and rows and rows[-1][0] is status and have_one_reason(rows[-1][2] + results):
+        rows[-1][1].append(domain)
+        rows[-1][2].extend(results)
+    else:
+        rows.append((status, [domain], results))
 
 
 def _by_level(results: Sequence[CheckResult]) -> str:
@@ -273,21 +276,11 @@ class UnwrappedLine:
 
 def _tail(report: Report) -> Iterator[RenderableType]:
     counts = report.counts
-    faults = counted(len(report.faults), "fault")
-    parts = [fault.subject for fault in report.faults if fault.subject.label != NODE.label]
-    node = " and the node" if len(parts) < len(report.faults) else ""
-    # "GPU 2, 5 and /": in one list the path would read as a GPU
-    of_gpus = [part for part in parts if part.kind == "gpu"]
-    labels = (grouped_label(of_gpus), grouped_label(part for part in parts if part not in of_gpus))
-    on = f" on {' and '.join(filter(None, labels))}{node}" if parts else ""
-    if len(parts) == len({part.gpu for part in parts} - {None}) == 2:  # "1-2" would read as the pair of both
-        on = f" on GPU {' and '.join(str(part.gpu) for part in sorted(parts, key=lambda part: part.gpu or 0))}{node}"
     failed = f" ({counted(counts.fail, 'check')} failed)" if counts.fail else ""
     if not report.evaluated.partly:
         yield plain(
-            f"{faults}{on}{failed}, {counts.passed} passed, {counted(counts.warn, 'warning')}, {counts.skip} skipped, "
-            f"{counts.unknown} unknown.  "
-            f"{report.run.duration_s:.1f} s"
+            f"{_faults_by_place(report)}{failed}, {counts.passed} passed, {counted(counts.warn, 'warning')}, "
+            f"{counts.skip} skipped, {counts.unknown} unknown.  {report.run.duration_s:.1f} s"
         )
     word = verdict_word(report)
     style = PARTLY_STYLE if word == PARTLY else STYLES[Status(report.verdict)]
@@ -305,6 +298,20 @@ def _tail(report: Report) -> Iterator[RenderableType]:
         yield from (UnwrappedLine(f"  gpudoctor explain {check}") for check in checks)
         domains = " ".join(dict.fromkeys(check.partition(".")[0] for check in checks))
         yield UnwrappedLine(f"  gpudoctor check {domains} -v{same_run(report.run.argv)}")
+
+
+def _faults_by_place(report: Report) -> str:
+    """ "3 faults on GPU 2, 5 and the node"; without the places if all are the node's."""
+    faults = counted(len(report.faults), "fault")
+    parts = [fault.subject for fault in report.faults if fault.subject.label != NODE.label]
+    node = " and the node" if len(parts) < len(report.faults) else ""
+    # "GPU 2, 5 and /": in one list the path would read as a GPU
+    of_gpus = [part for part in parts if part.kind == "gpu"]
+    labels = (grouped_label(of_gpus), grouped_label(part for part in parts if part not in of_gpus))
+    if len(parts) == len({part.gpu for part in parts} - {None}) == 2:  # "1-2" would read as the pair of both
+        pair = " and ".join(str(part.gpu) for part in sorted(parts, key=lambda part: part.gpu or 0))
+        return f"{faults} on GPU {pair}{node}"
+    return f"{faults} on {' and '.join(filter(None, labels))}{node}" if parts else faults
 
 
 def status_word(status: Status) -> Text:

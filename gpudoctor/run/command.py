@@ -185,11 +185,11 @@ def _await_other_tasks(started: ForegroundCommand, watch: RunWatch) -> None:
 
 def _ending(started: ForegroundCommand, watched: Watched, duration_s: float) -> dict[str, object]:
     status = started.returncode or 0
-    ours = any(stall.ended_by_us for stall in watched.stalls)
+    ended_by_us = any(stall.ended_by_us for stall in watched.stalls)
     return {
         "exit_code": status if status >= 0 else 128 - status,
         "signal": -status if status < 0 else None,
-        "sent": () if ours else tuple(started.signals),
+        "sent": () if ended_by_us else tuple(started.signals),
         "duration_s": duration_s,
     }
 

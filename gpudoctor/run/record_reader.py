@@ -88,13 +88,13 @@ class RankRecord:
 
     def read_new_steps(self) -> list[TimedStep]:
         """Take over the steps kept since the last call; those that the ring has lost meanwhile are missing."""
-        kept, *bad = layout.KEPT.unpack_from(self._map, layout.KEPT_AT)
+        written, *bad = layout.KEPT.unpack_from(self._map, layout.KEPT_AT)
         self.bad_loss, self.bad_gradient = (number - 1 if number else None for number in bad)
         found = []
-        for number in range(max(self.read_steps, kept - layout.STEPS_KEPT + 1), kept):
+        for number in range(max(self.read_steps, written - layout.STEPS_KEPT + 1), written):
             at = layout.STEPS_AT + (number % layout.STEPS_KEPT) * layout.STEP.size
             found.append(_step(layout.STEP.unpack_from(self._map, at)))
-        self.read_steps = kept
+        self.read_steps = written
         for step in found:
             self.series.add(step)
         return found

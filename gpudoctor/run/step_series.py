@@ -129,8 +129,8 @@ def without_stalls(ranks: Sequence[list[TimedStep]], stood_ns: Sequence[tuple[fl
         began_ns = step.end_ns - step.step_ms * 1e6
         return any(step.end_ns > begin and began_ns < end for begin, end in stood_ns)
 
-    kept = [n for n, steps in enumerate(zip(*ranks, strict=True)) if not any(map(stood, steps))]
-    return [[steps[n] for n in kept] for steps in ranks]
+    undisturbed = [n for n, steps in enumerate(zip(*ranks, strict=True)) if not any(map(stood, steps))]
+    return [[steps[n] for n in undisturbed] for steps in ranks]
 
 
 def warm_up(steps: Sequence[TimedStep]) -> int:

@@ -50,7 +50,7 @@ _WORDS: tuple[tuple[Kind, str], ...] = (
         r"|\bmax retries exceeded\b|\bunknown host\b|\bno such host\b|\bhost(?:name)? not found\b|\bnodename nor servname\b|\b(?:gaierror|connectionerror|connecterror|httpserror|httperror|connecttimeout|readtimeout)\b|\bnot reachable\b|\btls handshake\b|\bi/o timeout\b|\bconnect failed\b|\bsocket timeout\b|\bssl\w*error\b",
     ),
 )  # fmt: skip
-_CLASSES = tuple((kind, re.compile(words, re.IGNORECASE)) for kind, words in _WORDS)
+_CLASSES = tuple((kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in _WORDS)
 _FAR = 4096
 
 

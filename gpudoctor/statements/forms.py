@@ -160,7 +160,9 @@ def form_of(text: str, level: str | None = None) -> Reading | None:
             return Reading("level", "error", text.strip())
         return _lacking(text)
     form, severity, found = match
-    if form == "sentence" and not loud and _SUPPOSES.search(text):
+    if form == "sentence" and loud:
+        form = "level"
+    elif form == "sentence" and _SUPPOSES.search(text):
         if (first := _first_that_tells(text)) is None:
             return _lacking(text)
         found = first
@@ -168,8 +170,6 @@ def form_of(text: str, level: str | None = None) -> Reading | None:
         return None
     if form not in ("death", "event") and (level in _WARNING_LEVELS or _WARNS.search(text)):
         severity = "warning"
-    if loud and form == "sentence":
-        form = "level"
     return Reading(form, severity, found["message"].strip() or text.strip(), found.groupdict().get("program"))
 
 

@@ -137,26 +137,26 @@ def missing_gpus(text: str) -> Literal["missing", "perhaps"] | None:
     text = text[:_FAR]
     if not _NAMES_ONE.search(text):
         return None
-    gone = _gone(text)
-    if gone == "missing":
-        return gone
+    lost = _gone(text)
+    if lost == "missing":
+        return lost
     share = _share(text) or ("missing" if _fewer_than_expected(text) else None)
     if share == "missing" and _IN_A_PROCESS.search(text):
         return "perhaps"
-    return share or gone or ("perhaps" if _counts_fewer(text) or goes_down(text) else None)
+    return share or lost or ("perhaps" if _counts_fewer(text) or goes_down(text) else None)
 
 
 def _gone(text: str) -> Literal["missing", "perhaps"] | None:
     """What it says of GPUs that are dead or away, each up to the next one: none if it is supposed, denied or over."""
-    told: set[str] = set()
+    found: set[str] = set()
     end = len(text)
     for match in reversed(list(_GONE.finditer(text))):
         over = any(each["denied"] is None for each in _MENDED.finditer(text[match.end() : end]))
         end = match.start()
         if over or _is_supposed(text, end):
             continue
-        told.add("missing" if _is_sure(text, match) else "perhaps")
-    return "missing" if "missing" in told else "perhaps" if told else None
+        found.add("missing" if _is_sure(text, match) else "perhaps")
+    return "missing" if "missing" in found else "perhaps" if found else None
 
 
 def goes_down(text: str) -> bool:
@@ -194,8 +194,8 @@ def _share(text: str) -> Literal["missing", "perhaps"] | None:
     before, behind = text[: found.start()], text[found.end() :]
     if _THEN_SEEN.match(behind):
         return "missing"
-    told = _LATER_SEEN.search(behind) or _SOMEBODY_SEES.search(before) or not re.search(r"\w", before + behind)
-    return "perhaps" if told else None
+    perhaps = _LATER_SEEN.search(behind) or _SOMEBODY_SEES.search(before) or not re.search(r"\w", before + behind)
+    return "perhaps" if perhaps else None
 
 
 def _fewer_than_expected(text: str) -> bool:

@@ -49,11 +49,11 @@ def statement_of(number: int, origin: Origin, text: str) -> Statement | None:
 
 def statement_of_record(number: int, record: Record) -> Statement | None:
     """What a record says by its own verdict, if it is a bad one."""
-    said = read_record(record)[0]
-    if said is None:
+    reading = read_record(record)[0]
+    if reading is None:
         return None
-    known = find_label(said.message)
-    return _made(number, said, None, known[0] if known else None)
+    known = find_label(reading.message)
+    return _made(number, reading, None, known[0] if known else None)
 
 
 def _made(number: int, reading: Reading, program: str | None, label: str | None) -> Statement:

@@ -9,7 +9,6 @@ import msgspec
 
 from gpudoctor.lazy import lazy_pattern
 from gpudoctor.statements.forms import Reading
-from gpudoctor.statements.model import Severity
 
 _DEEPEST, _MOST_FIELDS, _MOST_LINES, _MOST_LEVELS = 4, 200, 400, 20
 _KEY = r"\"(?P<key>[\w. /-]{1,60})\"\s?:\s?"
@@ -60,14 +59,18 @@ def read_record(record: Record) -> tuple[Reading | None, str, str | None]:
     if bad is None or _GOES_ON_ANYWAY.search(_sentences(fields)):
         held = {key: value for key, value in fields if value}  # false or 0: it did not happen
         return None, _sentences(fields) or msgspec.json.encode(held).decode(), level
-    own = bad if bad is parts[0] else [*bad, *parts[0]]
-    work = next((f"{key} {value} failed" for key, value in own if key in _WORK_KEYS and value), "")
-    title = next((f"{v}" for k, v in own if k in _TITLE_KEYS and isinstance(v, str) and not _is_said(k, v)), "")
-    places = ", ".join(dict.fromkeys(_place(key, value) for key, value in own if key in _PLACE_KEYS))
-    verdict = next(f"{key}: {value}" for key, value in own if _is_bad(key, value))
-    message = (_first(own, _SPEAKER_KEYS), places, title, _sentences(own), work, verdict)
-    severity: Severity = "warning" if level == "WARNING" else "error"
-    return Reading("verdict", severity, ": ".join(each for each in message if each)), "", level
+    failure = _failure(bad if bad is parts[0] else [*bad, *parts[0]])
+    return Reading("verdict", "warning" if level == "WARNING" else "error", failure), "", level
+
+
+def _failure(fields: list[_Field]) -> str:
+    """What failed, in words: the speaker, the places, a title, the sentences, the job and the verdict itself."""
+    work = next((f"{key} {value} failed" for key, value in fields if key in _WORK_KEYS and value), "")
+    title = next((f"{v}" for k, v in fields if k in _TITLE_KEYS and isinstance(v, str) and not _is_said(k, v)), "")
+    places = ", ".join(dict.fromkeys(_place(key, value) for key, value in fields if key in _PLACE_KEYS))
+    verdict = next(f"{key}: {value}" for key, value in fields if _is_bad(key, value))
+    message = (_first(fields, _SPEAKER_KEYS), places, title, _sentences(fields), work, verdict)
+    return ": ".join(filter(None, message))
 
 
 def _parts(record: Record, depth: int = 0) -> Iterator[list[_Field]]:

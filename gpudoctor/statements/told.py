@@ -66,14 +66,14 @@ def told(text: str) -> str:
     ('GPU 3 has …. GPU 5 has.', 'GPU 3 hung, as it fell off')
     """
     sentences = _BETWEEN.split(text, _MOST_SENTENCES)
-    kept: list[str] = []
+    retained: list[str] = []
     n = 0
     while n < len(sentences):
         over = _over(sentences, n)
         if not over and not _asks(sentences[n]):
-            kept.append(_DENIED_WHOLE.sub("…", _DENIED.sub("…", sentences[n])))
+            retained.append(_DENIED_WHOLE.sub("…", _DENIED.sub("…", sentences[n])))
         n += over or 1
-    return text if kept == sentences else " ".join(kept)
+    return text if retained == sentences else " ".join(retained)
 
 
 def is_past(text: str) -> bool:

@@ -154,8 +154,8 @@ def xid(code: int) -> Xid:
     return XIDS.get(code) or Xid(code, "unknown", "not in the catalogue")
 
 
-def sxid_fatal(code: int | None, said: bool | None) -> bool | None:
+def sxid_fatal(code: int | None, reported: bool | None) -> bool | None:
     """Whether an NVSwitch error is fatal, as the line reports or else by the list; None if neither decides."""
-    if said is not None:
-        return said
+    if reported is not None:
+        return reported
     return True if code in SXID_FATAL else None

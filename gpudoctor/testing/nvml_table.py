@@ -40,11 +40,11 @@ def code_named(reason: str) -> int:
     return int(named[1]) if named else 0
 
 
-def number_of(leaf: Any, words: Mapping[int, str]) -> Any:
+def number_of(leaf: Any, labels: Mapping[int, str]) -> Any:
     """NVML's number for a label; "value 9" is a number without a label."""
     if isinstance(leaf, Missing):
         return leaf
-    found = next((number for number, word in words.items() if word == leaf), None)
+    found = next((number for number, word in labels.items() if word == leaf), None)
     if found is not None:
         return found
     number = str(leaf).removeprefix("value ")

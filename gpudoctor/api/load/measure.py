@@ -95,10 +95,8 @@ def measure(
     if not has_ranks:
         probe_plan.checked(plan)
         measured = not_run(Missing("not asked for"))
-    elif backend == "nccl" and isinstance(node.software.torch, Missing):
-        measured = not_run(Missing(run_collector.INSTALL_TORCH))
     else:
-        measured = _run_ranks(plan, level, progress, on_interrupt, workers)
+        measured = _run_ranks(node, plan, level, progress, on_interrupt, workers)
     refused = refused_frameworks(node, gpus, force=request.force) if gpus and "frameworks" in frameworks else {}
     return with_frameworks(frameworks, plan, measured, progress, on_interrupt, refused)
 
@@ -123,12 +121,15 @@ def _refuse_injections_elsewhere(plan: ProbePlan, frameworks: tuple[str, ...], *
 
 
 def _run_ranks(
+    node: Node,
     plan: ProbePlan,
     level: Level,
     progress: Callable[[str], None] | None,
     on_interrupt: Callable[[Measurements], None],
     workers: LocalWorkers | None,
 ) -> Measurements:
+    if plan.backend == "nccl" and isinstance(node.software.torch, Missing):
+        return not_run(Missing(run_collector.INSTALL_TORCH))
     limits_s = PROBE_DEADLINE_S if plan.backend == "nccl" else CPU_PROBE_DEADLINE_S
     lines = progress if isinstance(progress, progress_lines.ProgressLines) else None
     if lines is not None:

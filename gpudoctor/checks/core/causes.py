@@ -124,7 +124,7 @@ def _faults(
             if finding is not group[0]:
                 continue
             gpus = tuple(sorted(f.subject.gpu for f in group if f.subject.gpu is not None))
-            subject, text = NODE, f"all {len(gpus)} GPUs: {_told(finding)}"
+            subject, text = NODE, f"all {len(gpus)} GPUs: {finding.text}"
             explains = [*dict.fromkeys(line for each in group for line in lines[id(each)])]
         yield Fault(check_id, subject, text, tuple(explains), gpus, likely=finding.likely, advice=finding.advice)
 
@@ -140,12 +140,7 @@ def _alike(finding: Finding) -> object:
 
 def headline(finding: Finding) -> str:
     """What was found, in one line, with the subject unless that is the node."""
-    told = _told(finding)
-    return f"{finding.subject.label}: {told}" if finding.subject.kind != "node" else told
-
-
-def _told(finding: Finding) -> str:
-    return finding.found.text if finding.found else finding.reason or finding.status.value
+    return f"{finding.subject.label}: {finding.text}" if finding.subject.kind != "node" else finding.text
 
 
 def _by_part(bad: list[tuple[str, Finding]]) -> ByPart:

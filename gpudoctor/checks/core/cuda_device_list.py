@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 import msgspec
 from msgspec.structs import replace
@@ -121,12 +122,11 @@ def _read(
     if bad is not None and bad.unresolved:
         return Visible(start.value, unresolved=bad.why)
     # torch detects repeats before it knows the number of GPUs: up to the first entry that is not a number
-    readable = next((i for i, key in enumerate(keys) if isinstance(key, _Bad)), len(keys))
-    first_at = {key: i for i, key in reversed(list(enumerate(keys[:readable])))}
-    repeated = next((i for i, key in enumerate(keys[:readable]) if first_at[key] != i), None)
+    readable = list(takewhile(lambda key: not isinstance(key, _Bad), keys))
+    repeated = _first_repeat(readable)
     if repeated is not None:
         problems = [f"{_shown(entries[repeated])} appears twice, and CUDA then shows no GPU at all"]
-        problems += [b.why for b in found[:readable] if isinstance(b, _Bad)]
+        problems += [b.why for b in found[: len(readable)] if isinstance(b, _Bad)]
         return Visible(
             start.value,
             hidden_on_purpose=tuple(sorted(gpu.index for gpu in ordered if gpu.index not in named)),
@@ -140,6 +140,11 @@ def _read(
         elif devices:
             start = replace(start, notes=(f"the list ends at {_shown(entries[stop])}",))
     return _seen(start, ordered, devices, named)
+
+
+def _first_repeat(keys: list[object]) -> int | None:
+    first_at = {key: i for i, key in reversed(list(enumerate(keys)))}
+    return next((i for i, key in enumerate(keys) if first_at[key] != i), None)
 
 
 def _seen(start: Visible, ordered: tuple[Gpu, ...], devices: list[_Device], named: set[int]) -> Visible:

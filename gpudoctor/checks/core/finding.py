@@ -90,6 +90,11 @@ class Finding(msgspec.Struct, frozen=True):
     explained_by: str | None = None
     suppressed: Status | None = None
 
+    @property
+    def text(self) -> str:
+        """What was found, else the reason, else the status."""
+        return self.found.text if self.found else self.reason or self.status.value
+
 
 def ok(subject: Subject, found: Found | str, expected: Expected | None = None, *evidence: Evidence) -> Finding:
     """A pass: judged, and nothing wrong."""

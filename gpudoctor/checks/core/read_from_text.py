@@ -27,8 +27,8 @@ def _named(finding: Finding) -> Finding:
 
 def _in_words(evidence: Evidence) -> Evidence:
     if call := _CALL.match(evidence.source):
-        words = " ".join(_SPELT.get(word, word.lower()) for word in _WORD.findall(call[1]))
-        return replace(evidence, source=f"this text: {words}")
+        name = " ".join(_SPELT.get(word, word.lower()) for word in _WORD.findall(call[1]))
+        return replace(evidence, source=f"this text: {name}")
     if file := _FILE.match(evidence.source):
         return replace(evidence, source=f"this text: {file[2].replace('_', ' ')} of {file[1]}")
     return evidence

@@ -205,24 +205,24 @@ class _HasCheckId(Protocol):
     def domain(self) -> str: ...
 
 
-def matches(check: _HasCheckId, wanted: str) -> bool:
-    """Whether `wanted` (an id, a domain or a glob) names this check."""
-    return wanted in (check.id, check.domain) or fnmatchcase(check.id, wanted)
+def matches(check: _HasCheckId, word: str) -> bool:
+    """Whether `word` (an id, a domain or a glob) names this check."""
+    return word in (check.id, check.domain) or fnmatchcase(check.id, word)
 
 
 def select(
-    checks: Iterable[Check], wanted: Iterable[str] = (), skipped: Iterable[str] = (), required: Iterable[str] = ()
+    checks: Iterable[Check], named: Iterable[str] = (), skipped: Iterable[str] = (), required: Iterable[str] = ()
 ) -> tuple[Check, ...]:
     """The wanted checks (all if none is named) without the skipped ones.
 
     Raise UserError for a word that matches no check, with the nearest names.
     """
     everything = tuple(checks)
-    wanted, skipped = tuple(wanted), tuple(skipped)
-    for word in (*wanted, *skipped, *required):
+    named, skipped = tuple(named), tuple(skipped)
+    for word in (*named, *skipped, *required):
         if not any(matches(c, word) for c in everything):
             raise UserError(f"no check is called {word!r}{_nearest(word, everything)}")
-    chosen = [c for c in everything if not wanted or any(matches(c, w) for w in wanted)]
+    chosen = [c for c in everything if not named or any(matches(c, w) for w in named)]
     return tuple(c for c in chosen if not any(matches(c, s) for s in skipped))
 
 

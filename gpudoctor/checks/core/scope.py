@@ -14,16 +14,16 @@ from gpudoctor.facts.model.node import Node, PciDevice, short_bus_id
 SLURM_GPUS = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
 
 
-def scope_of(node: Node, wanted: str | None) -> tuple[tuple[int, ...] | None, str | None]:
+def scope_of(node: Node, requested: str | None) -> tuple[tuple[int, ...] | None, str | None]:
     """The NVML indices to judge and the reason as text; (None, None) for all GPUs.
 
-    The first that applies: `wanted` (--gpu: indices, ranges, UUIDs or unique prefixes, bus ids); a valid
+    The first that applies: `requested` (--gpu: indices, ranges, UUIDs or unique prefixes, bus ids); a valid
     CUDA_VISIBLE_DEVICES that hides some of the GPUs; without that variable, as in a Slurm prolog, the job's
     GPUs. A broken CUDA_VISIBLE_DEVICES never narrows the scope, since it does not show which GPUs are meant.
     Raise UserError for a --gpu that matches no GPU.
     """
-    if wanted is not None:
-        return _wanted(node, wanted), f"--gpu {wanted.strip()}"
+    if requested is not None:
+        return _wanted(node, requested), f"--gpu {requested.strip()}"
     value = node.environment.get("CUDA_VISIBLE_DEVICES")
     if value is not None:
         seen = resolve(value, node.gpus, node.environment.get("CUDA_DEVICE_ORDER"))

@@ -125,11 +125,11 @@ def _other_version(case: Case) -> Iterator[Finding]:
     if own is None or (module is None and reported is None) or own.strip() == (module or "").strip():
         return
     branch = module.partition(".")[0] if module else "BRANCH"
-    wanted = f"both {module}" if module else "the same version"
+    expected = f"both {module}" if module else "the same version"
     yield fail(
         NODE,
         f"fabric manager {own}, driver {module or 'of another version'}",
-        Expected(wanted, "==", module, source="Fabric Manager user guide: the versions must be the same"),
+        Expected(expected, "==", module, source="Fabric Manager user guide: the versions must be the same"),
         *_evidence(case),
         *_last(errors),
         likely="one of the two packages was updated without the other: the fabric manager refuses this driver",

@@ -182,7 +182,7 @@ def _mixture(gpus: list[Gpu], mode: _Mode) -> Iterator[Finding]:
     expected = Expected("the same on all GPUs", source="peers" if usual is None else "majority of the peers")
     evidence = Evidence(mode.name if mode.name.endswith("mode") else f"{mode.name} mode", sides)
     outliers = [gpu for gpu in gpus if usual is not None and modes.get(gpu.index, usual) != usual]
-    odd = [(of_gpu(gpu), mode.odd.format(modes[gpu.index], usual)) for gpu in outliers]
-    for subject, text in odd or [(NODE, sides)]:
+    deviations = [(of_gpu(gpu), mode.odd.format(modes[gpu.index], usual)) for gpu in outliers]
+    for subject, text in deviations or [(NODE, sides)]:
         found = Found(text, mode.name)
         yield mode.judge(subject, found, expected, evidence, likely=mode.likely, advice=mode.advice)

@@ -55,7 +55,7 @@ _NON_FATAL = lazy_pattern(r"\bnon-?fatal\b", re.IGNORECASE)
 _FATAL = lazy_pattern(r"\bfatal\b", re.IGNORECASE)
 
 
-def nvlink_detail(code: int, said: str) -> str | None:
+def nvlink_detail(code: int, text: str) -> str | None:
     """The details in the numbers of an NVLink Xid line, as text; None if it has none.
 
     >>> nvlink_detail(74, "NVLink: fatal error detected on link 6(0x200000, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0)")
@@ -64,9 +64,9 @@ def nvlink_detail(code: int, said: str) -> str | None:
     'NETIR, link 8, subcode 4'
     """
     if code == 74:
-        return _registers(said)
+        return _registers(text)
     unit = NVLINK5_UNITS.get(code)
-    found = _STATUS.search(said) if unit else None
+    found = _STATUS.search(text) if unit else None
     if unit is None or found is None:
         return unit
     link = f", link {int(found[1])}" if found[1] and found[1].isdecimal() else ""

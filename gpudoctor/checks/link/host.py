@@ -159,12 +159,12 @@ def _lower_generation(case: Case, gpu: Gpu, in_use: tuple[int, int] | None, link
     if in_use is None or reachable is None or in_use[0] >= reachable:
         return None
     others = [
-        theirs[0]
+        peer_link[0]
         for other in links
         if (peer := rank_gpu(case, other.rank)) is not None
         and peer.name == gpu.name
         and peer.index != gpu.index
-        and (theirs := _link_in_use(case, peer, other)) is not None
+        and (peer_link := _link_in_use(case, peer, other)) is not None
     ]
     if others and min(others) >= reachable:
         return f"the others run at Gen{min(others)} under load, and so can GPU and slot here"

@@ -75,10 +75,7 @@ def links(case: Case) -> Iterator[Finding]:
     usual = majority(speed for gpu in case.gpus for link in real_links(gpu) if (speed := _speed(link)) is not None)
     findings = [_judged(case, gpu, usual) for gpu in case.gpus]
     judged = [gpu for gpu, f in zip(case.gpus, findings, strict=True) if f.status in (Status.PASS, *_BAD)]
-    # none of its links is up, and should be
-    dead = [f for f in findings if f.status in _BAD and f.found is not None and f.found.value == 0]
-    if len(dead) > 1 and len(dead) == len(judged):
-        # what they share is broken, not each of them
+    if dead := _all_dead(findings):  # what they share is broken, not each of them
         yield jointly(dead, Found(f"no NVLink is up on any of {len(dead)} GPUs", 0, "links"))
         findings = [f for f in findings if f not in dead]
     yield from _by_shared_end(case, findings)
@@ -88,6 +85,13 @@ def links(case: Case) -> Iterator[Finding]:
     if judged and all_up and all(f.status in (Status.PASS, Status.SKIP) for f in findings):
         up = sum(map(links_up, judged))
         yield ok(NODE, Found(f"{up} of {up} links up", up, "links"))
+
+
+def _all_dead(findings: Sequence[Finding]) -> list[Finding]:
+    """Those of several GPUs none of whose links is up, and should be, if that is so of all that are judged."""
+    judged = [f for f in findings if f.status in (Status.PASS, *_BAD)]
+    dead = [f for f in judged if f.status in _BAD and f.found is not None and f.found.value == 0]
+    return dead if len(dead) == len(judged) > 1 else []
 
 
 def _by_shared_end(case: Case, findings: Sequence[Finding]) -> Iterator[Finding]:
@@ -117,8 +121,8 @@ def _judged(case: Case, gpu: Gpu, usual: float | None) -> Finding:
     if gpu.nvlinks == ALL_INACTIVE and (model := case.model_of(gpu)) and model.nvlink and model.nvlink.kind == "switch":
         # others have links only behind a bridge: without one all are inactive, and nothing is wrong
         down = replace(gpu, nvlinks=tuple(NvLink(number, state="inactive") for number in range(model.nvlink.links)))
-        told = Evidence("nvmlDeviceGetNvLinkState", ALL_INACTIVE.reason)
-        return replace(not_judged(case, down) or _links_of(case, down, usual), evidence=(told,))
+        all_inactive = Evidence("nvmlDeviceGetNvLinkState", ALL_INACTIVE.reason)
+        return replace(not_judged(case, down) or _links_of(case, down, usual), evidence=(all_inactive,))
     return _none_shown(case, gpu) or not_judged(case, gpu) or _links_of(case, gpu, usual)
 
 

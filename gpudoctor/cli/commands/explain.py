@@ -168,17 +168,17 @@ def _search(name: str) -> str | None:
 
     If there is only one, it is that page.
     """
-    words = {word for word in _words(name) if word not in _SMALL_WORDS}
-    if not words or max(map(len, words)) < 2:
+    asked = {word for word in _words(name) if word not in _SMALL_WORDS}
+    if not asked or max(map(len, asked)) < 2:
         return None
     titled: list[str] = []
     named: list[str] = []
     others: list[tuple[str, str]] = []
     for topic, title, text in _topics():
-        if words <= _words(f"{topic} {title}"):
+        if asked <= _words(f"{topic} {title}"):
             titled.append(f"- **{topic}**: {title}")
             named.append(topic)
-        elif words <= _words(f"{topic} {title} {text}"):
+        elif asked <= _words(f"{topic} {title} {text}"):
             others.append((topic, title))
     if not titled and not others:
         return None

@@ -130,19 +130,19 @@ class ReportReader:
         self._recorder = Recorder()
 
     def read(
-        self, sources: list[str], stdin: BinaryIO | None, heard: Callable[[ReportRecord | Refused], None] | None = None
+        self, sources: list[str], stdin: BinaryIO | None, note: Callable[[ReportRecord | Refused], None] | None = None
     ) -> Iterator[Gathered]:
         """Yield the same, growing `Gathered` after each document, so that the caller may stop at any time.
 
-        `heard` is called with each record and each unreadable report; a source that is absent is one.
+        `note` is called with each record and each unreadable report; a source that is absent is one.
         """
         gathered = Gathered(FoundFiles(), [], [], [], [])
         runs: dict[str, ReportRecord] = {}
         yield gathered
         for outcome in self._outcomes(sources, stdin, gathered.found):
             retained = _kept(outcome, gathered, runs)
-            if heard is not None and not isinstance(retained, (Foreign, JobRecord, RunReport)):
-                heard(retained)
+            if note is not None and not isinstance(retained, (Foreign, JobRecord, RunReport)):
+                note(retained)
             yield gathered
 
     def _outcomes(self, sources: list[str], stdin: BinaryIO | None, found: FoundFiles) -> Iterator[Outcome]:
@@ -205,8 +205,8 @@ def _kept(outcome: Outcome, gathered: Gathered, runs: dict[str, ReportRecord]) -
 def _says_the_same(first: ReportRecord, second: ReportRecord) -> bool:
     if not (first.named or second.named):
         return first.verdict == second.verdict  # their names come from the files
-    told = attrgetter("name", "verdict", "started_s", "boards")
-    return bool(told(first) == told(second))
+    key = attrgetter("name", "verdict", "started_s", "boards")
+    return bool(key(first) == key(second))
 
 
 @contextmanager

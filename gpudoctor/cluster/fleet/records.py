@@ -37,10 +37,10 @@ class ForeignError(Exception):
     """The document is not a report: no node is missed with it."""
 
 
-def refuse_other_version(schema: str, ours: str) -> None:
+def refuse_other_version(schema: str, understood: str) -> None:
     """Raise BrokenError for the schema of the same kind of report in a form that cannot be read here."""
-    if schema != ours and schema.startswith(f"{ours.rpartition('/')[0]}/"):
-        raise BrokenError(f"a report of another version, {schema[:60]!r}: this one reads {ours!r}")
+    if schema != understood and schema.startswith(f"{understood.rpartition('/')[0]}/"):
+        raise BrokenError(f"a report of another version, {schema[:60]!r}: this one reads {understood!r}")
 
 
 class NodeFault(msgspec.Struct, frozen=True):

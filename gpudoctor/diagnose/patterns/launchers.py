@@ -12,14 +12,14 @@ from gpudoctor.statements.prefixes import seconds_in_year
 
 SIGNALS = {each.name: each.value for each in Signals}
 # the C library's words for them, which shells and srun print too
-_SIGNAL_WORDS = {words.lower(): -number for number in sorted(valid_signals()) if (words := strsignal(number))}
+_SIGNAL_WORDS = {text.lower(): -number for number in sorted(valid_signals()) if (text := strsignal(number))}
 # and those of its translations whose speakers paste them most
 _TRANSLATED = {
     **dict.fromkeys(("已杀死", "強制結束", "強制終了", "죽었음", "Убито"), -9),
     **dict.fromkeys(("段错误", "程式記憶體區段錯誤", "세그멘테이션 오류", "Ошибка сегментирования"), -11),
     **dict.fromkeys(("已放弃", "Аварийный останов"), -6),
 }  # fmt: skip
-_SIGNAL_WORDS |= {words.lower(): code for words, code in _TRANSLATED.items()}
+_SIGNAL_WORDS |= {text.lower(): code for text, code in _TRANSLATED.items()}
 _DIED = (
     "|".join(_TRANSLATED)
     + r"|Killed|Segmentation fault|Bus error|Aborted|Illegal instruction|Floating point exception|Trace/breakpoint trap|Bad system call"

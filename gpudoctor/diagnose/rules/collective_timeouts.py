@@ -179,8 +179,8 @@ def _below_the_highest(attempt: Attempt, groups: Groups, reporting: set[int]) ->
     """
     if min(reporting) < 0 or not all(key is None or key.startswith(_GROUP_OF_ALL) for key in groups):
         return set()
-    heard = attempt.job.ranks_heard() | reporting
-    unsaid = set(range(max(heard) + 1)) - reporting - attempt.in_trouble
+    known_ranks = attempt.job.ranks_heard() | reporting
+    unsaid = set(range(max(known_ranks) + 1)) - reporting - attempt.in_trouble
     return unsaid if len(unsaid) < len(reporting) else set()
 
 

@@ -83,8 +83,8 @@ def weak_causes(attempt: Attempt) -> Iterator[Hypothesis]:
     """Lines that name only what failed in general: wrappers of an error that is not in the text."""
     weak = [e for e in attempt.of("cause", "wrapper") if e.strength == 1 and e.what not in _OUTSIDE]
     of_nccl = [e for e in weak if e.what.startswith("nccl_")]
-    told = attempt.of("victim", what="peer_lost")
-    events = [e for e in of_nccl if not _told_below(e, told) and not attempt.job.outlived(e)]
+    lost_peers = attempt.of("victim", what="peer_lost")
+    events = [e for e in of_nccl if not _told_below(e, lost_peers) and not attempt.job.outlived(e)]
     events += [e for e in weak if e not in of_nccl and e.role == "cause"]
     for found in _grouped(attempt, _without_memory(attempt, events)):
         found.confidence = "possible"
@@ -128,11 +128,11 @@ def mismatches(attempt: Attempt) -> Iterator[Hypothesis]:
         if events and not values and what == "collective_mismatch":  # gloo reports only that sizes differ
             yield Hypothesis(what, events[0].text.strip(), events, host=host_of(events))
         elif events:
-            odd = minority(values)
-            usual = next((value for rank, value in values.items() if rank not in odd), "")
-            text = f"{named(odd)} differs: {values[odd[0]]}, the others {usual}" if odd else ""
+            outliers = minority(values)
+            usual = next((value for rank, value in values.items() if rank not in outliers), "")
+            text = f"{named(outliers)} differs: {values[outliers[0]]}, the others {usual}" if outliers else ""
             text = text or "the ranks took different paths"
-            yield Hypothesis(what, text, events, "certain", odd, host_of(events))
+            yield Hypothesis(what, text, events, "certain", outliers, host_of(events))
     if barrier := attempt.of("cause", what="barrier_failed"):
         reported = barrier[0].word("ranks") or barrier[0].word("more") or ""
         ranks = tuple(sorted({int(number) for number in _NUMBER.findall(reported)}))
@@ -148,8 +148,8 @@ def minority(values: dict[int, str]) -> tuple[int, ...]:
     ((2,), ())
     """
     most, times = Counter(values.values()).most_common(1)[0] if values else ("", 0)
-    odd = tuple(sorted(rank for rank, value in values.items() if value != most))
-    return odd if times > len(odd) else ()
+    outliers = tuple(sorted(rank for rank, value in values.items() if value != most))
+    return outliers if times > len(outliers) else ()
 
 
 def mismatch_at(seq: int, values: dict[int, str], events: Collection[Event] = ()) -> Hypothesis:
@@ -162,12 +162,12 @@ def mismatch_at(seq: int, values: dict[int, str], events: Collection[Event] = ()
 
 def _sides(event: Event) -> Iterator[tuple[int, str]]:
     """The two ranks that a report compares, and what each of them runs or has."""
-    told = event.detail
+    detail = event.detail
     for side in ("a", "b"):
-        if told.get(side) is not None and told.get(f"{side}_op"):
-            yield int(told[side]), f"{told[f'{side}_op']} {told.get(f'{side}_shape', '')}".strip()
-        elif told.get(side) is not None and told.get(f"{side}_params") is not None:
-            yield int(told[side]), f"{told[f'{side}_params']} parameters"
+        if detail.get(side) is not None and detail.get(f"{side}_op"):
+            yield int(detail[side]), f"{detail[f'{side}_op']} {detail.get(f'{side}_shape', '')}".strip()
+        elif detail.get(side) is not None and detail.get(f"{side}_params") is not None:
+            yield int(detail[side]), f"{detail[f'{side}_params']} parameters"
 
 
 def _grouped(attempt: Attempt, events: list[Event]) -> list[Hypothesis]:

@@ -105,8 +105,8 @@ def failed_before(attempt: Attempt, ending: Event, *, lost_peers_count: bool) ->
 
     Who waited before a node was lost has often waited for that node: its scheduler notices last.
     """
-    gone = ending.what == "node_lost" and "node failure" in ending.text.lower()  # of this job, by srun and slurmstepd
-    waits = () if gone else ("wait", "stuck")
+    lost = ending.what == "node_lost" and "node failure" in ending.text.lower()  # of this job, by srun and slurmstepd
+    waits = () if lost else ("wait", "stuck")
     for event in attempt.of("cause", *waits, *(("victim",) if lost_peers_count else ())):
         if event.what == "host_oom" or (event.strength < 2 and event.role == "cause"):
             continue

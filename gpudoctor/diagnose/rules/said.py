@@ -30,10 +30,10 @@ _BY_CLASS = {
 
 def failed_saying(attempt: Attempt) -> Iterator[Hypothesis]:
     """The first statement of a cause of its own that nothing outlived, quoted whole."""
-    said = lasting(attempt.job, attempt.of("said"))
-    own = _of_kinds(said, _OWN_KINDS)
-    reports = _fatal(attempt, own) or _before_a_cut(said, own)
-    died = _fatal(attempt, [e for e in said if e.what == "death"])
+    statements = lasting(attempt.job, attempt.of("said"))
+    own = _of_kinds(statements, _OWN_KINDS)
+    reports = _fatal(attempt, own) or _before_a_cut(statements, own)
+    died = _fatal(attempt, [e for e in statements if e.what == "death"])
     if died and all((e.file, e.line) > (died[0].file, died[0].line) for e in reports):
         # what the others said then follows from it
         text = f"{_message(died[0]).rstrip('.')}; why is not in this text: killed, or crashed in native code"
@@ -41,7 +41,7 @@ def failed_saying(attempt: Attempt) -> Iterator[Hypothesis]:
     elif reports:
         first = _first_of_one_clock(reports)
         alike = [e for e in reports if _kind(e) == _kind(first)]
-        before = _just_before(first, [*(e for e in own if not _is_loud(e)), *_of_kinds(said, ("wait",))])[-1:]
+        before = _just_before(first, [*(e for e in own if not _is_loud(e)), *_of_kinds(statements, ("wait",))])[-1:]
         known = _just_before(first, attempt.of("echo"))[-1:]  # it warned why, then it failed
         yield Hypothesis(
             known[0].what if known else _label(first),
@@ -53,19 +53,19 @@ def failed_saying(attempt: Attempt) -> Iterator[Hypothesis]:
         )
 
 
-def _of_kinds(said: list[Event], kinds: tuple[str, ...]) -> list[Event]:
+def _of_kinds(statements: list[Event], kinds: tuple[str, ...]) -> list[Event]:
     """Those of these classes whose form shows that a program speaks."""
-    return [e for e in said if e.what in kinds and e.word("form") in _FORMS]
+    return [e for e in statements if e.what in kinds and e.word("form") in _FORMS]
 
 
-def _fatal(attempt: Attempt, said: list[Event]) -> list[Event]:
+def _fatal(attempt: Attempt, statements: list[Event]) -> list[Event]:
     """The loud ones that the job ended with."""
-    return [e for e in said if _is_loud(e) and _ended_it(attempt, e)]
+    return [e for e in statements if _is_loud(e) and _ended_it(attempt, e)]
 
 
-def _before_a_cut(said: list[Event], own: list[Event]) -> list[Event]:
+def _before_a_cut(statements: list[Event], own: list[Event]) -> list[Event]:
     """What stands right before a traceback whose exception is cut off."""
-    cut_off = [e for e in said if e.what == "wrapper" and e.word("message") is None]
+    cut_off = [e for e in statements if e.what == "wrapper" and e.word("message") is None]
     return [e for cut in cut_off for e in _just_before(cut, own)]
 
 
@@ -80,11 +80,11 @@ def _first_of_one_clock(reports: list[Event]) -> Event:
 
 def with_reason(attempt: Attempt, found: Hypothesis) -> Hypothesis:
     """The death of one process with what it said before, or the failed start with what was said right before."""
-    said = [e for e in lasting(attempt.job, attempt.of("said")) if e.what in _OWN_KINDS and _is_loud(e)]
+    statements = [e for e in lasting(attempt.job, attempt.of("said")) if e.what in _OWN_KINDS and _is_loud(e)]
     if end := next((e for e in found.events if e.role == "exit"), None):
-        before = [e for e in said if _same_process(e, end)][:1]
+        before = [e for e in statements if _same_process(e, end)][:1]
     else:
-        before = _just_before(found.events[0], _fatal(attempt, _of_kinds(said, _OWN_KINDS)))[-1:]
+        before = _just_before(found.events[0], _fatal(attempt, _of_kinds(statements, _OWN_KINDS)))[-1:]
     if before:
         found.text += f"; before {'that it said' if end else 'it'}: {_message(before[0])}"
         found.events = [*found.events[:3], *before] if end else [*before, *found.events[:3]]
@@ -109,9 +109,9 @@ def stood_still(job: Job) -> Iterator[Hypothesis]:
         yield undecided("stalled", text, events, host=host_of(events))
 
 
-def lasting(job: Job, said: list[Event]) -> list[Event]:
+def lasting(job: Job, statements: list[Event]) -> list[Event]:
     """The statements that the job did not outlive."""
-    return [e for e in said if not _outlived(job, e)]
+    return [e for e in statements if not _outlived(job, e)]
 
 
 def _outlived(job: Job, event: Event) -> bool:

@@ -90,6 +90,7 @@ def _who(events: Collection[Event], nobody: str = "all who speak") -> str:
 def only_a_launcher(attempt: Attempt) -> Iterator[Hypothesis]:
     """The launcher reports that something failed, and no line shows what."""
     events = [e for e in attempt.of("wrapper") if not attempt.job.outlived(e)]
+    by_what = grouped((e.what, e) for e in events)
     reported = [e for e in events if e.what in ("child_failed", "launcher_exit")] or events
     exits = [e for e in attempt.of("exit") if e.number("code")]
     if exits and {e.number("code") for e in exits} <= {-15, -1, -2}:
@@ -98,13 +99,13 @@ def only_a_launcher(attempt: Attempt) -> Iterator[Hypothesis]:
         yield at_events("terminated_signal", text, exits, unknown=by_srun)
     elif not reported and not exits:
         yield from _only_closed(attempt)
-    elif closed := [e for e in events if e.what == "rendezvous_closed"]:
+    elif closed := by_what.get("rendezvous_closed"):
         text = "the rendezvous was closed before this agent came: the job had ended or failed elsewhere"
         yield undecided("rendezvous_closed", text, closed[:3], host=host_of(closed))
-    elif not exits and {e.what for e in reported} == {"watchdog_abort"}:
+    elif not exits and by_what.keys() == {"watchdog_abort"}:
         text = f"the watchdog of {_who(reported)} ended it: a collective failed or timed out; why is not in this text"
         yield undecided("nccl_unknown", text, reported, host=host_of(reported))
-    elif crashed := [e for e in events if e.what == "cpp_terminate"]:
+    elif crashed := by_what.get("cpp_terminate"):
         text = f"{_who(crashed, 'a program')} ended itself over an error in native code: {crashed[0].text.strip()}"
         yield undecided("process_died_unknown", text, crashed, host=host_of(crashed))
     else:

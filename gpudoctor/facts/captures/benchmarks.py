@@ -221,7 +221,7 @@ def read_p2p(block: Block) -> Part:
         return Part(notes=("p2pBandwidthLatencyTest: these GPUs have no peer to peer",))
     slow: list[Reported] = []
     better: list[bool] = []  # of each pair, in each kind
-    for kind, (words, unit) in _P2P_KINDS.items():
+    for kind, (label, unit) in _P2P_KINDS.items():
         on, off = figures[kind, "En"], figures[kind, "Dis"]
         if not on or on.keys() != off.keys():
             continue
@@ -229,8 +229,8 @@ def read_p2p(block: Block) -> Part:
         better += [sign * (value - off[pair]) > 0 for pair, value in on.items()]
         middle, middle_off = (sorted(values)[len(values) // 2] for values in (on.values(), off.values()))
         if sign * (middle - middle_off) <= 0:
-            said = f"{words}: {middle:g} {unit} with peer to peer, {middle_off:g} without"
-            slow.append(from_tool("p2pBandwidthLatencyTest", said, "warning"))
+            text = f"{label}: {middle:g} {unit} with peer to peer, {middle_off:g} without"
+            slow.append(from_tool("p2pBandwidthLatencyTest", text, "warning"))
     if slow:
         return Part(reported=tuple(slow))
     note = "nothing to compare" if not better else "every pair is faster with peer to peer"

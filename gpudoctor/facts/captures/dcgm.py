@@ -126,10 +126,10 @@ class _Results:
         self._failed: dict[str, list[str]] = {}
         self._words: dict[str, list[str]] = {}
 
-    def tell(self, test: str, words: str) -> None:
+    def tell(self, test: str, text: str) -> None:
         """A row of what the test says of its failure."""
-        if len(told := self._words.setdefault(test, [])) < _MOST_ROWS:
-            told.append(words)
+        if len(rows := self._words.setdefault(test, [])) < _MOST_ROWS:
+            rows.append(text)
 
     def add(self, test: str, end: str, where: str) -> None:
         """A result of the whole test, or of a GPU in it."""

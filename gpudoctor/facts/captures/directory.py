@@ -79,10 +79,10 @@ def node_from_text(head: bytes, stream: BinaryIO, path: str, limit: TimeLimit = 
     return dumps.node(name) if _read_into(dumps, chunks_of(head, stream), name, head) else None
 
 
-def node_of_words(words: str, path: str) -> Node:
+def node_of_words(quoted: str, path: str) -> Node:
     """A node of which nothing is known but what a text says of it, which nothing understands."""
     dumps = Dumps()
-    dumps.not_understood(words)
+    dumps.not_understood(quoted)
     return dumps.node(printable(Path(path).name))
 
 

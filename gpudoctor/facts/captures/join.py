@@ -78,9 +78,9 @@ class Dumps:
             self.files.append(file)
         return read
 
-    def not_understood(self, words: str) -> None:
+    def not_understood(self, quoted: str) -> None:
         """Record what the source says, in which nothing was read: it may be anything, so that the node cannot pass."""
-        text = f"not understood (if a job printed it: gpudoctor diagnose FILE): {words}"
+        text = f"not understood (if a job printed it: gpudoctor diagnose FILE): {quoted}"
         self._reported.append(Reported(text, loudness="unread"))
 
     def could_not_read(self, text: str) -> None:
@@ -164,12 +164,6 @@ class Dumps:
             raise SourceError(f"more than {MOST_GPUS} GPUs: not the dump of one machine")
         gpus = tuple(_with_location(gpu, tree) for gpu in gpus)
         self.notes.extend(f"two texts differ in {conflict}: the first counts" for conflict in dict.fromkeys(conflicts))
-        host = without_gpu_memory(node.host, gpus)
-        if any(gpu.settings.virtualization in ("passthrough", "vgpu") for gpu in gpus):
-            # only a driver inside a virtual machine reports these modes
-            host = replace(host, virtualization="vm")
-        if host.hostname == NOT_READ and len(self._hosts) == 1 and (only := next(iter(self._hosts))):
-            host = replace(host, hostname=only)
         if self._left_out:
             self.notes.append(f"{self._left_out} texts beyond the first {MAX_PARTS} were not used")
         node = replace(
@@ -177,12 +171,22 @@ class Dumps:
             driver=_driver(smi.driver, node.driver),
             gpus=gpus,
             pairs=pairs if isinstance(pairs, Missing) else tuple(sorted(pairs, key=lambda pair: (pair.a, pair.b))),
-            host=host,
+            host=self._host(node.host, gpus),
             kernel_log=joined_logs(self._logs) or KernelLog(),
         )
         collected_at = smi.collected_at if known(smi.collected_at) else ABSENT
         source = Source("capture", name, collected_at, files=tuple(self.files), notes=self._shown_notes())
         return replace(plausible(say_absent(node)), source=source, reported=worst_first(self._reported))
+
+    def _host(self, host: Host, gpus: tuple[Gpu, ...]) -> Host:
+        """The host of the texts, with what its GPUs and the prompts of its transcripts tell of it."""
+        host = without_gpu_memory(host, gpus)
+        if any(gpu.settings.virtualization in ("passthrough", "vgpu") for gpu in gpus):
+            # only a driver inside a virtual machine reports these modes
+            host = replace(host, virtualization="vm")
+        if host.hostname == NOT_READ and len(self._hosts) == 1 and (only := next(iter(self._hosts))):
+            host = replace(host, hostname=only)
+        return host
 
     def _shown_notes(self) -> tuple[str, ...]:
         notes = list(dict.fromkeys(self.notes))
@@ -203,11 +207,10 @@ class Dumps:
 
     def _topology(self, found: list[Topology]) -> Topology | None:
         """The matrix with the most pairs; a note reports another one that differs."""
-        ordered = sorted(found, key=lambda topology: (-len(topology.pairs), repr(topology)))
-        if not ordered:
+        if not found:
             return None
-        first = ordered[0]
-        if any(set(other.pairs) - set(first.pairs) for other in ordered[1:]):
+        first, *others = sorted(found, key=lambda topology: (-len(topology.pairs), repr(topology)))
+        if any(set(other.pairs) - set(first.pairs) for other in others):
             self.notes.append("a second topo -m dump differs, and is not used")
         self.notes.extend(f"topo -m: {note}" for note in first.notes)
         return first

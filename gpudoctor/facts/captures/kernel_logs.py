@@ -79,16 +79,14 @@ def joined(log: KernelLog, other: KernelLog, *, goes_on: bool = False) -> Kernel
     count: Callable[[int, int], int] = add if goes_on else max
     more = other.events if goes_on else _not_in(log.events, other.events)
     hosts = _joined_events(_host_events(log, other), count)
-    sources = dict.fromkeys(
-        part for source in (known(log.source), known(other.source)) if source for part in source.split(", ")
-    )
+    sources = [*(known(log.source) or "").split(", "), *(known(other.source) or "").split(", ")]
     # what one log of the same time leaves out may be in the other
     cut = (log.truncated or other.truncated) if goes_on else (log.truncated and other.truncated)
     mismatches = (other.api_mismatch, log.api_mismatch) if goes_on else (log.api_mismatch, other.api_mismatch)
     whole = replace(
         log,
         events=(*log.events, *more),
-        source=", ".join(sources) or log.source,
+        source=", ".join(dict.fromkeys(filter(None, sources))) or log.source,
         quoted=count(log.quoted, other.quoted),
         # events that no log confirms as the kernel's could have been written by any user
         forgeable=log.forgeable or (other.forgeable and bool(more)),

@@ -131,9 +131,9 @@ def _from_stream(stream: BinaryIO, name: str, deadline_s: float | None, size: in
         return Loaded(node)
     if reason := _other_format(head, text):
         raise SourceError(reason)
-    if words := not_understood.words_about_a_node(text):
+    if quoted := not_understood.words_about_a_node(text):
         raise NotUnderstoodError(
-            f"not recognised: nothing in it is understood; {_PASTE_INSTEAD}", directory.node_of_words(words, name)
+            f"not recognised: nothing in it is understood; {_PASTE_INSTEAD}", directory.node_of_words(quoted, name)
         )
     raise SourceError(f"not recognised: it says nothing of a node; {_PASTE_INSTEAD}")
 

@@ -118,10 +118,10 @@ class TextStatements:
         if not self._no_news.isdisjoint((form, line)) or len(self._kept) >= MOST_STATEMENTS:
             return
         bare = _OF_A_COMMAND.sub("-", line)
-        told = form_of(bare) is not None or find_label(bare) is not None
+        is_bad_news = form_of(bare) is not None or find_label(bare) is not None
         if len(self._no_news) < _MOST_FORMS:
-            self._no_news.add(line if told else form)
-        if told and (statement := statement_of(number, Origin(), line)):
+            self._no_news.add(line if is_bad_news else form)
+        if is_bad_news and (statement := statement_of(number, Origin(), line)):
             self._keep(statement, perhaps=True)
 
     def end(self) -> None:
@@ -136,26 +136,31 @@ class TextStatements:
         origin, text = stripped(unmarked(with_short_numbers(line)))
         if not text or text.isspace():
             return
-        self._prose_lines += _PROSE.search(text[:_LONGEST_FORM]) is not None
-        if mark := _PAGE_MARK.match(line):
-            self._marks["##" if mark[1] else "#"] += 1
+        beginning = text[:_LONGEST_FORM]
+        self._look_for_a_page(line, beginning)
         if len(self._entries) < MOST_STATEMENTS and is_entry(line[:_LONGEST_FORM]):
             self._entries[number] = line[:_LONGEST_FORM]
-        self._tables = self._tables or _PAGE_TABLE.match(line) is not None
         if text.startswith("    ") and self._before[0] == number - 1 and _FRAME.match(self._before[2]):
             origin = Origin()  # the source line of a frame has the level of its traceback
-        if "gpu" in text[:_LONGEST_FORM].lower():
-            self._where |= {about(found["gpu"]).gpu_index for found in _WHERE.finditer(text[:_LONGEST_FORM])}
+        if "gpu" in beginning.lower():
+            self._where |= {about(found["gpu"]).gpu_index for found in _WHERE.finditer(beginning)}
         statement = self._wrapped(line, text, number) or statement_of(number, origin, text)
         self._before = number, line, text
-        self._of_a_node = self._of_a_node or OF_A_NODE.search(text[:_LONGEST_FORM]) is not None
-        self._vendors += [v for v, names in _VENDORS if v not in self._vendors and names.search(text[:_LONGEST_FORM])]
+        self._of_a_node = self._of_a_node or OF_A_NODE.search(beginning) is not None
+        self._vendors += [v for v, names in _VENDORS if v not in self._vendors and names.search(beginning)]
         if statement is None:
             self._note(text, number)
             if len(self._no_news) < _MOST_FORMS and "GPU" not in text and not _FRAME.match(text):
                 self._no_news.add(form)
         else:
             self._keep(statement, of_a_rank=origin.rank is not None or origin.local_rank is not None)
+
+    def _look_for_a_page(self, line: str, beginning: str) -> None:
+        """Count what shows a page: prose, headings, tables."""
+        self._prose_lines += _PROSE.search(beginning) is not None
+        if mark := _PAGE_MARK.match(line):
+            self._marks["##" if mark[1] else "#"] += 1
+        self._tables = self._tables or _PAGE_TABLE.match(line) is not None
 
     def _wrapped(self, line: str, text: str, number: int) -> Statement | None:
         """The statement of this line and the one before, if only both together have the words of a known error."""
@@ -178,24 +183,18 @@ class TextStatements:
     def _statements(self) -> tuple[Reported, ...]:
         return (*self._kept.values(), *(self._verdicts.values() if self._of_a_node else ()))
 
-    @property
-    def _of_the_node(self) -> list[Reported]:
-        return [
-            each
-            for each in self._statements
-            if not ((self.is_a_page and _is_prose(each)) or (self._tables and _PAGE_ROW.match(each.text)))
-        ]
+    def _is_on_a_page(self, reported: Reported) -> bool:
+        return (self.is_a_page and _is_prose(reported)) or (self._tables and bool(_PAGE_ROW.match(reported.text)))
 
     @property
     def said(self) -> tuple[Reported, ...]:
         """What was said about the node, each once, in the order of the text."""
-        retained = self._of_the_node
+        retained = [each for each in self._statements if not self._is_on_a_page(each)]
         is_well = self._well_lines > 0 and self._of_a_node
-        about_errors = [each for each in self._statements if each not in retained]
         retained += [
             replace(each, loudness="unread", text=f"a page that writes about errors says: {each.text}")
-            for each in about_errors
-            if each.effect == "hardware" and each.names_a_gpu
+            for each in self._statements
+            if self._is_on_a_page(each) and each.effect == "hardware" and each.names_a_gpu
         ][:1]
         if not retained and is_well and (unread := next(filter(self._is_beside_good, self._unread), None)):
             text = f"a tool's own verdict is good, and more is said that was not understood: {unread.strip()}"
@@ -205,10 +204,6 @@ class TextStatements:
         over = past_entries(self._entries)
         retained = [_as_past(each) if each.form == "sentence" and each.line in over else each for each in retained]
         return tuple(self._with_only_gpu(each) for each in retained)
-
-    @property
-    def _vendor(self) -> str | None:
-        return self._vendors[0] if len(self._vendors) == 1 else None
 
     @property
     def is_a_page(self) -> bool:
@@ -260,8 +255,8 @@ class TextStatements:
 
     def _with_only_gpu(self, reported: Reported) -> Reported:
         """The statement with its vendor, and the GPU that other lines name, if they name no other one."""
-        if self._vendor:
-            reported = replace(reported, vendor=self._vendor)
+        if len(self._vendors) == 1:
+            reported = replace(reported, vendor=self._vendors[0])
         if reported.names_a_gpu:
             return reported
         if len(self._where) == 1 and reported.form == "sentence" and reported.device is None:

@@ -94,18 +94,18 @@ class LogRecord(msgspec.Struct, frozen=True):
     continued: LogRecord | None = None
 
 
-def kmsg_records(text: str, wanted: Callable[[str], bool]) -> Iterator[LogRecord]:
+def kmsg_records(text: str, keeps: Callable[[str], bool]) -> Iterator[LogRecord]:
     """Yield the wanted messages in the content of /dev/kmsg: whole records, never their " KEY=value" lines.
 
     The kernel writes a line end inside a message as \\x0a there. It is kept, because the text after it is not the start
     of a message.
     """
     for line in text.split("\n"):
-        if wanted(line) and (record := _kmsg_record(line)) is not None:
+        if keeps(line) and (record := _kmsg_record(line)) is not None:
             yield record
 
 
-def text_records(lines: Iterable[str], wanted: Callable[[str], bool], from_kernel: bool = False) -> Iterator[LogRecord]:
+def text_records(lines: Iterable[str], keeps: Callable[[str], bool], from_kernel: bool = False) -> Iterator[LogRecord]:
     """Yield the wanted lines of dmesg, syslog, journalctl (text or JSON), /dev/kmsg, or any other text.
 
     `from_kernel`: the text only contains messages of the kernel (journalctl -k).
@@ -115,7 +115,7 @@ def text_records(lines: Iterable[str], wanted: Callable[[str], bool], from_kerne
     passed: deque[str] = deque(maxlen=_MOST_PASSED)
     for coloured in lines:
         raw = _COLOURS.sub("", coloured) if "\x1b" in coloured else coloured
-        if not wanted(raw) and _BYTES not in raw:
+        if not keeps(raw) and _BYTES not in raw:
             passed.append(raw)
             continue
         record = read_line(_clipped(raw))

@@ -82,8 +82,8 @@ class Unanswered(Fact, frozen=True):
         """What happened, with the GPU, for a message."""
         if not self.hangs and self.call in self.reason:
             return on_gpu(self.reason, self.gpu)
-        words = f"{on_gpu(self.call, self.gpu)} {self.reason}"
-        return f"{words} in {self.waited_s:.1f} s" if self.hangs else words
+        text = f"{on_gpu(self.call, self.gpu)} {self.reason}"
+        return f"{text} in {self.waited_s:.1f} s" if self.hangs else text
 
 
 class LoadFailure(Fact, frozen=True):

@@ -234,18 +234,18 @@ class NvmlClient:
         """The answer of a getter that returns one number; Missing (failed) if it is outside [low, high]."""
         return in_range(self.ask(name, *args), low, high, name)
 
-    def fields(self, wanted: Sequence[tuple[int, int]]) -> Fields:
+    def fields(self, ids_and_scopes: Sequence[tuple[int, int]]) -> Fields:
         """Read many (field id, scope) in one driver call; each value has its own return code.
 
         An id that this driver does not know is unsupported. 15 and 16 of a single field are noted like those
         of a call; 999 of a single field costs only that field, and is in its leaf.
         """
         try:
-            values = self.call(_FIELD_VALUES, self.handle, list(wanted))
+            values = self.call(_FIELD_VALUES, self.handle, list(ids_and_scopes))
         except DriverError as error:
             self.note(error)
-            return dict.fromkeys(wanted, error.missing)
-        return {key: self._field(key[0], value) for key, value in zip(wanted, values, strict=True)}
+            return dict.fromkeys(ids_and_scopes, error.missing)
+        return {key: self._field(key[0], value) for key, value in zip(ids_and_scopes, values, strict=True)}
 
     def _field(self, field: int, value: Any) -> int | Missing:
         name = f"{_FIELD_VALUES}({field})"

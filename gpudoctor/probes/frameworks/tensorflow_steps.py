@@ -148,8 +148,8 @@ def _under(task: TensorflowTask, strategy: Any, replicas: int, expected: dict[st
     held, slots = _bytes(expected), 2 * _bytes(expected)
     ranks = []
     for place in range(len(losses[0])):
-        mine = {name: strategy.experimental_local_results(weight)[place].numpy() for name, weight in weights.items()}
-        error, worst = _weights_error(mine, expected)
+        trained = {name: strategy.experimental_local_results(weight)[place].numpy() for name, weight in weights.items()}
+        error, worst = _weights_error(trained, expected)
         peak = tf.config.experimental.get_memory_info(f"GPU:{place}")["peak"] if task.on_gpu else CPU_MEMORY
         ranks.append(
             StrategyRank(

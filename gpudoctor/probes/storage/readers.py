@@ -95,9 +95,9 @@ def read_at_once(
             own = pieces[place::readers] if pattern == "random" else pieces[place * each : (place + 1) * each]
             if method == "direct":
                 own = own or pieces[-1:]
-            with pipe_with_child("writes") as (ours, other):
+            with pipe_with_child("writes") as (parent, other):
                 processes.append(ForkedProcess(partial(_be_reader, other, go, task, own)))
-            answers[ours] = Bounded(_MOST_ANSWER_BYTES)
+            answers[parent] = Bounded(_MOST_ANSWER_BYTES)
         write_all(begin, bytes(readers))
         takers = {descriptor: answer.take for descriptor, answer in answers.items()}
         if not read_to_end(takers, monotonic() + seconds + _SLACK_S):

@@ -138,8 +138,8 @@ class Embedding(nn.Module):
             x = self.tokens(tokens)
         else:
             own = tokens - self._tp.number * self.tokens.num_embeddings
-            mine = (own >= 0) & (own < self.tokens.num_embeddings)
-            x = self._tp.summed(self.tokens(torch.where(mine, own, 0)) * mine.unsqueeze(-1))
+            is_own = (own >= 0) & (own < self.tokens.num_embeddings)
+            x = self._tp.summed(self.tokens(torch.where(is_own, own, 0)) * is_own.unsqueeze(-1))
         if self.places is not None:
             first = self._tp.number * x.shape[1]
             x = x + self.places(torch.arange(first, first + x.shape[1], device=x.device))

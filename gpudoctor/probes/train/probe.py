@@ -212,11 +212,11 @@ def all_even(cycles_ms: Sequence[Sequence[float]], most: int) -> bool:
     Methods, 2000, table 2.3). MAD x 1.4826 estimates a standard deviation, and that of a median of n is 1.25 x as large
     / sqrt(n).
     """
-    for number, mine in enumerate(cycles_ms):
+    for number, own_ms in enumerate(cycles_ms):
         others = [cycles for other, cycles in enumerate(cycles_ms) if other != number]
         if not others:
             return True
-        logs = [math.log(own / statistics.median(usual)) for own, *usual in zip(mine, *others, strict=True)]
+        logs = [math.log(cycle_ms / statistics.median(usual)) for cycle_ms, *usual in zip(own_ms, *others, strict=True)]
         errors = _OBRIEN_FLEMING * math.sqrt(most / len(logs))
         unsure = errors * 1.25 * 1.4826 * median_deviation(logs) / math.sqrt(len(logs))
         if statistics.median(logs) + unsure >= math.log(JUDGED_RATIO):

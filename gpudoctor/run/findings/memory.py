@@ -45,8 +45,8 @@ def growth_mib(values: Sequence[float]) -> float | None:
 def memory(watched: Watched) -> Iterator[Finding]:
     """Report ranks whose memory grows steadily."""
     if watched.oom_kills:
-        gone = [rank for rank in watched.ranks if rank.ending == "abrupt"]
-        first = min(gone, key=lambda rank: rank.ended_s or 0.0, default=None)
+        killed = [rank for rank in watched.ranks if rank.ending == "abrupt"]
+        first = min(killed, key=lambda rank: rank.ended_s or 0.0, default=None)
         subject = NODE if first is None else subject_of(watched, first)
         text = "killed by the kernel: the memory limit of its cgroup was reached"
         yield fail(

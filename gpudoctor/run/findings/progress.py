@@ -44,10 +44,10 @@ def progress(watched: Watched) -> Iterator[Finding]:
 
 def missing_ranks(ranks: tuple[StoppedRank, ...]) -> tuple[StoppedRank, ...]:
     """Those for which the others wait: gone or not waiting; if all wait, those behind or in another collective."""
-    gone = tuple(rank for rank in ranks if rank.gone)
+    ended = tuple(rank for rank in ranks if rank.gone)
     busy = tuple(rank for rank in ranks if not rank.gone and not rank.waits)
-    if gone or busy:
-        return gone if gone and len(busy) + len(gone) == len(ranks) and len(gone) < len(ranks) else (busy or gone)
+    if ended or busy:
+        return ended if ended and len(busy) + len(ended) == len(ranks) and len(ended) < len(ranks) else (busy or ended)
     fewest, most = min(r.finished for r in ranks), max(r.finished for r in ranks)
     if fewest < most:
         return tuple(rank for rank in ranks if rank.finished == fewest)

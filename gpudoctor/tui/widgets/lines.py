@@ -44,13 +44,13 @@ def cut(line: Row, width: int) -> Row:
     """The row, or as much of it as fits before a "…": without the sign "GPU 0-7" could end as "GPU 0"."""
     if length(line.runs) <= width:
         return line
-    left, kept = width - 1, list[Run]()
+    left, shown = width - 1, list[Run]()
     for text, tone in line.runs:
-        kept.append((text if cell_len(text) <= left else set_cell_size(text, max(left, 0)), tone))
+        shown.append((text if cell_len(text) <= left else set_cell_size(text, max(left, 0)), tone))
         left -= cell_len(text)
         if left <= 0:
             break
-    return Row((*kept, ("…", "")), line.cursor)
+    return Row((*shown, ("…", "")), line.cursor)
 
 
 class Lines(Widget):

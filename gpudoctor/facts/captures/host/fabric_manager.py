@@ -139,10 +139,10 @@ def _part(
         if bad:
             # without the host name, which precedes the program's name
             errors = [*(errors or []), own[1] if own is not None else line.strip()[:300]][-MOST_ERRORS:]
-    told = none if errors is None and not jobs else (*jobs, *(errors or ()))
+    reported = none if errors is None and not jobs else (*jobs, *(errors or ()))
     state = {"service": service} if service is not None else {}
     state |= {"result": result} if state and result is not None else {}
-    return Part(Node(fabric_manager=FabricManager(version=version, errors=told, **state)))
+    return Part(Node(fabric_manager=FabricManager(version=version, errors=reported, **state)))
 
 
 def without_failed_jobs(node: Node) -> Node:

@@ -57,7 +57,7 @@ def read_ports(block: Block) -> Part:
     Only the RDMA device in the command identifies the port of `mlxlink`. `ibstatus` prints a number before its words
     ("4: ACTIVE"), the others after them or not at all.
     """
-    told: _Told = defaultdict(dict)
+    ports: _Told = defaultdict(dict)
     named = _MLXLINK_DEVICE.search(block.command)
     device, port = (named["device"], 1) if named is not None else ("", 0)
     of_device: dict[str, Any] = {}
@@ -67,7 +67,7 @@ def read_ports(block: Block) -> Part:
             device, port, of_device, rate = begin["device"], int(begin["port"] or 0), {}, {}
         elif number := _PORT_LINE.match(line):
             port, rate = int(number[1]), {}
-            told[device, port] |= of_device
+            ports[device, port] |= of_device
         elif (reported := key_value(line)) and device:
             key, value = reported[0].lower(), reported[1]
             if key in _OF_DEVICE and value:
@@ -75,10 +75,10 @@ def read_ports(block: Block) -> Part:
             elif key in ("active_width", "active_speed") and (number := _NUMBER.match(value)):
                 rate[key] = float(number[1])
             elif port:
-                told[device, port] |= _port_leaf(key, _NUMBERED.sub("", value))
+                ports[device, port] |= _port_leaf(key, _NUMBERED.sub("", value))
             if port and len(rate) == 2:
-                told[device, port]["rate_gbit_s"] = rate["active_width"] * rate["active_speed"]
-    return _part(told)
+                ports[device, port]["rate_gbit_s"] = rate["active_width"] * rate["active_speed"]
+    return _part(ports)
 
 
 @text_reader(
@@ -103,38 +103,38 @@ def read_mlxlink(block: Block) -> Part:
 @text_reader("rdma link", _RDMA_LINK.match)
 def read_rdma_link(block: Block) -> Part:
     """`rdma link`: the state of every port, and its network interface."""
-    told: _Told = defaultdict(dict)
+    ports: _Told = defaultdict(dict)
     for found in block.matches(_RDMA_LINK):
-        words = found["told"].split()
-        pairs = dict(zip(words[::2], words[1::2], strict=False))
+        fields = found["told"].split()
+        pairs = dict(zip(fields[::2], fields[1::2], strict=False))
         leaves = {"interface": pairs["netdev"][:40]} if "netdev" in pairs else {}
         for key in ("state", "physical_state"):
             leaves |= _port_leaf(key, pairs.get(key, ""))
-        told[found["device"], int(found["port"])] |= leaves
-    return _part(told)
+        ports[found["device"], int(found["port"])] |= leaves
+    return _part(ports)
 
 
 @text_reader("/sys/class/infiniband", _SYSFS.match)
 def read_sysfs(block: Block) -> Part:
     """The files of the ports in /sys/class/infiniband, each with its path before it."""
-    told: _Told = defaultdict(dict)
+    ports: _Told = defaultdict(dict)
     for found in block.matches(_SYSFS):
         value = _NUMBERED.sub("", found["value"].strip())
-        told[found["device"], int(found["port"])] |= _port_leaf(found["key"], value)
-    return _part(told)
+        ports[found["device"], int(found["port"])] |= _port_leaf(found["key"], value)
+    return _part(ports)
 
 
-def _part(told: _Told) -> Part:
-    ports = tuple(RdmaPort(device, port, **leaves) for (device, port), leaves in sorted(told.items()) if leaves)
+def _part(found: _Told) -> Part:
+    ports = tuple(RdmaPort(device, port, **leaves) for (device, port), leaves in sorted(found.items()) if leaves)
     return Part(Node(network=Network(rdma_ports=ports))) if ports else Part()
 
 
 def _port_leaf(key: str, value: str) -> dict[str, Any]:
     """The leaf in one line of a port; empty for a line that is not kept, or cut off after its colon."""
     word = value.split(" (")[0].strip()
-    leaf, words = _WORDS.get(key.replace(" ", "_"), ("", {}))
-    if word.lower() in words:
-        return {leaf: words[word.lower()]}
+    leaf, values = _WORDS.get(key.replace(" ", "_"), ("", {}))
+    if word.lower() in values:
+        return {leaf: values[word.lower()]}
     if key == "rate" and (number := _NUMBER.match(word)):
         return {"rate_gbit_s": float(number[1])}
     return {}

@@ -6,6 +6,7 @@ No fact of the node itself is in these texts: what they find wrong is reported a
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 
 from msgspec.structs import replace
 
@@ -33,7 +34,7 @@ _NOT_READY = re.compile(
 # Slurm runs no job there; with another word or letter a node is off, starts or is reserved, as somebody planned
 _DOWN = re.compile(r"(?:down|fail|failing|error)\*?(?:\+(?:drain|not_respond|no_respond)[a-z_]*\*?)*")
 _NO_ANSWER = re.compile(r"not responding", re.IGNORECASE)
-_CONDITION = re.compile(r"\s+([A-Z]\w{2,60})\s+(True|False|Unknown)\s+(.*)")
+_CONDITION = re.compile(r"\s+(?P<type>[A-Z]\w{2,60})\s+(?P<status>True|False|Unknown)\s+(?P<reason>.*)")
 # "KernelReady"; most others are problems: "MemoryPressure", "NetworkUnavailable", "GpuNotReady"
 _CONDITION_OF_HEALTH = re.compile(r"(?<!Not)(?:Ready|Healthy|Available)$")
 _SECTION = re.compile(r'\s*"?(allocatable|capacity|conditions)"?:\s*(?:[{\[]\s*)?$', re.IGNORECASE)
@@ -87,8 +88,8 @@ def _out_of_service(tool: str, node: str, state: str, reason: str, *, of_many: b
     down = not of_many and _DOWN.fullmatch(state) and (not reason or _OF_SLURM.match(reason))
     broken = _BROKEN.search(reason) or down
     loudness: Loudness = "error" if broken else "unread" if unread else "warning"
-    told = from_tool(tool, f"{node} is {state}: {reason or 'no reason given'}", loudness)
-    return replace(told, gpu=about(reason).gpu_index)  # a node may be called like a GPU
+    reported = from_tool(tool, f"{node} is {state}: {reason or 'no reason given'}", loudness)
+    return replace(reported, gpu=about(reason).gpu_index)  # a node may be called like a GPU
 
 
 def _verdict(tool: str, configured: list[str], given: list[str], away: list[Reported], node: str) -> Part:
@@ -107,16 +108,16 @@ def _verdict(tool: str, configured: list[str], given: list[str], away: list[Repo
 @text_reader("scontrol show node", r"NodeName=\S{1,253} ", r"NodeName=|\s+[A-Z]\w{1,30}=")
 def read_scontrol(block: Block) -> Part:
     """`scontrol show node NAME`: GPUs that are not given out, and a node that gets no jobs."""
-    told: dict[str, list[str]] = {"name": [], "have": [], "give": [], "state": [], "reason": []}
+    fields: dict[str, list[str]] = {"name": [], "have": [], "give": [], "state": [], "reason": []}
     for found in _RECORD.finditer(block.text):
-        told[found.lastgroup or ""].append(found[found.lastgroup or ""])
-    nodes = zip(told["name"], told["state"], [*told["reason"], *[""] * len(told["name"])], strict=False)
+        fields[found.lastgroup or ""].append(found[found.lastgroup or ""])
+    nodes = zip(fields["name"], fields["state"], [*fields["reason"], *[""] * len(fields["name"])], strict=False)
     away = [
         _out_of_service("scontrol", name, state.lower(), reason)
         for name, state, reason in nodes
         if any(_AWAY.fullmatch(word) for word in re.findall(r"[a-z_]+\*?", state.lower()))
     ]
-    return _verdict("scontrol", told["have"], told["give"], away, "".join(told["name"][:1]) or "the node")
+    return _verdict("scontrol", fields["have"], fields["give"], away, "".join(fields["name"][:1]) or "the node")
 
 
 @text_reader(
@@ -153,8 +154,7 @@ def read_sinfo(block: Block) -> Part:
         else:
             serving = serving or state.startswith(("idle", "alloc", "mix", "comp"))
     if away or header[:1] == ["REASON"]:
-        reported = (_out_of_service("sinfo", *nodes, of_many=serving) for nodes in away[:_MOST_NODES])
-        return Part(reported=tuple(reported))
+        return Part(reported=tuple(_out_of_service("sinfo", *row, of_many=serving) for row in away[:_MOST_NODES]))
     return Part(notes=("sinfo: no node is out of service",))
 
 
@@ -170,9 +170,8 @@ def read_kubectl(block: Block) -> Part:
     section, name = "", "the node"
     counts: dict[str, list[str]] = {"capacity": [], "allocatable": []}
     cordon: list[Reported] = []
-    bad: list[Reported] = []
+    conditions: list[tuple[str, str]] = []  # name of the node, line
     taints: list[Reported] = []
-    keys: dict[str, str] = {}  # of the condition that is being read
     for line in block.lines:
         if found := _SECTION.match(line):
             section = found[1].lower()
@@ -183,16 +182,12 @@ def read_kubectl(block: Block) -> Part:
                 cordon.append(_out_of_service("kubectl", name, "unschedulable", ""))
         elif section in counts and (gpus := _QUANTITY.match(line)):
             counts[section].append(gpus[1])
-        elif section == "conditions" and (condition := _CONDITION.match(line)):
-            bad += _condition(name, *condition.groups())
-        elif section == "conditions" and (key := _KEY.match(line)):
-            keys[key[1]] = key[2]
-            if "type" in keys and "status" in keys:
-                bad += _condition(name, keys["type"], keys["status"], keys.get("reason", ""))
-                keys = {}
+        elif section == "conditions":
+            conditions.append((name, line))
         # every pod tolerates such taints: its description, which may follow, lists them as Tolerations
         if section == "taints" and (taint := _TAINT.match(line)):
             taints.append(_out_of_service("kubectl", name, taint[1], "its taint keeps pods away"))
+    bad = list(_bad_conditions(conditions))
     # a taint follows a condition, and says no more than that; a cordon or one that only warns is another thing
     if any(each.loudness != "warning" for each in bad):
         taints = []
@@ -201,10 +196,19 @@ def read_kubectl(block: Block) -> Part:
     return _verdict("kubectl", counts["capacity"], counts["allocatable"], [*taints, *bad, *cordon], name)
 
 
-def _condition(name: str, kind: str, status: str, rest: str) -> list[Reported]:
-    if status == ("True" if _CONDITION_OF_HEALTH.search(kind) else "False"):
-        return []
-    return [_out_of_service("kubectl", name, f"{kind} {status}", " ".join(rest.split())[-120:])]
+def _bad_conditions(lines: Iterable[tuple[str, str]]) -> Iterator[Reported]:
+    """Of conditions, each line with its node's name, those that are bad: rows of describe, or keys in YAML or JSON."""
+    keys: dict[str, str] = {}  # of the condition that is being read
+    for name, line in lines:
+        row = _CONDITION.match(line)
+        condition = row.groupdict() if row else {}
+        if key := _KEY.match(line):
+            keys[key[1]] = key[2]
+            if "type" in keys and "status" in keys:
+                condition, keys = keys, {}
+        if condition and condition["status"] != ("True" if _CONDITION_OF_HEALTH.search(condition["type"]) else "False"):
+            reason = " ".join(condition.get("reason", "").split())[-120:]
+            yield _out_of_service("kubectl", name, f"{condition['type']} {condition['status']}", reason)
 
 
 @text_reader("kubectl get nodes", _NODES, _NODE_ROW.pattern, after=r"kubectl get (?:no|nodes?)\b(?!.* -o)")

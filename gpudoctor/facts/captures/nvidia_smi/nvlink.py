@@ -133,8 +133,8 @@ class _Listing(msgspec.Struct):
     option: str = ""  # until the first link
     lines: int = 0
 
-    def count(self, told: str, line: int) -> None:
-        self.option = self.option or ("errors" if _ERRORS.match(told) else "remote" if _REMOTE.match(told) else "state")
+    def count(self, text: str, line: int) -> None:
+        self.option = self.option or ("errors" if _ERRORS.match(text) else "remote" if _REMOTE.match(text) else "state")
         self.lines += 1
         self.last_line = line
 

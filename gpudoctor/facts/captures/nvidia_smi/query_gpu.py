@@ -177,8 +177,8 @@ def _event_reasons(v: Values) -> tuple[str, ...] | Missing:
         return failed[0]
     if len(missing) == len(flags):
         return missing[-1]
-    words = (_REASON_PREFIXES.sub("", path.rpartition("/")[2]) for path, flag in flags.items() if flag is True)
-    return tuple(dict.fromkeys(REASONS.get(word, word.replace("_", "-")) for word in words))
+    reasons = (_REASON_PREFIXES.sub("", path.rpartition("/")[2]) for path, flag in flags.items() if flag is True)
+    return tuple(dict.fromkeys(REASONS.get(reason, reason.replace("_", "-")) for reason in reasons))
 
 
 def _mig_instances(enabled: bool | Missing, dump: GpuDump) -> tuple[MigInstance, ...] | Missing:

@@ -149,8 +149,8 @@ class _Table:
             if f"table.{name}" in PATHS:
                 values[PATHS[f"table.{name}"]] = cell
             elif cell == "ERR!" and line.count("ERR!") == 1:  # more of them are told by the facts
-                words = f"nvidia-smi says ERR! for the {name} of GPU {gpu.address}"
-                self._errors.append(from_tool(NAME, words, "unread"))
+                text = f"nvidia-smi says ERR! for the {name} of GPU {gpu.address}"
+                self._errors.append(from_tool(NAME, text, "unread"))
 
     def _add_process(self, row: re.Match[str]) -> None:
         gpu = self._gpus.get(int(row["gpu"]), GpuDump())

@@ -119,9 +119,9 @@ def _performance_state(text: str) -> int | Missing:
     return int(level[:3]) if level.isdecimal() else not_understood(text)
 
 
-def _one_of(words: Mapping[str, str], text: str) -> str | Missing:
+def _one_of(names: Mapping[str, str], text: str) -> str | Missing:
     word = text.lower().replace("_", "-")
-    return words.get(word) or not_understood(text.lower())
+    return names.get(word) or not_understood(text.lower())
 
 
 _VIRTUALIZATION = {
