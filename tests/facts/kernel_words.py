@@ -33,6 +33,12 @@ DRIVER_LINES: list[tuple[str, str | None, str, str | None]] = [
     ("NVRM: GPU0 kgspInitRm_IMPL: cannot bootstrap riscv/gsp: 0xffff", "gsp-boot", "gsp", None),
     ("NVRM: GPU0 kfspPollForQueueEmpty_IMPL: Timed out waiting for FSP command queue", "gsp-boot", "gsp", None),
     (f"NVRM: BAR1 is 0M @ 0x0 (PCI:{BUS_9B})", "bar-invalid", "rm", BUS_9B),
+    (
+        f"NVRM: GPU {BUS_9B}: GPU does not have the necessary power cables connected.",
+        "no-power-cable",
+        "rm",
+        BUS_9B,
+    ),
     ("NVRM: The NVIDIA probe routine failed for 2 device(s).", "probe-failed", "rm", None),
     (f"nvidia: probe of {BUS_9B} failed with error -1", None, "rm", BUS_9B),
     (f"nvidia {BUS_9B}: probe with driver nvidia failed with error -1", None, "rm", BUS_9B),

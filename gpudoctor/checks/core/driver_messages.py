@@ -80,6 +80,12 @@ MEANINGS: dict[str, MessageMeaning] = {
         True,
         _OTHER_DRIVER,
     ),
+    "no-power-cable": MessageMeaning(
+        "hardware",
+        "the GPU's power cables are not connected",
+        "Power the node off, connect the power cables of that GPU, and see that its supply is on.",
+        True,
+    ),
     "init-failed": MessageMeaning("reset", "the driver could not start the GPU: RmInitAdapter failed", _RESET, True),
     "gsp-boot": MessageMeaning("reset", "the GPU's own processor (GSP) does not boot", _RESET, True),
     "bar-invalid": MessageMeaning(
@@ -140,7 +146,10 @@ def failed_starts(case: Case) -> Iterator[Finding]:
     so = ": the driver does not show it" if asked else ", the kernel log says"
     for bus_id, reported in not_started(case.node).items():
         events = [e for e in known(case.node.kernel_log.events) or () if e.bus_id == bus_id]
-        lines = [e for e in events if not reported.other_driver or meaning(e) == reported]
+        reasons = [e for e in events if meaning(e) == reported]
+        lines = reasons if reported.other_driver else events
+        # what follows the reason may have pushed it out
+        shown = lines[-2:] if not reasons or reasons[-1] in lines[-2:] else [reasons[-1], lines[-1]]
         board: list[Advice | str] = [
             Advice("Look whether it is on the bus at all.", f"lspci -s {bus_id} -vv"),
             "Still gone: reseat the GPU or its riser, then open a hardware case.",
@@ -151,7 +160,7 @@ def failed_starts(case: Case) -> Iterator[Finding]:
             of_gpu(by_bus[bus_id]) if bus_id in by_bus else Subject(kind="gpu", bus_id=bus_id),
             f"{reported.words}{so}",
             "every GPU on the bus starts with the driver",
-            *log_lines(lines[-2:]),
+            *log_lines(shown),
             likely=reported.likely,
             advice=[reported.advice, *([] if reported.other_driver else board)],
         )

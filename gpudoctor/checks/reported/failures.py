@@ -179,7 +179,7 @@ def _is_taken_out(reported: Reported) -> bool:
 
 
 def _speaks_for_node(reported: Reported) -> bool:
-    if reported.said_by and _OF_THE_NODE.fullmatch(reported.said_by):
+    if reported.said_by and _OF_THE_NODE.fullmatch(reported.said_by.partition(" ")[0]):
         return True
     return (_BEGINS_WITH_NODE.match(reported.text[:200]) or _QUOTED_TOOL.search(reported.text)) is not None
 

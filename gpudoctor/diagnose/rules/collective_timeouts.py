@@ -11,6 +11,7 @@ from gpudoctor.diagnose.events import MOST_RANKS, Event, only
 from gpudoctor.diagnose.job import Attempt
 from gpudoctor.diagnose.rules.direct import mismatch_at
 from gpudoctor.diagnose.rules.model import Hypothesis, at_events, host_of, named, only_rank, ranks_of, undecided
+from gpudoctor.text.units import listed
 
 _UNEVEN = ("ALLTOALL", "SEND", "RECV", "GATHER", "SCATTER", "COALESCED", "UNKNOWN")
 _GROUP_OF_ALL = "0/"  # torch's first process group has every rank
@@ -101,9 +102,8 @@ def _mismatched(groups: Groups) -> Iterator[Hypothesis]:
                 at.setdefault((key, waiting.seq), {})[rank] = waiting
     for (_, seq), arrived in at.items():
         values = {rank: w.op for rank, w in arrived.items()}
-        uneven = any(w.op.startswith(_UNEVEN) or "ALLTOALL" in w.op for w in arrived.values())
-        if len({*values.values()}) < 2 and not uneven:
-            values = {rank: f"{w.op} of {w.numel[0]}" for rank, w in arrived.items() if w.numel[0] is not None}
+        if len({*values.values()}) < 2:
+            values = {rank: _operation(w) for rank, w in arrived.items() if w.numel[0] is not None}
         if len({*values.values()}) > 1:
             yield mismatch_at(seq, values, [w.events[0] for w in arrived.values()])
             return
@@ -120,6 +120,8 @@ def _behind(groups: Groups) -> Iterator[Hypothesis]:
             ranks = tuple(sorted(w.rank for w in behind))
             events = [w.events[0] for w in behind] + [w.events[0] for w in members if w not in behind][:2]
             text = f"{named(ranks)} did not issue collective {latest}, in which the others wait"
+            if passed := [f"{w.op} {w.seq}" for w in behind if w.op and w.seq is not None and w.seq < latest]:
+                text += f"; it waits in {listed(passed, 2)} itself, or they run different ones from there on"
             yield Hypothesis("rank_behind", text, events[:4], ranks=ranks, host=host_of(w.events[0] for w in behind))
             return
 
@@ -158,12 +160,23 @@ def _not_comparable(groups: Groups, waiting: list[Waiting], reporting: set[int])
     places = {(key, w.seq) for key, members in groups.items() for w in members.values() if w.seq is not None}
     if len(reporting) < 2:
         return "one rank alone cannot show who is missing"
-    # in named groups the operations have been compared before
-    if not groups.keys() - {None} and len({w.op for w in waiting if w.op}) > 1:
-        return "the ranks wait in different collectives, of one group or of several: these lines name no group"
+    # in named groups the operations and sizes have been compared before
+    if not groups.keys() - {None}:
+        kinds = dict.fromkeys(_operation(w) for w in waiting if w.op)
+        if len(kinds) > 1:
+            return (
+                f"they wait in different ones ({listed([*kinds], 4)}): a mismatch, or of several groups; "
+                "these lines name no group"
+            )
     if len({w.seq for w in waiting}) > 1 or len(groups.keys() - {None}) > 1:
         return "the ranks wait in different groups" if len(places) > 1 else "most ranks are not heard of"
     return ""
+
+
+def _operation(waiting: Waiting) -> str:
+    """The operation, with its size if that is the same on all ranks of a group."""
+    uneven = waiting.op.startswith(_UNEVEN) or "ALLTOALL" in waiting.op or waiting.numel[0] is None
+    return waiting.op if uneven else f"{waiting.op} of {waiting.numel[0]}"
 
 
 def _undecided(events: list[Event], reporting: set[int], why: str) -> Hypothesis:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 
+from msgspec.structs import replace
+
 from gpudoctor.facts.captures import BUS_ID, MOST_GPUS, clipped
 from gpudoctor.facts.captures.monitor import part_by_dcgm
 from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump
@@ -20,6 +22,7 @@ from gpudoctor.text.grouped import grouped
 _MOST_ROWS, _MOST_WORDS = 40, 300  # of what a failed test says: it repeats it for each GPU
 _BORDER = r"[|+][-=+]{10,}[|+]?\s*$"
 _ROW = re.compile(r"\|([^|]{0,200})\|([^|]{0,400})\|")
+_GPU = re.compile(r"\bGPU (\d{1,4})\b")
 _GLUED = re.compile(r"(GPU \d{1,4})(?=GPU)")  # DCGM 1 and 2 put the GPU before the words without a gap
 # what an administrator sets, and no part that is broken
 _SETTING = re.compile(r"(?i)persistence mode|environment variable|permission|(?:deny|black)list|graphics process")
@@ -149,7 +152,9 @@ class _Results:
                 self.reported.append(from_tool("dcgmi diag", f"{_PERHAPS_NO_LINKS}: {text}", "unread"))
                 continue
             loudness: Loudness = "warning" if _SETTING.search(f"{test} {why}") else "error"
-            self.reported.append(from_tool("dcgmi diag", text, loudness))
+            reported = from_tool("dcgmi diag", text, loudness)
+            of_several = len(set(_GPU.findall(" ".join(self._words.get(test, []))))) > 1
+            self.reported.append(replace(reported, gpu=None) if of_several else reported)
         counts = ", ".join(f"{count} {end}" for end, count in Counter(self._ends.values()).items())
         if "Pass" in counts and not self.reported:
             self.reported.append(from_tool("dcgmi diag", counts, "ok"))

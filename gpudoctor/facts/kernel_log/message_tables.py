@@ -20,6 +20,7 @@ DriverMessageName = Literal[
     "wants-open-module",
     "wants-closed-module",
     "unsupported",
+    "no-power-cable",
     "init-failed",
     "gsp-boot",
     "bar-invalid",
@@ -57,6 +58,7 @@ DRIVER_MESSAGES: tuple[DriverMessage, ...] = (
     DriverMessage("unsupported", "rm",
         "installed in this system is not supported by|is not supported by the NVIDIA"
         "|supported through the NVIDIA .{1,40} Legacy drivers", "nv-pci.c"),
+    DriverMessage("no-power-cable", "rm", "does not have the necessary power cables connected", "osinit.c"),
     DriverMessage("init-failed", "rm", r"RmInitAdapter failed|rm_init_adapter failed", "osinit.c, nv.c"),
     DriverMessage("gsp-boot", "gsp",
         r"unexpected WPR2 already up|GSP firmware RM|cannot bootstrap riscv/gsp"

@@ -739,6 +739,13 @@ def test_each_gpu_that_dcgm_finds_unwell_is_as_bad_as_it_says_with_its_words() -
     assert worst == [Status.WARN, Status.WARN, Status.FAIL], "the whole is called a failure"
 
 
+def test_a_test_of_dcgm_that_fails_on_several_gpus_is_of_none_alone() -> None:
+    row = "| GPU Memory  | Fail - All  |\n| Warning     | GPU 0 is not ready |\n"
+    (of_one,) = said(row)
+    (of_all,) = said(row + "| Warning     | GPU 1 is not ready |\n")
+    assert (of_one.subject.gpu, of_all.subject.gpu, of_all.status) == (0, None, Status.FAIL)
+
+
 MENTIONED = {
     "denied": "We didn't see Xid 79 this week on GPU 3.\n",
     "not": "GPU 3 has NOT fallen off the bus\n",
