@@ -727,7 +727,7 @@ _LINK_DOWN = "GPU {0}GPU {0}'s NvLink link {1} is currently down Run a field dia
         (((0, 0), (0, 1), (0, 2)), "", Status.UNKNOWN),
         (((0, 0), (0, 1), (1, 0), (1, 1)), "", Status.UNKNOWN),
         (((0, 0), (0, 1)), "GPU 0 has fallen off the bus", Status.FAIL),
-        (((0, 0), (0, 1), (1, 5)), "", Status.WARN),
+        (((0, 0), (0, 1), (1, 5)), "", Status.FAIL),
         (((0, 0), (0, 2)), "", Status.FAIL),
         (((0, 7),), "", Status.FAIL),
     ],
