@@ -8,8 +8,7 @@ from textwrap import wrap
 import msgspec
 
 from gpudoctor.cli import options
-from gpudoctor.cli.parsing import nearest_words
-from gpudoctor.errors import UserError
+from gpudoctor.errors import UserError, did_you_mean
 from gpudoctor.facts.simulated.load import faults, node_titles
 from gpudoctor.lazy import lazy_imports
 from gpudoctor.process.exit_codes import OK
@@ -53,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     if not any(found.values()):
         named = " or ".join(map(printable, args.words))
         names = [piece for rows in every.values() for name, *_ in rows for piece in (name, *name.split("-"))]
-        near = nearest_words(args.words[0], names)
+        near = did_you_mean(args.words[0], names)
         raise UserError(f"no simulated node, fault, injection or example job has {named} in its name or title{near}")
     if args.json:
         document = {
