@@ -151,7 +151,7 @@ def _mig(gpu: Gpu) -> Iterator[Finding]:
             of_gpu(gpu),
             f"MIG is {on_or_off(enabled)}, and will be {on_or_off(pending)} after the next reset",
             Expected("no change waiting", source="the GPU itself"),
-            Evidence("MIG mode, current and pending", f"{enabled}, {pending}"),
+            Evidence("MIG mode, current and pending", f"{on_or_off(enabled)}, pending {on_or_off(pending)}"),
             likely="someone changed the mode and did not reset the GPU since",
             advice=[Advice("Reset the GPU to let it take effect.", f"nvidia-smi --gpu-reset -i {gpu.smi_id}")],
         )
