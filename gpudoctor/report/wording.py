@@ -172,7 +172,7 @@ def verdict_words(report: Report) -> str:
         return "this is no GPU node"
     passed = counted(report.counts.passed, "check")
     by_verdict = {
-        "pass": f"nothing wrong in the {passed} that could look; no GPU was put under load",
+        "pass": f"nothing wrong in the {passed} evaluated; no GPU was put under load",
         "warn": "works; look at the warnings",
         "fail": "not fit to train on" + (", by what this text says" if report.evaluated.partly else ""),
     }
