@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from gpudoctor.diagnose.causes import text_of_cause
 from gpudoctor.diagnose.diagnosis import Confidence, Unread
 from gpudoctor.diagnose.rules.model import Hypothesis
+from gpudoctor.facts.captures import SourceError
+from gpudoctor.facts.captures.opened import read_file, read_stream
+from gpudoctor.report.saved_report import report_in
 from gpudoctor.text.grouped import grouped
 
-_MAX_BYTES = 64 << 20
 _MAX_FILES = 10_000
 _UP: dict[Confidence, Confidence] = {"possible": "likely", "likely": "certain", "certain": "certain"}
 # what a program or a kernel said of itself: a node that is fit now makes it no less true
@@ -31,28 +35,45 @@ class NodeReport(msgspec.Struct, frozen=True):
     passed: tuple[str, ...]
 
 
+class _Host(msgspec.Struct, frozen=True):
+    name: str | None
+
+
+class _Check(msgspec.Struct, frozen=True):
+    id: str
+    status: str
+
+
+class _Report(msgspec.Struct, frozen=True):
+    """What is read of a report: another version may write the rest differently."""
+
+    schema: Literal["gpudoctor.report/1"]
+    host: _Host
+    checks: tuple[_Check, ...]
+    error: str | None = None
+
+
 def read_reports(paths: list[Path]) -> tuple[list[NodeReport], list[Unread]]:
     """The reports in files and folders, and the files that are no reports."""
     found: list[NodeReport] = []
     unread: list[Unread] = []
     for path in paths:
         is_folder = os.path.isdir(path)  # noqa: PTH112 - Path.is_dir raises, e.g. for a name that is too long
-        files = sorted(_below(path, unread))[:_MAX_FILES] if is_folder else [path]
-        for file in files:
+        for file in sorted(_below(path, unread))[:_MAX_FILES] if is_folder else [path]:
             try:
-                info = file.stat()
-                if is_folder and not stat.S_ISREG(info.st_mode):
-                    # a pipe may never end; one that was named on the command line is a shell's <(COMMAND)
-                    unread.append(Unread(str(file), "no plain file"))
-                    continue
-                if info.st_size > _MAX_BYTES:
-                    raise ValueError("too large")
-                found.append(_report(msgspec.json.decode(file.read_bytes())))
-            except OSError as error:
-                unread.append(Unread(str(file), error.strerror or str(error)))
-            except (msgspec.DecodeError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-                unread.append(Unread(str(file), "no gpudoctor report"))
+                found.append(_node_report(report_in(_content(file, named=not is_folder), _Report)))
+            except SourceError as error:
+                unread.append(Unread(str(file), str(error)))
     return found, unread
+
+
+def _content(file: Path, *, named: bool) -> bytes:
+    """Raise SourceError. `named` on the command line: it may be a shell's <(COMMAND); another pipe may not end."""
+    with suppress(OSError):  # read_file tells of it
+        if named and stat.S_ISFIFO(file.stat().st_mode):
+            with file.open("rb") as pipe:
+                return read_stream(pipe)
+    return read_file(str(file))
 
 
 def _below(folder: Path, unread: list[Unread]) -> Iterator[Path]:
@@ -63,13 +84,9 @@ def _below(folder: Path, unread: list[Unread]) -> Iterator[Path]:
         yield from (Path(place, name) for name in names if name.endswith(".json"))
 
 
-def _report(data: object) -> NodeReport:
-    if not isinstance(data, dict) or not str(data.get("schema", "")).startswith("gpudoctor.report/"):
-        raise ValueError("schema")
-    by_status = grouped((str(check["status"]).lower(), str(check["id"])) for check in data.get("checks", ()))
-    host = data.get("host") or {}
-    name = host.get("hostname") if isinstance(host, dict) else None
-    return NodeReport(str(name or "?"), *(tuple(by_status.get(status, ())) for status in ("fail", "pass")))
+def _node_report(report: _Report) -> NodeReport:
+    by_status = grouped((check.status, check.id) for check in report.checks)
+    return NodeReport(report.host.name or "?", *(tuple(by_status.get(status, ())) for status in ("fail", "pass")))
 
 
 def weigh(best: Hypothesis, reports: list[NodeReport]) -> tuple[Hypothesis, Confidence, list[str]]:
