@@ -19,6 +19,7 @@ from gpudoctor.report.output_files import write_file
 from gpudoctor.report.progress import ProgressLine
 from gpudoctor.report.saved_report import load_report
 from gpudoctor.report.two_reports import joined
+from gpudoctor.text.grouped import grouped
 from gpudoctor.tui.check_runner import Checker, puts_load, users_of_gpus
 from gpudoctor.tui.state import FinishedRun, LogLine, Running, State
 
@@ -204,9 +205,7 @@ def summary(phases: dict[int, str]) -> str:
     >>> summary({0: "all_reduce of 4 MiB", 1: "all_reduce of 1 MiB", 2: "all_reduce of 4 MiB"})
     'rank 1: all_reduce of 1 MiB; 2 ranks: all_reduce of 4 MiB'
     """
-    ranks: dict[str, list[int]] = {}
-    for rank, phase in sorted(phases.items()):
-        ranks.setdefault(phase, []).append(rank)
+    ranks = grouped((phase, rank) for rank, phase in sorted(phases.items()))
     if len(ranks) == 1 and len(phases) > 1:
         return f"{next(iter(ranks))} ({len(phases)} ranks)"
     few_first = sorted(ranks.items(), key=lambda group: len(group[1]))

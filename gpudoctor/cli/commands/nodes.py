@@ -12,6 +12,7 @@ from gpudoctor.errors import UserError, did_you_mean
 from gpudoctor.facts.simulated.load import faults, node_titles
 from gpudoctor.lazy import lazy_imports
 from gpudoctor.process.exit_codes import OK
+from gpudoctor.text.grouped import grouped
 from gpudoctor.text.output import printable, write_stdout
 
 with lazy_imports():
@@ -73,9 +74,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _by_domain(rows: Rows) -> Rows:
     """The names of the faults that the checks of each domain find."""
-    names: dict[str, list[str]] = {}
-    for name, check, _ in rows:
-        names.setdefault(check.partition(".")[0], []).append(name)
+    names = grouped((check.partition(".")[0], name) for name, check, _ in rows)
     return [(domain, ", ".join(own)) for domain, own in names.items()]
 
 
