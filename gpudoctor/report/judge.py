@@ -38,8 +38,8 @@ from gpudoctor.report.model import (
     counts_of,
     evaluated_of,
     is_above,
+    node_verdict,
     suppressed_in,
-    verdict_of,
 )
 
 with lazy_imports():
@@ -108,7 +108,7 @@ def judge(
     part = node.source.may_be_part
     if part:
         results = read_from_text.named_as_in_text(results)
-    verdict = verdict_of(results, part=part)
+    verdict = node_verdict(results, part=part)
     if lacking and verdict != "fail":
         verdict = "unknown"
     evaluated = evaluated_of(results, question.level, part=part)

@@ -12,6 +12,7 @@ from gpudoctor.checks.core.subject import NODE, Subject, grouped_label
 from gpudoctor.text.grouped import grouped
 
 Number = int | float
+Verdict = Literal["pass", "warn", "fail", "unknown"]
 
 
 class Status(str, Enum):
@@ -34,7 +35,7 @@ def worst(statuses: Iterable[Status]) -> Status:
     return min(statuses, key=WORST_FIRST.index, default=Status.SKIP)
 
 
-def verdict_of(statuses: Iterable[Status]) -> Literal["pass", "warn", "fail", "unknown"]:
+def verdict_of(statuses: Iterable[Status]) -> Verdict:
     """The worst status; unknown if nothing could be judged, since that is no pass."""
     status = worst(statuses)
     return "unknown" if status is Status.SKIP else status.value
