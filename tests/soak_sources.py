@@ -29,8 +29,9 @@ from gpudoctor.facts.model.measurements import PROBES, Measurements
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node, to_json
 from gpudoctor.facts.nvml.fake_driver_context import VARIABLE, read_fake_driver_context, write_fake_driver_context
+from gpudoctor.process.exit_codes import FailOn
 from gpudoctor.report.bundle_files import files_of
-from gpudoctor.report.judge import FailOn, Question, judge
+from gpudoctor.report.judge import Question, judge
 from gpudoctor.report.model import Report, render_json
 from gpudoctor.report.saved_report import load_report
 from gpudoctor.testing.fake_nvml import FakeNvml, Script, write_script

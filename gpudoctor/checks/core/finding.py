@@ -28,6 +28,8 @@ class Status(str, Enum):
 WORST_FIRST = (Status.FAIL, Status.UNKNOWN, Status.WARN, Status.PASS, Status.SKIP)
 # what an operator has to look at, worst first
 PROBLEMS = WORST_FIRST[:3]
+# what was judged, and is not well
+WRONG = (Status.FAIL, Status.WARN)
 
 
 def worst(statuses: Iterable[Status]) -> Status:

@@ -8,7 +8,7 @@ import msgspec
 
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.each_gpu import in_virtual_machine, trusted
-from gpudoctor.checks.core.explains import VIEWS, Explains
+from gpudoctor.checks.core.explains import TOGETHER, VIEWS, Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, of_gpu
@@ -78,7 +78,7 @@ _MODES = (
     "gpu.settings",
     title="Settings of the GPUs let training run, and are the same on all",
     explains=(
-        Explains((*VIEWS, "collective.*", "train.*", "strategy.*"), because=("prohibited", "MIG")),
+        Explains((*VIEWS, *TOGETHER), because=("prohibited", "MIG")),
         Explains(("gpu.identical",), because=("ECC", "MIG")),
     ),
 )

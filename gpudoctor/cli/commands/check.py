@@ -6,12 +6,13 @@ import argparse
 import os
 import time
 import uuid
+from typing import get_args
 
 from gpudoctor.cli import options
 from gpudoctor.facts.system.sysfs import ROOT
 from gpudoctor.lazy import lazy_imports
 from gpudoctor.probes.runner.launch_engine import MAX_RANKS, LocalPlacement, local_placement
-from gpudoctor.process.exit_codes import COULD_NOT, OK
+from gpudoctor.process.exit_codes import COULD_NOT, OK, FailOn
 from gpudoctor.process.signals import InterruptedBySignal, hold_signals
 from gpudoctor.text.output import printable, say
 
@@ -95,7 +96,7 @@ def _add_output(output: argparse._ArgumentGroup) -> None:
 
 
 def _add_policy(policy: argparse._ArgumentGroup) -> None:
-    policy.add_argument("--fail-on", choices=("fail", "warn", "never"), help="what exits with 1 (default: fail)")
+    policy.add_argument("--fail-on", choices=get_args(FailOn), help="what exits with 1 (default: fail)")
     policy.add_argument(
         "--require", action="append", default=[], metavar="ID", help="exit 3 if this check gave no verdict"
     )

@@ -16,6 +16,7 @@ _GENERATIONS = {speed: generation for generation, speed in GT_S.items()}
 _LANE_GB_S: dict[int, float] = {
     generation: int(speed * _ENCODING[generation] / 8 * 1000 + 0.5) / 1000 for generation, speed in GT_S.items()
 }
+NO_LANES = (0, 255)  # what sysfs shows of a port without a link
 LinkState = Literal["active", "inactive", "sleep", "disabled"]
 # of a GPU's links, in a text that tells no more of them
 ALL_INACTIVE = Missing("nvidia-smi says that all links are inactive, but not how many there are", "absent")
