@@ -26,7 +26,6 @@ with lazy_imports():
     from gpudoctor.report import html, junit_nagios, model, output_files, progress, prometheus, text
     from gpudoctor.text import units
 
-LEVELS = ("quick", "standard", "full", "burn")
 _EXAMPLES = """examples:
   gpudoctor check                            this machine, half a minute
   gpudoctor check pcie nvlink --level quick  two domains, without load
@@ -65,7 +64,7 @@ def _add_what(what: argparse._ArgumentGroup) -> None:
 def _add_how_deep(depth: argparse._ArgumentGroup) -> None:
     depth.add_argument(
         "--level",
-        choices=LEVELS,
+        choices=options.LEVELS,
         help="quick reads only; standard (default) adds collectives and a DDP train; full adds links, compute and "
         "memory; burn repeats full",
     )
