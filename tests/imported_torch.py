@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import IO, Any
 
 import msgspec
@@ -36,7 +36,7 @@ _MOST_DESCRIPTORS = 32
 _LONGEST_ORDER = 1 << 20
 _LESS_WORK = (
     # no test judges whether CPU ranks are equally fast, which takes most of a train
-    ("gpudoctor.probes.train.probe", "_ROUNDS_MAX", 1),
+    ("gpudoctor.probes.train.probe", "_BUDGET_S", 1.0),
     ("gpudoctor.probes.train.probe", "_STEPS", 4),
     # one more than the step in which faults are injected
     ("gpudoctor.probes.strategies.model", "STEPS", 6),
@@ -135,9 +135,16 @@ class ForkedPython(subprocess.Popen[str]):
 def serve(descriptor: str) -> None:
     """In the process with torch: fork a starter for each order that arrives, until the other end is closed."""
     gc.disable()  # as in _import_torch
-    for module, name, less in _LESS_WORK:
-        vars(importlib.import_module(module))[name] = less
+    set_less_work(_LESS_WORK)
     _serve(socket.socket(fileno=int(descriptor)))
+
+
+def set_less_work(settings: Iterable[tuple[str, str, float]]) -> None:
+    """Set each setting (module, name, value) in this process; a name that the module does not have is an error."""
+    for module, name, less in settings:
+        names = vars(importlib.import_module(module))
+        assert name in names, f"{module} has no {name}"
+        names[name] = less
 
 
 def _serve(orders: socket.socket) -> None:

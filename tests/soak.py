@@ -23,7 +23,7 @@ from gpudoctor.errors import UserError
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.simulated.fault_kit import SimulatedFault
 from gpudoctor.facts.simulated.load import apply_faults, faults, node_names
-from gpudoctor.report.judge import FailOn
+from gpudoctor.process.exit_codes import FailOn
 from gpudoctor.report.model import Report
 from tests.checks.simulated_nodes import healthy_report, packaged, speaks_of
 from tests.needs import has

@@ -29,11 +29,12 @@ from gpudoctor.facts.model.measurements import PROBES, Measurements
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node, to_json
 from gpudoctor.facts.nvml.fake_driver_context import VARIABLE, read_fake_driver_context, write_fake_driver_context
+from gpudoctor.process.exit_codes import FailOn
 from gpudoctor.report.bundle_files import files_of
-from gpudoctor.report.judge import FailOn, Question, judge
+from gpudoctor.report.judge import Question, judge
 from gpudoctor.report.model import Report, render_json
+from gpudoctor.report.saved_report import load_report
 from gpudoctor.testing.fake_nvml import FakeNvml, Script, write_script
-from gpudoctor.tui.run_control import load_report
 from tests.facts.nvml_nodes import Heard
 from tests.fuzz.seeds import as_yaml
 from tests.subprocesses import completed
@@ -177,7 +178,7 @@ def _read(text: str, code: int) -> Report:
     with TemporaryDirectory(prefix="gpudoctor-soak-") as name:
         path = Path(name) / "report.json"
         path.write_text(text)
-        report = load_report(str(path))
+        report = load_report(str(path), Report)
     if report.exit_code != code:
         raise UserError(f"the process ended with {code}, its report says {report.exit_code}")
     return report

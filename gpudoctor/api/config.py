@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -18,6 +18,7 @@ from gpudoctor.facts.deadlines import COLLECTION
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.path_status import ask_paths
 from gpudoctor.lazy import lazy_imports
+from gpudoctor.process.exit_codes import FailOn
 
 with lazy_imports():
     import yaml
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 SYSTEM_FILE = "/etc/gpudoctor/config.yaml"
 
 Thresholds = dict[str, dict[str, float | dict[str, dict[str, float]]]]
-FailOn = Literal["fail", "warn", "never"]
 
 
 class ConfigError(UserError):

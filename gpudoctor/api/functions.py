@@ -17,12 +17,12 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node
 from gpudoctor.lazy import lazy_imports
 from gpudoctor.probes.runner.launch_engine import local_placement
+from gpudoctor.process.exit_codes import FailOn
 
 with lazy_imports():
     from gpudoctor.api import local_verdict
 
 if TYPE_CHECKING:
-    from gpudoctor.report.judge import FailOn
     from gpudoctor.report.model import Report
 
 Words = str | Iterable[str]  # one name, or several

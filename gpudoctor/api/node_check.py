@@ -9,7 +9,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import msgspec
 
@@ -22,6 +22,7 @@ from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node, Source
 from gpudoctor.lazy import lazy_imports
 from gpudoctor.probes.runner.launch_engine import MAX_RANKS, LocalPlacement
+from gpudoctor.process.exit_codes import FailOn
 from gpudoctor.process.signals import InterruptedBySignal
 from gpudoctor.text.output import printable
 from gpudoctor.text.units import rfc3339
@@ -40,12 +41,11 @@ with lazy_imports():
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from gpudoctor.report.judge import FailOn
     from gpudoctor.report.model import Report
 
 HoldSignals = Callable[[InterruptedBySignal | None], list[int]]
 _SHOWS_WORDS = "reported.failures"
-_CHOICES = {"level": LEVELS, "backend": ("auto", "nccl", "gloo"), "fail_on": ("fail", "warn", "never")}
+_CHOICES = {"level": LEVELS, "backend": ("auto", "nccl", "gloo"), "fail_on": get_args(FailOn)}
 
 
 class CheckRequest(msgspec.Struct, frozen=True, kw_only=True):

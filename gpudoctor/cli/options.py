@@ -30,6 +30,7 @@ NODE_HELP = (
     "a facts file, an nvidia-smi dump, a directory of dumps, a bug report, a report JSON, a bundle, "
     "a recorded watch, - for stdin, or a simulated node's name (see: gpudoctor nodes)"
 )
+LEVELS = ("quick", "standard", "full", "burn")
 _FORMAT_OF = {".json": "json", ".html": "html", ".xml": "junit", ".prom": "prometheus"}
 _R = TypeVar("_R", bound=msgspec.Struct)
 _D = TypeVar("_D", bound="_Document")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from gpudoctor import __version__
 from gpudoctor.cli.command_table import COMMANDS, EXIT_CODES, QUESTION, module_of
 from gpudoctor.cli.options import take_format_of_file
-from gpudoctor.errors import UserError, nearest_names
+from gpudoctor.errors import UserError, did_you_mean
 from gpudoctor.text.output import printable, write_stdout
 
 _BEFORE_A_PROGRAM = ("fake-driver", "run")  # what follows -- is not theirs
@@ -45,7 +44,7 @@ def _parsed(given: list[str]) -> argparse.Namespace:
     command = given[0]
     if command not in COMMANDS:
         kind = "option" if command.startswith("-") else "command"
-        hint = nearest_words(command, COMMANDS) if kind == "command" else ""
+        hint = did_you_mean(command, COMMANDS) if kind == "command" else ""
         raise UserError(f"no {kind} is called {printable(command)[:60]!r}{hint}; see: gpudoctor --help")
     below = next((w for w in given if command == "plan" and w[:1] == "-" and w[1:2].isdecimal()), "")
     if below[-1:].isalpha():  # a negative size such as -7b, which argparse would take for an option
@@ -95,7 +94,7 @@ def _refuse_unknown(parser: argparse.ArgumentParser, strange: list[str], *, lack
             f"{parser.prog.split()[-1]} needs -- before the program, as in: -- {printable(' '.join(strange))}"
         )
     options = [option for action in parser._actions for option in action.option_strings]
-    hint = nearest_words(strange[0].partition("=")[0], options) if strange[0].startswith("-") else ""
+    hint = did_you_mean(strange[0].partition("=")[0], options) if strange[0].startswith("-") else ""
     parser.error(f"unrecognized arguments: {' '.join(strange)}{hint}")
 
 
@@ -108,12 +107,6 @@ def _refuse_lone_dashes(parser: argparse.ArgumentParser, args: argparse.Namespac
             parser.error(f"argument --{name}: '--' is no value for it")
 
 
-def nearest_words(word: str, names: Iterable[str]) -> str:
-    """`; did you mean ...?` for a wrong word, or nothing if no name is like it."""
-    close = nearest_names(word, names, 1, 0.6)
-    return f"; did you mean {close[0]}?" if close else ""
-
-
 class Parser(argparse.ArgumentParser):
     """Raises UserError, one line with the nearest choice, for wrong words and for help that stdout does not take."""
 
@@ -124,7 +117,7 @@ class Parser(argparse.ArgumentParser):
         if action.choices is not None and value not in action.choices:
             choices = [str(choice) for choice in action.choices]
             raise argparse.ArgumentError(
-                action, f"{value!r} is none of {', '.join(choices)}{nearest_words(str(value), choices)}"
+                action, f"{value!r} is none of {', '.join(choices)}{did_you_mean(str(value), choices)}"
             )
 
     def _match_argument(self, action: argparse.Action, arg_strings_pattern: str) -> int:

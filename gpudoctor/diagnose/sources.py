@@ -6,6 +6,7 @@ import os
 import re
 import stat
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -55,7 +56,7 @@ def find_sources(names: list[str]) -> tuple[list[LogSource], list[Unread]]:
         except OSError as error:
             raise UserError(f"{name}: {error.strerror or error}") from None
         if stat.S_ISDIR(found.st_mode):
-            _walk(path, sources, unread)
+            _add_logs(path, sources, unread)
         else:
             sources.append(LogSource(name, path, found.st_size))
     in_folders = [source.name for source in sources if source.name not in names]
@@ -66,11 +67,17 @@ def find_sources(names: list[str]) -> tuple[list[LogSource], list[Unread]]:
     return sources, unread
 
 
-def _walk(folder: Path, sources: list[LogSource], unread: list[Unread]) -> None:
+def walk(folder: Path, unread: list[Unread]) -> Iterator[tuple[str, list[str], list[str]]]:
+    """As os.walk; folders that cannot be listed are added to `unread`."""
+
     def denied(error: OSError) -> None:
         unread.append(Unread(str(error.filename), error.strerror or str(error)))
 
-    for place, folders, files in os.walk(folder, onerror=denied):
+    return os.walk(folder, onerror=denied)
+
+
+def _add_logs(folder: Path, sources: list[LogSource], unread: list[Unread]) -> None:
+    for place, folders, files in walk(folder, unread):
         folders.sort(key=_natural)
         for name in sorted(files, key=_natural):
             path = Path(place, name)

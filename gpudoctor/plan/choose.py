@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 
 import msgspec
@@ -178,22 +179,24 @@ def _shorter(machine: Machine, job: PlanJob, *, offload: bool) -> Iterator[str]:
 
 
 def _nodes_wanted(machine: Machine, job: PlanJob, *, offload: bool = False) -> int | None:
-    """The smallest number of such nodes that hold the job, found by doubling and bisection."""
-    upper = machine.nodes
-    while not _fits(msgspec.structs.replace(machine, nodes=upper), job, offload=offload):
-        upper *= 2
-        if upper > MOST_NODES:
-            return None
-    if upper == machine.nodes:
+    """The smallest number of such nodes, above what there is, that holds the job; None if it fits, or none does.
+
+    More nodes may fit worse: the stages of a pipeline, at most one a layer, have to divide the ranks. If stages divide
+    the ranks of some nodes, they divide those of each multiple, and there more nodes fit better: so it bisects the
+    multiples of each number up to that of the layers.
+    """
+
+    def fits(nodes: int) -> bool:
+        return _fits(msgspec.structs.replace(machine, nodes=nodes), job, offload=offload)
+
+    if fits(machine.nodes):
         return None
-    lower = upper // 2
-    while upper - lower > 1:
-        middle = (lower + upper) // 2
-        if _fits(msgspec.structs.replace(machine, nodes=middle), job, offload=offload):
-            upper = middle
-        else:
-            lower = middle
-    return upper
+    least = MOST_NODES + 1
+    for step in range(1, job.shape.layers + 1):
+        multiples = range((machine.nodes // step + 1) * step, least, step)
+        if multiples and fits(multiples[-1]):
+            least = multiples[bisect_left(multiples, True, key=fits)]
+    return least if least <= MOST_NODES else None
 
 
 def _ram_wanted(machine: Machine, job: PlanJob) -> int | None:

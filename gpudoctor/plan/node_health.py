@@ -11,6 +11,7 @@ from gpudoctor.api.config import Config, threshold_overrides
 from gpudoctor.checks.core.finding import Finding, Status
 from gpudoctor.checks.core.registry import Check, Impact, Level, impact_of
 from gpudoctor.errors import UserError
+from gpudoctor.facts.captures import SourceError
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import known
@@ -20,6 +21,7 @@ from gpudoctor.plan.machine import Machine
 from gpudoctor.plan.rates import Rate
 from gpudoctor.report.judge import Question, judge
 from gpudoctor.report.model import Report
+from gpudoctor.report.saved_report import load_report
 from gpudoctor.text.output import printable
 from gpudoctor.text.units import gib_text, option_ranges
 
@@ -27,7 +29,6 @@ from gpudoctor.text.units import gib_text, option_ranges
 _WARNINGS_OF: frozenset[Impact | None] = frozenset(
     {"wrong-results", "slow-gpu", "slow-host-link", "slow-collectives", "memory-taken", "costs"}
 )
-_REPORT_MAX_BYTES = 64 * 2**20
 
 
 class FaultMeaning(msgspec.Struct, frozen=True):
@@ -63,33 +64,19 @@ def measurements_of(path: Path, node: Node) -> Measurements:
 
     The report needs no facts: the plan uses the current ones.
     """
-
-    def unusable(why: str) -> UserError:
-        return UserError(f"--report {printable(str(path))}: {why}")
-
     try:
-        if not path.is_file():  # a FIFO would never end
-            raise unusable("not a file" if path.exists() else "no such file")
-        with path.open("rb") as file:
-            data = file.read(_REPORT_MAX_BYTES + 1)
-    except (OSError, ValueError) as error:
-        raise unusable(f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    if len(data) > _REPORT_MAX_BYTES:
-        raise unusable(f"more than {_REPORT_MAX_BYTES // 2**20} MiB: no report")
-    try:
-        report = msgspec.json.decode(data, type=Report)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        report = load_report(str(path), Report)
+    except SourceError as error:
         way_out = "make one with gpudoctor check --level full --json -o FILE"
-        raise unusable(f"no report of gpudoctor ({printable(str(error))[:120]}): {way_out}") from None
-    if report.error is not None:
-        raise unusable(f"that check could not do its work: {printable(report.error)[:200]}")
+        raise UserError(f"--report {error}; {way_out}") from None
     if report.run.injected:
         how = ", ".join(map(printable, report.run.injected))[:200]
-        raise unusable(f"it was made to go wrong (--inject {how}): make one without")
+        raise UserError(f"--report {printable(str(path))}: it was made to go wrong (--inject {how}): make one without")
     then = {gpu.uuid or gpu.bus_id for gpu in report.gpus}
     now = {known(gpu.uuid) or gpu.bus_id for gpu in node.gpus}
     if not then & now:
-        raise unusable(f"none of its {len(then)} GPUs is in this node: it is of another machine")
+        machine = f"none of its {len(then)} GPUs is in this node: it is of another machine"
+        raise UserError(f"--report {printable(str(path))}: {machine}")
     return report.measurements
 
 

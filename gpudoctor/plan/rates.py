@@ -7,7 +7,7 @@ from math import inf
 import msgspec
 
 from gpudoctor.facts.model.gpu import Gpu
-from gpudoctor.facts.model.links import LANE_GB_S
+from gpudoctor.facts.model.links import lanes_gb_s
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node, RdmaPort
@@ -213,9 +213,10 @@ def _slowest_pcie(gpus: tuple[Gpu, ...]) -> Rate | str:
     links: list[tuple[float, str]] = []
     for gpu in gpus:
         generation, width = known(gpu.pcie.generation_max), known(gpu.pcie.width)
-        if generation not in LANE_GB_S or not width:
+        rate = lanes_gb_s(generation, width)
+        if rate is None:
             return f"the PCIe link of GPU {gpu.index} is not known"
-        links.append((LANE_GB_S[generation] * width, f"PCIe Gen{generation} x{width} of GPU {gpu.index}"))
+        links.append((rate, f"PCIe Gen{generation} x{width} of GPU {gpu.index}"))
     speed, name = min(links)
     if all(each == speed for each, _ in links):
         name = name.rpartition(" of ")[0]

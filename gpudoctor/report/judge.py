@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Iterable, Mapping
-from typing import Literal
 
 import msgspec
 
@@ -23,7 +22,7 @@ from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import Node
 from gpudoctor.lazy import lazy_imports
-from gpudoctor.process.exit_codes import FAILED, OK, UNKNOWN
+from gpudoctor.process.exit_codes import FAILED, OK, UNKNOWN, FailOn
 from gpudoctor.profiles.load import profile_for
 from gpudoctor.report.model import (
     Evaluated,
@@ -38,14 +37,13 @@ from gpudoctor.report.model import (
     counts_of,
     evaluated_of,
     is_above,
+    node_verdict,
     suppressed_in,
-    verdict_of,
 )
 
 with lazy_imports():
     from gpudoctor.checks.core import read_from_text  # of texts only
 
-FailOn = Literal["fail", "warn", "never"]
 REASON_LENGTH = 100
 _NOTE_LENGTH = 200
 _MOST_SET_ASIDE = 3
@@ -108,7 +106,7 @@ def judge(
     part = node.source.may_be_part
     if part:
         results = read_from_text.named_as_in_text(results)
-    verdict = verdict_of(results, part=part)
+    verdict = node_verdict(results, part=part)
     if lacking and verdict != "fail":
         verdict = "unknown"
     evaluated = evaluated_of(results, question.level, part=part)

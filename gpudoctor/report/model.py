@@ -10,7 +10,8 @@ import msgspec
 
 from gpudoctor import __version__
 from gpudoctor.checks.core.causes import Fault
-from gpudoctor.checks.core.finding import Finding, Status
+from gpudoctor.checks.core.finding import Finding, Status, verdict_of
+from gpudoctor.checks.core.finding import Verdict as Verdict
 from gpudoctor.checks.core.registry import LEVELS, Level
 from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.facts.model.gpu import UNKNOWN_BUS
@@ -19,7 +20,6 @@ from gpudoctor.facts.model.node import Node, SourceKind
 from gpudoctor.text.json_text import json_line
 from gpudoctor.text.output import printable
 
-Verdict = Literal["pass", "warn", "fail", "unknown"]
 # what passes as soon as it is there says nothing about whether a node is well
 PRESENCE = ("driver.loaded", "gpu.count", "host.kernel")
 COULD_NOT_REASON = "UNKNOWN gpudoctor could not do its work"
@@ -204,21 +204,15 @@ def evaluated_of(results: Iterable[CheckResult], level: Level, *, part: bool) ->
     return Evaluated(looked, len(asked), part and 2 * looked < len(asked))
 
 
-def verdict_of(results: tuple[CheckResult, ...], *, part: bool = False) -> Verdict:
-    """The worst status of all; unknown if no check has a verdict.
+def node_verdict(results: Iterable[CheckResult], *, part: bool = False) -> Verdict:
+    """The worst status of all checks; unknown if none has a verdict.
 
     `part`: of a text, which shows only some of the node: what passes by its presence alone is no pass there.
     """
-    if part and not any(result.status is not Status.SKIP and result.id not in PRESENCE for result in results):
-        results = tuple(result for result in results if result.status is not Status.PASS)
-    statuses = {result.status for result in results}
-    if Status.FAIL in statuses:
-        return "fail"
-    if Status.UNKNOWN in statuses:
-        return "unknown"
-    if Status.WARN in statuses:
-        return "warn"
-    return "pass" if Status.PASS in statuses else "unknown"
+    judged = [result for result in results if result.status is not Status.SKIP]
+    if part and all(result.id in PRESENCE for result in judged):
+        judged = [result for result in judged if result.status is not Status.PASS]
+    return verdict_of(result.status for result in judged)
 
 
 def counts_of(results: tuple[CheckResult, ...]) -> Counts:

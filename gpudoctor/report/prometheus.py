@@ -13,6 +13,7 @@ from gpudoctor.checks.core.finding import WORST_FIRST, Finding, Status, worst
 from gpudoctor.checks.core.subject import Subject
 from gpudoctor.facts.system.services import NodeExporter
 from gpudoctor.report.model import Report, Verdict, suppressed_in
+from gpudoctor.text.grouped import grouped
 from gpudoctor.text.units import GIB, KIB, MIB
 
 # suffixes that Prometheus reserves for other types of metric than gauges
@@ -130,9 +131,7 @@ def statuses(report: Report) -> Iterator[tuple[str, str, str, Status]]:
     """(check, GPU, UUID, status) of each check on each GPU; GPU and UUID are "" for the node itself."""
     uuids = _uuids(report)
     for result in report.checks:
-        by_gpu: dict[str, list[Status]] = {}
-        for finding in result.findings:
-            by_gpu.setdefault(_gpu_label(finding), []).append(finding.status)
+        by_gpu = grouped((_gpu_label(finding), finding.status) for finding in result.findings)
         for gpu, found in by_gpu.items():
             yield result.id, gpu, uuids.get(gpu, ""), worst(found)
 

@@ -16,6 +16,7 @@ from gpudoctor.report.gpu_health import health_of, problems_of
 from gpudoctor.report.model import Report, alarms, node_words
 from gpudoctor.report.tables.table import NOT_KNOWN, cell
 from gpudoctor.report.wording import explained_next, verdict_words
+from gpudoctor.text.grouped import grouped
 from gpudoctor.text.output import printable
 from gpudoctor.text.units import MIB, gib_number, ranges
 
@@ -115,15 +116,13 @@ def _problem_lines(report: Report) -> Iterator[str]:
     """One line for each fault, then one for each check that warns or got no answer, unless a fault explains it."""
     for fault in report.faults:
         yield f"{fault.headline} ({fault.check})"
-    gpus: dict[tuple[str, str], list[int]] = {}
-    texts: dict[tuple[str, str], list[str]] = {}
-    for gpu in report.gpus:
-        for check, finding in problems_of(report, gpu.index):
-            if finding.status is not Status.FAIL and finding.explained_by is None:
-                key = finding.status.value, check
-                gpus.setdefault(key, []).append(gpu.index)
-                texts.setdefault(key, []).append(finding.found.text if finding.found else finding.reason or "")
-    for (status, check), indices in gpus.items():
-        different = dict.fromkeys(texts[status, check])
-        text = next(iter(different)) + (" and the like" if len(different) > 1 else "")
+    alike = grouped(
+        ((finding.status.value, check), (gpu.index, finding.found.text if finding.found else finding.reason or ""))
+        for gpu in report.gpus
+        for check, finding in problems_of(report, gpu.index)
+        if finding.status is not Status.FAIL and finding.explained_by is None
+    )
+    for (status, check), found in alike.items():
+        indices, texts = zip(*found, strict=True)
+        text = texts[0] + (" and the like" if len(set(texts)) > 1 else "")
         yield f"{status}: GPU {ranges(indices)}: {text} ({check})"

@@ -29,6 +29,7 @@ from gpudoctor.report.tables.links import (
 )
 from gpudoctor.report.tables.table import NOT_KNOWN, Table, aligned, cell
 from gpudoctor.report.tables.workloads import library_tables, loading_tables, storage_tables, strategy_tables
+from gpudoctor.text.grouped import grouped
 from gpudoctor.text.units import figure_text, mib_text, size_text, whole_mib_text
 
 _WRONG_SHOWN = 5
@@ -155,9 +156,7 @@ def telemetry_lines(measurements: Measurements) -> list[str]:
 def _burn_lines(burn: Burn) -> list[str]:
     """The rounds, each figure early and late, wrong results by round, and counters."""
     lines = [f"  Burn: {burn.rounds} complete rounds in {burn.duration_s:.0f} s ({burn.asked_s:.0f} s asked for)"]
-    by_metric: dict[str, list[Series]] = {}
-    for series in burn.series:
-        by_metric.setdefault(series.metric, []).append(series)
+    by_metric = grouped((series.metric, series) for series in burn.series)
     lines += [f"    {_burn_metric(same)}" for same in by_metric.values()]
     lines += [f"    {wrong_text(wrong)}" for wrong in burn.wrong[:_WRONG_SHOWN]]
     if burn.wrong_count > _WRONG_SHOWN:

@@ -14,7 +14,7 @@ from gpudoctor.checks.core.subject import Subject
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.report.judge import exit_code, reason_line
-from gpudoctor.report.model import Report, counts_of, verdict_of
+from gpudoctor.report.model import Report, counts_of, node_verdict
 from gpudoctor.text.units import size_text
 
 # repeated busbw measurements on one healthy node differ by 2 to 3 %; smaller differences mean nothing
@@ -174,7 +174,7 @@ def joined(old: Report, new: Report) -> Report:
     results = [again.get(result.id, result) for result in old.checks]
     results += [result for result in new.checks if result.id not in ids]
     explained, faults = explain(results)
-    verdict = verdict_of(explained)
+    verdict = node_verdict(explained)
     notes = [note for note in old.run.notes if note.startswith(_NOTE)][-1:] or [f"{_NOTE}{old.run.started_at}"]
     run = msgspec.structs.replace(new.run, notes=(*new.run.notes, *notes))
     return msgspec.structs.replace(

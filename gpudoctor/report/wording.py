@@ -25,6 +25,7 @@ from gpudoctor.checks.driver.responsive import WAKING
 from gpudoctor.facts.model.missing import NOT_IN_FILE
 from gpudoctor.lazy import lazy_imports
 from gpudoctor.report.model import Report, findings_of, is_above
+from gpudoctor.text.grouped import grouped
 from gpudoctor.text.units import counted
 
 with lazy_imports():
@@ -106,11 +107,11 @@ def _different(reasons: Iterable[str]) -> list[str]:
 
 def _by_subject(bad: list[CheckResult]) -> list[str]:
     """ "GPU 2: lost, xid and 9 more" for each GPU (or set of GPUs) with a problem, worst first."""
-    groups: dict[str, list[str]] = {}
     seen = [(r.status, r) for r in bad] + [(Status.WARN, r) for r in bad if r.warns and r.status is not Status.WARN]
-    for status, result in sorted(seen, key=lambda pair: WORST_FIRST.index(pair[0])):
-        label = grouped_label(f.subject for f in result.findings if f.status is status)
-        groups.setdefault(label, []).append(result.id.partition(".")[2])
+    groups = grouped(
+        (grouped_label(f.subject for f in result.findings if f.status is status), result.id.partition(".")[2])
+        for status, result in sorted(seen, key=lambda pair: WORST_FIRST.index(pair[0]))
+    )
     lines = []
     for label, names in groups.items():
         more = f" and {len(names) - 3} more" if len(names) > 4 else ""
@@ -172,7 +173,7 @@ def verdict_words(report: Report) -> str:
         return "this is no GPU node"
     passed = counted(report.counts.passed, "check")
     by_verdict = {
-        "pass": f"nothing wrong in the {passed} that could look; no GPU was put under load",
+        "pass": f"nothing wrong in the {passed} evaluated; no GPU was put under load",
         "warn": "works; look at the warnings",
         "fail": "not fit to train on" + (", by what this text says" if report.evaluated.partly else ""),
     }
@@ -185,11 +186,8 @@ def problem_groups(report: Report) -> Iterator[tuple[CheckResult, list[Finding]]
     """Faults, then unknowns, then warnings; findings of one cause with the same steps to take form one group."""
     for status in PROBLEMS:
         for result in report.checks:
-            roots = [f for f in result.findings if f.status is status and f.explained_by is None]
-            groups: dict[object, list[Finding]] = {}
-            for finding in roots:
-                groups.setdefault(_problem(finding), []).append(finding)
-            for findings in groups.values():
+            roots = (f for f in result.findings if f.status is status and f.explained_by is None)
+            for findings in grouped((_problem(finding), finding) for finding in roots).values():
                 yield result, findings
 
 
@@ -222,9 +220,7 @@ def _problem(finding: Finding) -> object:
 
 def alike(findings: Iterable[Finding]) -> Iterator[tuple[Finding, str]]:
     """The first of the findings with the same status and words, and the subjects of all of them."""
-    groups: dict[object, list[Finding]] = {}
-    for finding in findings:
-        groups.setdefault((finding.status, _found(finding), finding.reason), []).append(finding)
+    groups = grouped(((finding.status, _found(finding), finding.reason), finding) for finding in findings)
     yield from ((group[0], label_of(group)) for group in groups.values())
 
 
@@ -284,9 +280,7 @@ def _found(finding: Finding) -> str | None:
 
 def _of_each(findings: Sequence[Finding], words_of: Callable[[Finding], str | None]) -> str | tuple[str, ...] | None:
     """The words of all findings, or a line for each of several words with its subjects; a long list is cut."""
-    groups: dict[str | None, list[Finding]] = {}
-    for finding in findings:
-        groups.setdefault(words_of(finding), []).append(finding)
+    groups = grouped((words_of(finding), finding) for finding in findings)
     if len(groups) == 1:
         return next(iter(groups))
     lines = [f"{label_of(group)}: {text}" for text, group in groups.items() if text]

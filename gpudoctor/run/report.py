@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from statistics import fmean, median, quantiles
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
-from gpudoctor.checks.core.finding import PROBLEMS, Advice, Evidence, Expected, Finding, Found, Status
+from gpudoctor.checks.core.finding import PROBLEMS, Advice, Evidence, Expected, Finding, Found, Status, Verdict
 from gpudoctor.checks.core.subject import Subject
 from gpudoctor.diagnose.diagnosis import Diagnosis
 from gpudoctor.report.model import Tool
@@ -140,7 +140,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     duration_s: float
     exit_code: int
     signal: str | None
-    verdict: Literal["pass", "warn", "fail", "unknown"]
+    verdict: Verdict
     reason: str
     world_size: int | None
     precheck: Precheck | None

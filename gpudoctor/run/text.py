@@ -9,6 +9,7 @@ from gpudoctor.checks.core.finding import PROBLEMS, Status
 from gpudoctor.diagnose import text as diagnosis_text
 from gpudoctor.report.wording import CommandText, block_rows
 from gpudoctor.run.report import FlatFinding, RankReport, RunReport, ShownParts, as_finding, shown_parts
+from gpudoctor.text.grouped import grouped
 from gpudoctor.text.output import printable
 from gpudoctor.text.units import duration_text
 
@@ -71,10 +72,8 @@ def _rest(report: RunReport) -> Iterator[str]:
     fine = [_short(finding) for finding in report.findings if finding.status is Status.PASS]
     if fine:
         yield f"fine: {', '.join(dict.fromkeys(fine))}"
-    skipped: dict[str, list[str]] = {}
-    for finding in report.findings:
-        if finding.status is Status.SKIP and report.ranks:
-            skipped.setdefault((finding.reason or "").partition(":")[0], []).append(_short(finding))
+    skips = [finding for finding in report.findings if finding.status is Status.SKIP and report.ranks]
+    skipped = grouped(((finding.reason or "").partition(":")[0], _short(finding)) for finding in skips)
     if skipped:
         reasons = (f"{', '.join(names)} ({reason})" for reason, names in skipped.items())
         yield f"not judged: {'; '.join(reasons)}"

@@ -8,6 +8,7 @@ from itertools import product
 
 from gpudoctor.errors import UserError
 from gpudoctor.lazy import lazy_pattern
+from gpudoctor.text.grouped import grouped
 from gpudoctor.text.units import runs
 
 # what a host list may contain: a name from a report must not inject a second host, an option or a command
@@ -127,20 +128,16 @@ def one_name_each(names: Iterable[str]) -> dict[str, str]:
     {'n1.example': 'n1'}
     """
     present = set(names)
-    whole: dict[str, list[str]] = {}
-    for name in sorted(present):
-        if (short := short_name(name)) != name and short in present:
-            whole.setdefault(short, []).append(name)
+    whole = grouped(
+        (short, name) for name in sorted(present) if (short := short_name(name)) != name and short in present
+    )
     return {found[0]: short for short, found in whole.items() if len(found) == 1}
 
 
 def _folded(prefix: str, digits: set[str]) -> list[str]:
     """The ranges of one prefix; numbers with leading zeros keep their width."""
     widths = {len(number) for number in digits if number.startswith("0") and len(number) > 1}
-    groups: dict[int, list[int]] = {}
-    for number in digits:
-        width = len(number) if len(number) in widths else 0
-        groups.setdefault(width, []).append(int(number))
+    groups = grouped((len(number) if len(number) in widths else 0, int(number)) for number in digits)
     parts = []
     for width in sorted(groups):
         ranges = [_range(first, last, width) for first, last in runs(sorted(groups[width]))]

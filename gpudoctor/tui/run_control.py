@@ -2,57 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from textual.app import App
 
 from gpudoctor.checks.core.registry import Level
 from gpudoctor.errors import UserError
-from gpudoctor.facts.captures import SourceError
-from gpudoctor.facts.captures.facts_file import checked
-from gpudoctor.facts.captures.opened import read_file
-from gpudoctor.facts.model.node import Node
 from gpudoctor.lazy import lazy_imports
 from gpudoctor.report.model import Report
 from gpudoctor.report.output_files import write_file
 from gpudoctor.report.progress import ProgressLine
+from gpudoctor.report.saved_report import load_report
 from gpudoctor.report.two_reports import joined
-from gpudoctor.text.output import printable
+from gpudoctor.text.grouped import grouped
 from gpudoctor.tui.check_runner import Checker, puts_load, users_of_gpus
 from gpudoctor.tui.state import FinishedRun, LogLine, Running, State
 
 with lazy_imports():
     from gpudoctor.tui import screens
-
-
-def load_report(path: str) -> Report:
-    """The report in a file written by `check --json`, gzip-compressed or not.
-
-    Raise UserError, one line with the file's name, for anything else.
-    """
-    name = printable(path)
-    try:
-        data = read_file(str(Path(path).expanduser()))
-    except (SourceError, RuntimeError, ValueError) as error:  # unknown user in ~user; a NUL byte in the name
-        raise UserError(f"{name}: {error}") from None
-    try:
-        report = msgspec.json.decode(data, type=Report)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        reported = "nested too deeply" if isinstance(error, RecursionError) else printable(str(error))
-        raise UserError(f"{name}: not a report of gpudoctor check --json ({reported})") from None
-    if isinstance(report.facts, Node):
-        try:
-            report = msgspec.structs.replace(report, facts=checked(report.facts))
-        except SourceError as error:
-            raise UserError(f"{name}: {error}") from None
-    if report.error is not None:
-        raise UserError(f"{name}: a report in which nothing was judged: {printable(report.error)}")
-    return report
 
 
 class RunControl:
@@ -155,7 +127,8 @@ class RunControl:
             if path is None:
                 return
             try:
-                self._state.base = load_report(path) if path else None
+                # Path.expanduser raises for a user who is not known
+                self._state.base = load_report(os.path.expanduser(path), Report) if path else None  # noqa: PTH111
             except UserError as error:
                 self._say(str(error))
                 return
@@ -232,9 +205,7 @@ def summary(phases: dict[int, str]) -> str:
     >>> summary({0: "all_reduce of 4 MiB", 1: "all_reduce of 1 MiB", 2: "all_reduce of 4 MiB"})
     'rank 1: all_reduce of 1 MiB; 2 ranks: all_reduce of 4 MiB'
     """
-    ranks: dict[str, list[int]] = {}
-    for rank, phase in sorted(phases.items()):
-        ranks.setdefault(phase, []).append(rank)
+    ranks = grouped((phase, rank) for rank, phase in sorted(phases.items()))
     if len(ranks) == 1 and len(phases) > 1:
         return f"{next(iter(ranks))} ({len(phases)} ranks)"
     few_first = sorted(ranks.items(), key=lambda group: len(group[1]))

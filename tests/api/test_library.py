@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 import gpudoctor
+from gpudoctor.cli import options
 from gpudoctor.cli.commands import check as check_command
 from gpudoctor.facts import collect
 from tests.cli.conftest import Gpudoctor
@@ -154,7 +155,7 @@ def test_every_public_name_is_there_and_none_is_a_module() -> None:
 def test_the_levels_are_the_command_lines() -> None:
     from gpudoctor.checks.core.registry import Level
 
-    assert get_args(Level) == check_command.LEVELS
+    assert get_args(Level) == options.LEVELS
 
 
 def _printed(program: str) -> list[str]:

@@ -331,9 +331,14 @@ def test_follow_goes_on_in_the_file_that_rotation_puts_there(
     assert stall.last == ("rank 0: step 4",)
 
 
-def report(host: str, failed: list[str], passed: list[str]) -> str:
-    rows = [{"id": i, "status": "FAIL"} for i in failed] + [{"id": i, "status": "PASS"} for i in passed]
-    return json.dumps({"schema": "gpudoctor.report/1", "host": {"hostname": host}, "checks": rows})
+def save_report(path: Path, host: str, failed: str) -> None:
+    """The report of a simulated node in a file, as if it were of this host and the check had failed."""
+    main(["check", "--node", "hgx-h100-8", "--level", "quick", "--json", "-o", str(path)])
+    report = json.loads(path.read_text())
+    report["host"]["name"] = host
+    [check] = (check for check in report["checks"] if check["id"] == failed)
+    check["status"] = "fail"
+    path.write_text(json.dumps(report))
 
 
 def test_reports_of_nodes_raise_a_hypothesis(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -343,15 +348,18 @@ def test_reports_of_nodes_raise_a_hypothesis(tmp_path: Path, capsys: pytest.Capt
     )
     reports = tmp_path / "reports"
     reports.mkdir()
-    (reports / "n3.json").write_text(report("n3.cluster", ["network.infiniband"], []))
+    save_report(reports / "n3.json", "n3.cluster", "network.infiniband")
     (reports / "notes.json").write_text("[]")
+    capsys.readouterr()
     main(["diagnose", str(log), "--json"])
     alone = json.loads(capsys.readouterr().out)["cause"]["confidence"]
     main(["diagnose", str(log), "--json", "--reports", str(reports)])
     answer = json.loads(capsys.readouterr().out)
     assert (alone, answer["cause"]["confidence"]) == ("likely", "certain")
     assert "n3.cluster agrees" in answer["reason"]
-    assert [Path(unread["file"]).name for unread in answer["unread"]] == ["notes.json"]
+    [notes] = answer["unread"]
+    assert Path(notes["file"]).name == "notes.json"
+    assert notes["reason"].startswith("not a report of gpudoctor check --json (")
 
 
 def test_reports_that_cannot_be_read_are_listed_and_a_pipe_in_a_folder_is_not_waited_for(
@@ -378,10 +386,10 @@ def test_reports_that_cannot_be_read_are_listed_and_a_pipe_in_a_folder_is_not_wa
     unread = json.loads(capsys.readouterr().out)["unread"]
     assert [(Path(file["file"]).name, file["reason"]) for file in unread] == [
         ("closed", "Permission denied"),
-        ("dangling.json", "No such file or directory"),
-        ("pipe.json", "no plain file"),
-        ("long.json", "File name too long"),
-        ("x" * 300, "File name too long"),
+        ("dangling.json", "cannot be read: No such file or directory"),
+        ("pipe.json", "not a regular file (a pipe or device): use - to read from stdin"),
+        ("long.json", "cannot be read: File name too long"),
+        ("x" * 300, "cannot be read: File name too long"),
     ]
 
 

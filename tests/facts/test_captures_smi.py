@@ -326,6 +326,11 @@ def test_a_gpu_that_a_text_shows_twice_is_one_and_its_later_readings_count() -> 
     hot, other = first.replace(": 86 C", ": 77 C"), first.replace("GPU-1111", "GPU-2222")
     gpus = pasted(f"{first}\n{other}\n{hot}\n").gpus
     assert [(gpu.index, gpu.thermal.gpu_c) for gpu in gpus] == [(0, 77), (1, 86)]
+    # what only a later text says of a GPU is said of that GPU
+    ill = other.replace("    Ecc Mode\n", "    Ecc Mode\n        Scrubber : Failed\n")
+    assert [each.text for each in pasted(f"{first}\n{other}\n{ill}\n").reported] == [
+        "GPU 1: ecc_mode/scrubber is Failed"
+    ]
     # GPUs that redaction made alike stay two
     alike = re.sub(r"(GPU UUID +: GPU-).*", r"\g<1>00000000-0000-0000-0000-000000000000", f"{first}\n{hot}\n")
     assert len(pasted(alike).gpus) == 2

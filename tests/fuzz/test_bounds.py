@@ -20,7 +20,8 @@ from gpudoctor.errors import UserError
 from gpudoctor.facts.captures import SourceError, directory
 from gpudoctor.facts.captures.source import load_source
 from gpudoctor.profiles.load import profile_for
-from gpudoctor.tui.run_control import load_report
+from gpudoctor.report.model import Report
+from gpudoctor.report.saved_report import load_report
 from tests.fuzz import seeds
 
 GIB = 1 << 30
@@ -86,7 +87,7 @@ def test_a_configuration_a_profile_and_a_saved_report_of_1_gb_are_refused(tmp_pa
     path = sparse(tmp_path / "huge.yaml", b"level: quick\n")
     assert "larger than 1 MiB" in refused(lambda: load_config(path, {"HOME": "/nonexistent"}, registry, path / "x"))
     assert "larger than 1 MiB" in refused(lambda: profile_for(seeds.broken_node(), str(path)))
-    assert "larger than" in refused(lambda: load_report(str(path)))
+    assert "larger than" in refused(lambda: load_report(str(path), Report))
 
 
 def test_a_directory_with_a_file_of_1_gb_still_ends(tmp_path: Path) -> None:
@@ -130,14 +131,14 @@ def test_hostile_text_is_refused_in_one_line(name: str) -> None:
 def test_a_hostile_base_report_is_refused_in_one_line(name: str, tmp_path: Path) -> None:
     path = tmp_path / "base.json"
     path.write_bytes(HOSTILE[name].replace(b"gpudoctor.facts/1", b"gpudoctor.report/1"))
-    assert "not a report of gpudoctor check --json" in refused(lambda: load_report(str(path)))
+    assert "not a report of gpudoctor check --json" in refused(lambda: load_report(str(path), Report))
 
 
 def test_a_base_report_with_a_gpu_twice_is_refused(tmp_path: Path) -> None:
     raw = json.loads(seeds.report_json())
     raw["facts"]["gpus"].append(raw["facts"]["gpus"][0])
     (tmp_path / "base.json").write_text(json.dumps(raw))
-    assert "there twice" in refused(lambda: load_report(str(tmp_path / "base.json")))
+    assert "there twice" in refused(lambda: load_report(str(tmp_path / "base.json"), Report))
 
 
 def archive(*entries: tuple[str, bytes, bytes]) -> bytes:

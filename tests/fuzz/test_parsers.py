@@ -26,9 +26,9 @@ from gpudoctor.facts.simulated.load import load_node
 from gpudoctor.facts.stream.recording import read_stream
 from gpudoctor.report.judge import judge
 from gpudoctor.report.model import Report
+from gpudoctor.report.saved_report import load_report
 from gpudoctor.report.text import render_text
 from gpudoctor.report.two_reports import differences, joined
-from gpudoctor.tui.run_control import load_report
 from tests.facts.kernel_words import WITH_USERS_WORDS, kmsg, message, names
 from tests.fuzz import seeds
 from tests.fuzz.mutate import Step, mutated, steps
@@ -157,7 +157,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_report_as_the_base_that_the_live_view_compares_with(file: Path, what: list[Step]) -> None:
     file.write_bytes(mutated(seeds.report_json(), what))
     try:
-        base = load_report(str(file))
+        base = load_report(str(file), Report)
     except UserError as error:
         one_line(error)
         return

@@ -12,7 +12,7 @@ from gpudoctor.checks.core.finding import Finding, Status, fail, ok, unknown
 from gpudoctor.checks.core.registry import Check, registry
 from gpudoctor.checks.core.subject import NODE, of_gpu
 from gpudoctor.facts.simulated.load import faults, node_names
-from gpudoctor.report.judge import FailOn
+from gpudoctor.process.exit_codes import FailOn
 from tests import soak
 from tests.checks.simulated_nodes import packaged
 from tests.soak_expected import EXPECTED, NODES

@@ -123,9 +123,9 @@ def test_a_node_whose_links_are_not_known_gets_no_time(gpudoctor: Gpudoctor, tmp
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (None, "no such file"),
-        ("{}", "no report of gpudoctor (Object missing required field"),
-        ("[" * 100_000, "no report of gpudoctor"),
+        (None, "cannot be read: No such file or directory; make one with gpudoctor check --level full --json -o"),
+        ("{}", "not a report of gpudoctor check --json (Object missing required field"),
+        ("[" * 100_000, "not a report of gpudoctor check --json ("),
         ("a report", "make one with gpudoctor check --level full --json -o FILE"),
     ],
 )
@@ -145,7 +145,9 @@ def test_a_report_of_another_machine_or_of_a_check_that_failed_is_refused(gpudoc
     gpudoctor("check", "--node", "rtx4090-4", "--level", "quick", "--json", "-o", str(path))
     assert "it is of another machine" in refused(gpudoctor, "8b", "--node", "hgx-h100-8", "--report", str(path))
     gpudoctor("check", "--node", "hgx-h100-8", "--gpu", "77", "--json", "-o", str(path))
-    assert "could not do its work" in refused(gpudoctor, "8b", "--node", "hgx-h100-8", "--report", str(path))
+    assert "a report in which nothing was judged: " in refused(
+        gpudoctor, "8b", "--node", "hgx-h100-8", "--report", str(path)
+    )
 
 
 def test_a_report_that_was_made_to_go_wrong_is_no_ground_for_a_plan(gpudoctor: Gpudoctor, tmp_path: Path) -> None:

@@ -75,3 +75,22 @@ def test_a_shorter_sequence_with_states_in_ram_is_better_than_a_smaller_model(gp
 def test_no_batch_is_proposed_that_the_option_refuses(gpudoctor: Gpudoctor) -> None:
     refused = gpudoctor("plan", "350m", "--node", "hgx-h100-8", "--nodes", "3", "--global-batch", str(2**24))
     assert refused.err.rstrip().endswith("the nearest that works: 16777200")
+
+
+@pytest.mark.parametrize(
+    ("argv", "nodes"),
+    [
+        ("7b --node confidential-h100 --seq 131072", 9),  # 10 fit worse
+        ("70b --node h100-pcie-2-unbridged --seq 32768", 105),  # no power of two does
+    ],
+)
+def test_the_nodes_that_are_wanted_are_the_fewest_where_more_may_fit_worse(
+    argv: str, nodes: int, gpudoctor: Gpudoctor
+) -> None:
+    assert f"--nodes {nodes}" in refused(gpudoctor, *argv.split())
+    less, enough, more = (
+        gpudoctor("plan", *argv.split(), "--nodes", f"{each}", "--json").json["recommended"]
+        for each in range(nodes - 1, nodes + 2)
+    )
+    assert enough["fit"] == "fits"
+    assert "fits" not in [each and each["fit"] for each in (less, more)]

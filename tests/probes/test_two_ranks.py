@@ -108,7 +108,7 @@ def test_the_step_alone_and_the_rate_are_measured_on_cpu_ranks_too(training: Tra
 def test_cpu_ranks_take_turns_on_the_cores(training: Training) -> None:
     assert training.rotated
     first, second = training.ranks
-    assert len(first.cycles_ms) == len(second.cycles_ms) >= 12
+    assert len(first.cycles_ms) == len(second.cycles_ms) >= 6
     for rank in training.ranks:
         assert min(rank.cycles_ms) > 0
         assert present(rank.solo_compute_ms) > 0

@@ -17,8 +17,9 @@ from gpudoctor.checks.core.subject import NODE, Subject
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node, from_json, to_json
 from gpudoctor.facts.simulated.load import apply_faults, load_node
+from gpudoctor.process.exit_codes import FailOn
 from gpudoctor.report.html.page import render_html
-from gpudoctor.report.judge import FailOn, Question, exit_code, judge, without_verdict
+from gpudoctor.report.judge import Question, exit_code, judge, without_verdict
 from gpudoctor.report.junit_nagios import nagios_code, render_junit, render_nagios
 from gpudoctor.report.model import Report, render_json
 from gpudoctor.report.prometheus import render_prometheus

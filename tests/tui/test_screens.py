@@ -16,7 +16,7 @@ from textual.widgets import Input, Static
 
 from gpudoctor.errors import UserError
 from gpudoctor.report.model import Report
-from gpudoctor.tui.run_control import load_report
+from gpudoctor.report.saved_report import load_report
 from gpudoctor.tui.screens import ConfirmScreen, LevelScreen, PageScreen, PathScreen, SaveScreen
 from tests.tui.checks_app import report_of
 from tests.tui.screen import press, screen_text
@@ -123,7 +123,7 @@ def saving(*keys: str, path: Path | str | None = None, says: str | None = None) 
 def test_the_whole_report_is_saved_and_can_be_read_again(tmp_path: Path) -> None:
     path = tmp_path / "r.json"
     assert answer_of(SaveScreen(REPORT), saving("enter", path=path)) == str(path)
-    assert load_report(str(path)) == REPORT
+    assert load_report(str(path), Report) == REPORT
     assert [file.name for file in tmp_path.iterdir()] == ["r.json"]
 
 
@@ -133,7 +133,7 @@ def test_a_file_that_is_there_is_overwritten_only_when_told(tmp_path: Path) -> N
     assert answer_of(SaveScreen(REPORT), saving("enter", "n", path=path)) is NOTHING
     assert path.read_text() == "mine"
     assert answer_of(SaveScreen(REPORT), saving("enter", "y", path=path)) == str(path)
-    assert load_report(str(path)) == REPORT
+    assert load_report(str(path), Report) == REPORT
 
 
 @pytest.mark.wide(every=2)
@@ -181,7 +181,7 @@ def test_what_is_no_report_is_refused_in_one_line(tmp_path: Path, content: bytes
     path = tmp_path / "r.json"
     path.write_bytes(content)
     with pytest.raises(UserError, match=says) as refused:
-        load_report(str(path))
+        load_report(str(path), Report)
     assert str(refused.value).startswith(str(path))
     assert "\n" not in str(refused.value)
 
@@ -190,6 +190,6 @@ def test_a_report_in_which_nothing_was_judged_is_nothing_to_compare_with(tmp_pat
     failed: Report = msgspec.structs.replace(REPORT, error="no such node")
     (tmp_path / "r.json").write_bytes(msgspec.json.encode(failed))
     with pytest.raises(UserError, match="nothing was judged"):
-        load_report(str(tmp_path / "r.json"))
+        load_report(str(tmp_path / "r.json"), Report)
     with pytest.raises(UserError, match="No such file"):
-        load_report(str(tmp_path / "none.json"))
+        load_report(str(tmp_path / "none.json"), Report)

@@ -17,7 +17,7 @@ from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.measured.probe_outcome import not_judged
 from gpudoctor.checks.measured.ranks import gpus_of, on_gpus, rank_count, ranks_in_words
 from gpudoctor.facts.model.gpu import Gpu
-from gpudoctor.facts.model.links import LANE_GB_S
+from gpudoctor.facts.model.links import lanes_gb_s
 from gpudoctor.facts.model.measurements import Collective
 from gpudoctor.facts.model.missing import known
 from gpudoctor.text.units import short_size
@@ -211,8 +211,4 @@ def _nvlink_gb_s(case: Case, gpus: list[Gpu]) -> float | None:
 
 def _pcie_gb_s(gpu: Gpu) -> float | None:
     """The rate of the GPU's link in one direction, with the generation it reaches under load and its current width."""
-    generation = known(gpu.pcie.generation_max)
-    width = known(gpu.pcie.width)
-    if generation not in LANE_GB_S or not width:
-        return None
-    return LANE_GB_S[generation] * width
+    return lanes_gb_s(known(gpu.pcie.generation_max), known(gpu.pcie.width))

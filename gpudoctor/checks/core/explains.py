@@ -14,6 +14,10 @@ READINGS = ("gpu.*", "pcie.*", "nvlink.*", "topology.*")
 VIEWS = ("env.torch", "env.frameworks")
 # checks of what the probes measured
 PROBES = ("collective.*", "link.*", "compute.*", "train.*", "strategy.*", "burn.*")
+# those of them whose ranks work together
+TOGETHER = ("collective.*", "train.*", "strategy.*")
+# what a slow PCIe link slows down
+OVER_PCIE = ("pcie.balance", "collective.bandwidth", "collective.pairs", "link.*", "train.balance", "train.scaling")
 # checks of one GPU's speed; a hot or slow GPU must still compute correct results
 SPEEDS = ("compute.gemm", "compute.memory", "burn.drift")
 # how a probe ends if its ranks cannot start or connect; a wrong result has other causes

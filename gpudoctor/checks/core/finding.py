@@ -12,6 +12,7 @@ from gpudoctor.checks.core.subject import NODE, Subject, grouped_label
 from gpudoctor.text.grouped import grouped
 
 Number = int | float
+Verdict = Literal["pass", "warn", "fail", "unknown"]
 
 
 class Status(str, Enum):
@@ -27,6 +28,8 @@ class Status(str, Enum):
 WORST_FIRST = (Status.FAIL, Status.UNKNOWN, Status.WARN, Status.PASS, Status.SKIP)
 # what an operator has to look at, worst first
 PROBLEMS = WORST_FIRST[:3]
+# what was judged, and is not well
+WRONG = (Status.FAIL, Status.WARN)
 
 
 def worst(statuses: Iterable[Status]) -> Status:
@@ -34,7 +37,7 @@ def worst(statuses: Iterable[Status]) -> Status:
     return min(statuses, key=WORST_FIRST.index, default=Status.SKIP)
 
 
-def verdict_of(statuses: Iterable[Status]) -> Literal["pass", "warn", "fail", "unknown"]:
+def verdict_of(statuses: Iterable[Status]) -> Verdict:
     """The worst status; unknown if nothing could be judged, since that is no pass."""
     status = worst(statuses)
     return "unknown" if status is Status.SKIP else status.value

@@ -9,7 +9,7 @@ import msgspec
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.driver_messages import events_not_judged
 from gpudoctor.checks.core.each_gpu import shown_by_driver
-from gpudoctor.checks.core.finding import PROBLEMS, Finding, Status, skip, unknown, worst
+from gpudoctor.checks.core.finding import PROBLEMS, WRONG, Finding, Status, skip, unknown, worst
 from gpudoctor.checks.core.peer_gaps import gaps_marked
 from gpudoctor.checks.core.registry import Check, Level
 from gpudoctor.checks.core.source_conflicts import conflicts_marked
@@ -17,7 +17,6 @@ from gpudoctor.checks.core.subject import NODE as NODE_SUBJECT
 from gpudoctor.facts.model.node import Node
 
 NO_GPU = "no GPU in scope to look at"
-_WRONG = (Status.FAIL, Status.WARN)
 
 
 class CheckResult(msgspec.Struct, frozen=True):
@@ -92,10 +91,10 @@ def _without_doubted_passes(findings: list[Finding], doubted: list[Finding]) -> 
     judged = {found.status for found in (*findings, *doubted)} - {Status.SKIP, Status.UNKNOWN}
     if not judged and any(found.status is Status.SKIP and found.subject.kind == "gpu" for found in doubted):
         return findings
-    wrong = [found for found in findings if found.status in _WRONG]
+    wrong = [found for found in findings if found.status in WRONG]
     named = {found.subject for found in wrong}
     failed = {found.subject for found in wrong if found.status is Status.FAIL}
-    others = [_no_failure(found) for found in doubted if found.status not in _WRONG or found.subject not in named]
+    others = [_no_failure(found) for found in doubted if found.status not in WRONG or found.subject not in named]
     others = [found for found in others if found.status is not Status.UNKNOWN or found.subject not in failed]
     place = {found.subject: number for number, found in reversed(list(enumerate(findings)))}
     return sorted((*wrong, *others), key=lambda found: place.get(found.subject, len(place)))
@@ -103,7 +102,7 @@ def _without_doubted_passes(findings: list[Finding], doubted: list[Finding]) -> 
 
 def _no_failure(finding: Finding) -> Finding:
     """What doubtful values would make wrong is unknown."""
-    if finding.status not in _WRONG:
+    if finding.status not in WRONG:
         return finding
     return unknown(finding.subject, finding.found.text if finding.found else finding.reason or "", *finding.evidence)
 

@@ -23,11 +23,9 @@ from msgspec.structs import replace
 
 from gpudoctor.checks.core.visibility import why_hidden
 from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.links import NO_LANES
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
-
-# sysfs shows 0 or 255 lanes if a port has no link
-_NO_LINK = (0, 255)
 
 
 def conflicts_marked(node: Node) -> Node:
@@ -60,7 +58,7 @@ def _marked(node: Node, gpu: Gpu) -> Gpu:
     elif function is not None and not node.host.is_guest and known(settings.virtualization) in ("none", None):
         width, on_bus = known(pcie.width), known(function.width)
         # the other way round the driver itself shows the narrow link, and pcie.link-width judges it
-        if width and on_bus and on_bus not in _NO_LINK and on_bus < width and not gpu.on_c2c:
+        if width and on_bus and on_bus not in NO_LANES and on_bus < width and not gpu.on_c2c:
             pcie = replace(pcie, width=_differ("the width", f"x{width}", f"x{on_bus}"))
     instances = settings.mig_instances
     if settings.mig_enabled is False and not isinstance(instances, Missing) and instances:

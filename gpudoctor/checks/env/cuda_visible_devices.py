@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.cuda_device_list import Visible, resolve
-from gpudoctor.checks.core.explains import ENDS, VIEWS, Explains
+from gpudoctor.checks.core.explains import ENDS, TOGETHER, VIEWS, Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, unknown, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.scope import SLURM_GPUS, indices
@@ -23,7 +23,7 @@ NAME = "CUDA_VISIBLE_DEVICES"
     title="CUDA_VISIBLE_DEVICES shows the GPUs that are meant",
     explains=(
         Explains(VIEWS, anywhere=True),
-        Explains(("collective.*", "train.*", "strategy.*"), anywhere=True, found=ENDS),
+        Explains(TOGETHER, anywhere=True, found=ENDS),
     ),
 )
 def visible_devices(case: Case) -> Iterator[Finding]:

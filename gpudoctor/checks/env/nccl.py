@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.core.explains import ENDS, Explains
+from gpudoctor.checks.core.explains import ENDS, TOGETHER, Explains
 from gpudoctor.checks.core.finding import Advice, Finding, Status, fail, ok, unknown, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
@@ -26,7 +26,7 @@ _INTERFACE_SETTINGS = (("NCCL_SOCKET_IFNAME", False), ("GLOO_SOCKET_IFNAME", Tru
     needs_gpu=False,
     explains=(
         Explains(("collective.bandwidth", "collective.pairs", "train.scaling"), anywhere=True),
-        Explains(("collective.*", "train.*", "strategy.*"), anywhere=True, found=ENDS),
+        Explains(TOGETHER, anywhere=True, found=ENDS),
     ),
 )
 def nccl_settings(case: Case) -> Iterator[Finding]:

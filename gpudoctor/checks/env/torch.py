@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.cuda_device_list import bare_uuid, resolve
-from gpudoctor.checks.core.explains import ENDS, Explains
+from gpudoctor.checks.core.explains import ENDS, TOGETHER, Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, of_gpu
@@ -32,7 +32,7 @@ _SLOW_IMPORT_S = Limit(
     limits=(_OLDEST_VERSION, _SLOW_IMPORT_S),
     explains=(
         Explains(("env.frameworks",), anywhere=True),
-        Explains(("collective.*", "train.*", "strategy.*"), anywhere=True, found=ENDS),
+        Explains(TOGETHER, anywhere=True, found=ENDS),
     ),
 )
 def torch_build(case: Case) -> Iterator[Finding]:

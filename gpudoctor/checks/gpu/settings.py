@@ -8,7 +8,7 @@ import msgspec
 
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.each_gpu import in_virtual_machine, trusted
-from gpudoctor.checks.core.explains import VIEWS, Explains
+from gpudoctor.checks.core.explains import TOGETHER, VIEWS, Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, of_gpu
@@ -78,7 +78,7 @@ _MODES = (
     "gpu.settings",
     title="Settings of the GPUs let training run, and are the same on all",
     explains=(
-        Explains((*VIEWS, "collective.*", "train.*", "strategy.*"), because=("prohibited", "MIG")),
+        Explains((*VIEWS, *TOGETHER), because=("prohibited", "MIG")),
         Explains(("gpu.identical",), because=("ECC", "MIG")),
     ),
 )
@@ -151,7 +151,7 @@ def _mig(gpu: Gpu) -> Iterator[Finding]:
             of_gpu(gpu),
             f"MIG is {on_or_off(enabled)}, and will be {on_or_off(pending)} after the next reset",
             Expected("no change waiting", source="the GPU itself"),
-            Evidence("MIG mode, current and pending", f"{enabled}, {pending}"),
+            Evidence("MIG mode, current and pending", f"{on_or_off(enabled)}, pending {on_or_off(pending)}"),
             likely="someone changed the mode and did not reset the GPU since",
             advice=[Advice("Reset the GPU to let it take effect.", f"nvidia-smi --gpu-reset -i {gpu.smi_id}")],
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.explains import ENDS, Explains
+from gpudoctor.checks.core.explains import ENDS, TOGETHER, Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
@@ -34,7 +34,7 @@ _WARN_MOST_MIB = Limit(8192, "MiB", _SHM, name="warn_most_mib")
     limits=(_FLOOR_PER_GPU_MIB, _WARN_PER_GPU_MIB, _WARN_MOST_MIB),
     explains=(
         Explains(("collective.bandwidth", "train.scaling"), anywhere=True),
-        Explains(("collective.*", "train.*", "strategy.*"), anywhere=True, found=ENDS),
+        Explains(TOGETHER, anywhere=True, found=ENDS),
     ),
 )
 def shared_memory(case: Case) -> Iterator[Finding]:

@@ -12,6 +12,7 @@ from gpudoctor.checks.core.driver_messages import events_not_judged
 from gpudoctor.checks.core.each_gpu import in_virtual_machine, untrusted
 from gpudoctor.checks.core.explains import Explains
 from gpudoctor.checks.core.finding import (
+    WRONG,
     Advice,
     Evidence,
     Expected,
@@ -35,7 +36,6 @@ from gpudoctor.profiles.profile import GpuModel, NvlinkSpec, majority
 from gpudoctor.statements.xids import LINK_CODES
 from gpudoctor.text.grouped import grouped
 
-_BAD = (Status.FAIL, Status.WARN)
 _BRIDGE_LINKS = Limit(
     4, "links", "an NVLink bridge of an A100, A30 or H100 card joins four (product briefs)", name="bridge_links"
 )
@@ -74,7 +74,7 @@ def links(case: Case) -> Iterator[Finding]:
     """Compare the number of each GPU's links that are up with the model's number, else with the peers'."""
     usual = majority(speed for gpu in case.gpus for link in real_links(gpu) if (speed := _speed(link)) is not None)
     findings = [_judged(case, gpu, usual) for gpu in case.gpus]
-    judged = [gpu for gpu, f in zip(case.gpus, findings, strict=True) if f.status in (Status.PASS, *_BAD)]
+    judged = [gpu for gpu, f in zip(case.gpus, findings, strict=True) if f.status in (Status.PASS, *WRONG)]
     if dead := _all_dead(findings):  # what they share is broken, not each of them
         yield jointly(dead, Found(f"no NVLink is up on any of {len(dead)} GPUs", 0, "links"))
         findings = [f for f in findings if f not in dead]
@@ -89,8 +89,8 @@ def links(case: Case) -> Iterator[Finding]:
 
 def _all_dead(findings: Sequence[Finding]) -> list[Finding]:
     """Those of several GPUs none of whose links is up, and should be, if that is so of all that are judged."""
-    judged = [f for f in findings if f.status in (Status.PASS, *_BAD)]
-    dead = [f for f in judged if f.status in _BAD and f.found is not None and f.found.value == 0]
+    judged = [f for f in findings if f.status in (Status.PASS, *WRONG)]
+    dead = [f for f in judged if f.status in WRONG and f.found is not None and f.found.value == 0]
     return dead if len(dead) == len(judged) > 1 else []
 
 
@@ -99,7 +99,7 @@ def _by_shared_end(case: Case, findings: Sequence[Finding]) -> Iterator[Finding]
 
     A link has two ends. So if one GPU has as many links down as all others together, each of theirs ends there.
     """
-    down = {f.subject.gpu: f for f in findings if f.status in _BAD}
+    down = {f.subject.gpu: f for f in findings if f.status in WRONG}
     counts = {gpu.index: len(real_links(gpu)) - links_up(gpu) for gpu in case.gpus if isinstance(gpu.nvlinks, tuple)}
     total = sum(counts.values())
     shared = next((index for index, count in counts.items() if count * 2 == total), None)
@@ -109,7 +109,7 @@ def _by_shared_end(case: Case, findings: Sequence[Finding]) -> Iterator[Finding]
         return
     for finding in findings:
         index = finding.subject.gpu
-        if finding.status not in _BAD or index is None or index == shared or shared is None:
+        if finding.status not in WRONG or index is None or index == shared or shared is None:
             yield finding
         else:
             count = counts[index]

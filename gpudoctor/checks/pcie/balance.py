@@ -130,4 +130,4 @@ def _lanes(gpu: Gpu) -> int:
 
 def _worth(gpu: Gpu) -> float | None:
     generation = gpu.pcie.generation_reachable or known(gpu.pcie.generation_max) or known(gpu.pcie.generation)
-    return link_gb_s(generation, _lanes(gpu)) if generation else None
+    return link_gb_s(generation, _lanes(gpu))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gpudoctor.checks.core.case import Case, Limit, once_a_case
 from gpudoctor.checks.core.each_gpu import by_model, each_gpu
+from gpudoctor.checks.core.explains import OVER_PCIE
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import of_gpu
@@ -21,7 +22,7 @@ _BUSY_PCT = Limit(10, "percent", "below it a desktop's redraws look the same as 
     title="Every busy GPU runs its PCIe link at full generation",
     impact="slow-host-link",
     limits=(_BUSY_PCT,),
-    explains=("pcie.balance", "collective.bandwidth", "collective.pairs", "link.*", "train.balance", "train.scaling"),
+    explains=OVER_PCIE,
 )
 @each_gpu
 def link_speed(case: Case, gpu: Gpu) -> Finding:

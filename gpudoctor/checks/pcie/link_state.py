@@ -51,7 +51,7 @@ def bridges_not_judged(case: Case, gpu: Gpu) -> Finding | None:
 
 def rates_gb_s(now: tuple[int | None, int], full: tuple[int | None, int]) -> tuple[float, float] | None:
     """Line rates in one direction at two pairs of generation and lanes; None if either is not known."""
-    has, could = (link_gb_s(generation, lanes) if generation else None for generation, lanes in (now, full))
+    has, could = (link_gb_s(generation, lanes) for generation, lanes in (now, full))
     return None if has is None or could is None else (has, could)
 
 

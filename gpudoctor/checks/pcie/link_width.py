@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from gpudoctor.checks.core.case import Case, once_a_case
 from gpudoctor.checks.core.each_gpu import by_model, each_gpu
+from gpudoctor.checks.core.explains import OVER_PCIE
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import of_gpu
@@ -33,7 +34,7 @@ _MOVE = (
     "pcie.link-width",
     title="Every GPU uses all of its PCIe lanes",
     impact="slow-host-link",
-    explains=("pcie.balance", "collective.bandwidth", "collective.pairs", "link.*", "train.balance", "train.scaling"),
+    explains=OVER_PCIE,
 )
 @each_gpu
 def link_width(case: Case, gpu: Gpu) -> Finding:

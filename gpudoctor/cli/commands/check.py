@@ -6,12 +6,13 @@ import argparse
 import os
 import time
 import uuid
+from typing import get_args
 
 from gpudoctor.cli import options
 from gpudoctor.facts.system.sysfs import ROOT
 from gpudoctor.lazy import lazy_imports
 from gpudoctor.probes.runner.launch_engine import MAX_RANKS, LocalPlacement, local_placement
-from gpudoctor.process.exit_codes import COULD_NOT, OK
+from gpudoctor.process.exit_codes import COULD_NOT, OK, FailOn
 from gpudoctor.process.signals import InterruptedBySignal, hold_signals
 from gpudoctor.text.output import printable, say
 
@@ -25,7 +26,6 @@ with lazy_imports():
     from gpudoctor.report import html, junit_nagios, model, output_files, progress, prometheus, text
     from gpudoctor.text import units
 
-LEVELS = ("quick", "standard", "full", "burn")
 _EXAMPLES = """examples:
   gpudoctor check                            this machine, half a minute
   gpudoctor check pcie nvlink --level quick  two domains, without load
@@ -64,7 +64,7 @@ def _add_what(what: argparse._ArgumentGroup) -> None:
 def _add_how_deep(depth: argparse._ArgumentGroup) -> None:
     depth.add_argument(
         "--level",
-        choices=LEVELS,
+        choices=options.LEVELS,
         help="quick reads only; standard (default) adds collectives and a DDP train; full adds links, compute and "
         "memory; burn repeats full",
     )
@@ -95,7 +95,7 @@ def _add_output(output: argparse._ArgumentGroup) -> None:
 
 
 def _add_policy(policy: argparse._ArgumentGroup) -> None:
-    policy.add_argument("--fail-on", choices=("fail", "warn", "never"), help="what exits with 1 (default: fail)")
+    policy.add_argument("--fail-on", choices=get_args(FailOn), help="what exits with 1 (default: fail)")
     policy.add_argument(
         "--require", action="append", default=[], metavar="ID", help="exit 3 if this check gave no verdict"
     )

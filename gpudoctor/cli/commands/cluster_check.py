@@ -7,11 +7,12 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import get_args
 
 from gpudoctor.cli import options
 from gpudoctor.cluster.check import LAUNCHERS
 from gpudoctor.lazy import lazy_imports
-from gpudoctor.process.exit_codes import COULD_NOT
+from gpudoctor.process.exit_codes import COULD_NOT, FailOn
 from gpudoctor.text.json_text import json_line
 from gpudoctor.text.output import is_terminal, rewrite_line, write_stderr
 
@@ -116,7 +117,7 @@ def _common(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="run a rank on many nodes without a token, although any host on the network could join as a node",
     )
-    parser.add_argument("--fail-on", choices=("fail", "warn", "never"), default="fail", help="what exits with 1")
+    parser.add_argument("--fail-on", choices=get_args(FailOn), default="fail", help="what exits with 1")
     parser.add_argument("-v", "--verbose", action="store_true", help="every pair, and every finding")
     parser.add_argument("--progress", action="store_true", help="say on stderr what goes on, as JSON lines")
     options.add_color(parser)

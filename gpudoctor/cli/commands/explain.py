@@ -9,8 +9,7 @@ import sys
 from collections.abc import Iterator
 
 from gpudoctor.cli import options
-from gpudoctor.cli.parsing import nearest_words
-from gpudoctor.errors import UserError
+from gpudoctor.errors import UserError, did_you_mean
 from gpudoctor.lazy import lazy_imports
 from gpudoctor.process.exit_codes import OK
 from gpudoctor.text.output import is_terminal, printable, write_stdout
@@ -102,7 +101,7 @@ def _page_of(name: str) -> str:
             return page
     known = [*{check.domain for check in _checks()}, *(check.id for check in _checks())]
     known += [*causes.CAUSES, *causes.page_names(), *load.fault_names()]
-    near = nearest_words(name, known) or nearest_words("-".join(name.split()), known)
+    near = did_you_mean(name, known) or did_you_mean("-".join(name.split()), known)
     if name.isdecimal():
         near = f"; NVIDIA's catalogue has no Xid of this number; as an exit code: gpudoctor explain exit code {name}"
     see = "see: gpudoctor list"

@@ -16,13 +16,12 @@ with lazy_imports():
     from gpudoctor.checks.core import registry
     from gpudoctor.report import text
 
-LEVELS = ("quick", "standard", "full", "burn")
 write_error = options.write_error_object
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("words", nargs="*", metavar="ID|DOMAIN|WORD", help="only these; a word is looked for in titles")
-    parser.add_argument("--level", choices=LEVELS, help="only the checks of this level")
+    parser.add_argument("--level", choices=options.LEVELS, help="only the checks of this level")
     parser.add_argument("--json", action="store_true", help="as JSON")
 
 

@@ -8,11 +8,11 @@ from textwrap import wrap
 import msgspec
 
 from gpudoctor.cli import options
-from gpudoctor.cli.parsing import nearest_words
-from gpudoctor.errors import UserError
+from gpudoctor.errors import UserError, did_you_mean
 from gpudoctor.facts.simulated.load import faults, node_titles
 from gpudoctor.lazy import lazy_imports
 from gpudoctor.process.exit_codes import OK
+from gpudoctor.text.grouped import grouped
 from gpudoctor.text.output import printable, write_stdout
 
 with lazy_imports():
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     if not any(found.values()):
         named = " or ".join(map(printable, args.words))
         names = [piece for rows in every.values() for name, *_ in rows for piece in (name, *name.split("-"))]
-        near = nearest_words(args.words[0], names)
+        near = did_you_mean(args.words[0], names)
         raise UserError(f"no simulated node, fault, injection or example job has {named} in its name or title{near}")
     if args.json:
         document = {
@@ -74,9 +74,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _by_domain(rows: Rows) -> Rows:
     """The names of the faults that the checks of each domain find."""
-    names: dict[str, list[str]] = {}
-    for name, check, _ in rows:
-        names.setdefault(check.partition(".")[0], []).append(name)
+    names = grouped((check.partition(".")[0], name) for name, check, _ in rows)
     return [(domain, ", ".join(own)) for domain, own in names.items()]
 
 

@@ -9,9 +9,10 @@ from statistics import median
 
 import msgspec
 
+from gpudoctor.api.load.request import Backend
 from gpudoctor.cluster.check import messages
 from gpudoctor.cluster.check.hub import Hub, names_of_missing
-from gpudoctor.cluster.check.model import Backend, ClusterRunPlan
+from gpudoctor.cluster.check.model import ClusterRunPlan
 from gpudoctor.cluster.outliers import slow_pairs
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.network import Reach

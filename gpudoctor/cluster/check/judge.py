@@ -24,8 +24,8 @@ from gpudoctor.cluster.check.model import (
 )
 from gpudoctor.cluster.check.network_findings import network_findings
 from gpudoctor.facts.model.missing import known
-from gpudoctor.process.exit_codes import FAILED, OK, UNKNOWN
-from gpudoctor.report.judge import REASON_LENGTH, FailOn
+from gpudoctor.process.exit_codes import FAILED, OK, UNKNOWN, FailOn
+from gpudoctor.report.judge import REASON_LENGTH
 from gpudoctor.report.model import Tool, Verdict
 from gpudoctor.text.grouped import grouped
 

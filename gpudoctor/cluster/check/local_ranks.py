@@ -12,14 +12,13 @@ import msgspec
 
 from gpudoctor.cluster.check.messages import JoinGroup, MemberFailure, Times
 from gpudoctor.probes.inter_node.rank import AllReduceTimes, Answer, InterNodeFailure, Opened, RankGroup, Rendezvous
-from gpudoctor.probes.runner.rank_starter_client import hide_gpus
+from gpudoctor.probes.runner.rank_starter_client import ONE_THREAD, hide_gpus
 from gpudoctor.process.die_with_parent import dependent_python
 from gpudoctor.process.ending import kill_all, signal_name
 from gpudoctor.process.pipes import DisturbedError, LineReader, pipe_with_child, ready, write_all
 from gpudoctor.process.spawn import DEVNULL, PIPE, Child
 
 _END_LIMIT_S = 5.0  # after SIGKILL; a driver may take longer, which is not waited for
-_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 class LocalRanks:
@@ -92,7 +91,7 @@ class LocalRanks:
 
     def _environment(self, number: int, uuid: str) -> dict[str, str]:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
-        environment |= dict.fromkeys(_THREADS, "1")
+        environment |= ONE_THREAD
         environment |= {
             "GPUDOCTOR_INTER_NODE_BACKEND": self._backend,
             "GPUDOCTOR_INTER_NODE_ADDRESS": self._address,

@@ -8,17 +8,17 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from gpudoctor.api.load.request import Backend
 from gpudoctor.checks.core.causes import Fault
 from gpudoctor.checks.core.finding import Finding, Status, worst
 from gpudoctor.checks.core.registry import Level
 from gpudoctor.checks.core.subject import Subject
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.network import Reach
-from gpudoctor.report.judge import FailOn
+from gpudoctor.process.exit_codes import FailOn
 from gpudoctor.report.model import Tool, Verdict
 from gpudoctor.text.hostlist import is_host_name
 
-Backend = Literal["nccl", "gloo"]
 Launcher = Literal["slurm", "torchrun", "mpi", "ray", "k8s"]
 SCHEMA: Literal["gpudoctor.cluster/1"] = "gpudoctor.cluster/1"
 # the checks of a cluster report: id, and the title that holds if it passes

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from gpudoctor.api.load.request import Backend
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.core.unread import unread
 from gpudoctor.cluster.check.cluster_run import NodeProgress
-from gpudoctor.cluster.check.model import Backend, node_subject
+from gpudoctor.cluster.check.model import node_subject
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.system.network import Reach
 from gpudoctor.http.address import is_loopback

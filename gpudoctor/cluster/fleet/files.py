@@ -14,12 +14,12 @@ from typing import BinaryIO, cast
 import msgspec
 
 from gpudoctor.errors import UserError
+from gpudoctor.facts.captures.opened import GZIP
 
 # a report of 8 GPUs with its facts is 0.3 MiB
 LARGEST_DOCUMENT = 64 << 20
 _READ_AT_ONCE = 4 << 20
 _NAMES = (".json", ".jsonl", ".ndjson")
-_GZIP = b"\x1f\x8b"
 _CLOSED_BY = {b"{": b"}", b"[": b"]"}
 _but = msgspec.structs.replace
 
@@ -135,7 +135,7 @@ def documents_of(file: Listed) -> Iterator[Document]:
     except OSError as error:
         yield _but(whole, trouble=f"cannot be read: {error.strerror or error}")
         return
-    if data.startswith(_GZIP):
+    if data.startswith(GZIP):
         yield from _unpacked(io.BytesIO(data), whole)
     elif not data.strip():
         yield _but(whole, trouble="the file is empty: the check that was to write it did not end")
@@ -153,7 +153,7 @@ def _without_waiting(path: str, flags: int) -> int:
 def _documents(stream: BinaryIO, whole: Document) -> Iterator[Document]:
     """The documents of a stream that may be compressed, without reading all of it at once."""
     peek = getattr(stream, "peek", None)  # only buffered streams have it, and stdin is one
-    packed = peek is not None and peek(len(_GZIP)).startswith(_GZIP)
+    packed = peek is not None and peek(len(GZIP)).startswith(GZIP)
     yield from (_unpacked if packed else _split)(stream, whole)
 
 

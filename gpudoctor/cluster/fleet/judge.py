@@ -42,6 +42,7 @@ from gpudoctor.cluster.fleet.runs import RunFinding, fleet_runs
 from gpudoctor.cluster.fleet.shapes import WORST_FIRST
 from gpudoctor.cluster.fleet.spreads import by_kind, compare, trends
 from gpudoctor.report.model import Verdict
+from gpudoctor.text.grouped import grouped
 from gpudoctor.text.hostlist import Hosts, hostlist, is_host_name, one_name_each
 from gpudoctor.text.units import counted, listed
 
@@ -274,20 +275,16 @@ def _reading(sources: Sequence[str], gathered: Gathered, nodes: int) -> FleetRea
 
 def _fault_kinds(rows: Sequence[NodeRow]) -> Iterator[FaultKind]:
     """Faults, then unknowns, then warnings; the most frequent of each first."""
-    kinds: dict[tuple[Literal["fail", "unknown", "warn"], str], list[str]] = {}
-    examples: dict[str, str] = {}
-    for row in rows:
-        for fault in row.faults:
-            kinds.setdefault(("fail", fault.check), []).append(row.name)
-            examples.setdefault(fault.check, fault.headline)
-        for check in row.unknown:
-            kinds.setdefault(("unknown", check), []).append(row.name)
-        for check in row.warnings:
-            kinds.setdefault(("warn", check), []).append(row.name)
+    found: list[tuple[Literal["fail", "unknown", "warn"], str, str]] = []
+    found += [("fail", fault.check, row.name) for row in rows for fault in row.faults]
+    found += [("unknown", check, row.name) for row in rows for check in row.unknown]
+    found += [("warn", check, row.name) for row in rows for check in row.warnings]
+    kinds = grouped(((status, check), name) for status, check, name in found)
+    headlines = grouped((fault.check, fault.headline) for row in rows for fault in row.faults)
     ordered = sorted(kinds.items(), key=lambda item: (WORST_FIRST.index(item[0][0]), -len(item[1])))
     for (status, check), names in ordered:
         unique = tuple(dict.fromkeys(names))
-        yield FaultKind(check, status, unique, examples.get(check) if status == "fail" else None)
+        yield FaultKind(check, status, unique, headlines[check][0] if status == "fail" else None)
 
 
 def _drift(nodes: Sequence[FleetNode]) -> Iterator[ConfigDrift]:

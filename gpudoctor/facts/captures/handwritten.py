@@ -15,6 +15,7 @@ from gpudoctor.errors import nearest_names
 from gpudoctor.facts.captures import SourceError
 from gpudoctor.facts.captures.leaves import structs, unreadable
 from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.links import NO_LANES
 from gpudoctor.facts.model.missing import NOT_READ, fill, known
 from gpudoctor.facts.model.node import Node
 
@@ -50,7 +51,6 @@ _AT_MOST = (
     ("min_limit_w", "max_limit_w"),
 )
 _ROUNDING_MIB = 2  # used and free are rounded one by one
-_NO_LINK = (0, 255)  # what sysfs shows of a port without a link
 
 
 def without_unknown_keys(raw: Any, node: Node) -> Node:
@@ -127,7 +127,7 @@ def refuse_contradictions(node: Node) -> None:
 def _refuse_pairs(where: str, fact: Any) -> None:
     for name, limit in _AT_MOST:
         value, most = (known(getattr(fact, field, None)) for field in (name, limit))
-        if value is not None and most is not None and value > most and value not in _NO_LINK:
+        if value is not None and most is not None and value > most and value not in NO_LANES:
             raise SourceError(f"{name} is {value}, more than {limit}, which is {most} - at `{where}.{name}`")
 
 

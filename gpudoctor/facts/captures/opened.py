@@ -38,8 +38,8 @@ def size_of_file(path: str) -> int:
     """In bytes. Raise SourceError, without the file's name, if it is no regular file, empty, or cannot be examined."""
     try:
         info = Path(path).stat()
-    except OSError as error:
-        raise SourceError(f"cannot be read: {error.strerror or error}") from None
+    except (OSError, ValueError) as error:  # a NUL byte in the name
+        raise SourceError(f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if not stat.S_ISREG(info.st_mode):
         raise SourceError("not a regular file (a pipe or device): use - to read from stdin")
     if info.st_size == 0:

@@ -13,9 +13,10 @@ GT_S: dict[int, float] = {1: 2.5, 2: 5.0, 3: 8.0, 4: 16.0, 5: 32.0, 6: 64.0}
 _ENCODING: dict[int, float] = {1: 0.8, 2: 0.8, 3: 128 / 130, 4: 128 / 130, 5: 128 / 130, 6: 242 / 256}
 _GENERATIONS = {speed: generation for generation, speed in GT_S.items()}
 # GB/s (1e9) per lane and direction after line coding, to three places as tables print it (7.5625 as 7.563)
-LANE_GB_S: dict[int, float] = {
+_LANE_GB_S: dict[int, float] = {
     generation: int(speed * _ENCODING[generation] / 8 * 1000 + 0.5) / 1000 for generation, speed in GT_S.items()
 }
+NO_LANES = (0, 255)  # what sysfs shows of a port without a link
 LinkState = Literal["active", "inactive", "sleep", "disabled"]
 # of a GPU's links, in a text that tells no more of them
 ALL_INACTIVE = Missing("nvidia-smi says that all links are inactive, but not how many there are", "absent")
@@ -33,7 +34,7 @@ def generation_of(speed_gt_s: float) -> int | None:
     return _GENERATIONS.get(round(speed_gt_s, 1))
 
 
-def link_gb_s(generation: int, lanes: int) -> float | None:
+def link_gb_s(generation: int | None, lanes: int) -> float | None:
     """Line rate in GB/s (1e9) each way, before packet overhead; None for an unknown generation.
 
     >>> link_gb_s(4, 8)
@@ -42,6 +43,15 @@ def link_gb_s(generation: int, lanes: int) -> float | None:
     if generation not in GT_S:
         return None
     return round(GT_S[generation] * _ENCODING[generation] / 8 * lanes, 2)
+
+
+def lanes_gb_s(generation: int | None, lanes: int | None) -> float | None:
+    """As `link_gb_s`, but from the rate that tables print for one lane; None also without a lane.
+
+    >>> lanes_gb_s(4, 8)
+    15.752
+    """
+    return _LANE_GB_S[generation] * lanes if generation in _LANE_GB_S and lanes else None
 
 
 class PcieHop(Fact, frozen=True):

@@ -13,7 +13,7 @@ from zlib import crc32
 import msgspec
 
 from gpudoctor.facts.model.gpu import Gpu
-from gpudoctor.facts.model.links import LANE_GB_S
+from gpudoctor.facts.model.links import lanes_gb_s
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.nvml.codes import LOST
@@ -99,8 +99,7 @@ def _generation(gpu: Gpu) -> int | None:
 
 def pcie_gb_s(gpu: Gpu) -> float:
     """PCIe bandwidth under load per direction, in 1e9 bytes per second."""
-    generation, width = _generation(gpu), known(gpu.pcie.width)
-    return LANE_GB_S.get(generation or 0, 0.0) * (width or 0) * _PCIE_SHARE
+    return (lanes_gb_s(_generation(gpu), known(gpu.pcie.width)) or 0.0) * _PCIE_SHARE
 
 
 def readings_at(gpu: Gpu, facts: Mapping[str, float], job: SimulatedJob, seconds: float) -> dict[str, float]:

@@ -30,7 +30,7 @@ _RATE = lazy_pattern(r"^(\d+(?:\.\d+)?) Gb/sec")  # 400 Gb/sec (4X NDR)
 _NUMBERED = lazy_pattern(r"^\d+:\s*(\S.*)$")  # 4: ACTIVE
 _KERNEL = lazy_pattern(r"(\d+)\.(\d+)")
 _DRIVER_MAJOR = lazy_pattern(r"\b(\d{3})\.\d+")
-_PEERMEM = ("nvidia_peermem", "nv_peer_mem")
+PEERMEM = ("nvidia_peermem", "nv_peer_mem")
 # the modules with which peers register: MLNX_OFED's, and that of Ubuntu's kernel
 PEER_CORES = ("ib_core", "ib_uverbs")
 # RDMA supports DMA-BUF since Linux 5.12; NVIDIA's driver since 515, in its open kernel module only
@@ -142,9 +142,9 @@ def _interface_of(behind: AnyPath, port: AnyPath) -> str | Missing:
 
 
 def _peermem_loaded(root: AnyPath) -> bool | Missing:
-    if any(present(root / "sys/module" / name) for name in _PEERMEM):
+    if any(present(root / "sys/module" / name) for name in PEERMEM):
         return True
-    names = tuple(f"{name} " for name in _PEERMEM)
+    names = tuple(f"{name} " for name in PEERMEM)
     modules = read_text(root / "proc/modules")
     return if_known(modules, lambda text: any(line.startswith(names) for line in text.splitlines()))
 
@@ -158,7 +158,7 @@ def _peermem_registered(root: AnyPath) -> bool | Missing:
         return Missing("/sys/module: not there", "absent")
     if any(name.startswith("nv_mem") for name in known(list_names(root / "sys/kernel/mm/memory_peers")) or ()):
         return True
-    holders = (root / "sys/module" / core / "holders" / name for core in PEER_CORES for name in _PEERMEM)
+    holders = (root / "sys/module" / core / "holders" / name for core in PEER_CORES for name in PEERMEM)
     return any(present(holder) for holder in holders)
 
 

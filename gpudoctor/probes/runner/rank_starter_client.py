@@ -21,6 +21,7 @@ KILL_GRACE_S = 10.0
 _TEARDOWN_S, _TEARDOWN_PER_CONTEXT_S = 60.0, 0.5
 # Settings of OpenMP and similar libraries that would bind all ranks to one core, or start too many threads
 _THREADING = ("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_")
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 # User settings that change how fast or how exactly a GPU computes: env.nccl names the first, and both stay in force for
 # the user's job
 _MEASURES_ANOTHER_GPU = ("CUDA_LAUNCH_BLOCKING", "NVIDIA_TF32_OVERRIDE")
@@ -78,8 +79,7 @@ def _environment(job: RankJob) -> dict[str, str]:
     environment["TORCH_DISTRIBUTED_DEBUG"] = "OFF"  # its checks would be measured too
     # One thread per rank: the threads of several ranks would compete for the cores. None may start at import
     # either, or the starter could not fork.
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        environment[name] = "1"
+    environment |= ONE_THREAD
     if job.backend == "gloo":
         hide_gpus(environment)
     else:

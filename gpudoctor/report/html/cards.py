@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from gpudoctor.checks.core.finding import Advice, Evidence, Finding
 from gpudoctor.report.html.parts import Card, Cell, Chip, Code, Command, Items, pairs
 from gpudoctor.report.wording import block_parts, label_of
+from gpudoctor.text.grouped import grouped
 
 
 def finding_card(check: str, findings: Sequence[Finding], explains: Iterable[str] = ()) -> Card:
@@ -21,15 +22,16 @@ def finding_card(check: str, findings: Sequence[Finding], explains: Iterable[str
 
 def advice_cards(problems: Iterable[tuple[str, Sequence[Finding]]]) -> list[Card]:
     """What to do against each of (check, findings with the same words); the same steps stand once."""
-    by_steps: dict[tuple[Cell, ...], list[tuple[str, Sequence[Finding]]]] = {}
-    for check, findings in problems:
-        steps = next((part for label, part in block_parts(findings, ()) if label == "do"), ())
-        by_steps.setdefault(tuple(map(_item, steps)), []).append((check, findings))
+    by_steps = grouped((_steps(findings), (check, findings)) for check, findings in problems)
     return [
         Card(same[0][1][0].status.value, tuple(_title(*each) for each in same), (Items(steps, "steps"),))
         for steps, same in by_steps.items()
         if steps
     ]
+
+
+def _steps(findings: Sequence[Finding]) -> tuple[Cell, ...]:
+    return tuple(map(_item, dict(block_parts(findings, ())).get("do", ())))
 
 
 def _title(check: str, findings: Sequence[Finding]) -> Cell:

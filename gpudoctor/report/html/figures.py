@@ -41,6 +41,7 @@ from gpudoctor.report.tables.devices import (
 from gpudoctor.report.tables.links import collective_table, host_table
 from gpudoctor.report.tables.table import Table, aligned
 from gpudoctor.report.tables.workloads import library_tables, loading_tables, storage_tables, strategy_tables
+from gpudoctor.text.grouped import grouped
 from gpudoctor.text.units import size_text
 
 
@@ -126,10 +127,7 @@ def _marks(report: Report) -> dict[int, tuple[Status, str]]:
 def _collectives(done: tuple[Collective, ...], kind: str) -> Iterator[Part]:
     if not done:
         return
-    series: dict[str, list[tuple[int, float]]] = {}
-    for row in done:
-        if row.size_bytes > 0:
-            series.setdefault(row.op, []).append((row.size_bytes, row.busbw_gb_s))
+    series = grouped((row.op, (row.size_bytes, row.busbw_gb_s)) for row in done if row.size_bytes > 0)
     if any(len({size for size, _ in points}) > 1 for points in series.values()):
         yield lines_by_size(series, f"Bus bandwidth by message size on {kind}")
     caption = f"Busbw in GB/s in {done[0].dtype}, and median time of the slowest rank"

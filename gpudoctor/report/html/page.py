@@ -38,6 +38,7 @@ from gpudoctor.report.wording import (
     verdict_word,
     verdict_words,
 )
+from gpudoctor.text.grouped import grouped
 
 
 def render_html(report: Report, *, raw_facts: bool = True) -> str:
@@ -108,9 +109,8 @@ def _fold(status: Status, name: str, text: str, results: Iterable[CheckResult]) 
 
 def _found(result: CheckResult) -> Items:
     """What was found, worst first; findings with the same words on several subjects are merged."""
-    groups: dict[tuple[Status, str], list[Finding]] = {}
-    for finding in sorted(result.findings, key=lambda f: WORST_FIRST.index(f.status)):
-        groups.setdefault((finding.status, _words(finding)), []).append(finding)
+    worst_first = sorted(result.findings, key=lambda f: WORST_FIRST.index(f.status))
+    groups = grouped(((finding.status, _words(finding)), finding) for finding in worst_first)
     lines: list[Cell] = []
     for (status, text), findings in groups.items():
         label = label_of(findings)

@@ -12,6 +12,7 @@ from gpudoctor.facts.model.measurements import Collective, Measurements
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.report.tables.devices import RankName
 from gpudoctor.report.tables.table import NOT_KNOWN, Column, Table, cell
+from gpudoctor.text.grouped import grouped
 from gpudoctor.text.units import figure_text, size_text, time_text
 
 Place = tuple[int, int]
@@ -89,9 +90,7 @@ def host_table(measured: Measurements, name: RankName, rate: str | Callable[[flo
 
 def collective_table(done: Sequence[Collective]) -> Table:
     """A row per operation, a column per message size: busbw in GB/s and the median time of the slowest rank."""
-    sizes: dict[int, list[Collective]] = {}
-    for row in done:
-        sizes.setdefault(_power(row), []).append(row)
+    sizes = grouped((_power(row), row) for row in done)
     cells = {(row.op, _power(row)): f"{figure_text(row.busbw_gb_s)} ({time_text(row.time_us)})" for row in done}
     powers = sorted(sizes)
     columns = (Column("", 14, left=True), *(Column(_size_title(sizes[power]), 14) for power in powers))

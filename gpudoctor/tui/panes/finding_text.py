@@ -15,9 +15,10 @@ from textual.widgets import Static
 
 from gpudoctor.checks.core.finding import PROBLEMS, WORST_FIRST, Finding, Status
 from gpudoctor.checks.core.runner import CheckResult
-from gpudoctor.checks.core.subject import Subject, grouped_label
+from gpudoctor.checks.core.subject import grouped_label
 from gpudoctor.report.model import Report
 from gpudoctor.report.wording import CommandText, Explained, block_rows, verdict_word, verdict_words
+from gpudoctor.text.grouped import grouped
 from gpudoctor.text.output import printable
 from gpudoctor.tui.labels import WORDS, clock
 from gpudoctor.tui.panes.pane import PageWanted, put
@@ -125,18 +126,19 @@ def _since(runs: Sequence[FinishedRun], check_id: str, finding: Finding) -> str:
 
 def _quiet(findings: list[Finding], width: int) -> Iterator[Content]:
     """Passes and skips: the subjects, and what was found or why it was skipped."""
-    groups: dict[tuple[Status, str], list[Subject]] = {}
-    for finding in findings:
-        text = finding.found.text if finding.found is not None else finding.reason or ""
-        if finding.found is not None and finding.expected is not None:
-            text = f"{text}; expected {finding.expected.text}"
-        groups.setdefault((finding.status, text), []).append(finding.subject)
+    groups = grouped(((finding.status, _quiet_text(finding)), finding.subject) for finding in findings)
     for (status, text), subjects in groups.items():
         label = grouped_label(subjects)
         who = "" if label == "node" else f"{label}: "
         word = f"{WORDS[status]:<{_LABEL_WIDTH - 2}}"
         for n, line in enumerate(_wrapped(f"{who}{text}", width)):
             yield Content.assemble((word if n == 0 else " " * len(word), status), "  ", line)
+
+
+def _quiet_text(finding: Finding) -> str:
+    if finding.found is None:
+        return finding.reason or ""
+    return finding.found.text + (f"; expected {finding.expected.text}" if finding.expected is not None else "")
 
 
 def _labelled(name: str, text: str, width: int) -> Iterator[Content]:

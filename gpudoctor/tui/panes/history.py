@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpudoctor.facts.model.gpu import Gpu
-from gpudoctor.facts.model.links import LANE_GB_S
+from gpudoctor.facts.model.links import lanes_gb_s
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.stream.messages import PCIE_EVERY_S
 from gpudoctor.report.tables.table import cell
@@ -122,10 +122,7 @@ def _upto(limit: float | None) -> str:
 
 def pcie_limit_gb_s(gpu: Gpu) -> float | None:
     """The highest rate in one direction that GPU and slot allow."""
-    generation, width = known(gpu.pcie.generation_max), known(gpu.pcie.width_max)
-    if generation not in LANE_GB_S or not width:
-        return None
-    return LANE_GB_S[generation] * width
+    return lanes_gb_s(known(gpu.pcie.generation_max), known(gpu.pcie.width_max))
 
 
 def nvlink_limit_gb_s(gpu: Gpu) -> float | None:

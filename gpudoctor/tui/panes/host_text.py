@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from statistics import median_high
 
 from gpudoctor.facts.model.missing import known
-from gpudoctor.facts.stream.messages import HostTick, ProcessTick
+from gpudoctor.facts.stream.messages import HostTick
 from gpudoctor.report.tables.table import cell
+from gpudoctor.text.grouped import grouped
 from gpudoctor.text.output import printable
 from gpudoctor.text.units import MIB, gib_number, gib_text, option_ranges, rounded_duration_text
 from gpudoctor.tui.panes.pane import DrawnLines
@@ -65,9 +66,7 @@ def _job(state: State, *, short: bool) -> Row:
     computing = [process for process in state.processes if "C" in process.kind or "M" in process.kind]
     if not computing:
         return row((" no job on the GPUs", "dim"))
-    jobs: dict[tuple[str | None, str | None], list[ProcessTick]] = {}
-    for process in computing:
-        jobs.setdefault((process.job, process.user), []).append(process)
+    jobs = grouped(((process.job, process.user), process) for process in computing)
     (job, user), held = max(jobs.items(), key=lambda each: (each[0][0] is not None, len(each[1])))
     gpus = sorted({process.gpu for process in held})
     ranks = len({process.rank for process in held if process.rank is not None})

@@ -18,6 +18,7 @@ from gpudoctor.report.model import Report, findings_of
 from gpudoctor.report.tables.devices import gpu_of_rank, on_cpus, screen_name
 from gpudoctor.report.tables.links import host_table, link_text, way_of
 from gpudoctor.report.wording import expected_words
+from gpudoctor.text.grouped import grouped
 from gpudoctor.text.output import printable
 from gpudoctor.text.units import ranges, short_figure
 from gpudoctor.tui.labels import WORDS, worst_first
@@ -198,9 +199,7 @@ def _link(speed_gt_s: float | Missing, width: int | Missing) -> str:
 
 def _grouped(node: Node, words_of: Callable[[Gpu], str]) -> Iterator[str]:
     """GPUs grouped by their text; "every GPU" for a single group."""
-    groups: dict[str, list[int]] = {}
-    for gpu in node.gpus:
-        groups.setdefault(words_of(gpu), []).append(gpu.index)
+    groups = grouped((words_of(gpu), gpu.index) for gpu in node.gpus)
     for text, indices in groups.items():
         alone = len(groups) == 1 and len(indices) > 1
         yield f"{text}  {'every GPU' if alone else f'GPU {ranges(sorted(indices))}'}"

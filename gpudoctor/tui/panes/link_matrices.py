@@ -16,6 +16,7 @@ from gpudoctor.facts.model.node import Node
 from gpudoctor.report.model import Report, findings_of
 from gpudoctor.report.tables.devices import gpu_of_rank, on_cpus
 from gpudoctor.report.tables.links import RateMatrix, both_ways_matrix, pair_matrix, peer_matrix, way_of
+from gpudoctor.text.grouped import grouped
 from gpudoctor.text.units import short_figure
 from gpudoctor.tui.labels import Tone
 from gpudoctor.tui.widgets.bars import heat_sign
@@ -173,9 +174,7 @@ def _yardsticks(
     if cpu:
         highest = max(rates.values())
         return {"CPU": highest or 1.0}, f"the highest here, {short_figure(highest)} GB/s"
-    by_kind: dict[str, list[float]] = {}
-    for position, rate in rates.items():
-        by_kind.setdefault(kinds[position], []).append(rate)
+    by_kind = grouped((kinds[position], rate) for position, rate in rates.items())
     medians = {kind: median(found) or 1.0 for kind, found in by_kind.items()}
     floor = _floor(report, _JUDGE[metric]) if len(medians) == 1 and metric != "both" else None
     if floor is None:

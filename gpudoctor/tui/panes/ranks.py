@@ -20,6 +20,7 @@ from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.model.telemetry import Spread
 from gpudoctor.report.model import Report, findings_of
 from gpudoctor.report.tables.devices import STEP_PARTS, gpu_of_rank, on_cpus, step_parts_ms, training_table
+from gpudoctor.text.grouped import grouped
 from gpudoctor.text.output import printable
 from gpudoctor.text.units import short_figure, size_text, time_text
 from gpudoctor.tui.labels import WORDS, following, worst_first
@@ -98,10 +99,7 @@ def _problems(measurements: Measurements, width: int) -> Iterator[Content]:
 
 
 def _why_not(measurements: Measurements, width: int) -> Iterator[Content]:
-    probes: dict[str, list[str]] = {}
-    for name, missing in measurements.not_run.items():
-        probes.setdefault(missing.reason, []).append(name)
-    for reason, names in probes.items():
+    for reason, names in grouped((missing.reason, name) for name, missing in measurements.not_run.items()).items():
         yield from hanging("not measured  ", f"{', '.join(names)}: {reason}", "", width)
 
 

@@ -87,7 +87,9 @@ def test_a_different_ecc_mode_warns() -> None:
 
 
 def test_a_mig_change_that_waits_for_a_reset_warns() -> None:
-    assert "MIG is off, and will be on" in text(only("gpu.settings", eight(settings__mig_pending=True)))
+    finding = only("gpu.settings", eight(settings__mig_pending=True))
+    assert "MIG is off, and will be on" in text(finding)
+    assert finding.evidence[0].value == "off, pending on"
 
 
 def test_mig_without_an_instance_warns() -> None:

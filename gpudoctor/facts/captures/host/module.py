@@ -13,7 +13,7 @@ from gpudoctor.facts.captures.reader import Block, Part, TextReader, text_reader
 from gpudoctor.facts.model.driver import DRIVER_VERSION, DkmsBuild, Driver, LoadFailure, LoadFailureCause
 from gpudoctor.facts.model.missing import NOT_READ
 from gpudoctor.facts.model.node import Host, Network, Node
-from gpudoctor.facts.system.network import PEER_CORES
+from gpudoctor.facts.system.network import PEER_CORES, PEERMEM
 
 _LSMOD = re.compile(r"(?P<module>[\w-]{1,60})\s+\d{3,10}\s+-?\d{1,5}(?!\S)\s*(?P<users>.*)")
 _MODINFO = re.compile(rf"version:\s+({DRIVER_VERSION})\s*$")
@@ -83,7 +83,7 @@ def read_lsmod(block: Block) -> Part:
         driver = Driver(module_loaded=True)
     elif "nouveau" in users:
         driver = Driver(nouveau_loaded=True)
-    if not users.keys().isdisjoint(("nvidia_peermem", "nv_peer_mem")):
+    if not users.keys().isdisjoint(PEERMEM):
         cores = [users[core] for core in PEER_CORES if core in users]
         registered = any("peer" in each for each in cores) if cores else NOT_READ
         network = Network(peermem_loaded=True, peermem_registered=registered)

@@ -101,7 +101,8 @@ def smi_dump(top: dict[str, str], gpus: list[GpuDump], outside: str = "", *, sel
         # `-i 0` shows one GPU of eight and still counts eight: the other seven must neither count as lost nor pass
         attached = Missing(f"the dump shows {len(gpus)} of {attached} GPUs", "absent" if selected else "failed")
         ended = False
-    unwell_values = (each for n, gpu in enumerate(gpus) for each in unwell(gpu.values, gpu.address or f"{n}"))
+    names = (gpu.address or f"{n if gpu.number is None else gpu.number}" for n, gpu in enumerate(gpus))
+    unwell_values = (each for gpu, name in zip(gpus, names, strict=True) for each in unwell(gpu.values, name))
     unnamed = f"the text does not name its GPU{'s' * (len(gpus) > 1)}: counted in its order, from 0"
     driver = replace(
         ANSWERED,

@@ -35,7 +35,8 @@ class GpuDump(msgspec.Struct):
     """A GPU as a text shows it: what it is called there, its values by their path in `-q`, and its two lists.
 
     `bus_id`: as the text has it, or "". `lists_mig`: instances would be listed if any. `facts`: leaves of Gpu that are
-    not in `-q`. `cut`: why it may have values that the text does not show.
+    not in `-q`. `cut`: why it may have values that the text does not show. `number`: its place among the GPUs of a text
+    that shows some again; None if that is its place in the text.
     """
 
     bus_id: str = ""
@@ -45,6 +46,7 @@ class GpuDump(msgspec.Struct):
     lists_mig: bool = False
     facts: dict[str, Any] = {}
     cut: Missing | None = None
+    number: int | None = None
 
     def keep(self, path: list[str], text: str) -> None:
         """Keep a value of the tree of -q, text or XML. In a list, a name that is there already begins a new record."""

@@ -90,11 +90,13 @@ def _samples(gpus: list[GpuDump], attached: str) -> list[list[GpuDump]]:
     for gpu in gpus:
         uuid = gpu.values.get("gpu_uuid", "")
         # an address tells them apart, though redaction made their UUIDs the same
-        at = 0 if gpu.bus_id or not _UUID.fullmatch(uuid) else sum(_may_be_one(gpu, other) for other in seen[uuid])
+        named = not gpu.bus_id and _UUID.fullmatch(uuid) is not None
+        before = [other for other in seen[uuid] if named and _may_be_one(gpu, other)]
+        gpu.number = before[0].number if before else len(samples[0])
         seen[uuid].append(gpu)
-        if at == len(samples):
+        if len(before) == len(samples):
             samples.append([])
-        samples[at].append(gpu)
+        samples[len(before)].append(gpu)
     return samples
 
 
@@ -232,4 +234,4 @@ def _cut(gpus: list[GpuDump]) -> bool:
 @text_reader("nvidia-smi -q", _begins, _goes_on, restarts=_BANNER.match)
 def read_query_text(block: Block) -> Part:
     dumps = parse_smi_text(block.text, whole_end=block.whole_end, selected=is_selected(block.command))
-    return Part(smi=dumps, reported=dumps[0].reported)
+    return Part(smi=dumps, reported=tuple(each for dump in dumps for each in dump.reported))
