@@ -97,6 +97,21 @@ def test_who_waited_before_slurm_noticed_that_a_node_is_gone_waited_for_it(end: 
     assert (cause.host, cause.confidence) == ("n04", "certain")
 
 
+@pytest.mark.parametrize(
+    ("op", "others", "same"), [("ALLREDUCE", 7, False), ("ALLREDUCE", 1, True), ("GATHER", 7, True)]
+)
+def test_ranks_that_wait_in_collectives_of_other_sizes_are_not_in_one(
+    op: str, others: int, same: bool, tmp_path: Path
+) -> None:
+    wait = (
+        "[rank{0}]:[E ProcessGroupNCCL.cpp:523] [Rank {0}] Watchdog caught collective operation timeout: "
+        "WorkNCCL(SeqNum=12, OpType={1}, NumelIn={2}, NumelOut={2}, Timeout(ms)=600000) ran for 600012 milliseconds.\n"
+    )
+    text = "step 1 loss 2.0\n" + wait.format(0, op, 1) + wait.format(1, op, others)
+    cause = cause_of(text, tmp_path)
+    assert (cause.what == "timeout_all_same_seq", "ALLREDUCE of 7" in cause.text) == (same, not same)
+
+
 _RULE = "-" * 60
 
 
@@ -120,6 +135,12 @@ _RULE = "-" * 60
         ("srun: error: n4: task 3: Segmentation fault\n", "segfault", "n4"),
         ("srun: error: Node failure on n4\n", "node_lost", "n4"),
         ("srun: error: Node failure on n[4-5]\n", "node_lost", None),
+        ("  what():  CUDA error: unknown error\nsrun: error: Node failure on n4\n", "node_lost", "n4"),
+        (
+            "  what():  CUDA error: an illegal memory access was encountered\nsrun: error: Node failure on n4\n",
+            "illegal_access",
+            "n4",
+        ),
         ("srun: error: Node failure on n4,n6\n", "node_lost", None),
         (
             "[rank1]: RuntimeError: [x/gloo/transport/tcp/pair.cc:538] Read error [127.0.0.1]:57: Connection reset by peer\n",
