@@ -36,7 +36,7 @@ _WORDS: tuple[tuple[Kind, str], ...] = (
     ),
     (
         "end",
-        r"\bsig(?:term|int|hup|usr[12])\b|\bcancel(?:led|ed|ing|lation)\b|\bshutting down\b|\bkeyboardinterrupt\b|\bdeath signal\b|\bpreempt(?!ion(?: victims|: \d))|\binterrupted by (?:user|signal)"
+        r"\bsig(?:term|int|hup|usr[12])\b|\bcancel(?:led|ed|ing|lation)\b|\bshutting down\b|\bkeyboardinterrupt\b|\bdeath signal\b|\bpreempt|\binterrupted by (?:user|signal)"
         r"|\bterminated by (?:user|signal|the user)|^\W*terminated\W*$|\bgraceful(?:ly)? (?:exit|stop|shut)|\btime limit\b|\bgot signal\b",
     ),
     (

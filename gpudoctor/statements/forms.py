@@ -39,7 +39,7 @@ _HAS_ERRORS = (
 # a row of a BMC's event log, which tells of what was, too
 _BMC_ROW = (
     r"\s{0,4}[0-9a-f]{1,4} \| [\d/]{8,10} +\|[^|]{1,40}\| [^|]{1,60}\| "
-    r"(?=[^|]{0,120}(?i:\blost\b|fail|fault|error|critical|recoverable|uncorrect|ecc|degraded|mismatch|ierr|trip|throttl|non-redundant))"
+    r"(?![^|]{0,120}(?i:cleared|\bcorrect))(?=[^|]{0,120}(?i:\blost\b|fail|fault|error|critical|recoverable|uncorrect|degraded|mismatch|ierr|trip|throttl|non-redundant))"
     r"[^|]{1,120}\| Asserted\b.{0,80}"
 )
 _NO_LONGER = "no longer (?:answers|responds|works|lists|sees|finds|detects)"
@@ -48,8 +48,6 @@ _Row = tuple[Form, Severity, str]
 _TEXTS: tuple[_Row, ...] = (
     ("exception", "error", rf"(?:E +|Uncaught |Unhandled |Caused by: )?(?P<message>{_EXCEPTION_NAME}(?:$|: .*| ?\(.*))"),
     ("event", "warning", rf"(?P<message>{_BMC_ROW})"),
-    # of Prometheus' Alertmanager
-    ("event", "warning", r"(?P<message>\W{0,3}\[FIRING(?:: ?\d{1,4})?\] .*)"),
     ("death", "fatal",
      r"(?P<message>terminate called\b.*|\s{0,8}what\(\):.*|pure virtual method called.*|(?:Segmentation fault|Bus error|Aborted|Illegal instruction|Floating point exception|Killed|Trace/breakpoint trap)(?: \(core dumped\))?\W*"
      r"|Fatal Python error: .*|(?:free|malloc|realloc|munmap_chunk)\(\): .*|double free or corruption.*|corrupted (?:size|double-linked).*|\*\*\* (?:stack smashing|SIG\w+).*|thread '[^']{1,80}' panicked at .*|panic: .*)"),
@@ -122,6 +120,7 @@ _CONDITION = lazy_pattern(
     r"(?i)\b(?:if|when|where|whether|unless|in case|how to|e\.g|such as|known issues?|please|try"
     r"|(?<!was )(?<!were )(?<!been )(?<!got )(?<!not )fix(?:e[ds])?)\b"
 )
+_ALERT = lazy_pattern(r"\W{0,3}\[FIRING(?:: ?\d{1,4})?\] ")  # of Prometheus' Alertmanager
 # glog, abseil and TensorFlow, behind a date of any form
 _HEAD = lazy_pattern(r":? ?([IWEF]) \S{1,200}:\d{1,6}\] ?")
 # a line of source that a logger printed with its traceback
@@ -174,8 +173,10 @@ def form_of(text: str, level: str | None = None) -> Reading | None:
 
 
 def _lacking(text: str) -> Reading | None:
-    lacks = missing_gpus(text)
-    return Reading("sentence", "error" if lacks == "missing" else "warning", text.strip()) if lacks else None
+    """Fewer GPUs than there should be, or an alert whose words show nothing else."""
+    if lacks := missing_gpus(text):
+        return Reading("sentence", "error" if lacks == "missing" else "warning", text.strip())
+    return Reading("event", "warning", text.strip()) if _ALERT.match(text) else None
 
 
 def _first_that_tells(text: str) -> re.Match[str] | None:

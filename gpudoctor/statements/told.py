@@ -6,7 +6,7 @@ Whoever writes to a colleague writes all of these; programs write the plain sent
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from gpudoctor.lazy import lazy_pattern
 from gpudoctor.statements.catalogue import find_label
@@ -51,13 +51,6 @@ _PAST = lazy_pattern(
     rf".*\bhad (?:(?:already|once|just|also|been) ){{0,2}}{_BAD}"
 )
 
-# an entry of a history that a person keeps, by the day: programs write the time as well
-_OF_A_DAY = lazy_pattern(r"\W{0,4}(?:\d{4}-\d\d-\d\d|\d{1,2}[./]\d{1,2}[./](?:\d\d){1,2})\b(?![T ,]{0,2}\d\d:\d\d)")
-_MENDED_THAT_DAY = lazy_pattern(
-    r"(?i)\b(?:replaced|repaired|swapped|reseated|resolved|solved|fixed|uncordoned|undrained|back (?:in|to) (?:service|production|the \w+))\b"
-)
-_CLOSED = lazy_pattern(r"(?i)[\[(](?:resolved|closed|fixed|solved)[\])]|\s(?:resolved|closed)\W*\Z")
-
 
 def told(text: str) -> str:
     """The sentences that tell of something now, without what they deny; the text itself where that is all of it.
@@ -80,25 +73,6 @@ def is_past(text: str) -> bool:
     """Whether the text tells of a failure in the past perfect alone, which leaves open whether it is over."""
     rest = " ".join(each for each in _BETWEEN.split(text, _MOST_SENTENCES) if not _PAST.match(each))
     return rest != text and not _tells(rest)
-
-
-def is_entry(line: str) -> bool:
-    """Whether a line is of a history that a person keeps by the day, or is marked as closed."""
-    return (_OF_A_DAY.match(line) or _CLOSED.search(line)) is not None
-
-
-def past_entries(entries: Mapping[int, str]) -> set[int]:
-    """The keys of entries that are over: marked as closed, or of a line before the one that tells of the repair.
-
-    In doubt none is: if the entry of the repair, or a later one, tells of something that goes on.
-
-    >>> past_entries({2: "2025-04-02: GPU 6 fell off the bus", 3: "2025-04-09: board replaced", 4: "2025-04-10: well"})
-    {2}
-    """
-    days = {key: line for key, line in entries.items() if _OF_A_DAY.match(line)}
-    mended = max((key for key, line in days.items() if _MENDED_THAT_DAY.search(line)), default=0)
-    goes_on = _NOT_OVER.search(days.get(mended, "")) or any(_tells(line) for key, line in days.items() if key > mended)
-    return {key for key, line in entries.items() if _CLOSED.search(line) or (key < mended and not goes_on)}
 
 
 def _asks(sentence: str) -> bool:

@@ -126,6 +126,7 @@ def test_a_gpu_that_the_table_could_not_read_is_one_finding_with_what_to_do(
     name: str | None, mode: str, status: Status
 ) -> None:
     text = re.sub(r"  On (?=\|)", f"  {mode}", err_row(" ERR!  ERR! ERR!          ERR! / ERR! ", name))
+    text = text.replace("21:00.0 Off |                  Off |", "21:00.0 Off |                 ERR! |")
     (finding,) = bad("gpu.lost", text)
     assert (finding.status, finding.subject.gpu) == (status, 1)
     assert "ERR!" in text_of(finding)

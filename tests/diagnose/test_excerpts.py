@@ -138,7 +138,7 @@ _RULE = "-" * 60
         ("  what():  CUDA error: unknown error\nsrun: error: Node failure on n4\n", "node_lost", "n4"),
         (
             "  what():  CUDA error: an illegal memory access was encountered\nsrun: error: Node failure on n4\n",
-            "illegal_access",
+            "cuda_illegal_access",
             "n4",
         ),
         ("srun: error: Node failure on n4,n6\n", "node_lost", None),

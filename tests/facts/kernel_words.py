@@ -39,6 +39,7 @@ DRIVER_LINES: list[tuple[str, str | None, str, str | None]] = [
         "rm",
         BUS_9B,
     ),
+    (f"nvidia {BUS_9B}: not ready 65535ms after bus reset; giving up", "inaccessible", "rm", BUS_9B),
     ("NVRM: The NVIDIA probe routine failed for 2 device(s).", "probe-failed", "rm", None),
     (f"nvidia: probe of {BUS_9B} failed with error -1", None, "rm", BUS_9B),
     (f"nvidia {BUS_9B}: probe with driver nvidia failed with error -1", None, "rm", BUS_9B),

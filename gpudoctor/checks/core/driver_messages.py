@@ -80,6 +80,7 @@ MEANINGS: dict[str, MessageMeaning] = {
         True,
         _OTHER_DRIVER,
     ),
+    "inaccessible": MessageMeaning("reset", "the GPU does not come back from a sleep or a reset", _RESET, True),
     "no-power-cable": MessageMeaning(
         "hardware",
         "the GPU's power cables are not connected",

@@ -124,8 +124,9 @@ def _alive(case: Case, gpu: Gpu) -> Finding:
     if errors := condemning(gpu):
         return _condemned(subject, errors)
     if doubt := unreadable(gpu):
-        # one that sleeps shows ERR! as well, but not for its name; with persistence mode it does not sleep
-        awake = says_err(gpu.name) or ("ERR!" in doubt and known(gpu.settings.persistence) is True)
+        # one that sleeps shows ERR! as well, but not for its name; nor does one with ECC and persistence mode sleep
+        never_sleeps = known(gpu.settings.persistence) is True and says_err(gpu.ecc.enabled)
+        awake = says_err(gpu.name) or ("ERR!" in doubt and never_sleeps)
         if not awake:
             return unknown(subject, doubt, advice=_ERR_ADVICE if "ERR!" in doubt else ())
         likely = "the GPU or its processor (GSP) no longer answers the driver"

@@ -126,13 +126,21 @@ def _alone(node: Node) -> bool:
 
 
 def _unused(ports: tuple[RdmaPort, ...]) -> Iterator[Finding]:
-    """Ports that are down beside one that is up: whether they are meant to be used is not in a text of ports alone."""
+    """Ports that are down beside one that is up: whether they are meant to be used is not in a text of ports alone.
+
+    Any server has an unused port of Ethernet, and some have one of InfiniBand; of more than are up nothing is known.
+    """
     down = [port for port in ports if not port.is_active and not isinstance(port.state, Missing)]
-    if down:
-        names = [f"{_label(port)} is {port.state} ({known(port.physical_state) or '?'})" for port in down]
-        text = f"{listed(names, 4)}; whether it is meant to carry traffic is not known here"
-        advice = (Advice("See whether a cable is in the port, and what the switch says.", "ibstat; iblinkinfo"),)
+    if not down:
+        return
+    names = [f"{_label(port)} is {port.state} ({known(port.physical_state) or '?'})" for port in down]
+    text = f"{listed(names, 4)}; whether it is meant to carry traffic is not known here"
+    advice = (Advice("See whether a cable is in the port, and what the switch says.", "ibstat; iblinkinfo"),)
+    rails = [port for port in ports if known(port.link_layer) != "Ethernet"]
+    if 2 * sum(port in down for port in rails) <= len(rails):
         yield warn(NODE, text, "active ports, or unused ones", *map(_evidence, down), advice=advice)
+    else:
+        yield unknown(NODE, text, *map(_evidence, down), advice=advice)
 
 
 def _label(port: RdmaPort) -> str:

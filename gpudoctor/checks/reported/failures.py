@@ -25,8 +25,8 @@ _MOST = 12
 _NUMBERS = lazy_pattern(r"\d+")
 # whose word about a failed start, a missing device or a failed service is about the node
 _NODE_WORDS = (
-    r"nvidia[\w.-]*|nv-\w+|NVRM|dcgm\w*|nhc|slurm(?:d|ctld|stepd)|kubelet|fabric ?manager|opensm|ib\w+|mlx\w+"
-    r"|scontrol|sinfo|kubectl|modprobe|insmod|dkms|kernel|gpu[-_]burn|nvbandwidth|nccl-tests"
+    r"nvidia[\w.-]*|nv-\w+|NVRM|dcgm\w*(?: health)?|nhc|slurm(?:d|ctld|stepd)|kubelet|fabric ?manager"
+    r"|opensm|ib\w+|mlx\w+|scontrol|sinfo|kubectl|modprobe|insmod|dkms|kernel|gpu[-_]burn|nvbandwidth|nccl-tests"
 )
 _OF_THE_NODE = lazy_pattern(_NODE_WORDS, re.IGNORECASE)
 _BEGINS_WITH_NODE = lazy_pattern(rf"\W*(?:\w+\W+){{0,2}}?(?:{_NODE_WORDS})\b[^:]{{0,40}}:", re.IGNORECASE)
@@ -39,7 +39,7 @@ _SETUP_OF_NODE = ("cuda_init_failed", "cuda_system_not_ready", "cuda_driver_mism
 # its folder is not there unless GPUs of several nodes share one NVLink domain
 _ABSENT_IMEX = lazy_pattern(r".*/dev/nvidia-caps-imex-channels\b.*No such file or directory")
 _OWN_VERDICT = lazy_pattern(
-    r"(?:[|:=]|\.{2,}|\s{2,})\s*(?:\d+ )?(?:FAIL(?:ED|URE)?|FAULTY|Fail(?:ed|ure)?|UNHEALTHY|Unhealthy)\b[^a-z]*$"
+    r"(?:[|:=]|\.{2,}|\s{2,})\s*(?:\d+ )?(?:FAIL(?:ED|URE)?|FAULTY|Fail(?:ed)?|UNHEALTHY|Unhealthy)\b[^a-z]*$"
 )
 # a value that could not be read, or that this device does not have: whether the device is broken is not said
 _NOT_READ = lazy_pattern(
@@ -107,6 +107,9 @@ def _finding(case: Case, reported: Reported) -> Finding:
     if reported.xid is not None and xid(reported.xid).bucket in ("application", "info"):
         what = f"Xid {reported.xid} ({xid(reported.xid).words})"
         return skip(subject, f"{what} is of a program, or tells of nothing: {reported.text}")
+    unreached = reported.kind in ("network", "peer") and reported.said_by in _REACHES_NODES
+    if unreached and not (case.node.gpus or reported.names_a_gpu):
+        return unknown(subject, f"the node was not reached: {reported.text}", evidence)
     if doubt := _in_doubt(reported):
         return unknown(subject, doubt, evidence, advice=_advice(case, reported))
     often = f" ({reported.count} lines say so)" if reported.count > 1 else ""
@@ -125,8 +128,6 @@ def _in_doubt(reported: Reported) -> str | None:
     """What is said if it leaves open how the node is; None if it does not."""
     if reported.label is None and reported.loudness == "error" and _is_not_read(reported):
         return reported.text
-    if reported.kind in ("network", "peer") and reported.said_by in _REACHES_NODES:
-        return f"the node was not reached: {reported.text}"
     waits = reported.form == "event" and _WAITS.match(reported.text)
     if waits or (reported.form == "sentence" and _ASKS_IN_VAIN.match(reported.text)):
         state = "it waits in the kernel (state D): " if waits else ""
@@ -179,7 +180,7 @@ def _is_taken_out(reported: Reported) -> bool:
 
 
 def _speaks_for_node(reported: Reported) -> bool:
-    if reported.said_by and _OF_THE_NODE.fullmatch(reported.said_by.partition(" ")[0]):
+    if reported.said_by and _OF_THE_NODE.fullmatch(reported.said_by):
         return True
     return (_BEGINS_WITH_NODE.match(reported.text[:200]) or _QUOTED_TOOL.search(reported.text)) is not None
 

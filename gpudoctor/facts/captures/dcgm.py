@@ -22,7 +22,7 @@ from gpudoctor.text.grouped import grouped
 _MOST_ROWS, _MOST_WORDS = 40, 300  # of what a failed test says: it repeats it for each GPU
 _BORDER = r"[|+][-=+]{10,}[|+]?\s*$"
 _ROW = re.compile(r"\|([^|]{0,200})\|([^|]{0,400})\|")
-_GPU = re.compile(r"\bGPU (\d{1,4})\b")
+_GPU = re.compile(r"GPU (\d{1,4})\b")
 _GLUED = re.compile(r"(GPU \d{1,4})(?=GPU)")  # DCGM 1 and 2 put the GPU before the words without a gap
 # what an administrator sets, and no part that is broken
 _SETTING = re.compile(r"(?i)persistence mode|environment variable|permission|(?:deny|black)list|graphics process")
@@ -153,8 +153,8 @@ class _Results:
                 continue
             loudness: Loudness = "warning" if _SETTING.search(f"{test} {why}") else "error"
             reported = from_tool("dcgmi diag", text, loudness)
-            of_several = len(set(_GPU.findall(" ".join(self._words.get(test, []))))) > 1
-            self.reported.append(replace(reported, gpu=None) if of_several else reported)
+            of_several = len(set(_GPU.findall(_GLUED.sub(r"\1: ", "".join(self._words.get(test, ())))))) > 1
+            self.reported.append(replace(reported, gpu=None, effect="hardware") if of_several else reported)
         counts = ", ".join(f"{count} {end}" for end, count in Counter(self._ends.values()).items())
         if "Pass" in counts and not self.reported:
             self.reported.append(from_tool("dcgmi diag", counts, "ok"))
@@ -204,7 +204,7 @@ def _read_health(block: Block) -> Part:
                 unwell[-1][1].append(value)
     if not overall:
         return Part()
-    texts = [(result, ": ".join(filter(None, (result, place, " ".join(said))))) for result, (place, *said) in unwell]
+    texts = [(end, "; ".join(filter(None, (f"{end}: {place}", " ".join(said))))) for end, (place, *said) in unwell]
     if overall not in [result for result, _ in texts]:
         texts.append((overall, f"Overall Health: {overall}"))
     return Part(

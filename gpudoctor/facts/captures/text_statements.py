@@ -18,7 +18,7 @@ from gpudoctor.statements.model import Statement
 from gpudoctor.statements.prefixes import Origin, stripped, unmarked, with_short_numbers
 from gpudoctor.statements.reader import MOST_TEXT, statement_of, statement_of_record
 from gpudoctor.statements.records import Records
-from gpudoctor.statements.told import is_entry, is_past, past_entries
+from gpudoctor.statements.told import is_past
 
 MOST_STATEMENTS = 200
 _MOST_FORMS, _LONGEST_FORM = 10_000, 1000
@@ -88,7 +88,6 @@ class TextStatements:
         self._verdicts: dict[str, Reported] = {}  # of a tool, in lines that name nothing of a node
         self._named: set[tuple[int | None, str | None]] = set()
         self._where: set[int | None] = set()
-        self._entries: dict[int, str] = {}  # of a history that a person keeps
         self._prose_lines = self._well_lines = 0
         self._marks: Counter[str] = Counter()  # one # alone may be root's prompt
         self._vendors: list[str | None] = []
@@ -138,8 +137,6 @@ class TextStatements:
             return
         beginning = text[:_LONGEST_FORM]
         self._look_for_a_page(line, beginning)
-        if len(self._entries) < MOST_STATEMENTS and is_entry(line[:_LONGEST_FORM]):
-            self._entries[number] = line[:_LONGEST_FORM]
         if text.startswith("    ") and self._before[0] == number - 1 and _FRAME.match(self._before[2]):
             origin = Origin()  # the source line of a frame has the level of its traceback
         if "gpu" in beginning.lower():
@@ -201,8 +198,6 @@ class TextStatements:
             return (replace(self._well, loudness="unread", text=clipped(text)),)
         if not retained and is_well:
             return (replace(self._well, count=self._well_lines),)
-        over = past_entries(self._entries)
-        retained = [_as_past(each) if each.form == "sentence" and each.line in over else each for each in retained]
         return tuple(self._with_only_gpu(each) for each in retained)
 
     @property
@@ -247,8 +242,7 @@ class TextStatements:
                 self._verdicts.setdefault(reported.text.translate(ONE_DIGIT), reported)
             return
         what = reported.label or reported.text.translate(ONE_DIGIT)[-200:]
-        of_history = statement.line in self._entries
-        key = (what, reported.gpu, reported.bus_id, reported.uuid, reported.device, reported.xid, of_history)
+        key = (what, reported.gpu, reported.bus_id, reported.uuid, reported.device, reported.xid)
         if before := self._kept.get(key):
             reported = replace(before, count=before.count + 1)
         self._kept[key] = reported
@@ -287,12 +281,14 @@ def worst_first(reported: Iterable[Reported]) -> tuple[Reported, ...]:
 def _reported(statement: Statement, file: str, *, of_a_rank: bool = False) -> Reported:
     named, known, code = statement.about, known_error(statement.message), xid_code(statement.message)
     port = f" port {named.port}" if named.port is not None else ""
+    past = statement.form == "sentence" and is_past(statement.message)
     lacks = not of_a_rank and missing_gpus(statement.message) == "missing"  # a rank may be given fewer
-    made = Reported(
+    return Reported(
         # a tab is a gap here, and would be printed as an escape
-        text=clipped(statement.message.replace("\t", " ")),
+        text=("told as past, and not whether it is over: " if past else "")
+        + clipped(statement.message.replace("\t", " ")),
         said_by=clipped(statement.program or ""),
-        loudness=statement.severity,
+        loudness="unread" if past else statement.severity,
         kind=statement.kind,
         form=statement.form,
         label=statement.label,
@@ -306,12 +302,6 @@ def _reported(statement: Statement, file: str, *, of_a_rank: bool = False) -> Re
         line=statement.line,
         file=file,
     )
-    return _as_past(made) if statement.form == "sentence" and is_past(statement.message) else made
-
-
-def _as_past(reported: Reported) -> Reported:
-    text = f"told as past, and not whether it is over: {reported.text}"
-    return reported if reported.loudness == "unread" else replace(reported, loudness="unread", text=text)
 
 
 def _is_prose(reported: Reported) -> bool:

@@ -20,6 +20,7 @@ DriverMessageName = Literal[
     "wants-open-module",
     "wants-closed-module",
     "unsupported",
+    "inaccessible",
     "no-power-cable",
     "init-failed",
     "gsp-boot",
@@ -58,6 +59,8 @@ DRIVER_MESSAGES: tuple[DriverMessage, ...] = (
     DriverMessage("unsupported", "rm",
         "installed in this system is not supported by|is not supported by the NVIDIA"
         "|supported through the NVIDIA .{1,40} Legacy drivers", "nv-pci.c"),
+    DriverMessage("inaccessible", "rm", r"(?:device|config space) inaccessible|not ready \d+ms .{1,30}; giving up",
+        "drivers/pci/pci.c"),
     DriverMessage("no-power-cable", "rm", "does not have the necessary power cables connected", "osinit.c"),
     DriverMessage("init-failed", "rm", r"RmInitAdapter failed|rm_init_adapter failed", "osinit.c, nv.c"),
     DriverMessage("gsp-boot", "gsp",

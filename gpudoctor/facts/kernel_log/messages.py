@@ -123,7 +123,7 @@ def parse_message(message: str) -> KernelEvent | None:
     if probe := _PROBE.match(message):
         return _event("rm", message, bus_id=probe[1] or probe[2])
     if inaccessible := _INACCESSIBLE.match(message):
-        return _event("off-bus", message, bus_id=inaccessible[1])
+        return _event("rm", message, bus_id=inaccessible[1])
     row = driver_message(in_one_line(message)) if is_drivers(message) else None
     return _event(row.kind, message) if row else None
 

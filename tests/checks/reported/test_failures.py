@@ -123,6 +123,7 @@ def test_a_gpu_that_has_errors_of_no_harm_has_not_failed(errors: str) -> None:
         ("After the reboot slurmd can not run on n7. I think it may be a GPU.\n", Status.WARN),
         ("RuntimeError: CUDA error: uncorrectable ECC error encountered\n", Status.FAIL),
         ("\t\tLnkSta:\tSpeed 5GT/s (downgraded), Width x1 (downgraded)\n", Status.WARN),
+        ("[FIRING:1] nvidia-smi: error: GPU 3 is lost\n", Status.FAIL),
         ("[FIRING:1] GpuTooHot (warning) fleet\n*Summary:* GPU 1 on n7 runs at 89 C\n", Status.WARN),
         ("$ ssh gpu-7 nvidia-smi\nssh: connect to host gpu-7 port 22: Connection timed out\n", Status.UNKNOWN),
         (" 2e2 | 03/15/2025 | 02:40:31 | Power Supply PSU3 | Power Supply AC lost | Asserted\n", Status.WARN),
@@ -671,27 +672,8 @@ def test_an_xid_that_a_person_has_from_dmesg_is_no_command() -> None:
     finds(said("dmesg shows Xid 79\n"), Status.FAIL)
 
 
-HISTORY = (
-    "2025-04-02: GPU 6 fell off the bus, node drained.\n"
-    "2025-04-09: vendor replaced the board.\n2025-04-10: burn-in 24 h clean, checked again today.\n"
-)
-
-
-@pytest.mark.parametrize(
-    ("text", "statuses"),
-    [
-        (HISTORY, [Status.UNKNOWN]),
-        ("OPS-12 n7: GPU 6 fell off the bus  [RESOLVED]\n", [Status.UNKNOWN]),
-        ("OPS-12 n7: GPU 6 fell off the bus  [open]\n", [Status.FAIL]),
-        (HISTORY.replace("replaced the board", "replaced the board, but it is not solved"), [Status.FAIL]),
-        (HISTORY.replace("burn-in 24 h clean", "it has fallen off the bus once more"), [Status.FAIL, Status.FAIL]),
-        (HISTORY.replace("replaced", "looked at"), [Status.FAIL]),
-        (HISTORY + "\nAfter that GPU 6 has fallen off the bus again.\n", [Status.UNKNOWN, Status.FAIL]),
-        (HISTORY.replace(": GPU 6", " 10:00:01 monitor: error: GPU 6"), [Status.FAIL]),
-    ],
-)
-def test_a_history_that_ends_with_a_repair_leaves_open_whether_it_is_over(text: str, statuses: list[Status]) -> None:
-    assert [finding.status for finding in said(text)] == statuses
+def test_another_host_that_was_not_reached_is_a_warning_beside_a_table() -> None:
+    finds(said(f"{CLEAN}\nssh: connect to host gpu-8 port 22: Connection refused\n"), Status.WARN)
 
 
 def test_what_a_bmc_logs_as_usual_is_no_news() -> None:
@@ -705,6 +687,8 @@ def test_what_a_bmc_logs_as_usual_is_no_news() -> None:
 def test_an_address_in_a_bmcs_words_is_no_index() -> None:
     (finding,) = said("A fatal error was detected on a component at bus 59 device 0 function 0.\n")
     assert (finding.subject.gpu, finding.subject.bus_id) == (None, "0000:3b:00.0")
+    (finding,) = said("error: GPU 3 functional check failed\n")
+    assert finding.subject.gpu == 3
 
 
 def test_a_port_that_is_up_with_a_bad_cable_is_no_pass() -> None:
@@ -715,6 +699,8 @@ def test_a_port_that_is_up_with_a_bad_cable_is_no_pass() -> None:
     (finding,) = said(text.format("Bad signal integrity"))
     assert (finding.status, finding.subject.label) == (Status.WARN, "mlx5_6")
     assert said(text.format("No issue was observed")) == []
+    (finding,) = said(text.replace("Active", "Polling").format("Cable is unplugged"))
+    assert finding.status is Status.UNKNOWN
 
 
 HEALTH = (
@@ -731,9 +717,11 @@ HEALTH = (
 def test_each_gpu_that_dcgm_finds_unwell_is_as_bad_as_it_says_with_its_words() -> None:
     found = [(finding.status, finding.subject.gpu, present(finding.found).text) for finding in said(HEALTH)]
     assert found == [
-        (Status.FAIL, 2, "Failure: GPU 2 Memory system: Detected 2 volatile double-bit errors"),
-        (Status.WARN, 3, "Warning: GPU 3 PCIe system: 21 replays a minute"),
+        (Status.FAIL, 2, "Failure: GPU 2 Memory system; Detected 2 volatile double-bit errors"),
+        (Status.WARN, 3, "Warning: GPU 3 PCIe system; 21 replays a minute"),
     ]
+    unread = HEALTH.replace("Detected 2 volatile", "Unable to read the ")
+    assert [finding.status for finding in said(unread)] == [Status.FAIL, Status.WARN]
     only_warned = HEALTH.replace("| -> 2                      | Failure", "| -> 2                      | Warning")
     worst = [finding.status for finding in said(only_warned.replace("system    | Failure", "system    | Warning"))]
     assert worst == [Status.WARN, Status.WARN, Status.FAIL], "the whole is called a failure"

@@ -11,13 +11,15 @@ from msgspec.structs import replace
 from gpudoctor.facts.captures.reader import Block, Part, TextReader, key_value, text_reader
 from gpudoctor.facts.captures.text_statements import from_tool
 from gpudoctor.facts.model.node import Network, Node, RdmaPort
+from gpudoctor.facts.model.reported import Loudness
 
 _DEVICE = r"(?P<device>[\w.-]{1,40})"
 _DEVICE_LINE = re.compile(
     rf"(?:CA '|hca_id:\s*|Infiniband device '){_DEVICE}(?:' port (?P<port>\d{{1,3}}) status:|'?\s*$)"
 )
 _MLXLINK_DEVICE = re.compile(rf"mlxlink\b.*?(?:-d|--device)[ =]{_DEVICE}")
-_RECOMMENDATION = re.compile(r"\s*Recommendation\s*:\s*(?!No issue was observed)(\S.{0,200})")
+_RECOMMENDATION = re.compile(r"\s*Recommendation\s*:\s*(?!No issue was observed|N/A|None\s*$)([A-Za-z].{0,200})")
+_LINK_UP = re.compile(r"\s*State\s*:\s*Active\b")
 _RDMA_LINK = re.compile(
     rf"(?:\d{{1,4}}/\d{{1,4}}: |link ){_DEVICE}/(?P<port>\d{{1,3}}):? (?P<told>.{{0,100}}\bstate \w.{{0,200}})$"
 )
@@ -94,7 +96,8 @@ def read_mlxlink(block: Block) -> Part:
     bad = [found[1].strip() for found in block.matches(_RECOMMENDATION)]
     named = _MLXLINK_DEVICE.search(block.command)
     place = f"{named['device']}: " if named else ""
-    reported = tuple(from_tool("mlxlink", f"{place}{text}", "warning") for text in bad)
+    loudness: Loudness = "warning" if any(block.matches(_LINK_UP)) else "unread"  # it may be meant to be down
+    reported = tuple(from_tool("mlxlink", f"{place}{text}", loudness) for text in bad)
     if not named or not named["device"].startswith("mlx"):
         return Part(notes=("mlxlink: the text does not say which port it is of",), reported=reported)
     return replace(read_ports.read(block), reported=reported)
