@@ -113,8 +113,8 @@ def judge(
         verdict = "unknown"
     evaluated = evaluated_of(results, question.level, part=part)
     code = exit_code(results, verdict, question.fail_on, bool(lacking))
-    expected = tuple(f"required, and without a verdict: {result.id}" for result in lacking)
-    notes = (*node.source.notes, *suppressed, *expected, *_scope_note(case), *set_aside(results))
+    unmet = tuple(f"required, and without a verdict: {result.id}" for result in lacking)
+    notes = (*node.source.notes, *suppressed, *unmet, *_scope_note(case), *set_aside(results))
     return Report(
         schema="gpudoctor.report/1",
         tool=Tool(),

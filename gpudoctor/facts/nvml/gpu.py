@@ -62,8 +62,8 @@ def read_gpu(client: NvmlClient, gpu: Gpu, system: System, on_part: Callable[[Gp
     """
     gpu = replace(gpu, **read_identity(client, system.root, gpu.bus_id), errors=tuple(client.errors))
     on_part(gpu)
-    expected = [(field, 0) for field in (*_DEVICE_FIELDS, *throttle_fields(system.driver_version))]
-    fields = client.fields(expected)
+    field_ids = [(field, 0) for field in (*_DEVICE_FIELDS, *throttle_fields(system.driver_version))]
+    fields = client.fields(field_ids)
     device = system.root / "sys/bus/pci/devices" / gpu.bus_id
     sections: tuple[Callable[[], dict[str, Any]], ...] = (
         lambda: {"recovery_action": word(fields[RECOVERY_ACTION, 0], RECOVERY_ACTIONS), **read_memory(client)},
