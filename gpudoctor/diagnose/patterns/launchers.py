@@ -113,7 +113,7 @@ def _process(found: re.Match[str]) -> list[Event]:
 
 def _restarted(found: re.Match[str]) -> list[Event]:
     number = found["count"] or found["other"]
-    restart = Event(role="fact", what="restart", detail={"count": int(number or 1)})
+    restart = Event(role="fact", what="restart")
     failed = [Event(role="wrapper", what="launcher_exit")] if _GROUP_FAILED.search(found.string) else []
     return [] if number == "0" else [restart, *failed]
 
