@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
+from signal import SIGKILL
 
 from gpudoctor.diagnose.events import TROUBLE, Event, only
 from gpudoctor.diagnose.job import Attempt, Job, is_work
 from gpudoctor.diagnose.places import REQUEUED
 from gpudoctor.diagnose.rules import outside, silence
+from gpudoctor.diagnose.rules.ends import NO_FAILURE_OF_ITS_OWN
 from gpudoctor.diagnose.rules.model import Hypothesis, host_of, only_rank, ranks_of
 
-_ENDED_FROM_OUTSIDE = (0, -2, -9, -15)  # SIGINT, SIGKILL, SIGTERM
 _EXCEPTION = re.compile(r"(?:[A-Za-z_]\w{0,60}\.){0,8}(?:[A-Z]\w{0,60})?(?:Error|Exception): ")
 _OF_A_GPU = ("gpu_lost", "gpu_ecc", "gpu_xid", "nvlink_failed", "wrong_results")
 _FATAL = ("exit", "ending", "wait", "stuck", "victim", "wrapper", "closed")
@@ -35,7 +36,7 @@ def _failed_itself(job: Job, ending: Event) -> bool:
     if any(e.what == "host_oom" for e in job.of("cause", attempt=ending.attempt)):
         return True
     exits = [e for e in job.of("exit", attempt=ending.attempt) if e.file == ending.file and e.line < ending.line]
-    return any((e.number("code") or 0) not in _ENDED_FROM_OUTSIDE for e in exits)
+    return any((e.number("code") or 0) not in (*NO_FAILURE_OF_ITS_OWN, -SIGKILL) for e in exits)
 
 
 def recovered(job: Job) -> Hypothesis | None:
