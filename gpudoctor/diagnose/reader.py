@@ -142,11 +142,10 @@ class LogReader:
         launcher = _of_text(read_launcher)
         # each gives its events, or None if the line is not its own; the first that decides ends it
         self._readers: tuple[_Reader, ...] = (
-            *(self._kernel, _of_text(self._table.read), launcher),
-            *(_of_text(self._ray.read), _of_text(StallReader().read)),
-            *(_of_text(CoordinationReader().read), _uncaught, self._nccl_line, _WATCHDOG, self._traceback, _plain),
-        )
-        self._pointing = (launcher, _WATCHDOG)  # a wrapper of theirs decides nothing
+            self._kernel, _of_text(self._table.read), launcher, _of_text(self._ray.read), _of_text(StallReader().read),
+            _of_text(CoordinationReader().read), _uncaught, self._nccl_line, _WATCHDOG, self._traceback, _plain,
+        )  # fmt: skip
+        self._may_name_no_error = (launcher, _WATCHDOG)  # then the readers after them look for it
 
     def read(self, number: int, raw: str) -> Iterator[Event]:
         """The events of one line; the parts of a progress bar, separated by carriage returns, have the same number.
@@ -175,8 +174,8 @@ class LogReader:
         raw = raw.removeprefix(self.labels.margin)
         if len(raw) > _MOST_TEXT:  # no expression needs more, and some take the square of it
             raw = f"{raw[: _MOST_TEXT // 2]} ... {raw[-_MOST_TEXT // 2 :]}"
-        read = with_short_numbers(raw)
-        origin, text = stripped(read, self.labels)
+        shortened = with_short_numbers(raw)
+        origin, text = stripped(shortened, self.labels)
         line = StrippedLine(number, origin, text, raw, framed=number - self._rule <= _FRAME)
         if text.strip():
             self._rule = number if _RULE.match(text) else -_FRAME
@@ -185,7 +184,7 @@ class LogReader:
                 return
             yield from self._flush()
         if may_go_on(line):
-            line.raw = read.removesuffix(text) + text
+            line.raw = shortened
             self._held = HeldLine(line, number, number)
             return
         if not self._begun and text.strip():
@@ -228,8 +227,10 @@ class LogReader:
     def _note_repeated(self, line: StrippedLine, text: str, *, moved: bool) -> None:
         """Count how often the same text, its times aside, came at the end: a job that stands still does that."""
         kind = _TIMES.sub("0", text[:400])
-        if moved or not text.strip():
-            self._kind, self._repeats = ("", 0) if moved else (self._kind, self._repeats)
+        if moved:
+            self._kind, self._repeats = "", 0
+        elif not text.strip():
+            return
         elif kind != self._kind:
             self._kind, self._repeats = kind, 1
             self._repeated = self._placed(Event(role="fact", what="repeated"), line)
@@ -256,16 +257,17 @@ class LogReader:
         return event
 
     def _events(self, line: StrippedLine) -> Iterator[Event]:
-        pointed = False  # at an error that stands elsewhere
+        elsewhere = False  # the error is: somebody tells only that there was one
         for read in self._readers:
             events = read(line)
             if events and events[0].role in ("exit", "wrapper") and (raised := quoted_exception(line.text)):
                 events = [*events, raised]
-            yield from (e for e in events or () if not (pointed and e.role == "said"))
-            points = read in self._pointing and events and events[0].role == "wrapper"
-            if events is not None and not points:
+            yield from (e for e in events or () if not (elsewhere and e.role == "said"))
+            first = events[0] if events else None
+            names_no_error = first is not None and first.role == "wrapper" and read in self._may_name_no_error
+            if events is not None and not names_no_error:
                 return
-            pointed = pointed or bool(points)
+            elsewhere = elsewhere or names_no_error
 
     def _nccl_line(self, line: StrippedLine) -> list[Event] | None:
         if "NCCL " not in line.text and (unnamed := facts.NCCL_WITHOUT_NAME.match(line.text)):

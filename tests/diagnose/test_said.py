@@ -225,6 +225,12 @@ def test_each_word_of_a_shell_for_a_death_is_read(words: str, tmp_path: Path) ->
     assert cause_of(f"torchrun: world size 2\n{words} (core dumped)\n", tmp_path).what == "process_died_unknown"
 
 
+def test_a_line_of_docker_that_may_go_on_is_shown_as_it_is(tmp_path: Path) -> None:
+    words = "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=44, OpType=ALLREDUCE, Timeout(ms)=1800000)"
+    line = f'{{"log":"[rank3]:[E816 02:52:53.183 ProcessGroupNCCL.cpp:607] [Rank 3] {words}\\n","stream":"stderr"}}'
+    assert [each.text for each in cause_of(f"{line}\n", tmp_path).evidence] == [line]
+
+
 def test_a_status_of_http_is_no_exit_code(tmp_path: Path) -> None:
     steps = "".join(f"step {step} loss 2.5\n" for step in range(9))
     assert answer_to(f"{steps}INFO upload: request returned status 404\n", tmp_path).verdict == "nothing"
