@@ -40,7 +40,7 @@ Role = Literal[
 # - patterns/watchdog.py: of a collective `seq`, `op`, `numel_in`, `numel_out`, `timeout_ms`, `missing` and `ready`
 #   (ranks); of its group `pg`, `guid`, `desc`, `enqueued`, `completed`, `works` (not ended); `key_rank` (who is waited
 #   for)
-# - patterns/facts.py: `step` (a number; of a start its name), `unit` (epoch), `within` (epoch 0's step), `one_word`
+# - patterns/job_facts.py: `step` (a number; of a start its name), `unit` (epoch), `within` (epoch 0's step), `one_word`
 #   (flag: "done" alone), `ram_pct`, `peer`; of a start `world`, `came` (how many), `group`, `rank_0_ends` (flag: no
 #   other rank logs its end)
 # - named groups of the other tables: `host`, `node`, `gpu`, `pid`, `task_rank`, `tasks` (where it was), `peer`,

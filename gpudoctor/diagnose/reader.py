@@ -9,9 +9,9 @@ from itertools import pairwise
 import msgspec
 
 from gpudoctor.diagnose.events import MOST_RANKS, Event, Role, clipped
-from gpudoctor.diagnose.patterns import facts
+from gpudoctor.diagnose.patterns import job_facts
 from gpudoctor.diagnose.patterns.catalogue import error_event, with_place
-from gpudoctor.diagnose.patterns.facts import OF_A_KERNEL, is_harmless, read_facts
+from gpudoctor.diagnose.patterns.job_facts import OF_A_KERNEL, is_harmless, read_facts
 from gpudoctor.diagnose.patterns.launchers import ElasticTable, expanded, read_launcher
 from gpudoctor.diagnose.patterns.ray import RayReader
 from gpudoctor.diagnose.patterns.watchdog import CoordinationReader, StallReader, read_watchdog
@@ -207,7 +207,7 @@ class LogReader:
             self._seen.add(origin.stream)
             yield self._placed(Event(role="fact", what="seen"), line)
         # of this line alone: the task whose label it has need not be on the daemon's node
-        if origin.host is None and (stepd := facts.STEPD.match(line.text)):
+        if origin.host is None and (stepd := job_facts.STEPD.match(line.text)):
             origin.host = stepd["host"]
         if self._told is not None and not self._told.goes_on(line):
             self._told = None
@@ -249,7 +249,7 @@ class LogReader:
                 setattr(event, field, getattr(origin, field))
         if event.role == "victim" and (peer := peer_in(event.text)):
             event.detail.setdefault("peer", peer)
-        if event.role == "cause" and event.rank is None and (failed := facts.FAILED_ON_RANK.search(event.text)):
+        if event.role == "cause" and event.rank is None and (failed := job_facts.FAILED_ON_RANK.search(event.text)):
             event.rank = int(failed[1])
         for field in ("rank", "local_rank", "task"):
             if (getattr(event, field) or 0) >= MOST_RANKS:
@@ -270,10 +270,10 @@ class LogReader:
             elsewhere = elsewhere or names_no_error
 
     def _nccl_line(self, line: StrippedLine) -> list[Event] | None:
-        if "NCCL " not in line.text and (unnamed := facts.NCCL_WITHOUT_NAME.match(line.text)):
+        if "NCCL " not in line.text and (unnamed := job_facts.NCCL_WITHOUT_NAME.match(line.text)):
             line.text = f"{line.text[: unnamed.end()]}NCCL {line.text[unnamed.end() :]}"
         text = line.text
-        head = (facts.NCCL.match(text) or facts.NCCL_BARE.search(text)) if "NCCL " in text else None
+        head = (job_facts.NCCL.match(text) or job_facts.NCCL_BARE.search(text)) if "NCCL " in text else None
         return list(self._nccl(head, line.origin, text)) if head is not None else None
 
     def _traceback(self, line: StrippedLine) -> list[Event] | None:
@@ -309,32 +309,33 @@ class LogReader:
             self._seen.add(process)
             yield Event(role="fact", what="seen")
         message = text[head.end() :]
-        if init := facts.INIT.search(message):
+        if init := job_facts.INIT.search(message):
             detail: dict[str, str | int] = {"comm_rank": int(init["rank"]), "world": int(init["world"])}
             complete = int("COMPLETE" in message)
-            detail |= {"dev": int(init["dev"]), "bus": facts.bus_id(init["bus"]), "complete": complete}
+            detail |= {"dev": int(init["dev"]), "bus": job_facts.bus_id(init["bus"]), "complete": complete}
             yield Event(role="fact", what="comm", detail=detail)
             return
-        if facts.RETRIES.search(message):
+        if job_facts.RETRIES.search(message):
             yield Event(role="said", what="network", detail={"form": "sentence", "message": message})
-        if facts.INTERFACE.search(message):
+        if job_facts.INTERFACE.search(message):
             yield Event(role="fact", what="interface")
             return
-        if (rank := facts.rank_of_connection(message)) is not None:
+        if (rank := job_facts.rank_of_connection(message)) is not None:
             yield Event(role="fact", what="comm_rank", detail={"comm_rank": rank})
+        gave_up = "Call to connect returned" in message and "retrying" not in message
         if head["level"] == "WARN":
             yield from _nccl_warning(text, message)
-        elif returned := facts.RETURNED.search(message):
+        elif returned := job_facts.RETURNED.search(message):
             what, role = _RETURNED[returned["code"]]
             yield Event(role=role, what=what, strength=1, names_rank=False)
-        elif facts.LAST_RETRY.search(message) or ("Call to connect returned" in message and "retrying" not in message):
+        elif gave_up or job_facts.LAST_RETRY.search(message):
             yield Event(role="echo", what="bootstrap_connect_failed", strength=1)
 
     def _kernel(self, line: StrippedLine) -> list[Event] | None:
         text, origin = line.text, line.origin
-        if not facts.KERNEL.search(text):
+        if not job_facts.KERNEL.search(text):
             return None
-        if probed := facts.PROBED.search(text):  # the driver's report on it goes on in the next lines
+        if probed := job_facts.PROBED.search(text):  # the driver's report on it goes on in the next lines
             self._probed = line.number, probed["gpu"]
         reported = parse_message(read_line(line.raw).message)
         if reported is None and origin.rank is None and origin.local_rank is None:  # no rank prints kernel messages
@@ -342,7 +343,7 @@ class LogReader:
         if reported is None:
             return None
         if reported.kind == "xid":
-            first = facts.PREVIOUS_XID.search(text)
+            first = job_facts.PREVIOUS_XID.search(text)
             code = int(first["code"]) if first else reported.code or 0
             return [Event(role="cause", what="gpu_xid", gpu=reported.bus_id, strength=2, detail={"xid": code})]
         if reported.kind == "off-bus":
@@ -367,7 +368,7 @@ def _nccl_warning(text: str, message: str) -> Iterator[Event]:
 
 
 def _uncaught(line: StrippedLine) -> list[Event] | None:
-    found = facts.UNCAUGHT.search(line.text) if "ncaught " in line.text or '"message"' in line.text else None
+    found = job_facts.UNCAUGHT.search(line.text) if "ncaught " in line.text or '"message"' in line.text else None
     if found is None:
         return None
     event = exception_event(found["exception"] or found["held"])
