@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from gpudoctor.checks.core.case import Case, Expect
-from gpudoctor.checks.core.causes import Fault, explain, headline
+from gpudoctor.checks.core.faults import Fault, explain, headline
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.checks.core.registry import Check, Level, matches, registry
 from gpudoctor.checks.core.runner import CheckResult, run_checks

@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from gpudoctor import __version__
-from gpudoctor.checks.core.causes import Fault
+from gpudoctor.checks.core.faults import Fault
 from gpudoctor.checks.core.finding import Finding, Status
 from gpudoctor.checks.core.registry import LEVELS, Level
 from gpudoctor.checks.core.runner import CheckResult

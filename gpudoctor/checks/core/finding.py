@@ -75,7 +75,7 @@ class Advice(msgspec.Struct, frozen=True):
 class Finding(msgspec.Struct, frozen=True):
     """One judged statement. `reason` is set for skip and unknown.
 
-    `explained_by` is set later, by `causes`: the id of the check whose fault explains this finding.
+    `explained_by` is set later, by `faults`: the id of the check whose fault explains this finding.
     `suppressed` is the original status of a finding that the operator's configuration turned into a skip.
     """
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from shlex import quote
 
-from gpudoctor.checks.core.causes import Fault
+from gpudoctor.checks.core.faults import Fault
 from gpudoctor.checks.core.finding import Advice, Evidence, Finding, Found, fail, ok, skip, unknown, verdict_of, warn
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.cluster.check.cluster_run import ClusterSession, Group, NodeProgress
