@@ -34,7 +34,7 @@ def worst(statuses: Iterable[Status]) -> Status:
     return min(statuses, key=WORST_FIRST.index, default=Status.SKIP)
 
 
-def verdict_of(statuses: Iterable[Status]) -> Literal["pass", "warn", "fail", "unknown"]:
+def worst_verdict(statuses: Iterable[Status]) -> Literal["pass", "warn", "fail", "unknown"]:
     """The worst status; unknown if nothing could be judged, since that is no pass."""
     status = worst(statuses)
     return "unknown" if status is Status.SKIP else status.value
