@@ -1,4 +1,7 @@
-"""Exit codes of every command; docs/exit-codes.md. `process/signals.py` has those of a signal, 128 + its number."""
+"""Exit codes of every command; docs/exit-codes.md. `process/signals.py` has those of a signal, 128 + its number.
+
+Which one a check has is decided in report/judge.py, `exit_code`.
+"""
 
 OK = 0  # no failure
 FAILED = 1  # at least one fail
