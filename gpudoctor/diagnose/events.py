@@ -26,28 +26,6 @@ Role = Literal[
     "fact",  # places, sizes, everything else
 ]
 
-# The keys of `Event.detail` that are read, by who writes them; a flag is 1, or absent
-# - reader.py: `warning` (flag: whoever printed it went on), `message`, `form` and `severity` (of what was said, see
-#   statements), `peer` (who was lost), `address` (of a Ray worker), `xid`, `agent` (torchrun's thread), `times` (how
-#   often the last line came), `repeated` (flag: printed by a controller); of NCCL's start `comm_rank`, `world`, `dev`,
-#   `bus`, `complete` (0 or 1)
-# - tracebacks.py: `traceback` (flag), `type` and `message` (of the exception), `frame` (the user's last one),
-#   `collective` (the call that it is in), `raised` and `raised_text` (number and text of the line that raised it),
-#   `ranks` (that failed)
-# - patterns/launchers.py: `code` (minus a signal's number), `by` (who reported it: agent, table, srun, own ...), `root`
-#   (0 or 1: the table's first), `cut` (flag: the table lacks its beginning), `pod` (flag), `world`, `vague` (flag: the
-#   job may go on without it), `helper` (0 or 1: of a program beside the job)
-# - patterns/watchdog.py: of a collective `seq`, `op`, `numel_in`, `numel_out`, `timeout_ms`, `missing` and `ready`
-#   (ranks); of its group `pg`, `guid`, `desc`, `enqueued`, `completed`, `works` (not ended); `key_rank` (who is waited
-#   for)
-# - patterns/job_facts.py: `step` (a number; of a start its name), `unit` (epoch), `within` (epoch 0's step), `one_word`
-#   (flag: "done" alone), `ram_pct`, `peer`; of a start `world`, `came` (how many), `group`, `rank_0_ends` (flag: no
-#   other rank logs its end)
-# - named groups of the other tables: `host`, `node`, `gpu`, `pid`, `task_rank`, `tasks` (where it was), `peer`,
-#   `address`; of a barrier `world`, `joined` (how many), `ranks` and `more` (who failed), `named` (who is waited for);
-#   of a mismatch `a`, `b`
-# - events.py: `longest_step_s`; places.py: `gpu_bus_id`; stacks.py: `operation` (the last launched), `world`
-
 V = TypeVar("V")
 MOST_RANKS = 1 << 20  # a larger rank or world size is a damaged line
 TROUBLE = ("cause", "echo", "wait", "stuck", "victim")
@@ -67,7 +45,7 @@ class Event(msgspec.Struct, kw_only=True):
 
     Unknown fields are None. `time_s`: seconds within a year without time zone, since logs leave out year and zone.
     `gpu`: a PCI bus id, or the process's own index. `strength`: 3 decisive, 2 likely, 1 weak.
-    `detail`: see the table above.
+    `detail`: its keys are in docs/event-details.md.
     """
 
     role: Role
