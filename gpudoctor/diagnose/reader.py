@@ -50,15 +50,11 @@ _PLACE = re.compile(
 _MOST_PLACES = 6
 _MOST_ALIKE_AT_THE_END = 3
 _MOST_WRITERS = 100_000
-
-
 _RETURNED: dict[str, tuple[str, Role]] = {
     "1": ("nccl_cuda_unknown", "wrapper"),
     "2": ("nccl_unknown", "wrapper"),
     "6": ("peer_lost", "victim"),
 }
-
-
 _Reader = Callable[[StrippedLine], list[Event] | None]
 
 

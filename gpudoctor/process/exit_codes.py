@@ -1,8 +1,6 @@
-"""Exit codes of every command; docs/exit-codes.md. `process/signals.py` has those of a signal, 128 + its number.
+"""Exit codes of every command; docs/exit-codes.md. `process/signals.py` has those of a signal, 128 + its number."""
 
-Which one a check has is decided in report/judge.py, `exit_code`.
-"""
-
+# `exit_code` in report/judge.py decides which one a check has
 OK = 0  # no failure
 FAILED = 1  # at least one fail
 COULD_NOT = 2  # gpudoctor could not do its work

@@ -1,7 +1,4 @@
-"""ECC, row remapping, page retirement and infoROM, read from NVML.
-
-`fields` are the answers of nvmlDeviceGetFieldValues by (field id, scope).
-"""
+"""ECC, row remapping, page retirement and infoROM, read from NVML."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from gpudoctor.facts.model.gpu import Ecc, GpuProcess, MemoryRepair
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, fill, if_known
 from gpudoctor.facts.nvml.client import MAX_COUNT, DriverError, Fields, NvmlClient, in_range, prefer
 
-# NVML field ids (nvml.h)
+# NVML field ids (nvml.h), read with nvmlDeviceGetFieldValues
 _ECC_MODE, _ECC_MODE_PENDING = 1, 2
 _CORRECTED_VOLATILE, _UNCORRECTED_VOLATILE, _CORRECTED_AGGREGATE, _UNCORRECTED_AGGREGATE = 3, 4, 5, 6
 _RETIRED_SINGLE_BIT, _RETIRED_DOUBLE_BIT, _RETIREMENT_PENDING = 29, 30, 31
