@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gpudoctor.api.functions import check, judge, load_node, load_source, preflight, run_check
     from gpudoctor.api.local_verdict import NotFitError
     from gpudoctor.api.node_check import CheckRequest, Sourced
-    from gpudoctor.checks.core.causes import Fault
+    from gpudoctor.checks.core.faults import Fault
     from gpudoctor.errors import UserError
     from gpudoctor.facts.model.measurements import Measurements
     from gpudoctor.facts.model.node import Node
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "CheckRequest": "gpudoctor.api.node_check",
-    "Fault": "gpudoctor.checks.core.causes",
+    "Fault": "gpudoctor.checks.core.faults",
     "Measurements": "gpudoctor.facts.model.measurements",
     "Node": "gpudoctor.facts.model.node",
     "NotFitError": "gpudoctor.api.local_verdict",

@@ -20,10 +20,11 @@ from gpudoctor.diagnose.diagnosis import (
 from gpudoctor.diagnose.events import Event
 from gpudoctor.diagnose.follow import Stall
 from gpudoctor.diagnose.gather import GatheredLogs
-from gpudoctor.diagnose.infer import WITHOUT_REASON, first_failed_attempt, hypotheses, recovered
+from gpudoctor.diagnose.infer import WITHOUT_REASON, hypotheses
 from gpudoctor.diagnose.job import Attempt, Job, clock_skews, is_work
 from gpudoctor.diagnose.mentioned import mentioned_in
 from gpudoctor.diagnose.node_reports import NodeReport, weigh
+from gpudoctor.diagnose.rules.attempts import first_failed_attempt, recovered
 from gpudoctor.diagnose.rules.direct import kind_of_failure
 from gpudoctor.diagnose.rules.model import Hypothesis, words_of
 from gpudoctor.diagnose.rules.said import lasting

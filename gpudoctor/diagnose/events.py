@@ -45,6 +45,7 @@ class Event(msgspec.Struct, kw_only=True):
 
     Unknown fields are None. `time_s`: seconds within a year without time zone, since logs leave out year and zone.
     `gpu`: a PCI bus id, or the process's own index. `strength`: 3 decisive, 2 likely, 1 weak.
+    `detail`: its keys are in docs/event-details.md.
     """
 
     role: Role

@@ -24,7 +24,7 @@ from gpudoctor.diagnose.decoding import (
 from gpudoctor.diagnose.diagnosis import Unread
 from gpudoctor.diagnose.events import Event, EventLog
 from gpudoctor.diagnose.flight_recorder import Dump, DumpError, looks_like_dump, rank_in_name, read_dump
-from gpudoctor.diagnose.patterns.facts import OF_A_KERNEL, is_of_a_job
+from gpudoctor.diagnose.patterns.job_facts import OF_A_KERNEL, is_of_a_job
 from gpudoctor.diagnose.places import LogFile
 from gpudoctor.diagnose.reader import LogReader
 from gpudoctor.diagnose.scan import Hit, all_lines, interesting_lines

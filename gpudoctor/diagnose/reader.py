@@ -9,9 +9,9 @@ from itertools import pairwise
 import msgspec
 
 from gpudoctor.diagnose.events import MOST_RANKS, Event, Role, clipped
-from gpudoctor.diagnose.patterns import facts
+from gpudoctor.diagnose.patterns import job_facts
 from gpudoctor.diagnose.patterns.catalogue import error_event, with_place
-from gpudoctor.diagnose.patterns.facts import OF_A_KERNEL, is_harmless, read_facts
+from gpudoctor.diagnose.patterns.job_facts import OF_A_KERNEL, is_harmless, read_facts
 from gpudoctor.diagnose.patterns.launchers import ElasticTable, expanded, read_launcher
 from gpudoctor.diagnose.patterns.ray import RayReader
 from gpudoctor.diagnose.patterns.watchdog import CoordinationReader, StallReader, read_watchdog
@@ -50,15 +50,11 @@ _PLACE = re.compile(
 _MOST_PLACES = 6
 _MOST_ALIKE_AT_THE_END = 3
 _MOST_WRITERS = 100_000
-
-
 _RETURNED: dict[str, tuple[str, Role]] = {
     "1": ("nccl_cuda_unknown", "wrapper"),
     "2": ("nccl_unknown", "wrapper"),
     "6": ("peer_lost", "victim"),
 }
-
-
 _Reader = Callable[[StrippedLine], list[Event] | None]
 
 
@@ -142,11 +138,10 @@ class LogReader:
         launcher = _of_text(read_launcher)
         # each gives its events, or None if the line is not its own; the first that decides ends it
         self._readers: tuple[_Reader, ...] = (
-            *(self._kernel, _of_text(self._table.read), launcher),
-            *(_of_text(self._ray.read), _of_text(StallReader().read)),
-            *(_of_text(CoordinationReader().read), _uncaught, self._nccl_line, _WATCHDOG, self._traceback, _plain),
-        )
-        self._pointing = (launcher, _WATCHDOG)  # a wrapper of theirs decides nothing
+            self._kernel, _of_text(self._table.read), launcher, _of_text(self._ray.read), _of_text(StallReader().read),
+            _of_text(CoordinationReader().read), _uncaught, self._nccl_line, _WATCHDOG, self._traceback, _plain,
+        )  # fmt: skip
+        self._may_name_no_error = (launcher, _WATCHDOG)  # then the readers after them look for it
 
     def read(self, number: int, raw: str) -> Iterator[Event]:
         """The events of one line; the parts of a progress bar, separated by carriage returns, have the same number.
@@ -175,8 +170,8 @@ class LogReader:
         raw = raw.removeprefix(self.labels.margin)
         if len(raw) > _MOST_TEXT:  # no expression needs more, and some take the square of it
             raw = f"{raw[: _MOST_TEXT // 2]} ... {raw[-_MOST_TEXT // 2 :]}"
-        read = with_short_numbers(raw)
-        origin, text = stripped(read, self.labels)
+        shortened = with_short_numbers(raw)
+        origin, text = stripped(shortened, self.labels)
         line = StrippedLine(number, origin, text, raw, framed=number - self._rule <= _FRAME)
         if text.strip():
             self._rule = number if _RULE.match(text) else -_FRAME
@@ -185,7 +180,7 @@ class LogReader:
                 return
             yield from self._flush()
         if may_go_on(line):
-            line.raw = read.removesuffix(text) + text
+            line.raw = shortened
             self._held = HeldLine(line, number, number)
             return
         if not self._begun and text.strip():
@@ -208,7 +203,7 @@ class LogReader:
             self._seen.add(origin.stream)
             yield self._placed(Event(role="fact", what="seen"), line)
         # of this line alone: the task whose label it has need not be on the daemon's node
-        if origin.host is None and (stepd := facts.STEPD.match(line.text)):
+        if origin.host is None and (stepd := job_facts.STEPD.match(line.text)):
             origin.host = stepd["host"]
         if self._told is not None and not self._told.goes_on(line):
             self._told = None
@@ -228,8 +223,10 @@ class LogReader:
     def _note_repeated(self, line: StrippedLine, text: str, *, moved: bool) -> None:
         """Count how often the same text, its times aside, came at the end: a job that stands still does that."""
         kind = _TIMES.sub("0", text[:400])
-        if moved or not text.strip():
-            self._kind, self._repeats = ("", 0) if moved else (self._kind, self._repeats)
+        if moved:
+            self._kind, self._repeats = "", 0
+        elif not text.strip():
+            return
         elif kind != self._kind:
             self._kind, self._repeats = kind, 1
             self._repeated = self._placed(Event(role="fact", what="repeated"), line)
@@ -248,7 +245,7 @@ class LogReader:
                 setattr(event, field, getattr(origin, field))
         if event.role == "victim" and (peer := peer_in(event.text)):
             event.detail.setdefault("peer", peer)
-        if event.role == "cause" and event.rank is None and (failed := facts.FAILED_ON_RANK.search(event.text)):
+        if event.role == "cause" and event.rank is None and (failed := job_facts.FAILED_ON_RANK.search(event.text)):
             event.rank = int(failed[1])
         for field in ("rank", "local_rank", "task"):
             if (getattr(event, field) or 0) >= MOST_RANKS:
@@ -256,22 +253,23 @@ class LogReader:
         return event
 
     def _events(self, line: StrippedLine) -> Iterator[Event]:
-        pointed = False  # at an error that stands elsewhere
+        elsewhere = False  # the error is: somebody tells only that there was one
         for read in self._readers:
             events = read(line)
             if events and events[0].role in ("exit", "wrapper") and (raised := quoted_exception(line.text)):
                 events = [*events, raised]
-            yield from (e for e in events or () if not (pointed and e.role == "said"))
-            points = read in self._pointing and events and events[0].role == "wrapper"
-            if events is not None and not points:
+            yield from (e for e in events or () if not (elsewhere and e.role == "said"))
+            first = events[0] if events else None
+            names_no_error = first is not None and first.role == "wrapper" and read in self._may_name_no_error
+            if events is not None and not names_no_error:
                 return
-            pointed = pointed or bool(points)
+            elsewhere = elsewhere or names_no_error
 
     def _nccl_line(self, line: StrippedLine) -> list[Event] | None:
-        if "NCCL " not in line.text and (unnamed := facts.NCCL_WITHOUT_NAME.match(line.text)):
+        if "NCCL " not in line.text and (unnamed := job_facts.NCCL_WITHOUT_NAME.match(line.text)):
             line.text = f"{line.text[: unnamed.end()]}NCCL {line.text[unnamed.end() :]}"
         text = line.text
-        head = (facts.NCCL.match(text) or facts.NCCL_BARE.search(text)) if "NCCL " in text else None
+        head = (job_facts.NCCL.match(text) or job_facts.NCCL_BARE.search(text)) if "NCCL " in text else None
         return list(self._nccl(head, line.origin, text)) if head is not None else None
 
     def _traceback(self, line: StrippedLine) -> list[Event] | None:
@@ -307,32 +305,33 @@ class LogReader:
             self._seen.add(process)
             yield Event(role="fact", what="seen")
         message = text[head.end() :]
-        if init := facts.INIT.search(message):
+        if init := job_facts.INIT.search(message):
             detail: dict[str, str | int] = {"comm_rank": int(init["rank"]), "world": int(init["world"])}
             complete = int("COMPLETE" in message)
-            detail |= {"dev": int(init["dev"]), "bus": facts.bus_id(init["bus"]), "complete": complete}
+            detail |= {"dev": int(init["dev"]), "bus": job_facts.bus_id(init["bus"]), "complete": complete}
             yield Event(role="fact", what="comm", detail=detail)
             return
-        if facts.RETRIES.search(message):
+        if job_facts.RETRIES.search(message):
             yield Event(role="said", what="network", detail={"form": "sentence", "message": message})
-        if facts.INTERFACE.search(message):
+        if job_facts.INTERFACE.search(message):
             yield Event(role="fact", what="interface")
             return
-        if (rank := facts.rank_of_connection(message)) is not None:
+        if (rank := job_facts.rank_of_connection(message)) is not None:
             yield Event(role="fact", what="comm_rank", detail={"comm_rank": rank})
+        gave_up = "Call to connect returned" in message and "retrying" not in message
         if head["level"] == "WARN":
             yield from _nccl_warning(text, message)
-        elif returned := facts.RETURNED.search(message):
+        elif returned := job_facts.RETURNED.search(message):
             what, role = _RETURNED[returned["code"]]
             yield Event(role=role, what=what, strength=1, names_rank=False)
-        elif facts.LAST_RETRY.search(message) or ("Call to connect returned" in message and "retrying" not in message):
+        elif gave_up or job_facts.LAST_RETRY.search(message):
             yield Event(role="echo", what="bootstrap_connect_failed", strength=1)
 
     def _kernel(self, line: StrippedLine) -> list[Event] | None:
         text, origin = line.text, line.origin
-        if not facts.KERNEL.search(text):
+        if not job_facts.KERNEL.search(text):
             return None
-        if probed := facts.PROBED.search(text):  # the driver's report on it goes on in the next lines
+        if probed := job_facts.PROBED.search(text):  # the driver's report on it goes on in the next lines
             self._probed = line.number, probed["gpu"]
         reported = parse_message(read_line(line.raw).message)
         if reported is None and origin.rank is None and origin.local_rank is None:  # no rank prints kernel messages
@@ -340,7 +339,7 @@ class LogReader:
         if reported is None:
             return None
         if reported.kind == "xid":
-            first = facts.PREVIOUS_XID.search(text)
+            first = job_facts.PREVIOUS_XID.search(text)
             code = int(first["code"]) if first else reported.code or 0
             return [Event(role="cause", what="gpu_xid", gpu=reported.bus_id, strength=2, detail={"xid": code})]
         if reported.kind == "off-bus":
@@ -365,7 +364,7 @@ def _nccl_warning(text: str, message: str) -> Iterator[Event]:
 
 
 def _uncaught(line: StrippedLine) -> list[Event] | None:
-    found = facts.UNCAUGHT.search(line.text) if "ncaught " in line.text or '"message"' in line.text else None
+    found = job_facts.UNCAUGHT.search(line.text) if "ncaught " in line.text or '"message"' in line.text else None
     if found is None:
         return None
     event = exception_event(found["exception"] or found["held"])

@@ -150,8 +150,8 @@ def _link_cost(machine: Machine, now: StepTime, sound: StepTime, host_sound: Rat
         return f"{slower:.3g} s of communication a step instead of {faster:.3g} s"
     if isinstance(machine.host, Rate) and isinstance(host_sound, Rate) and host_sound.value > machine.host.value:
         by_nvlink = machine.nvlinked == machine.gpus_per_node > 1
-        retained = "; NVLink carries the collectives, which lose nothing" if by_nvlink else ""
-        return f"copies from RAM of {machine.host.value:.3g} GB/s instead of {host_sound.value:.3g}{retained}"
+        unharmed = "; NVLink carries the collectives, which lose nothing" if by_nvlink else ""
+        return f"copies from RAM of {machine.host.value:.3g} GB/s instead of {host_sound.value:.3g}{unharmed}"
     if isinstance(machine.host, Rate) and machine.host.measured:
         return f"copies from RAM of {machine.host.value:.3g} GB/s"
     return "slower copies between it and the host"

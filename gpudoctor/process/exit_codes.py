@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+# `exit_code` in report/judge.py decides which one a check has
 OK = 0  # no failure
 FAILED = 1  # at least one fail
 COULD_NOT = 2  # gpudoctor could not do its work

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from gpudoctor.checks.core.case import Case, Expect
-from gpudoctor.checks.core.causes import Fault, explain, headline
+from gpudoctor.checks.core.faults import Fault, explain, headline
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.checks.core.registry import Check, Level, matches, registry
 from gpudoctor.checks.core.runner import CheckResult, run_checks
@@ -111,8 +111,8 @@ def judge(
         verdict = "unknown"
     evaluated = evaluated_of(results, question.level, part=part)
     code = exit_code(results, verdict, question.fail_on, bool(lacking))
-    expected = tuple(f"required, and without a verdict: {result.id}" for result in lacking)
-    notes = (*node.source.notes, *suppressed, *expected, *_scope_note(case), *set_aside(results))
+    unmet = tuple(f"required, and without a verdict: {result.id}" for result in lacking)
+    notes = (*node.source.notes, *suppressed, *unmet, *_scope_note(case), *set_aside(results))
     return Report(
         schema="gpudoctor.report/1",
         tool=Tool(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from gpudoctor.checks.core.causes import headline
+from gpudoctor.checks.core.faults import headline
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.report.model import Report

@@ -9,8 +9,8 @@ from typing import Literal
 import msgspec
 
 from gpudoctor import __version__
-from gpudoctor.checks.core.causes import Fault
-from gpudoctor.checks.core.finding import Finding, Status, verdict_of
+from gpudoctor.checks.core.faults import Fault
+from gpudoctor.checks.core.finding import Finding, Status, worst_verdict
 from gpudoctor.checks.core.finding import Verdict as Verdict
 from gpudoctor.checks.core.registry import LEVELS, Level
 from gpudoctor.checks.core.runner import CheckResult
@@ -212,7 +212,7 @@ def node_verdict(results: Iterable[CheckResult], *, part: bool = False) -> Verdi
     judged = [result for result in results if result.status is not Status.SKIP]
     if part and all(result.id in PRESENCE for result in judged):
         judged = [result for result in judged if result.status is not Status.PASS]
-    return verdict_of(result.status for result in judged)
+    return worst_verdict(result.status for result in judged)
 
 
 def counts_of(results: tuple[CheckResult, ...]) -> Counts:

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from gpudoctor.checks.core.causes import explain
+from gpudoctor.checks.core.faults import explain
 from gpudoctor.checks.core.finding import PROBLEMS, WORST_FIRST, Finding, Status, worst
 from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.checks.core.subject import Subject

@@ -7,7 +7,7 @@ from itertools import zip_longest
 
 from msgspec.structs import replace
 
-from gpudoctor.checks.core.causes import Fault, headline, lacks_a_fact
+from gpudoctor.checks.core.faults import Fault, headline, lacks_a_fact
 from gpudoctor.checks.core.finding import (
     PROBLEMS,
     WORST_FIRST,

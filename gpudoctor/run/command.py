@@ -15,7 +15,7 @@ import msgspec
 from gpudoctor import __version__
 from gpudoctor.api import node_check
 from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.core.finding import verdict_of
+from gpudoctor.checks.core.finding import worst_verdict
 from gpudoctor.diagnose import build, gather, sources
 from gpudoctor.diagnose.diagnosis import Diagnosis
 from gpudoctor.errors import UserError
@@ -281,7 +281,7 @@ def _report(
         duration_s=round(watched.duration_s, 3),
         exit_code=watched.exit_code,
         signal=signal_name(watched.signal) if watched.signal else None,
-        verdict=verdict_of(finding.status for finding in findings),
+        verdict=worst_verdict(finding.status for finding in findings),
         reason=report.reason_of(findings),
         world_size=watched.world_size,
         precheck=precheck,

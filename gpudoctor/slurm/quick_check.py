@@ -15,7 +15,7 @@ from gpudoctor.lazy import lazy_pattern
 from gpudoctor.slurm.settings import FILE, HookSettings, SettingsError
 
 if TYPE_CHECKING:
-    from gpudoctor.checks.core.causes import Fault
+    from gpudoctor.checks.core.faults import Fault
     from gpudoctor.checks.core.registry import Check
     from gpudoctor.report.model import Report
 

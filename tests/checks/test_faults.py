@@ -9,8 +9,8 @@ import pytest
 
 from gpudoctor.checks.core import registry as check_registry
 from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.core.causes import Fault, explain, rules
 from gpudoctor.checks.core.explains import Explains
+from gpudoctor.checks.core.faults import Fault, explain, rules
 from gpudoctor.checks.core.finding import Finding, Found, Status, fail, ok, unknown, warn, worst
 from gpudoctor.checks.core.registry import check, matches, registry
 from gpudoctor.checks.core.runner import CheckResult

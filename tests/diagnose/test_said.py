@@ -220,6 +220,22 @@ def test_a_bar_at_0_is_no_proof_that_a_job_moved(tmp_path: Path) -> None:
     assert answer_to(bar.format(1), tmp_path).verdict == "nothing"
 
 
+@pytest.mark.parametrize("words", ["Floating point exception", "Trace/breakpoint trap", "Bad system call"])
+def test_each_word_of_a_shell_for_a_death_is_read(words: str, tmp_path: Path) -> None:
+    assert cause_of(f"torchrun: world size 2\n{words} (core dumped)\n", tmp_path).what == "process_died_unknown"
+
+
+def test_a_line_of_docker_that_may_go_on_is_shown_as_it_is(tmp_path: Path) -> None:
+    words = "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=44, OpType=ALLREDUCE, Timeout(ms)=1800000)"
+    line = f'{{"log":"[rank3]:[E816 02:52:53.183 ProcessGroupNCCL.cpp:607] [Rank 3] {words}\\n","stream":"stderr"}}'
+    assert [each.text for each in cause_of(f"{line}\n", tmp_path).evidence] == [line]
+
+
+def test_a_status_of_http_is_no_exit_code(tmp_path: Path) -> None:
+    steps = "".join(f"step {step} loss 2.5\n" for step in range(9))
+    assert answer_to(f"{steps}INFO upload: request returned status 404\n", tmp_path).verdict == "nothing"
+
+
 def test_what_another_writer_puts_right_behind_a_bar_is_a_line_of_its_own(tmp_path: Path) -> None:
     bar = "[Info: epoch 3: loss 2.5]:  20%|##        | 11/56 [00:02<00:08,  5.02it/s]"
     assert answer_to(f"{bar}\n", tmp_path).verdict == "nothing"

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from gpudoctor.checks.core.finding import verdict_of
+from gpudoctor.checks.core.finding import worst_verdict
 from gpudoctor.report.model import Tool
 from gpudoctor.run.report import FlatFinding, RunReport, judged, rank_report, throughput
 from gpudoctor.run.step_series import TimedStep
@@ -55,7 +55,7 @@ def report_of(run: Watched, host: str = "a", **changes: object) -> RunReport:
     findings = judged(run)
     made = RunReport(
         tool=Tool("gpudoctor", "0.1.0"), command=("train",), host=host, started_at="", duration_s=9.0,
-        exit_code=run.exit_code, signal=None, verdict=verdict_of(finding.status for finding in findings), reason="",
+        exit_code=run.exit_code, signal=None, verdict=worst_verdict(finding.status for finding in findings), reason="",
         world_size=run.world_size, precheck=None, settings={}, throughput=throughput(run), findings=findings,
         stalls=run.stalls, diagnosis=None, ranks=tuple(rank_report(each, host) for each in run.ranks),
     )  # fmt: skip

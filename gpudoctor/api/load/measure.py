@@ -168,10 +168,10 @@ def puts_load(checks: tuple[Check, ...], level: Level) -> bool:
 def probes_wanted(checks: tuple[Check, ...], level: Level) -> tuple[Probe, ...]:
     """The probes that the ranks run for these checks at this level."""
     in_ranks = tuple(c for c in checks if c.id not in FRAMEWORKS)
-    expected = tuple(probe for probe in PROBES if any(c.domain == probe and c.runs_at(level) for c in in_ranks))
+    wanted = tuple(probe for probe in PROBES if any(c.domain == probe and c.runs_at(level) for c in in_ranks))
     # if no probe is chosen, a burn repeats everything that loads the node
     repeated = tuple(probe for probe in PROBES if probe not in ONCE)
-    return expected or (repeated if any(c.domain == "burn" and c.runs_at(level) for c in checks) else ())
+    return wanted or (repeated if any(c.domain == "burn" and c.runs_at(level) for c in checks) else ())
 
 
 def _sees_torch(checks: tuple[Check, ...], level: Level) -> bool:
@@ -185,17 +185,17 @@ def _strategies_wanted(checks: tuple[Check, ...]) -> tuple[str, ...]:
 
 
 def _why_not(
-    node: Node, checks: tuple[Check, ...], expected: tuple[str, ...], level: Level, backend: Backend | None
+    node: Node, checks: tuple[Check, ...], wanted: tuple[str, ...], level: Level, backend: Backend | None
 ) -> str | None:
     """Why no rank is started at all; None if some are."""
     if LEVELS.index(level) < LEVELS.index("standard"):
         return f"level {level} puts no load on the node"
-    if not expected and not _sees_torch(checks, level):
+    if not wanted and not _sees_torch(checks, level):
         return "not asked for"
     if backend is None:
         return why_no_devices(node)
     # ranks on GPUs are started just to see torch's view of them; CPU ranks are not
-    return "not asked for" if backend == "gloo" and not expected else None
+    return "not asked for" if backend == "gloo" and not wanted else None
 
 
 def cut_short(partial: Measurements, why: str) -> Measurements:

@@ -88,11 +88,11 @@ def with_storage(
     from gpudoctor.probes.storage.measure import read_paths
 
     silent = _silent_paths(node)
-    expected = [StorageRead(path) for path in request.data]
+    wanted = [StorageRead(path) for path in request.data]
     if not request.data:
-        expected = [StorageRead(os.path.abspath(environ.get("TMPDIR") or "/tmp"), own_file=True)]  # noqa: PTH100
-    reads = read_paths([each for each in expected if each.path not in silent], _readers(node), progress)
-    lost = (msgspec.structs.replace(each, failure=silent[each.path]) for each in expected if each.path in silent)
+        wanted = [StorageRead(os.path.abspath(environ.get("TMPDIR") or "/tmp"), own_file=True)]  # noqa: PTH100
+    reads = read_paths([each for each in wanted if each.path not in silent], _readers(node), progress)
+    lost = (msgspec.structs.replace(each, failure=silent[each.path]) for each in wanted if each.path in silent)
     if progress is not None:
         progress("")
     return msgspec.structs.replace(measured, storage=(*reads, *lost))

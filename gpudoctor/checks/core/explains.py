@@ -27,7 +27,7 @@ ENDS = ("timeout", "crash")
 class Explains(msgspec.Struct, frozen=True):
     """A bad finding of the declaring check explains findings of the checks `effects` (ids or globs).
 
-    `anywhere`: whatever their subject; otherwise only if both concern the same GPU (see `causes`).
+    `anywhere`: whatever their subject; otherwise only if both concern the same GPU (see `faults`).
     `found`: only effects with one of these found values. `because`: only causes with one of these found values.
     `gaps`: only effects that are unknown, for causes that only prevent a measurement.
     `after`: these causes win over this one, although `DEEPEST_FIRST` orders them the other way round.

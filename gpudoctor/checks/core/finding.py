@@ -37,7 +37,7 @@ def worst(statuses: Iterable[Status]) -> Status:
     return min(statuses, key=WORST_FIRST.index, default=Status.SKIP)
 
 
-def verdict_of(statuses: Iterable[Status]) -> Verdict:
+def worst_verdict(statuses: Iterable[Status]) -> Verdict:
     """The worst status; unknown if nothing could be judged, since that is no pass."""
     status = worst(statuses)
     return "unknown" if status is Status.SKIP else status.value
@@ -78,7 +78,7 @@ class Advice(msgspec.Struct, frozen=True):
 class Finding(msgspec.Struct, frozen=True):
     """One judged statement. `reason` is set for skip and unknown.
 
-    `explained_by` is set later, by `causes`: the id of the check whose fault explains this finding.
+    `explained_by` is set later, by `faults`: the id of the check whose fault explains this finding.
     `suppressed` is the original status of a finding that the operator's configuration turned into a skip.
     """
 

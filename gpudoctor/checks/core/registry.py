@@ -43,8 +43,8 @@ READING_ORDER: dict[str, tuple[str, ...]] = {
     "reported": (),
     "driver": ("responsive", "loaded", "version-match", "fabric-manager"),
     "gpu": (
-        *("count", "identical", "lost", "ecc", "temperature", "memory-repair", "inforom", "throttle", "power-limit"),
-        *("clocks", "xid", "settings", "in-use"),
+        "count", "identical", "lost", "ecc", "temperature", "memory-repair", "inforom", "throttle", "power-limit",
+        "clocks", "xid", "settings", "in-use",
     ),
     "pcie": ("link-width", "link-speed", "balance", "errors", "upstream", "acs"),
     "nvlink": ("links", "errors", "fabric", "topology"),
@@ -58,12 +58,11 @@ READING_ORDER: dict[str, tuple[str, ...]] = {
     "compute": ("exact", "pattern", "gemm", "memory"),
     "train": ("sync", "balance", "memory", "scaling", "bucket", "utilization"),
     "strategy": (
-        *("ddp", "dp", "zero1", "fsdp", "fsdp1", "checkpointing", "tensor", "pipeline", "3d"),
-        *("deepspeed", "tensorflow"),
+        "ddp", "dp", "zero1", "fsdp", "fsdp1", "checkpointing", "tensor", "pipeline", "3d", "deepspeed", "tensorflow",
     ),
     "data": (),
     "burn": ("drift", "counters"),
-}
+}  # fmt: skip
 DOMAINS = tuple(READING_ORDER)
 GROUP = "gpudoctor.checks"
 _checks: dict[str, Check] = {}

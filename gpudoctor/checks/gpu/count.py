@@ -57,16 +57,20 @@ def count(case: Case) -> Iterator[Finding]:
     if shown is None:
         yield from _without_number(case)
         return
-    hidden, limited = hidden_gpus(case.node), why_narrowed(case.node)
-    problems = (*_gone(case, shown, hidden), *_failed_to_start(case, hidden, limited), *_expected(case, shown, limited))
+    hidden, why_limited = hidden_gpus(case.node), why_narrowed(case.node)
+    problems = (
+        *_gone(case, shown, hidden),
+        *_failed_to_start(case, hidden, why_limited),
+        *_against_expectation(case, shown, why_limited),
+    )
     # a GPU that an operator took from use is no reason for another one to be missing
-    problems = (*_taken_from_use(case), *(problems or _empty_sockets(case, limited)))
+    problems = (*_taken_from_use(case), *(problems or _empty_sockets(case, why_limited)))
     yield from problems
     silent = shown - len(case.node.gpus) - refused_handles(case.node)
     if silent > 0:
         yield unknown(NODE, f"the driver counts {shown} GPUs, and only {len(case.node.gpus)} of them told anything")
     elif not problems:
-        yield _as_shown(case, shown, limited)
+        yield _as_shown(case, shown, why_limited)
 
 
 def _shown_by_driver(shown: int) -> Evidence:
@@ -91,16 +95,16 @@ def _without_number(case: Case) -> Iterator[Finding]:
         yield unread(NODE, "the driver's number of GPUs", missing if isinstance(missing, Missing) else Missing("?"))
 
 
-def _failed_to_start(case: Case, hidden: HiddenGpus, limited: str | None) -> Iterator[Finding]:
+def _failed_to_start(case: Case, hidden: HiddenGpus, why_limited: str | None) -> Iterator[Finding]:
     """GPUs that did not start, by the kernel log, unless the driver shows a part of them only."""
     node = case.node
     part = node.driver.init_code == INIT_OK and isinstance(node.driver.device_count, Missing) and bool(node.gpus)
-    if not part and not limited:
+    if not part and not why_limited:
         missing = {device.bus_id for device in hidden.missing}
         yield from (finding for finding in failed_starts(case) if finding.subject.bus_id not in missing)
 
 
-def _as_shown(case: Case, shown: int, limited: str | None) -> Finding:
+def _as_shown(case: Case, shown: int, why_limited: str | None) -> Finding:
     """The finding if nothing is wrong with the number: a pass if there is something to compare it with."""
     gpus = bus_gpus(case.node)
     on_bus = known(gpus)
@@ -113,11 +117,11 @@ def _as_shown(case: Case, shown: int, limited: str | None) -> Finding:
         return unread(NODE, text, cut) if cut else skip(NODE, alone)
     if case.expect.gpus is None and isinstance(gpus, Missing) and gpus.kind == "failed":
         return unread(NODE, f"{text}; the PCI bus to compare with", gpus)
-    limited = limited or (REFUSED if refused_handles(case.node) else None)
-    if limited and on_bus is not None and len(on_bus) > shown:
-        text += f" of the {len(on_bus)} on the PCI bus: {limited}"
-    elif limited:
-        text += f", as seen {limited}" if limited.startswith("inside") else f", as seen with: {limited}"
+    why_limited = why_limited or (REFUSED if refused_handles(case.node) else None)
+    if why_limited and on_bus is not None and len(on_bus) > shown:
+        text += f" of the {len(on_bus)} on the PCI bus: {why_limited}"
+    elif why_limited:
+        text += f", as seen {why_limited}" if why_limited.startswith("inside") else f", as seen with: {why_limited}"
     elif on_bus is not None and len(on_bus) == shown:
         text += ", as many as on the PCI bus"
     return ok(NODE, Found(text, shown, "GPUs"), None, _shown_by_driver(shown))
@@ -218,14 +222,14 @@ def _board(node: Node) -> _Board | None:
     return board if starts and size and len(board.empty) == size - len(modules) else None
 
 
-def _empty_sockets(case: Case, limited: str | None) -> Iterator[Finding]:
+def _empty_sockets(case: Case, why_limited: str | None) -> Iterator[Finding]:
     """A finding for empty sockets: a board numbers them in a row, so a gap is a missing GPU.
 
     Only a warning if the GPUs' generation had boards of other sizes, or if it is not known that this is neither a
     virtual machine (which may have been given some of the GPUs) nor a container.
     """
     node = case.node
-    board = None if limited or node.host.is_guest else _board(node)
+    board = None if why_limited or node.host.is_guest else _board(node)
     handed_on = len(known(pci_gpus(node)) or ()) - len(known(bus_gpus(node)) or ())
     if board is None or handed_on >= len(board.empty):
         return
@@ -251,7 +255,7 @@ def _written_down_for_here(case: Case) -> bool:
     return case.expect.gpus is not None and visible in (None, "", "all") and not refused
 
 
-def _expected(case: Case, shown: int, limited: str | None) -> Iterator[Finding]:
+def _against_expectation(case: Case, shown: int, why_limited: str | None) -> Iterator[Finding]:
     expected, source = case.expect.gpus, "configuration"
     if expected is None and case.profile.node is not None:
         # a profile counts the GPUs that compute; a card that only drives the display is extra
@@ -260,7 +264,7 @@ def _expected(case: Case, shown: int, limited: str | None) -> Iterator[Finding]:
     # a GPU that this process may not open is present all the same
     shown = max(shown, len(case.node.gpus) + refused_handles(case.node))
     shown += len(drained_gpus(case.node)) + len(excluded_gpus(case.node))
-    if expected is None or expected == shown or (limited and shown < expected and not _written_down_for_here(case)):
+    if expected is None or expected == shown or (why_limited and shown < expected and not _written_down_for_here(case)):
         return
     few = shown < expected
     yield (fail if few else warn)(

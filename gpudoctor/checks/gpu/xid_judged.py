@@ -119,7 +119,7 @@ def judge_events(events: Iterable[KernelEvent], gpu: Gpu | None, starts: bool = 
         if item is None or (refused and item.likely is None):
             continue
         judged.append(_settled(item, gpu) if _is_settled(item, gpu, position < settled_before) else item)
-    # among equally bad ones, those that a bad link cannot explain come first: core/causes.py looks at the first
+    # among equally bad ones, those that a bad link cannot explain come first: core/faults.py looks at the first
     return sorted(judged, key=lambda item: (BUCKETS.index(item.bucket), item.event.code in LINK_CODES))
 
 

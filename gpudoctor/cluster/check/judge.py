@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from shlex import quote
 
-from gpudoctor.checks.core.causes import Fault
-from gpudoctor.checks.core.finding import Advice, Evidence, Finding, Found, fail, ok, skip, unknown, verdict_of, warn
+from gpudoctor.checks.core.faults import Fault
+from gpudoctor.checks.core.finding import Advice, Evidence, Finding, Found, fail, ok, skip, unknown, warn, worst_verdict
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.cluster.check.cluster_run import ClusterSession, Group, NodeProgress
 from gpudoctor.cluster.check.inter_node_findings import all_reduce_findings, pair_findings
@@ -48,7 +48,7 @@ def judge_cluster(
         judged("cluster.all-reduce", tuple(all_reduce_findings(session))),
         judged("cluster.pairs", tuple(pair_findings(session))),
     )
-    verdict = verdict_of(check.status for check in checks)
+    verdict = worst_verdict(check.status for check in checks)
     if run.interrupted and verdict in ("pass", "warn"):
         verdict = "unknown"
     bad = (verdict == "fail" and fail_on != "never") or (verdict == "warn" and fail_on == "warn")

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from gpudoctor.api.load.request import Backend
-from gpudoctor.checks.core.causes import Fault
+from gpudoctor.checks.core.faults import Fault
 from gpudoctor.checks.core.finding import Finding, Status, worst
 from gpudoctor.checks.core.registry import Level
 from gpudoctor.checks.core.subject import Subject

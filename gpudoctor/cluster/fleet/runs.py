@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from gpudoctor.checks.core.finding import PROBLEMS, verdict_of
+from gpudoctor.checks.core.finding import PROBLEMS, worst_verdict
 from gpudoctor.cluster.fleet.records import BrokenError, refuse_other_version, seconds_of
 from gpudoctor.cluster.fleet.shapes import SchemaOf
 from gpudoctor.report.model import Verdict
@@ -61,7 +61,7 @@ def run_report_of(data: bytes) -> RunReport | None:
         if SCHEMA.encode() not in data:
             return None
         raise BrokenError(f"damaged: {error}") from None
-    if found.verdict != (by_findings := verdict_of(finding.status for finding in found.findings)):
+    if found.verdict != (by_findings := worst_verdict(finding.status for finding in found.findings)):
         raise BrokenError(f"damaged: its verdict is {found.verdict}, and its findings say {by_findings}")
     if len(_rank_numbers(found)) < len(found.ranks):
         raise BrokenError("damaged: a rank is in it twice")
@@ -127,7 +127,7 @@ def _run(group: Sequence[RunReport]) -> FleetRun:
         ranks=len(ranks),
         world_size=max((report.world_size for report in group if report.world_size), default=None),
         step_ms=round(sum(steps_ms) / len(steps_ms), 3) if steps_ms else None,
-        verdict=verdict_of(finding.status for finding, _ in (*of_nodes, *again)),
+        verdict=worst_verdict(finding.status for finding, _ in (*of_nodes, *again)),
         findings=tuple(_problems([*of_nodes, *again])),
     )
 

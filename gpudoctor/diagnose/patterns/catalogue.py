@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 from gpudoctor.diagnose.events import Event
-from gpudoctor.diagnose.patterns import facts
+from gpudoctor.diagnose.patterns import job_facts
 from gpudoctor.diagnose.patterns.accelerators import ACCELERATORS, CUDA, TPU
-from gpudoctor.diagnose.patterns.facts import is_harmless
 from gpudoctor.diagnose.patterns.frameworks import TORCH
+from gpudoctor.diagnose.patterns.job_facts import is_harmless
 from gpudoctor.diagnose.patterns.nccl import NCCL, NCCL_WRAPPERS
 from gpudoctor.diagnose.patterns.outside import ENDINGS, KERNEL, STARTS
 from gpudoctor.diagnose.patterns.rows import LinePattern
@@ -47,7 +47,7 @@ def error_event(text: str) -> Event | None:
 
 def with_place(event: Event, text: str) -> Event:
     """The event with the rank, host and GPU that its own text names."""
-    if event.what == "collective_mismatch" and (found := facts.MISMATCH.search(text)):
+    if event.what == "collective_mismatch" and (found := job_facts.MISMATCH.search(text)):
         event.detail = {**event.detail, **{k: v for k, v in found.groupdict().items() if v is not None}}
     if task := event.word("task_rank"):
         event.rank = int(task)
@@ -55,8 +55,8 @@ def with_place(event: Event, text: str) -> Event:
         event.host = "" if host in ("localhost", "127.0.0.1", "::1") else host
     if event.what == "nan" and (named := re.search(r"[Rr]ank (\d+)", text)):
         event.rank = int(named[1])
-    if where := facts.DEVICE_NODE.search(text):
+    if where := job_facts.DEVICE_NODE.search(text):
         event.gpu, event.host = where["gpu"], where["host"]
-    if event.gpu is None and event.what in ("cuda_oom", "gpu_ecc") and (gpu := facts.GPU.search(text)):
+    if event.gpu is None and event.what in ("cuda_oom", "gpu_ecc") and (gpu := job_facts.GPU.search(text)):
         event.gpu = gpu["gpu"] or gpu["device"]
     return event

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from signal import Signals, strsignal, valid_signals
 from typing import Any
 
+import msgspec
+
 from gpudoctor.diagnose.events import Event
+from gpudoctor.statements.catalogue import by_needle
 from gpudoctor.statements.prefixes import seconds_in_year
 
 SIGNALS = {each.name: each.value for each in Signals}
@@ -37,19 +41,20 @@ _FIELD = re.compile(r"\s*(?P<name>time|host|rank|exitcode|error_file|traceback)\
 _TABLE_RANK = re.compile(r"(\d{1,6}) \(local_rank: (\d{1,6})\)")
 _TABLE_CODE = re.compile(r"(-?\d+) \(pid: (\d+)\)")
 
-_Build = Callable[[str, "re.Match[str]"], list[Event]]
-# one of these is in each line that a row takes
-_MAY_END = re.compile(
-    "|".join(_TRANSLATED)
-    + r"|exit|Exit|EXIT|ignal|ending process|illing|hutdown|rrun|srun|noticed|ABORT|Rank |rocess|line \d|illed|ault|rror|bort|ermin|llegal|rainers|ontainer|ack|WTERM|WEXIT|RUNNING AT|\*\*\*|alloc|chunk|free|corrupt|died|Child|code|restart|RESTART|equeuing|FAILED"
-)
+_Read = Callable[["re.Match[str]"], list[Event]]
+
+
+class LauncherPattern(msgspec.Struct, frozen=True):
+    """A pattern and what reads the events of its matches; `needle`: see `LinePattern`."""
+
+    needle: str
+    regex: re.Pattern[str]
+    read: _Read
 
 
 def read_launcher(text: str) -> list[Event]:
     """Ends of processes, closing signals and restarts that a launcher reports in one line."""
-    if _MAY_END.search(text) is None:
-        return []
-    return next((build(by, found) for by, row, build in _COMPILED if (found := row.search(text))), [])
+    return next((row.read(found) for row in _rows_for(text) if (found := row.regex.search(text))), [])
 
 
 def _said(found: re.Match[str], name: str) -> str | None:
@@ -83,90 +88,95 @@ def _ended(by: str, found: re.Match[str]) -> list[Event]:
     return [_exit(code, by, task=task, host=_said(found, "host"), strength=strength, **place) for task in tasks]
 
 
+def _of_a_shell(found: re.Match[str]) -> list[Event]:
+    helper = found["job"] and found["command"] and not _RUNS_A_JOB.match(found["command"])  # in the background
+    return [] if helper else _ended("shell", found)
+
+
+def _polled(found: re.Match[str]) -> list[Event]:
+    event = _exit(int(found["code"]), "deepspeed")
+    return [event] if int(found["code"]) < 0 else [Event(role="wrapper", what="launcher_exit", detail=event.detail)]
+
+
 def _closed(what: str, found: re.Match[str]) -> list[Event]:
     return [Event(role="closed", what=what, pid=_number(found, "pid"))]
 
 
-def _process(_: str, found: re.Match[str]) -> list[Event]:
+def _process(found: re.Match[str]) -> list[Event]:
     return [Event(role="fact", what="process", local_rank=_number(found, "local_rank"), pid=_number(found, "pid"))]
 
 
-def _of_a_shell(by: str, found: re.Match[str]) -> list[Event]:
-    helper = found["job"] and found["command"] and not _RUNS_A_JOB.match(found["command"])  # in the background
-    return [] if helper else _ended(by, found)
-
-
-def _polled(by: str, found: re.Match[str]) -> list[Event]:
-    event = _exit(int(found["code"]), by)
-    return [event] if int(found["code"]) < 0 else [Event(role="wrapper", what="launcher_exit", detail=event.detail)]
-
-
-def _restarted(_: str, found: re.Match[str]) -> list[Event]:
+def _restarted(found: re.Match[str]) -> list[Event]:
     number = found["count"] or found["other"]
-    restart = Event(role="fact", what="restart", detail={"count": int(number or 1)})
+    restart = Event(role="fact", what="restart")
     failed = [Event(role="wrapper", what="launcher_exit")] if _GROUP_FAILED.search(found.string) else []
     return [] if number == "0" else [restart, *failed]
 
 
-def _wrapper(what: str, found: re.Match[str]) -> list[Event]:
-    detail: dict[str, str | int] = {}
-    if what == "pod":
-        detail = {"vague": 1, "pod": 1}
-    elif what == "helper":
-        detail = {"vague": 1, "helper": 0 if _PART_OF_A_JOB.search(found.string) else 1}
-    known = what in ("cpp_terminate", "child_failed")
-    return [Event(role="wrapper", what=what if known else "launcher_exit", detail=detail)]
+def _wrapper(what: str, _: re.Match[str]) -> list[Event]:
+    return [Event(role="wrapper", what=what)]
+
+
+def _pod(_: re.Match[str]) -> list[Event]:
+    return [Event(role="wrapper", what="launcher_exit", detail={"vague": 1, "pod": 1})]
+
+
+def _of_a_helper(found: re.Match[str]) -> list[Event]:
+    of_the_job = _PART_OF_A_JOB.search(found.string) is not None
+    if found[0].startswith("returned status") and not of_the_job:  # HTTP's
+        return []
+    return [Event(role="wrapper", what="launcher_exit", detail={"vague": 1, "helper": int(not of_the_job)})]
 
 
 # in the order in which they are tried; groups: code, signal (its name or number), how (a shell's word), rank, pid, host,
 # tasks; a second name for the same ends in 2
-_ROWS: tuple[tuple[str, str, _Build], ...] = (
-    ("agent", r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<local_rank>\d{1,6}) \(pid: (?P<pid>\d+)\)", _ended),
-    ("closed", r"Sending process (?P<pid>\d+) closing signal (?P<signal>SIG\w+)|Killing subprocess (?P<pid2>\d+)", _closed),
-    ("forced", r"Unable to shutdown process (?P<pid>\d+) via \S+ forcefully exiting via|forcefully exiting via .{0,20}process (?P<pid2>\d+)", _closed),
-    ("srun", rf"srun: error: (?P<host>[\w.-]+): tasks? (?P<tasks>[\d,\-]+): (?:(?P<how>{_ENDED})|Exited with exit code (?P<code>\d+))", _ended),
-    ("slurmctld", r"_job_complete: JobId=\S+ (?:WTERMSIG (?P<signal>\d{1,2})|WEXITSTATUS (?P<code>\d{1,3}))\b", _ended),
-    ("lsf", r"^Exited (?:with exit code (?P<code>\d{1,3})|(?:with signal termination:|by signal) (?P<signal>\d{1,2}))\.?$", _ended),
-    ("mpirun", r"noticed that process rank (?P<rank>\d+) with PID \S+ on node (?P<host>[\w.-]+) exited on signal (?P<signal>\d+)", _ended),
+LAUNCHER_ROWS = tuple(LauncherPattern(needle, re.compile(text), read) for needle, text, read in (
+    ("exitcode: ", r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<local_rank>\d{1,6}) \(pid: (?P<pid>\d+)\)", partial(_ended, "agent")),
+    ("closing signal|killing subprocess", r"Sending process (?P<pid>\d+) closing signal (?P<signal>SIG\w+)|Killing subprocess (?P<pid2>\d+)", partial(_closed, "closed")),
+    ("forcefully exiting via", r"Unable to shutdown process (?P<pid>\d+) via \S+ forcefully exiting via|forcefully exiting via .{0,20}process (?P<pid2>\d+)", partial(_closed, "forced")),
+    ("srun: error: ", rf"srun: error: (?P<host>[\w.-]+): tasks? (?P<tasks>[\d,\-]+): (?:(?P<how>{_ENDED})|Exited with exit code (?P<code>\d+))", partial(_ended, "srun")),
+    ("_job_complete: ", r"_job_complete: JobId=\S+ (?:WTERMSIG (?P<signal>\d{1,2})|WEXITSTATUS (?P<code>\d{1,3}))\b", partial(_ended, "slurmctld")),
+    ("exited ", r"^Exited (?:with exit code (?P<code>\d{1,3})|(?:with signal termination:|by signal) (?P<signal>\d{1,2}))\.?$", partial(_ended, "lsf")),
+    ("noticed that process rank", r"noticed that process rank (?P<rank>\d+) with PID \S+ on node (?P<host>[\w.-]+) exited on signal (?P<signal>\d+)", partial(_ended, "mpirun")),
     # the box of MPICH's and Intel's mpiexec about the process that ended the job
-    ("mpirun", r"=\s+(?:RANK (?P<rank>\d{1,6}) )?PID (?P<pid>\d{1,10}) RUNNING AT (?:\w+@)?(?P<host>[\w.-]{1,253}) .{0,80}?(?:EXIT CODE: (?P<code>[1-9]\d{0,2})\b|KILLED BY SIGNAL: (?P<signal>\d{1,2})\b)", _ended),
+    ("running at", r"=\s+(?:RANK (?P<rank>\d{1,6}) )?PID (?P<pid>\d{1,10}) RUNNING AT (?:\w+@)?(?P<host>[\w.-]{1,253}) .{0,80}?(?:EXIT CODE: (?P<code>[1-9]\d{0,2})\b|KILLED BY SIGNAL: (?P<signal>\d{1,2})\b)", partial(_ended, "mpirun")),
     # Open MPI prints the code on the next line
-    ("mpirun", r"MPI_ABORT was invoked on rank (?P<rank>\d+) in communicator(?:.{0,80}?errorcode (?P<code>\d+))?", _ended),
+    ("mpi_abort was invoked", r"MPI_ABORT was invoked on rank (?P<rank>\d+) in communicator(?:.{0,80}?errorcode (?P<code>\d+))?", partial(_ended, "mpirun")),
     # Composer
-    ("spawn", r"Rank (?P<rank>\d+) crashed with exit code (?P<code>-?\d+)|Global rank (?P<rank2>\d+) \(PID (?P<pid>\d+)\) exited with code (?P<code2>-?\d+)", _ended),
-    ("spawn", r"process (?P<rank>\d+) terminated with (?:signal (?P<signal>SIG\w+)|exit code (?P<code>\d+))", _ended),
-    ("", r"process (?P<pid>\d+) spawned with command: .{0,2000}--local_rank=(?P<local_rank>\d+)", _process),
+    ("crashed with exit code|exited with code", r"Rank (?P<rank>\d+) crashed with exit code (?P<code>-?\d+)|Global rank (?P<rank2>\d+) \(PID (?P<pid>\d+)\) exited with code (?P<code2>-?\d+)", partial(_ended, "spawn")),
+    ("terminated with", r"process (?P<rank>\d+) terminated with (?:signal (?P<signal>SIG\w+)|exit code (?P<code>\d+))", partial(_ended, "spawn")),
+    ("spawned with command: ", r"process (?P<pid>\d+) spawned with command: .{0,2000}--local_rank=(?P<local_rank>\d+)", _process),
     # what a shell prints when its command dies; a core is also dumped right behind what the command had written
-    ("shell", rf"\w+ ?\d+[:：] +(?P<pid>\d+) (?P<how>{_ENDED})\b|(?P<how2>(?i:{_DIED})) \(core dumped\)$", _ended),
-    ("shell", rf"^(?:(?P<job>\[\d+\])(?:\s*[+-])?\s+(?:(?P<pid>\d{{2,10}})\s+)?|\w{{0,6}}sh: )?(?P<how>(?i:{_DIED}|Terminated))(?: *[(（][^()]{{5,40}}[)）])?(?:\s{{2,}}(?P<command>\S.*))?$", _of_a_shell),
+    (_ENDED.lower(), rf"\w+ ?\d+[:：] +(?P<pid>\d+) (?P<how>{_ENDED})\b|(?P<how2>(?i:{_DIED})) \(core dumped\)$", partial(_ended, "shell")),
+    (_ENDED.lower(), rf"^(?:(?P<job>\[\d+\])(?:\s*[+-])?\s+(?:(?P<pid>\d{{2,10}})\s+)?|\w{{0,6}}sh: )?(?P<how>(?i:{_DIED}|Terminated))(?: *[(（][^()]{{5,40}}[)）])?(?:\s{{2,}}(?P<command>\S.*))?$", _of_a_shell),
     # Paddle
-    ("spawn", r"Out of all (?P<world>\d{1,6}) trainers, the trainer process with rank=\[(?P<ranks>\d[\d, ]{0,4000})\] was aborted", _ended),
-    ("spawn", r"\A(?:Container rank (?P<rank>\d{1,6}) status failed cmd .{0,4000} code (?P<code>-?[1-9]\d{0,2}) log )", _ended),
-    ("own", rf"\A(?:\[(?P<host>[\w.-]{{1,253}}):(?P<pid>\d{{1,10}})\] )?(?:Fatal Python error: |!+ |.{{0,400}}\bSignal: (?=[^()]{{1,40}} \(\d+\)))(?P<how>{_DIED})\b", _ended),
+    ("the trainer process with rank=", r"Out of all (?P<world>\d{1,6}) trainers, the trainer process with rank=\[(?P<ranks>\d[\d, ]{0,4000})\] was aborted", partial(_ended, "spawn")),
+    ("container rank ", r"\A(?:Container rank (?P<rank>\d{1,6}) status failed cmd .{0,4000} code (?P<code>-?[1-9]\d{0,2}) log )", partial(_ended, "spawn")),
+    (_DIED.lower(), rf"\A(?:\[(?P<host>[\w.-]{{1,253}}):(?P<pid>\d{{1,10}})\] )?(?:Fatal Python error: |!+ |.{{0,400}}\bSignal: (?=[^()]{{1,40}} \(\d+\)))(?P<how>{_DIED})\b", partial(_ended, "own")),
     # UCX's handler of fatal signals
-    ("own", r"\A(?:\[(?P<host>[\w.-]{1,253}):(?P<pid>\d{1,10}) *:\d+:\d+\] Caught signal (?P<signal>\d{1,2}) \()", _ended),
-    ("horovod", r"\A(?:Process (?P<rank>\d{1,6}) exit with status code (?P<code>[1-9]\d{0,2})\.)", _ended),
-    ("pod", r"\bCrashLoopBackOff\b|Back-off restarting failed container|(?<=  )\d+/\d+ +(?:\w+:)?Error +\d", _wrapper),
+    ("caught signal", r"\A(?:\[(?P<host>[\w.-]{1,253}):(?P<pid>\d{1,10}) *:\d+:\d+\] Caught signal (?P<signal>\d{1,2}) \()", partial(_ended, "own")),
+    ("exit with status code", r"\A(?:Process (?P<rank>\d{1,6}) exit with status code (?P<code>[1-9]\d{0,2})\.)", partial(_ended, "horovod")),
+    ("crashloopbackoff|back-off restarting failed container|error ", r"\bCrashLoopBackOff\b|Back-off restarting failed container|(?<=  )\d+/\d+ +(?:\w+:)?Error +\d", _pod),
     # glibc's words before it aborts
-    ("own", r"^(?:\*\*\* Error in \S+: |\*\*\* )?(?:(?:free|\w{0,20}alloc\w{0,20}|munmap_chunk|mremap_chunk)\(\): (?:[a-z]+ )+|double free or corruption|corrupted (?:size vs|double-linked|unsorted)|(?:stack smashing|buffer overflow) detected)", _ended),
+    ("*** error in |(): |corruption|corrupted |smashing detected|overflow detected", r"^(?:\*\*\* Error in \S+: |\*\*\* )?(?:(?:free|\w{0,20}alloc\w{0,20}|munmap_chunk|mremap_chunk)\(\): (?:[a-z]+ )+|double free or corruption|corrupted (?:size vs|double-linked|unsorted)|(?:stack smashing|buffer overflow) detected)", partial(_ended, "own")),
     # glog's and abseil's handlers of fatal signals
-    ("own", r"\*\*\* (?P<signal>SIG(?:SEGV|ABRT|BUS|FPE|ILL)) (?:\(@0x[0-9a-f]+\) )?received (?:at time=|by PID )", _ended),
+    ("*** sig", r"\*\*\* (?P<signal>SIG(?:SEGV|ABRT|BUS|FPE|ILL)) (?:\(@0x[0-9a-f]+\) )?received (?:at time=|by PID )", partial(_ended, "own")),
     # torch.distributed.launch up to 1.8 names the last command that it started, whichever process died
-    ("launch", r"CalledProcessError: Command .{1,4000} died with <Signals\.(?P<signal>SIG\w+): \d+>", _ended),
-    ("lightning", r"Child process with PID (?P<pid>\d+) terminated with code (?P<code>-?\d+)\. Forcefully", _ended),
+    ("died with <signals.", r"CalledProcessError: Command .{1,4000} died with <Signals\.(?P<signal>SIG\w+): \d+>", partial(_ended, "launch")),
+    ("child process with pid", r"Child process with PID (?P<pid>\d+) terminated with code (?P<code>-?\d+)\. Forcefully", partial(_ended, "lightning")),
     # the code of the process that it happened to poll first
-    ("deepspeed", r"exits with return code = (?P<code>-?\d+)", _polled),
-    ("container", r"[Ee]xit [Cc]ode:\s+(?P<code>\d+)|exitCode\W{1,4}(?P<code2>\d+)", _ended),
-    ("", r"will restart worker group|TORCHELASTIC_RESTART_COUNT\W{1,4}(?P<count>\d+)|restart_count=(?P<other>\d+)|Requeuing JobId", _restarted),
-    ("", r"\*\*\* (?:JOB|STEP) \S+ (?:ON \S+ )?FAILED \(non-zero exit code|\"torchelastic\.worker\.status\.FAILED\"", _wrapper),
-    ("cpp_terminate", r"terminate called (?:after throwing|without an active|recursively)", _wrapper),
-    ("child_failed", r"ChildFailedError", _wrapper),
+    ("exits with return code", r"exits with return code = (?P<code>-?\d+)", _polled),
+    ("exit code:|exitcode", r"[Ee]xit [Cc]ode:\s+(?P<code>\d+)|exitCode\W{1,4}(?P<code2>\d+)", partial(_ended, "container")),
+    ("will restart worker group|torchelastic_restart_count|restart_count=|requeuing jobid", r"will restart worker group|TORCHELASTIC_RESTART_COUNT\W{1,4}(?P<count>\d+)|restart_count=(?P<other>\d+)|Requeuing JobId", _restarted),
+    ("failed (non-zero exit code|torchelastic.worker.status.failed", r"\*\*\* (?:JOB|STEP) \S+ (?:ON \S+ )?FAILED \(non-zero exit code|\"torchelastic\.worker\.status\.FAILED\"", partial(_wrapper, "launcher_exit")),
+    ("terminate called", r"terminate called (?:after throwing|without an active|recursively)", partial(_wrapper, "cpp_terminate")),
+    ("childfailederror", r"ChildFailedError", partial(_wrapper, "child_failed")),
     # 128 and the number of the signal, as shells and containers report it
-    ("container", r"(?:terminated|exited|failed|completed|died)(?: \w+ly)? with (?:exit )?(?:code|status):? ?\(?(?P<code>13[4-9]|143)\b", _ended),
+    (" with code| with status| with exit ", r"(?:terminated|exited|failed|completed|died)(?: \w+ly)? with (?:exit )?(?:code|status):? ?\(?(?P<code>13[4-9]|143)\b", partial(_ended, "container")),
     # the job, one of its processes, or any helper: `which nvcc` at the start, an upload at the end
-    ("helper", r"(?:exited with|returned)(?: non-?zero)?(?: exit)? (?:code|status) -?[1-9]\d*\b", _wrapper),
-)  # fmt: skip
-_COMPILED = tuple((by, re.compile(text), build) for by, text, build in _ROWS)
+    ("exited with|returned", r"(?:exited with|returned)(?: non-?zero)?(?: exit)? (?:code|status) -?[1-9]\d*\b", _of_a_helper),
+))  # fmt: skip
+_rows_for = by_needle(LAUNCHER_ROWS)
 
 
 class ElasticTable:

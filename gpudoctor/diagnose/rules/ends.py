@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from signal import Signals
+from signal import SIGABRT, SIGBUS, SIGFPE, SIGHUP, SIGILL, SIGINT, SIGKILL, SIGSEGV, SIGTERM, Signals
 
 from gpudoctor.diagnose.diagnosis import Confidence
 from gpudoctor.diagnose.events import Event, only
@@ -14,19 +14,20 @@ from gpudoctor.text.grouped import grouped
 
 # of each signal: the word for it, and what is known
 _DEATHS = {
-    -11: ("segfault", "crashed with SIGSEGV"),
-    -7: ("sigbus", "died of SIGBUS: nearly always /dev/shm too small, or a mapped file cut short"),
-    -9: ("killed_sigkill", "was killed by SIGKILL; by whom is not in these logs"),
+    -SIGSEGV: ("segfault", "crashed with SIGSEGV"),
+    -SIGBUS: ("sigbus", "died of SIGBUS: nearly always /dev/shm too small, or a mapped file cut short"),
+    -SIGKILL: ("killed_sigkill", "was killed by SIGKILL; by whom is not in these logs"),
 }
 _NAMES = {each.value: each.name for each in Signals}
 _WHOLE_NODES = (4, 8, 16)
-_CRASHES = (-11, -7, -9, -8, -4, -6, 1)
-# of a launcher that ends the others, or of a person
-_FROM_OUTSIDE = (0, -15, -1, -2, 143)
+_ERROR = 1  # stands for each exit code above 0: which one it is tells nothing
+# whose end tells the most first; other signals after them
+_WORST_FIRST = (-SIGSEGV, -SIGBUS, -SIGKILL, -SIGFPE, -SIGILL, -SIGABRT, _ERROR)
+# codes of a process that ended well, or that a launcher ended after another one, a scheduler or a person
+NO_FAILURE_OF_ITS_OWN = (0, -SIGTERM, -SIGHUP, -SIGINT)
 # torchrun's agent sends SIGTERM to all after the first failure, and SIGKILL 30 s later to those that are left
 # (torch.distributed.elastic.multiprocessing, PContext.close); its table has whole seconds
 _AGENT_KILLS_AFTER_S = 29.0
-_ABORTED = -6
 _OTHER_LOG = lazy_pattern(r"(?i)\b(?:check|see|read|look (?:at|into)) (?:its|their|the) (?:own )?logs?\b")
 
 
@@ -48,9 +49,10 @@ def codes_alone(attempt: Attempt) -> Iterator[Hypothesis]:
 def _unexplained(attempt: Attempt) -> Iterator[Hypothesis]:
     """The hypothesis of each code, crashes first."""
     exits = [*attempt.exits.values(), *(e for e in attempt.of("exit") if e.rank is None)]
-    outliers = grouped((min(e.number("code") or 0, 1), e) for e in exits if not _is_explained(attempt, e))
-    for code in sorted(outliers, key=lambda code: _CRASHES.index(code) if code in _CRASHES else len(_CRASHES)):
-        found = _silent(attempt, outliers[code]) if code == 1 else _killed(attempt, code, outliers[code])
+    outliers = grouped((min(e.number("code") or 0, _ERROR), e) for e in exits if not _is_explained(attempt, e))
+    order = {code: place for place, code in enumerate(_WORST_FIRST)}
+    for code in sorted(outliers, key=lambda code: order.get(code, len(order))):
+        found = _silent(attempt, outliers[code]) if code == _ERROR else _killed(attempt, code, outliers[code])
         if found:
             yield found
 
@@ -62,14 +64,14 @@ def _is_explained(attempt: Attempt, event: Event) -> bool:
     watchdog if the rank reported a wait. A rank that reported a lost peer has explained its end.
     """
     code = event.number("code") or 0
-    if code in _FROM_OUTSIDE or (code == -9 and _killed_by_agent(attempt, event)):
+    if code in NO_FAILURE_OF_ITS_OWN or (code == -SIGKILL and _killed_by_agent(attempt, event)):
         return True
     if event.pid is not None and (event.host, event.pid) in attempt.closed:
         return True
     if event.rank is None:
         lost = [e for e in attempt.of("victim") if event.host in (None, e.host) or event.pid == e.pid is not None]
-        return code > 0 or (code == -6 and bool(lost or attempt.of("wait", "stuck", "cause")))
-    return code in (1, -6) and event.rank in attempt.in_trouble
+        return code > 0 or (code == -SIGABRT and bool(lost or attempt.of("wait", "stuck", "cause")))
+    return code in (1, -SIGABRT) and event.rank in attempt.in_trouble
 
 
 def _killed_by_agent(attempt: Attempt, event: Event) -> bool:
@@ -85,7 +87,7 @@ def _killed(attempt: Attempt, code: int, events: list[Event]) -> Hypothesis:
     ranks = ranks_of(events)
     who = named(ranks, "a process")
     others = {e.rank for e in attempt.of("victim", "wait")} - {*ranks, None}
-    if code == -11 and len(ranks) > 1 and not others:
+    if code == -SIGSEGV and len(ranks) > 1 and not others:
         text = f"{who} died of SIGSEGV at the same time: a common cause in native code"
         shown = sorted(events, key=lambda e: not e.number("root"))[:3]
         return Hypothesis("segfault_all", text, shown, "certain", host=host_of(events))
@@ -95,7 +97,7 @@ def _killed(attempt: Attempt, code: int, events: list[Event]) -> Hypothesis:
     first = [e for e in events if e.number("root")] or events
     if _is_ambiguous(attempt, events, others):
         return undecided(what, f"{who} {how}", first[:3], host=host_of(events))
-    if code == _ABORTED and len(first) == 1 and not own and (failed := _nccl_before(attempt, first[0])):
+    if code == -SIGABRT and len(first) == 1 and not own and (failed := _nccl_before(attempt, first[0])):
         text = f"{who} died of SIGABRT: {failed.text.strip()}"
         return Hypothesis(failed.what, text, [failed, *first], "likely", only_rank(ranks), host_of(events))
     confidence: Confidence = "certain" if len(ranks) == 1 else "likely"
@@ -105,9 +107,9 @@ def _killed(attempt: Attempt, code: int, events: list[Event]) -> Hypothesis:
 def _is_ambiguous(attempt: Attempt, events: list[Event], others: set[int | None]) -> bool:
     """Whether others may have died before these: the agent names one of several, or the table is cut."""
     # torchrun's agent names one of the processes that it found ended; the others are in the table below
-    alone = {e.detail.get("by") for e in events} == {"agent"} and not others and not attempt.of("closed")
-    named_one = (alone and (attempt.job.world or 0) > 1) or _others_gone(attempt, events)
-    return named_one or any(e.detail.get("cut") for e in events)
+    no_others_told = {e.detail.get("by") for e in events} == {"agent"} and not others and not attempt.of("closed")
+    one_of_several = (no_others_told and (attempt.job.world or 0) > 1) or _others_gone(attempt, events)
+    return one_of_several or any(e.detail.get("cut") for e in events)
 
 
 def _nccl_before(attempt: Attempt, end: Event) -> Event | None:
@@ -120,8 +122,8 @@ def _nccl_before(attempt: Attempt, end: Event) -> Event | None:
     last = next((e for e in reversed(above) if is_work(e) or e.role in ("cause", "echo", "said", "wrapper")), None)
     if last is None or last.role != "wrapper" or not last.what.startswith("nccl_"):
         return None
-    alone = {e.rank for e in job.events if e.rank is not None} <= {end.rank}
-    return last if last.rank is not None or alone else None
+    no_other_writer = {e.rank for e in job.events if e.rank is not None} <= {end.rank}
+    return last if last.rank is not None or no_other_writer else None
 
 
 def _others_gone(attempt: Attempt, events: list[Event]) -> bool:
@@ -156,8 +158,8 @@ def _silent(attempt: Attempt, events: list[Event]) -> Hypothesis | None:
         return at_events("silent_exit", text, events, ranks=only_rank(ranks))
     exits = attempt.of("exit")
     # a launcher that lists how each of its processes ended: the others were ended by it
-    alone = len(ranks) == 1 and {e.word("by") for e in exits} == {"spawn"} and len({e.rank for e in exits}) > 1
-    if alone and all(e.rank in ranks or e.number("code") == -15 for e in exits):
+    lists_all = {e.word("by") for e in exits} == {"spawn"} and len({e.rank for e in exits}) > 1
+    if lists_all and len(ranks) == 1 and all(e.rank in ranks or e.number("code") == -SIGTERM for e in exits):
         text = f"{named(ranks)} exited with code {events[0].number('code')}; why is not in this text"
         return Hypothesis("launcher_table_only", text, events[:3], ranks=ranks, unknown=True)
     text = "the launcher's table has exit codes only: the errors of the ranks are not in this text"

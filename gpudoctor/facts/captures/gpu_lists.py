@@ -24,22 +24,22 @@ _MODEL = re.compile(r"\b[A-Z]{0,2}\d{1,4}[A-Z]?\b")
 # the most detailed dump first: if two readings differ, the first one counts, but of one kind of text the later one
 _BEST_FIRST = ("nvidia-smi -q", "nvidia-smi --query-gpu", "nvidia-smi", "collect_env", "nvidia-smi -L")
 _INIT_OK = 0
-_Named = tuple[str, SmiDump]  # the file, and a dump in it
+_FileDump = tuple[str, SmiDump]  # the file, and a dump in it
 
 
-class _Place(msgspec.Struct):
+class _SeenGpu(msgspec.Struct):
     """One GPU, of a dump or of the joined list: the identifiers found so far, and its facts."""
 
     gpu: Gpu
     index: int | None
     bus_id: str | None
     uuid: str | None
-    named: bool  # a dump contains its index
+    indexed: bool  # a dump contains its index
     files: list[str]  # all that show it
     dump: SmiDump  # whose readings count if two differ
     file: str  # that of the dump
 
-    def is_before(self, other: _Place) -> bool:
+    def is_before(self, other: _SeenGpu) -> bool:
         """Whether the other readings are of the same kind, and later: by their time, else further down in one file."""
         at, other_at = known(self.dump.collected_at), known(other.dump.collected_at)
         if self.dump.name != other.dump.name or (at is None) != (other_at is None):
@@ -49,29 +49,29 @@ class _Place(msgspec.Struct):
         return self.file == other.file and self.dump.sample < other.dump.sample
 
 
-def joined_dumps(dumps: Iterable[_Named], notes: list[str]) -> SmiDump:
+def joined_dumps(dumps: Iterable[_FileDump], notes: list[str]) -> SmiDump:
     """Join (file, dump) pairs into one dump, independent of their order. Raise SourceError if they are of two machines.
 
     GPUs are matched by bus id, by UUID, or by an index that both dumps contain. If a dump has no indices, its GPUs are
     counted in its order, as the driver does; a GPU whose index is taken gets the next free one.
     """
     # indices from a dump take precedence over counted ones
-    ordered = sorted(dumps, key=_rank)
+    ordered = sorted(dumps, key=_order)
     if not ordered:
         return SmiDump(driver=Driver())
     _check_same_driver(ordered)
     listed = any(dump.gpus and dump.ended and not dump.beside for _, dump in ordered)
     lists, beside = _lists_and_others(ordered, listed)
-    places = _places(lists)
-    unlisted = [text for file, dump in beside for text in _add_beside(places, dump, file, listed, notes)]
-    if len(places) > MOST_GPUS:
+    gpus_seen = _gpus_of(lists)
+    unlisted = [text for file, dump in beside for text in _add_beside(gpus_seen, dump, file, listed, notes)]
+    if len(gpus_seen) > MOST_GPUS:
         raise SourceError(f"more than {MOST_GPUS} GPUs: not those of one machine")
     _check_same_gpus(ordered)
-    gpus, unnumbered = _numbered(places)
+    gpus, unnumbered = _numbered(gpus_seen)
     joined = [dump for _, dump in ordered]
     notes.extend(note for dump in joined for note in dump.notes)
     return SmiDump(
-        driver=_driver(joined, len(places), notes),
+        driver=_driver(joined, len(gpus_seen), notes),
         gpus=gpus,
         collected_at=next((dump.collected_at for dump in joined if known(dump.collected_at)), NOT_READ),
         indexed=any(dump.indexed for dump in joined),
@@ -81,23 +81,25 @@ def joined_dumps(dumps: Iterable[_Named], notes: list[str]) -> SmiDump:
     )
 
 
-def _lists_and_others(ordered: list[_Named], listed: bool) -> tuple[list[_Named], list[_Named]]:
+def _lists_and_others(ordered: list[_FileDump], listed: bool) -> tuple[list[_FileDump], list[_FileDump]]:
     """The dumps that list GPUs, and those that only add facts to them."""
     counted = any(dump.gpus and not _is_loose(dump) for _, dump in ordered)
     beside = [pair for pair in ordered if (listed and pair[1].beside) or (counted and _is_loose(pair[1]))]
     return [pair for pair in ordered if pair not in beside], beside
 
 
-def _places(lists: list[_Named]) -> list[_Place]:
+def _gpus_of(lists: list[_FileDump]) -> list[_SeenGpu]:
     """The GPUs of all lists, each once."""
-    places: list[_Place] = []
+    gpus_seen: list[_SeenGpu] = []
     for file, dump in sorted(lists, key=lambda pair: not pair[1].indexed):
         for shown in sorted(_shown(dump, file), key=lambda shown: shown.gpu.index):
-            if not _joins(places, shown):
-                if not shown.named and any(place.index == shown.index for place in places):
-                    shown.index = None
-                places.append(shown)
-    return places
+            if (seen := _same_gpu(gpus_seen, shown)) is not None:
+                _merge(seen, shown)
+                continue
+            if not shown.indexed and any(seen.index == shown.index for seen in gpus_seen):
+                shown.index = None
+            gpus_seen.append(shown)
+    return gpus_seen
 
 
 def _only_lost(gpu: Gpu) -> bool:
@@ -105,7 +107,7 @@ def _only_lost(gpu: Gpu) -> bool:
     return bool(gpu.errors) and replace(_bare(gpu), errors=()) == Gpu(0, "")
 
 
-def _rank(pair: _Named) -> tuple[Any, ...]:
+def _order(pair: _FileDump) -> tuple[Any, ...]:
     dump = pair[1]
     best = _BEST_FIRST.index(dump.name) if dump.name in _BEST_FIRST else len(_BEST_FIRST)
     # an index that stands beside an address or UUID says more than one alone
@@ -116,7 +118,7 @@ def _rank(pair: _Named) -> tuple[Any, ...]:
     return (best, alone, -len(dump.gpus), later, not at, repr(dump))
 
 
-def _shown(dump: SmiDump, file: str) -> list[_Place]:
+def _shown(dump: SmiDump, file: str) -> list[_SeenGpu]:
     """The GPUs of a dump; without an identifier that it lacks, or that redaction made the same for all GPUs."""
     uuids = Counter(known(gpu.uuid) for gpu in dump.gpus)
     shown = []
@@ -124,7 +126,7 @@ def _shown(dump: SmiDump, file: str) -> list[_Place]:
         uuid = known(gpu.uuid)
         if uuids[uuid] > 1 or not (uuid or "").lower().removeprefix("gpu-").strip("0-x*"):
             uuid = None
-        shown.append(_Place(gpu, gpu.index, gpu.bus_id_read, uuid, dump.indexed, [file], dump, file))
+        shown.append(_SeenGpu(gpu, gpu.index, gpu.bus_id_read, uuid, dump.indexed, [file], dump, file))
     return shown
 
 
@@ -133,14 +135,15 @@ def _is_loose(dump: SmiDump) -> bool:
     return dump.beside and not dump.indexed and not dump.ended
 
 
-def _add_beside(places: list[_Place], dump: SmiDump, file: str, listed: bool, notes: list[str]) -> list[str]:
+def _add_beside(gpus_seen: list[_SeenGpu], dump: SmiDump, file: str, listed: bool, notes: list[str]) -> list[str]:
     """Add the facts to the GPUs that are there, and return in words which other ones the dump shows."""
     unlisted = []
     for shown in _shown(dump, file):
-        if _joins(places, shown):
+        if (seen := _same_gpu(gpus_seen, shown)) is not None:
+            _merge(seen, shown)
             continue
         name = shown.bus_id or (f"{shown.index}" if dump.indexed else "")
-        if listed and name and None not in [place.bus_id if shown.bus_id else place.index for place in places]:
+        if listed and name and None not in [seen.bus_id if shown.bus_id else seen.index for seen in gpus_seen]:
             unlisted.append(f"{dump.name} shows GPU {name}, which nvidia-smi does not list")
         else:  # a UUID may be that of a MIG device
             name = name or shown.uuid or f"{shown.index}"
@@ -148,37 +151,33 @@ def _add_beside(places: list[_Place], dump: SmiDump, file: str, listed: bool, no
     return unlisted
 
 
-def _place_of(places: list[_Place], shown: _Place) -> _Place | None:
+def _same_gpu(gpus_seen: list[_SeenGpu], shown: _SeenGpu) -> _SeenGpu | None:
     """The same GPU in another dump: by bus id, by UUID, or by an index that says which it is."""
-    for place in places:
-        if shown.bus_id is not None and place.bus_id == shown.bus_id:
-            return place
-    for place in places:
-        if shown.uuid is not None and place.uuid == shown.uuid:
-            return place
-    if not shown.named and (_only_lost(shown.gpu) or _is_loose(shown.dump)):
+    for seen in gpus_seen:
+        if shown.bus_id is not None and seen.bus_id == shown.bus_id:
+            return seen
+    for seen in gpus_seen:
+        if shown.uuid is not None and seen.uuid == shown.uuid:
+            return seen
+    if not shown.indexed and (_only_lost(shown.gpu) or _is_loose(shown.dump)):
         return None
-    by_index = next((place for place in places if place.index == shown.index), None)
-    sure = by_index is not None and (shown.named or None in (by_index.bus_id, shown.bus_id))
+    by_index = next((seen for seen in gpus_seen if seen.index == shown.index), None)
+    sure = by_index is not None and (shown.indexed or None in (by_index.bus_id, shown.bus_id))
     return by_index if sure else None
 
 
-def _joins(places: list[_Place], shown: _Place) -> bool:
-    """Add what a dump shows to the same GPU of another dump; whether there is one."""
-    place = _place_of(places, shown)
-    if place is None:
-        return False
-    _check_same_gpu(place, shown)
-    if place.is_before(shown):
-        place.gpu = merged(_bare(shown.gpu), _bare(place.gpu), [])
-        place.dump, place.file = shown.dump, shown.file
+def _merge(seen: _SeenGpu, shown: _SeenGpu) -> None:
+    """Add what a dump shows to the same GPU of another dump. Raise SourceError if their identifiers differ."""
+    _check_identifiers(seen, shown)
+    if seen.is_before(shown):
+        seen.gpu = merged(_bare(shown.gpu), _bare(seen.gpu), [])
+        seen.dump, seen.file = shown.dump, shown.file
     else:
-        place.gpu = merged(_bare(place.gpu), _bare(shown.gpu), [])
-    place.bus_id, place.uuid = place.bus_id or shown.bus_id, place.uuid or shown.uuid
-    place.files += shown.files
-    if shown.named and not place.named:
-        place.index, place.named = shown.index, True
-    return True
+        seen.gpu = merged(_bare(seen.gpu), _bare(shown.gpu), [])
+    seen.bus_id, seen.uuid = seen.bus_id or shown.bus_id, seen.uuid or shown.uuid
+    seen.files += shown.files
+    if shown.indexed and not seen.indexed:
+        seen.index, seen.indexed = shown.index, True
 
 
 def _bare(gpu: Gpu) -> Gpu:
@@ -186,10 +185,10 @@ def _bare(gpu: Gpu) -> Gpu:
     return replace(gpu, index=0, bus_id="")
 
 
-def _check_same_gpu(place: _Place, shown: _Place) -> None:
-    for own, others in ((place.bus_id, shown.bus_id), (place.uuid, shown.uuid)):
+def _check_identifiers(seen: _SeenGpu, shown: _SeenGpu) -> None:
+    for own, others in ((seen.bus_id, shown.bus_id), (seen.uuid, shown.uuid)):
         if own is not None and others is not None and own != others:
-            other = next((name for name in place.files if name != shown.file), place.files[0])
+            other = next((name for name in seen.files if name != shown.file), seen.files[0])
             raise _contradiction(shown.file, other, f"GPU {shown.bus_id or shown.index} is {others} here, {own} there")
 
 
@@ -197,7 +196,7 @@ def _contradiction(file: str, other: str, how: str) -> SourceError:
     return SourceError(f"{file} contradicts {other} ({how}): keep the dumps of one machine and time only")
 
 
-def _check_same_driver(ordered: list[_Named]) -> None:
+def _check_same_driver(ordered: list[_FileDump]) -> None:
     """Raise SourceError if two dumps with GPUs have different driver versions: another machine, or another time."""
     of_driver = [
         (file, version) for file, dump in ordered if dump.gpus and (version := known(dump.driver.library_version))
@@ -207,7 +206,7 @@ def _check_same_driver(ordered: list[_Named]) -> None:
             raise _contradiction(file, of_driver[0][0], f"driver {version} here, {of_driver[0][1]} there")
 
 
-def _check_same_gpus(ordered: list[_Named]) -> None:
+def _check_same_gpus(ordered: list[_FileDump]) -> None:
     """Raise SourceError if each of two dumps contains a GPU (by bus id) that the other lacks."""
     sets = [(file, {gpu.bus_id for gpu in dump.gpus if gpu.bus_id_read}) for file, dump in ordered if dump.ended]
     for at, (file, own) in enumerate(sets):
@@ -216,17 +215,17 @@ def _check_same_gpus(ordered: list[_Named]) -> None:
                 raise _contradiction(file, other, f"GPU {min(own ^ others)} is in one only")
 
 
-def _numbered(places: list[_Place]) -> tuple[tuple[Gpu, ...], tuple[Gpu, ...]]:
+def _numbered(gpus_seen: list[_SeenGpu]) -> tuple[tuple[Gpu, ...], tuple[Gpu, ...]]:
     """The GPUs with an index each, and those of which only an error message with their address is known."""
-    lost = [place for place in places if not place.named and _only_lost(place.gpu)]
-    unnumbered = tuple(replace(place.gpu, bus_id=place.bus_id or "") for place in lost)
-    places = [place for place in places if place not in lost]
-    taken = {place.index for place in places if place.index is not None}
+    lost = [seen for seen in gpus_seen if not seen.indexed and _only_lost(seen.gpu)]
+    unnumbered = tuple(replace(seen.gpu, bus_id=seen.bus_id or "") for seen in lost)
+    gpus_seen = [seen for seen in gpus_seen if seen not in lost]
+    taken = {seen.index for seen in gpus_seen if seen.index is not None}
     free = iter(number for number in range(2 * MOST_GPUS) if number not in taken)
     made = []
-    for place in sorted(places, key=lambda place: (place.bus_id or "~", place.uuid or "")):
-        index = place.index if place.index is not None else next(free)
-        made.append(replace(place.gpu, index=index, bus_id=place.bus_id or f"{UNKNOWN_BUS}{index}"))
+    for seen in sorted(gpus_seen, key=lambda seen: (seen.bus_id or "~", seen.uuid or "")):
+        index = seen.index if seen.index is not None else next(free)
+        made.append(replace(seen.gpu, index=index, bus_id=seen.bus_id or f"{UNKNOWN_BUS}{index}"))
     made.sort(key=lambda gpu: (gpu.bus_id, 0) if gpu.bus_id_read else ("~", gpu.index))
     return tuple(made), unnumbered
 

@@ -69,10 +69,10 @@ class Dumps:
             self.could_not_read(f"{file}, {place}: not read: {error}")
         statements = () if quiet else transcript.statements.said
         self._reported.extend(statements)
-        if self._read and transcript.passed.count and not quiet:
-            self.notes.append(f"{file}: {transcript.passed.words()}")
-        if transcript.too_long.count:
-            self.notes.append(f"{file}: {transcript.too_long.count} lines of a text beyond its limit were not read")
+        if self._read and transcript.unrecognised.count and not quiet:
+            self.notes.append(f"{file}: {transcript.unrecognised.words()}")
+        if transcript.lines_over_limit:
+            self.notes.append(f"{file}: {transcript.lines_over_limit} lines of a text beyond its limit were not read")
         read = self._read + len(statements)
         if read and file not in self.files:
             self.files.append(file)

@@ -25,10 +25,10 @@ class Block(msgspec.Struct):
     """Consecutive lines of one tool's output, without anything that surrounded them.
 
     Prompts, rulers, fences, quote marks, line numbers, colours and line ends are removed; indentation is kept.
-    `first_line` is the first line's number in the source, from 1. `command` is the command at the prompt above, "" if
-    there was no prompt. `file` is the name of the source. `whole_end` is False if the source ends in the block's last
-    line without a line end: a number there may lack its last digits. `goes_on_from`: this block continues the previous
-    one.
+    `first_line` is the first line's number in the source, from 1. `command` is the command at the prompt above, or the
+    heading, which often is the command; "" if there was neither. `file` is the name of the source. `whole_end` is False
+    if the source ends in the block's last line without a line end: a number there may lack its last digits.
+    `goes_on_from`: this block continues the previous one.
     """
 
     lines: list[str]

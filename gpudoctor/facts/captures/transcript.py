@@ -28,7 +28,8 @@ _MOST_REMEMBERED, _LONGEST_REMEMBERED = 10_000, 1000
 _HIDES = ("", " ", "\t", ">", "-")  # first characters of blank, indented and quoted lines and of grep's gap
 _MOST_RANGES = 1000
 
-# a line that begins with one of these names is a command, also after root's prompt ("# dmesg") or without a prompt
+# a line that begins with one of these names is a command, also after root's prompt ("# dmesg") or without a prompt;
+# nvidia-smi with a lower-case word behind it only if that is one of its subcommands
 _PROGRAMS = (
     r"(?:sudo +(?:-\w+ +)*)?(?:[\w./~-]*/)?(?:nvidia-smi(?! +(?!\w*mon\b|topo|nvlink|c2c|mig|vgpu|clocks|drain)[a-z])"
     r"|nvidia-(?:ctk|docker|cuda-mps-control)|nvidia-(?!smi\b)[a-z-]+(?:\.sh)?(?= *$| +-)"
@@ -39,12 +40,12 @@ _PROGRAMS = (
     r"|update-initramfs|reboot|lsof|fuser|nsys|torchrun|nvtop|for|while|sh|bash|cd|curl|wget|pip3?|conda|ldconfig)"
 )
 _PROMPT = re.compile(
-    # [user@host dir]$ cmd    user@host:~/dir$ cmd    (venv) root@host[/]# cmd    host:~ # cmd
+    # [user@host dir]$ cmd    user@host:~/dir$ cmd    (venv) root@host[/]# cmd    host:~ # cmd    $cmd (attached)
     r"(?:\([\w.+-]{1,60}\) ?){0,3}"
     r"(?:\[[\w.@: ~/+-]{1,120}\] ?[$#%>]|[\w.-]{1,64}@[\w.-]{1,120}[\w.@:~/\[\]() +-]{0,200}?[$#%>❯»]"
     r"|[\w.-]{1,64}:[~/][\w./~-]{0,120} ?[$#>]|(?:ba)?sh-\d\.\d+[$#]|PS [A-Z]:\\[^>]{0,200}>|[A-Z]:\\[^>]{0,200}>"
     r"|[~/][\w./~-]{0,120} ?[$#%❯>]|[➜❯ᐅλ][^$#]{0,60}|[$%]|>>>)"
-    r"(?: (?P<command>.{0,2000})|(?P<close>[a-z./][^ ].{0,2000})?)$"
+    r"(?: (?P<command>.{0,2000})|(?P<attached>[a-z./][^ ].{0,2000})?)$"
 )
 # of a prompt; not the id of a container
 _HOST = re.compile(r"[(\[]?[\w.-]{1,64}@(?!localhost\b|[0-9a-f]{12}\b)(\w[\w-]{0,62})[\w.-]{0,120}[\s:~\[\]$#]")
@@ -53,15 +54,15 @@ _ELSEWHERE = re.compile(
     r"\b(?:rsh|[pcm]?ssh|mosh|telnet|parallel-ssh|x?dsh|pdsh|clush|srun|salloc|mpirun|mpiexec|ansible(?:-\w+)?|salt|kubectl|oc|scontrol|sinfo"
     r"|(?:docker|podman|nerdctl|crictl|lxc|incus)(?: compose)? exec|ipmitool|nsenter)\s"
 )
-# "dmesg shows Xid 79", "while training GPU 3 fell off the bus": somebody tells of it; what is quoted is looked for
-_TOLD = (
+# not "dmesg shows Xid 79", "while training GPU 3 fell off the bus": there somebody tells of it; that is looked for
+_NOT_TOLD = (
     r"(?! +(?:says|said|shows|showed|reports|reported|tells|sees|lists|gives|prints|hangs|hung|fails|failed|does|did"
     r"|is|was|has|had)\b)"
     r"(?:(?<=echo)|(?!(?: [^|&;<>\"'/]*?)? (?:is|was|are|were|has|had|have|cannot|crashe[ds]|died|dies|fell)\b))"
 )
-_ROOT = re.compile(rf"(?:#|\+{{1,3}}|>|PS>) ?(?P<command>{_PROGRAMS}\b{_TOLD}.{{0,2000}})$")
+_ROOT = re.compile(rf"(?:#|\+{{1,3}}|>|PS>) ?(?P<command>{_PROGRAMS}\b{_NOT_TOLD}.{{0,2000}})$")
 _BARE = re.compile(
-    rf"(?!.* level=\S{{1,10}} msg=)(?P<command>(?:sudo +)?{_PROGRAMS}{_TOLD}(?: +[-|/\w.*'\"=,:$~]+){{0,40}} *)$"
+    rf"(?!.* level=\S{{1,10}} msg=)(?P<command>(?:sudo +)?{_PROGRAMS}{_NOT_TOLD}(?: +[-|/\w.*'\"=,:$~]+){{0,40}} *)$"
 )
 # no option, quote, path or pipe: it may be a sentence about the program ("dkms install failed")
 _PLAIN_WORDS = re.compile(
@@ -80,7 +81,7 @@ _HEADING = re.compile(
 )
 
 
-class Passed(msgspec.Struct):
+class Unrecognised(msgspec.Struct):
     """Numbers of the lines that no reader took, as up to a thousand ranges; further ones are only counted."""
 
     count: int = 0
@@ -96,7 +97,7 @@ class Passed(msgspec.Struct):
     def words(self, most: int = 8) -> str:
         """The line numbers as a sentence for a note.
 
-        >>> Passed(4, [(2, 2), (5, 7)]).words()
+        >>> Unrecognised(4, [(2, 2), (5, 7)]).words()
         '4 lines were not recognised: 2, 5-7'
         """
         named = [f"{first}" if first == last else f"{first}-{last}" for first, last in self.ranges[:most]]
@@ -109,6 +110,7 @@ class Passed(msgspec.Struct):
 class _Line(msgspec.Struct):
     """A line and what is done with it: `text` without what was added before it, `whole` with it; `reader` whose it is.
 
+    `command`: see `Block`.
     `step` is a method of the transcript: what a line is, is what follows from it.
     """
 
@@ -144,7 +146,8 @@ class Transcript:
         # forms of lines that no reader took: programs repeat lines that differ only in digits (an Xid's number counts)
         self._unknown: set[tuple[TextReader | None, str]] = set()
         self._last_line = 0
-        self.passed, self.too_long = Passed(), Passed()
+        self.unrecognised = Unrecognised()
+        self.lines_over_limit = 0
         self.hosts: set[str | None] = set()  # whose prompts there are; None: a command went elsewhere
         self.statements = TextStatements(file)
         self.blocks = 0
@@ -257,7 +260,8 @@ class Transcript:
         found = _PROMPT.match(line) or _ROOT.match(line) or _BARE.match(line)
         if found is not None:
             groups = found.groupdict()
-            return _Line(self._run, line, command=(groups.get("command") or groups.get("close") or "").strip())
+            command = groups.get("command") or groups.get("attached") or ""
+            return _Line(self._note_command, line, command=command.strip())
         if _FENCE.match(line) or _RULER.match(line):
             return _Line(self._divide, line)
         if (heading := _HEADING.match(line)) is None:
@@ -274,7 +278,7 @@ class Transcript:
             block.goes_on_from = True
         self._characters += len(line.text)
         if len(block.lines) >= MAX_BLOCK_LINES or self._characters > MAX_BLOCK_CHARACTERS:
-            self.too_long.add(number)
+            self.lines_over_limit += 1
             return
         if not block.lines:
             block.first_line = number
@@ -304,10 +308,10 @@ class Transcript:
         block = self._asides.setdefault(reader, Block([], number, self._command, self._file))
         if len(block.lines) >= 2 * PIECE_LINES:
             del block.lines[:PIECE_LINES]  # the last lines show the state
-            self.too_long.count += PIECE_LINES
+            self.lines_over_limit += PIECE_LINES
         block.lines.append(line.text[:MAX_ASIDE_LINE])
 
-    def _run(self, line: _Line, number: int) -> None:
+    def _note_command(self, line: _Line, number: int) -> None:
         self._close_all()
         self._command = line.command
         if _PLAIN_WORDS.match(line.text):
@@ -334,7 +338,7 @@ class Transcript:
         self._blank = True
 
     def _pass(self, line: _Line, number: int) -> None:
-        self.passed.add(number)
+        self.unrecognised.add(number)
         self.statements.offer(line.text, number)
 
     def _pass_and_remember(self, line: _Line, number: int) -> None:

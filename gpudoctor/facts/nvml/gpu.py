@@ -17,7 +17,7 @@ from gpudoctor.facts.model.missing import NOT_READ, UNSUPPORTED, Missing, if_kno
 from gpudoctor.facts.nvml.client import MAX_COUNT, MAX_MHZ, MAX_MW, Fields, NvmlClient, in_range, prefer
 from gpudoctor.facts.nvml.codes import RECOVERY_ACTIONS, word
 from gpudoctor.facts.nvml.links import read_fabric, read_links
-from gpudoctor.facts.nvml.memory_health import read_ecc, read_inforom, read_memory_repair
+from gpudoctor.facts.nvml.memory_health import MEMORY_HEALTH_FIELDS, read_ecc, read_inforom, read_memory_repair
 from gpudoctor.facts.nvml.settings import (
     read_cpu_affinity,
     read_identity,
@@ -38,12 +38,11 @@ POWER_INSTANT, POWER_MIN, POWER_MAX, POWER_DEFAULT, POWER_CURRENT, POWER_REQUEST
 MARGIN_SHUTDOWN, MARGIN_SLOWDOWN, MARGIN_GPU_MAX = 193, 194, 196
 RECOVERY_ACTION = 230  # driver 565 and newer
 _DEVICE_FIELDS = (
-    *(1, 2, 3, 4, 5, 6, 29, 30, 31, 142, 143, 144, 145),  # see `memory_health`
-    RECOVERY_ACTION,
-    *(POLICY_POWER, POLICY_THERMAL, POLICY_SYNC_BOOST, MEMORY_TEMP, LINK_COUNT, SWITCH_LINK_COUNT),
-    *(PCIE_REPLAY, PCIE_REPLAY_ROLLOVER, MARGIN_SHUTDOWN, MARGIN_SLOWDOWN, MARGIN_GPU_MAX),
-    *(POWER_INSTANT, POWER_MIN, POWER_MAX, POWER_DEFAULT, POWER_CURRENT, POWER_REQUESTED),
-)
+    *MEMORY_HEALTH_FIELDS, RECOVERY_ACTION,
+    POLICY_POWER, POLICY_THERMAL, POLICY_SYNC_BOOST, MEMORY_TEMP, LINK_COUNT, SWITCH_LINK_COUNT,
+    PCIE_REPLAY, PCIE_REPLAY_ROLLOVER, MARGIN_SHUTDOWN, MARGIN_SLOWDOWN, MARGIN_GPU_MAX,
+    POWER_INSTANT, POWER_MIN, POWER_MAX, POWER_DEFAULT, POWER_CURRENT, POWER_REQUESTED,
+)  # fmt: skip
 
 
 class System(msgspec.Struct, frozen=True):
@@ -62,8 +61,8 @@ def read_gpu(client: NvmlClient, gpu: Gpu, system: System, on_part: Callable[[Gp
     """
     gpu = replace(gpu, **read_identity(client, system.root, gpu.bus_id), errors=tuple(client.errors))
     on_part(gpu)
-    expected = [(field, 0) for field in (*_DEVICE_FIELDS, *throttle_fields(system.driver_version))]
-    fields = client.fields(expected)
+    field_ids = [(field, 0) for field in (*_DEVICE_FIELDS, *throttle_fields(system.driver_version))]
+    fields = client.fields(field_ids)
     device = system.root / "sys/bus/pci/devices" / gpu.bus_id
     sections: tuple[Callable[[], dict[str, Any]], ...] = (
         lambda: {"recovery_action": word(fields[RECOVERY_ACTION, 0], RECOVERY_ACTIONS), **read_memory(client)},

@@ -115,8 +115,8 @@ def _with_other_ids(client: NvmlClient, fields: Fields, numbers: range) -> Field
             if isinstance(value, Missing) and value.kind == "unsupported":
                 others[kind, link] = [(first[link // 6] + link % 6, 0)] if link < 12 else []
                 others[kind, link] += [(_NEWER[kind], link)] if kind in _NEWER else []
-    expected = [place for places in others.values() for place in places]
-    answers = client.fields(expected) if expected else {}
+    other_ids = [place for places in others.values() for place in places]
+    answers = client.fields(other_ids) if other_ids else {}
     found = dict(fields)
     for key, places in others.items():
         for place in places:

@@ -10,6 +10,18 @@ from gpudoctor.facts.model.gpu import Ecc, GpuProcess, MemoryRepair
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, fill, if_known
 from gpudoctor.facts.nvml.client import MAX_COUNT, DriverError, Fields, NvmlClient, in_range, prefer
 
+# NVML field ids (nvml.h), read with nvmlDeviceGetFieldValues
+_ECC_MODE, _ECC_MODE_PENDING = 1, 2
+_CORRECTED_VOLATILE, _UNCORRECTED_VOLATILE, _CORRECTED_AGGREGATE, _UNCORRECTED_AGGREGATE = 3, 4, 5, 6
+_RETIRED_SINGLE_BIT, _RETIRED_DOUBLE_BIT, _RETIREMENT_PENDING = 29, 30, 31
+_REMAPPED_CORRECTED, _REMAPPED_UNCORRECTED, _REMAP_PENDING, _REMAP_FAILED = 142, 143, 144, 145
+MEMORY_HEALTH_FIELDS = (
+    _ECC_MODE, _ECC_MODE_PENDING,
+    _CORRECTED_VOLATILE, _UNCORRECTED_VOLATILE, _CORRECTED_AGGREGATE, _UNCORRECTED_AGGREGATE,
+    _RETIRED_SINGLE_BIT, _RETIRED_DOUBLE_BIT, _RETIREMENT_PENDING,
+    _REMAPPED_CORRECTED, _REMAPPED_UNCORRECTED, _REMAP_PENDING, _REMAP_FAILED,
+)  # fmt: skip
+# arguments of nvmlDeviceGetTotalEccErrors and nvmlDeviceGetMemoryErrorCounter
 _CORRECTED, _UNCORRECTED = 0, 1
 _VOLATILE, _AGGREGATE = 0, 1
 _SRAM = 7
@@ -18,7 +30,8 @@ _CORRUPTED_INFOROM = 14  # nvmlReturn_t, nvml.h
 
 def read_ecc(client: NvmlClient, fields: Fields) -> Ecc:
     """Mode and totals from field values, else from their getters; no more calls if ECC is unsupported."""
-    enabled, pending = flag(fields[1, 0], "ECC mode"), flag(fields[2, 0], "pending ECC mode")
+    enabled = flag(fields[_ECC_MODE, 0], "ECC mode")
+    pending = flag(fields[_ECC_MODE_PENDING, 0], "pending ECC mode")
     if isinstance(enabled, Missing):
         mode = client.ask("nvmlDeviceGetEccMode")
         now, later = (mode, mode) if isinstance(mode, Missing) else mode
@@ -35,10 +48,10 @@ def read_ecc(client: NvmlClient, fields: Fields) -> Ecc:
     return Ecc(
         enabled,
         pending,
-        total(3, _CORRECTED, _VOLATILE),
-        total(4, _UNCORRECTED, _VOLATILE),
-        total(5, _CORRECTED, _AGGREGATE),
-        total(6, _UNCORRECTED, _AGGREGATE),
+        total(_CORRECTED_VOLATILE, _CORRECTED, _VOLATILE),
+        total(_UNCORRECTED_VOLATILE, _UNCORRECTED, _VOLATILE),
+        total(_CORRECTED_AGGREGATE, _CORRECTED, _AGGREGATE),
+        total(_UNCORRECTED_AGGREGATE, _UNCORRECTED, _AGGREGATE),
         *_sram(client),
     )
 
@@ -73,7 +86,7 @@ def read_memory_repair(client: NvmlClient, fields: Fields) -> MemoryRepair:
     def count(field: int) -> int | Missing:
         return in_range(fields[field, 0], 0, 1 << 31, f"field {field}")
 
-    remapped = count(142)
+    remapped = count(_REMAPPED_CORRECTED)
     histogram = repair = unrepairable = UNSUPPORTED
     # GPUs without row remapping retire pages, and have none of the rest
     if not isinstance(remapped, Missing) or remapped.kind != "unsupported":
@@ -87,17 +100,17 @@ def read_memory_repair(client: NvmlClient, fields: Fields) -> MemoryRepair:
     channel, tpc = (repair, repair) if isinstance(repair, Missing) else repair
     return MemoryRepair(
         remapped_corrected=remapped,
-        remapped_uncorrected=count(143),
-        remap_pending=flag(fields[144, 0], "row remap pending"),
-        remap_failed=flag(fields[145, 0], "row remap failure"),
+        remapped_uncorrected=count(_REMAPPED_UNCORRECTED),
+        remap_pending=flag(fields[_REMAP_PENDING, 0], "row remap pending"),
+        remap_failed=flag(fields[_REMAP_FAILED, 0], "row remap failure"),
         banks_max_spare=banks("max"),
         banks_high_spare=banks("high"),
         banks_partial_spare=banks("partial"),
         banks_low_spare=banks("low"),
         banks_no_spare=banks("none"),
-        retired_single_bit=count(29),
-        retired_double_bit=count(30),
-        retirement_pending=flag(fields[31, 0], "page retirement pending"),
+        retired_single_bit=count(_RETIRED_SINGLE_BIT),
+        retired_double_bit=count(_RETIRED_DOUBLE_BIT),
+        retirement_pending=flag(fields[_RETIREMENT_PENDING, 0], "page retirement pending"),
         channel_repair_pending=flag(channel, "channel repair pending"),
         tpc_repair_pending=flag(tpc, "TPC repair pending"),
         unrepairable=flag(unrepairable, "unrepairable memory"),

@@ -137,10 +137,10 @@ class GpuSampler:
         return self._known(EVENTS, event_reasons(self._client.first(*names)))
 
     def _counters(self) -> dict[str, int]:
-        expected = {name: field for name, field in _COUNTER_FIELDS.items() if name not in self._refused}
-        fields = self._client.fields([(field, 0) for field in expected.values()]) if expected else {}
+        field_ids = {name: field for name, field in _COUNTER_FIELDS.items() if name not in self._refused}
+        fields = self._client.fields([(field, 0) for field in field_ids.values()]) if field_ids else {}
         counted: dict[str, int] = {}
-        for name, field in expected.items():
+        for name, field in field_ids.items():
             value = self._known(name, in_range(fields[field, 0], 0, MAX_COUNT, f"{name} (field {field})"))
             if value is not None:
                 counted[name] = value

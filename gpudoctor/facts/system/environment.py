@@ -89,8 +89,8 @@ def parse_env_text(text: str) -> Environment:
 
 
 def _kept(items: Iterable[tuple[str, str]], root: AnyPath | None) -> tuple[Variable, ...]:
-    expected = ((name, value) for name, value in sorted(items) if name in _NAMES or name.startswith(_PREFIXES))
-    retained = [(name, value) for name, value in expected if not _SECRET.search(name)]
+    listed = ((name, value) for name, value in sorted(items) if name in _NAMES or name.startswith(_PREFIXES))
+    retained = [(name, value) for name, value in listed if not _SECRET.search(name)]
     exist = {} if root is None else _paths_exist([value for name, value in retained if _names_file(name, value)], root)
     return tuple(
         Variable(name, _clean(value), exist.get(value) if _names_file(name, value) else None)

@@ -182,13 +182,13 @@ def _groups(root: AnyPath, controller: str) -> list[tuple[str, int]] | Missing:
         names, _, group = rest.partition(":")
         if number == "0" and not names:
             controllers, version = {"memory", "cpu", "cpuset"}, 2
-            expected, standard = "cgroup2", "/sys/fs/cgroup"
+            mounted_as, standard = "cgroup2", "/sys/fs/cgroup"
         else:
             controllers, version = set(names.split(",")), 1
-            expected = next((name for name in sorted(controllers) if name in mounts), "")
+            mounted_as = next((name for name in sorted(controllers) if name in mounts), "")
             standard = f"/sys/fs/cgroup/{names}"
         if controller in controllers:
-            mount, top = mounts.get(expected, (standard, "/"))
+            mount, top = mounts.get(mounted_as, (standard, "/"))
             found += [(folder, version) for folder in _way_up(mount, top, group)]
     return found
 

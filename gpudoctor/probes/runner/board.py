@@ -47,7 +47,7 @@ class ProgressBoard:
     def move(self, rank: int) -> None:
         self._cells[rank * _FIELDS] += 1
 
-    def level(self, rank: int, moves: int) -> None:
+    def set_moves(self, rank: int, moves: int) -> None:
         """Set the count to the value that all ranks agreed on, because one of them may have skipped some moves."""
         self._cells[rank * _FIELDS] = moves
 

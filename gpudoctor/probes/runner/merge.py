@@ -16,8 +16,7 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.runner import messages
 from gpudoctor.probes.runner.messages import TrainSample
 
-# If lateness + wait differs between ranks by more than both of these, arrival times are
-# meaningless: probes.md of the design's reference, section 3.3.
+# If lateness + wait differs between ranks by more than both of these, arrival times are meaningless
 INVARIANT_SHARE = 0.10
 INVARIANT_MS = 0.3
 

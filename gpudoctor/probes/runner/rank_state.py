@@ -113,8 +113,8 @@ def _failed(culprits: Sequence[RankState], waiting: tuple[int, ...]) -> ProbePro
         # NCCL's watchdog aborts a process whose GPU had an error, and prints that error
         known = telling_line(first.output) if status == -signal.SIGABRT else None
         # a rank that exits by itself before any probe could not start, which says nothing about a GPU
-        retained = -status in _SENT_BY_OTHERS or (first.probe == "launch" and status >= 0)
-        kind = "error" if retained else known[1].kind if known else "crash"
+        not_the_gpus_fault = -status in _SENT_BY_OTHERS or (first.probe == "launch" and status >= 0)
+        kind = "error" if not_the_gpus_fault else known[1].kind if known else "crash"
         what = f"died in {first.doing}: {_how_it_ended(status, first.output, known)}"
     else:
         kind, what = first.failure.kind, f"failed in {first.doing}: {first.failure.text}"

@@ -15,7 +15,7 @@ from gpudoctor.facts.model.missing import Fact, Missing
 from gpudoctor.facts.model.telemetry import Series, Spread, WrongResult
 from gpudoctor.probes.runner.rank_state import rank_list
 
-# Drift is the last minute against the first half minute: probes.md of the design's reference, section 5.2
+# Drift is the last minute against the first half minute
 EARLY_S, LATE_S = 30.0, 60.0
 
 # Rows of Measurements: the probe that brings them, what identifies a row, and the fields that tell of a wrong result

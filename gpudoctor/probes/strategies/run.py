@@ -120,7 +120,7 @@ def _rendezvous(rank: Rank, group: dist.ProcessGroup | None, error: Exception | 
                 raise
             rank.waiting = waited and work.is_completed()
             raise error from None
-        rank.board.level(rank.number, int(most_moves))  # a rank that failed has made fewer moves than the others
+        rank.board.set_moves(rank.number, int(most_moves))  # a rank that failed has made fewer moves than the others
 
 
 @contextmanager

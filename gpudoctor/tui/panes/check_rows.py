@@ -137,9 +137,9 @@ def _summary(checks: list[CheckResult], labels: Mapping[str, str], level: Level)
 
 def _matches(check: CheckResult, word: str, filter_text: str) -> bool:
     """Whether the text is part of the id, the title, a subject or the status, in any case."""
-    expected = filter_text.casefold()
+    sought = filter_text.casefold()
     texts = [check.id, check.title, word, *(finding.subject.label for finding in check.findings)]
-    return any(expected in text.casefold() for text in texts)
+    return any(sought in text.casefold() for text in texts)
 
 
 class CheckLines(ScrollView, can_focus=True):

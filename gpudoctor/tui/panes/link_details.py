@@ -7,8 +7,8 @@ from functools import partial
 
 from textual.content import Content
 
-from gpudoctor.checks.core.causes import headline
 from gpudoctor.checks.core.condemning import condemning
+from gpudoctor.checks.core.faults import headline
 from gpudoctor.checks.core.finding import PROBLEMS, Finding
 from gpudoctor.facts.model.gpu import Gpu, PcieHop
 from gpudoctor.facts.model.links import generation_of

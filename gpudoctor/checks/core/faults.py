@@ -20,7 +20,7 @@ from gpudoctor.text.grouped import grouped
 Part = int | str | None
 # by check and part, the findings with their places among all
 ByPart = dict[tuple[str, Part], list[tuple[int, Finding]]]
-# by the id of a finding, its cause and the check that found that
+# by id(finding), since two checks may have equal ones: its cause, and the check that found that
 Causes = dict[int, tuple[str, Finding]]
 
 # Node-wide checks that aggregate single GPUs: one bad GPU may be the whole reason for their finding
@@ -29,12 +29,10 @@ SUMS = ("env.*", *PROBES, "pcie.balance", "nvlink.topology")
 # Root causes first: a check of an earlier entry wins as the cause over one of a later entry. Checks that match
 # the same entry keep the order of the report; checks that match none come last
 DEEPEST_FIRST = (
-    *("driver.version-match", "driver.*", "gpu.count", "gpu.lost", "nvlink.fabric", "nvlink.*"),
-    *("gpu.memory-repair", "gpu.ecc", "gpu.xid", "pcie.upstream", "pcie.*", "gpu.*", "topology.*"),
-    *("host.shm", "host.*", "env.*", "collective.*", "link.*", "compute.*", "train.balance", "train.*"),
-)
-
-
+    "driver.version-match", "driver.*", "gpu.count", "gpu.lost", "nvlink.fabric", "nvlink.*",
+    "gpu.memory-repair", "gpu.ecc", "gpu.xid", "pcie.upstream", "pcie.*", "gpu.*", "topology.*",
+    "host.shm", "host.*", "env.*", "collective.*", "link.*", "compute.*", "train.balance", "train.*",
+)  # fmt: skip
 _LACKING = f": {NOT_IN_FILE.reason}"
 
 
@@ -161,26 +159,37 @@ def _parts(subject: Subject) -> set[Part]:
 def _cause(
     declared: tuple[Rule, ...], check_id: str, finding: Finding, by_part: ByPart, causes: Causes
 ) -> tuple[str, Finding] | None:
-    near: set[Part] = {None} if finding.subject.kind == "node" else {"node", *_parts(finding.subject)}
+    """The check and the finding of the first rule that explains this finding; None if nothing does."""
     for rule in declared:
         if not rule.explains.fits_effect(check_id, finding):
             continue
-        parts: set[Part] = {None} if rule.explains.anywhere else near
-        possible = dict(each for part in parts for each in by_part.get((rule.cause, part), ()))
-        for _, cause in sorted(possible.items()):
-            if not rule.explains.fits_cause(cause):
-                continue
-            certain = rule.explains.found or finding.status is not Status.UNKNOWN
-            if cause.status is Status.UNKNOWN and certain:
-                continue  # a value that was not read explains neither a certain finding nor a gap with another cause
-            if rule.cause == check_id and (cause.subject.kind, finding.subject.kind) != ("gpu", "pair"):
-                continue  # in one check only a GPU explains something: a pair that it belongs to
-            related = rule.explains.anywhere or _concerns(rule.cause, cause, check_id, finding)
-            severe = WORST_FIRST.index(cause.status) <= WORST_FIRST.index(finding.status)
+        for cause in _candidates(rule, finding, by_part):
             # `finding` must not already explain the cause, directly or through others
-            if related and severe and _root(cause, causes) is not finding:
+            if _may_explain(rule, cause, check_id, finding) and _root(cause, causes) is not finding:
                 return rule.cause, cause
     return None
+
+
+def _candidates(rule: Rule, effect: Finding, by_part: ByPart) -> list[Finding]:
+    """The bad findings of the rule's check about what the effect is about, or about the node, in order."""
+    anything = rule.explains.anywhere or effect.subject.kind == "node"
+    parts: set[Part] = {None} if anything else {"node", *_parts(effect.subject)}
+    found = dict(each for part in parts for each in by_part.get((rule.cause, part), ()))
+    return [finding for _, finding in sorted(found.items())]
+
+
+def _may_explain(rule: Rule, cause: Finding, check_id: str, effect: Finding) -> bool:
+    """Whether the rule, which fits the effect, holds for this cause: it is as severe, and about the same thing."""
+    if not rule.explains.fits_cause(cause) or WORST_FIRST.index(cause.status) > WORST_FIRST.index(effect.status):
+        return False
+    # what was not read explains nothing that was found, and by a rule for certain values (`found`) no gap either: that
+    # has another cause
+    if cause.status is Status.UNKNOWN and (rule.explains.found or effect.status is not Status.UNKNOWN):
+        return False
+    # in one check only a GPU explains something: a pair that it belongs to
+    if rule.cause == check_id and (cause.subject.kind, effect.subject.kind) != ("gpu", "pair"):
+        return False
+    return rule.explains.anywhere or _concerns(rule.cause, cause, check_id, effect)
 
 
 def _root(finding: Finding, causes: Causes) -> Finding:
