@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Iterator
 from pathlib import PurePath
 
 import msgspec
@@ -83,7 +84,33 @@ def _restarts(events: list[Event]) -> set[int]:
         if not lines and len(agents) == 1 and _goes_on_well(events, exits[-1].line):
             lines.append(exits[-1].line)
     lines += [e.line for e in events if e.what in REQUEUED and e.role == "ending" and _works_again(events, e.line)]
-    return {*lines}
+    signals = [e.line for e in events if _is_end_by_signal(e)]
+    if not lines and signals and _resumes_to_its_end(events, signals[-1]):
+        lines.append(signals[-1])
+    return {*_last_of_each_end(events, sorted({*lines}))}
+
+
+def _last_of_each_end(events: list[Event], lines: list[int]) -> Iterator[int]:
+    """The lines behind which an attempt stands; a scheduler may end the step of a job, then the job, as one end."""
+    shown = ("progress", "done", "exit", *TROUBLE)
+    of_attempts = [e.line for e in events if e.role in shown or e.what == "work" or _begins_again(e)]
+    for line, later in itertools.pairwise([*lines, None]):
+        if later is None or any(line < of_attempt <= later for of_attempt in of_attempts):
+            yield line
+
+
+def _is_end_by_signal(event: Event) -> bool:
+    """Whether a process was told to end, or was killed: SIGINT, SIGKILL, SIGTERM."""
+    told = event.role == "ending" and event.what == "terminated_signal"
+    return told or (event.role == "exit" and event.number("code") in (-2, -9, -15))
+
+
+def _resumes_to_its_end(events: list[Event], line: int) -> bool:
+    """Whether a checkpoint is loaded after this line, and the work goes on from it to the end of the job."""
+    after = [e for e in events if e.line > line]
+    resumed = next((e.line for e in after if e.what == "resumed"), None)
+    done = any(e.role == "done" and resumed is not None and e.line > resumed for e in after)
+    return done and _goes_on_well(events, line)
 
 
 def _is_of_a_later_attempt(events: list[Event], one: Event, other: Event) -> bool:
