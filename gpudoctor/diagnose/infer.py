@@ -68,6 +68,7 @@ def hypotheses(job: Job) -> list[Hypothesis]:
         silence.unfinished_start(job),
         said.unknown_errors(job),
         said.stood_still(job),
+        said.only_heartbeats(job),
     ):
         found = found or [*last_resort]
     if found and not found[0].host:

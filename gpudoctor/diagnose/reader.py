@@ -15,6 +15,7 @@ from gpudoctor.diagnose.patterns.facts import OF_A_KERNEL, is_harmless, read_fac
 from gpudoctor.diagnose.patterns.launchers import ElasticTable, expanded, read_launcher
 from gpudoctor.diagnose.patterns.ray import RayReader
 from gpudoctor.diagnose.patterns.watchdog import CoordinationReader, StallReader, read_watchdog
+from gpudoctor.diagnose.repeated_lines import RepeatedLines
 from gpudoctor.diagnose.tracebacks import Tracebacks, exception_event, quoted_exception
 from gpudoctor.diagnose.wrapped_lines import HeldLine, StrippedLine, may_go_on
 from gpudoctor.facts.kernel_log.messages import parse_message
@@ -28,11 +29,6 @@ _MOST_TEXT = 8192
 # a file that begins with a line of a traceback, or with its exception, lacks what came before
 _INSIDE = re.compile(
     r"  File |    |\^|(?:[A-Za-z_]\w{0,60}\.){0,8}\w{0,60}(?:Error|Exception): |(?P<begin>Traceback \(most recent)"
-)
-# what differs between two lines of one who waits: the time of day, and how long it has waited
-_TIMES = re.compile(
-    r"\d{4}-\d\d-\d\d|\b\d\d?:\d\d(?::\d\d)?(?:[.,]\d+)?"
-    r"|\b\d+(?:\.\d+)? ?(?:ms|s|secs?|seconds?|min|minutes?|h|hours?)\b"
 )
 # the end of a progress bar, and another writer's words right behind it
 _BAR = re.compile(r"\d/\d+ \[[^\]\[]{1,80}(?:it/s|s/it)[^\]\[]{0,400}\](?=[A-Z\[])")
@@ -48,7 +44,6 @@ _PLACE = re.compile(
     r"\s*(?P<key>(?:[A-Za-z]{1,12} )?(?:[Hh]ost(?:name)?|[Nn]ode|GPU|[Dd]evice|[Pp]ort)) *: *(?P<value>\S{1,100})\s*$"
 )
 _MOST_PLACES = 6
-_MOST_ALIKE_AT_THE_END = 3
 _MOST_WRITERS = 100_000
 
 
@@ -131,9 +126,7 @@ class LogReader:
         self._held: HeldLine | None = None
         self._spawned: int | None = None
         self._begun = False
-        self._repeated: Event | None = None
-        self._repeats = 0
-        self._kind = ""
+        self._repeated = RepeatedLines()
         self._probed: tuple[int, str] | None = None
         self._rule = -_FRAME  # the line of the last rule of dashes
         self._told: _Told | None = None
@@ -167,9 +160,8 @@ class LogReader:
             yield Event(
                 role="said", what="wrapper", file=self._file, line=number, text=text, detail={"form": "exception"}
             )
-        if self._repeats >= _MOST_ALIKE_AT_THE_END and self._repeated is not None:
-            self._repeated.detail["times"] = self._repeats
-            yield self._repeated
+        for event, last in self._repeated.events():
+            yield self._placed(event, last)
 
     def _read(self, number: int, raw: str) -> Iterator[Event]:
         raw = raw.removeprefix(self.labels.margin)
@@ -223,18 +215,7 @@ class LogReader:
             if event.role == "said" and event.word("message"):
                 self._told = _Told(event, line.last or line.number)
             yield self._placed(event, line)
-        self._note_repeated(line, text, moved=moved)
-
-    def _note_repeated(self, line: StrippedLine, text: str, *, moved: bool) -> None:
-        """Count how often the same text, its times aside, came at the end: a job that stands still does that."""
-        kind = _TIMES.sub("0", text[:400])
-        if moved or not text.strip():
-            self._kind, self._repeats = ("", 0) if moved else (self._kind, self._repeats)
-        elif kind != self._kind:
-            self._kind, self._repeats = kind, 1
-            self._repeated = self._placed(Event(role="fact", what="repeated"), line)
-        else:
-            self._repeats += 1
+        self._repeated.read(line, text, moved=moved)
 
     def _placed(self, event: Event, line: StrippedLine) -> Event:
         event.file, event.line, event.text = self._file, line.number, event.text or line.raw.strip()
