@@ -32,7 +32,7 @@ _NAMED = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Ex
 # a class; the standard library has only these in lower case. `self.comm: ncclComm_t = f(` is a statement;
 # `INFO: ` begins a logger's line that got between
 _CLASS = re.compile(
-    r"^(?!(?:TRACE|DEBUG|INFO|NOTICE|WARN(?:ING)?|ERROR|CRITICAL|FATAL)$)(?:.*\.)?_?(?:[A-Z]\w*|error|timeout|gaierror|herror)$"
+    r"^(?!(?:TRACE|DEBUG|INFO|NOTICE|WARN(?:ING)?|ERROR|CRITICAL|FATAL|NVRM)$)(?:.*\.)?_?(?:[A-Z]\w*|error|timeout|gaierror|herror)$"
 )
 # the last line of a frame, or the marks below it, when the head is missing
 _CUT = re.compile(r"\s{4,}(?:raise\s|[\^~]+\s*$)|\s*│ ❱ +\d+ │")

@@ -665,3 +665,24 @@ def test_two_ranks_in_one_line_are_read_as_two(tmp_path: Path) -> None:
     found = answer_to(log.format(access, line.format(1)), tmp_path).cause
     assert found is not None
     assert (found.what, found.rank, found.host) == ("cuda_illegal_access", 2, "worker-2")
+
+
+def test_a_line_of_the_driver_is_no_exception_of_a_traceback_that_is_cut_off(tmp_path: Path) -> None:
+    text = (
+        "ERROR 09-12 04:32:05 engine.py:159] Traceback (most recent call last):\nTraceback (most recent call last):\n"
+        '  File "/w/engine.py", line 157, in start\n    self.run()\n'
+        "[Thu Sep 12 04:32:04 2024] NVRM: GPU at PCI:0000:41:00: GPU-3d0d5ac7-6e7c-1e7e-7a30-5f0a42c8b6b9\n"
+        "[Thu Sep 12 04:32:04 2024] NVRM: Xid (PCI:0000:41:00): 79, pid=7, name=x, GPU has fallen off the bus.\n"
+    )
+    answer = answer_to(text, tmp_path)
+    assert (present(answer.cause).what, answer.others) == ("gpu_lost", ())
+
+
+@pytest.mark.parametrize(
+    "last",
+    ["[n4:22071] *** End of error message ***", " 2 0x000000000001e8c4 c10::Error::Error()  ???:0"],
+    ids=["Open MPI", "UCX"],
+)
+def test_the_report_of_a_crash_is_not_what_a_process_said_before_it(last: str, tmp_path: Path) -> None:
+    ended = "mpirun noticed that process rank 11 with PID 22071 on node n4 exited on signal 11 (Segmentation fault).\n"
+    assert cause_of(f"[1,11]<stderr>:{last}\n{ended}", tmp_path).text == "rank 11 crashed with SIGSEGV"

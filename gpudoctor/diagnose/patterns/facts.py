@@ -160,6 +160,8 @@ _HARMLESS = re.compile(
     r"|Missing hostname|CXI Service ID|FI_HMEM|PlacementGroupCleaner|TUNER/Plugin|PROFILER/Plugin|No plugin found"
     r"|NET/IB ?: .{0,80}async (?:\w+ )?event ?: ?(?!.{0,60}(?:error|fatal))"
     r"|switch_g_job_postfini|Graceful shutdown of backend failed|TORCH_NCCL_\w+ is deprecated|libibverbs: Warning"
+    # of Open MPI's and UCX's reports of a crash, whose signal is told above
+    r"|\*\*\* End of error message \*\*\*|\b0x[0-9a-f]{16} \S.{0,400}\)  \S{1,400}:\d+\s*$"
     r"|DeprecationWarning|FutureWarning|UserWarning: (?!CUDA init|.{0,80}is not compatible with the current)"
 )
 
