@@ -156,10 +156,9 @@ class LogReader:
     def end(self) -> Iterator[Event]:
         """The events of a line that was held because it might have continued, and of a last line with an exception."""
         yield from self._flush()
-        for number, text in self._traces.without_end():  # the text was cut off, or the exception was never printed
-            yield Event(
-                role="said", what="wrapper", file=self._file, line=number, text=text, detail={"form": "exception"}
-            )
+        for event in self._traces.without_end():  # the text was cut off, or the exception was never printed
+            event.file = self._file
+            yield event
         for event, last in self._repeated.events():
             yield self._placed(event, last)
 
