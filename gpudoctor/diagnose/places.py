@@ -155,14 +155,15 @@ def fill_in_hosts(files: list[LogFile], events: list[Event]) -> set[str]:
     same = one_name_each(event.host for event in events if event.host)
     for event in events:
         event.host = same.get(event.host or "", event.host)
-    own = (e for e in events if (e.detail.get("by") == "table" or e.role != "exit") and e.role != "ending")
-    for number, names in grouped((e.file, e.host) for e in own if e.host).items():
+    named = [e for e in events if e.host and not e.detail.get("described")]  # that is of one pod
+    own = (e for e in named if (e.detail.get("by") == "table" or e.role != "exit") and e.role != "ending")
+    for number, names in grouped((e.file, e.host) for e in own).items():
         files[number].host = only(names) or files[number].host
     _hosts_by_file_names(files, events)
     for event in events:
         if event.host is None:
             event.host = files[event.file].host
-    hosts = {event.host for event in events if event.host}
+    hosts = {event.host for event in events if event.host and not event.detail.get("described")}
     for event in events:
         if event.host is None and event.role != "ending":
             event.host = only(hosts)

@@ -127,6 +127,7 @@ class LogReader:
         self._spawned: int | None = None
         self._begun = False
         self._repeated = RepeatedLines()
+        self._described: tuple[int, str] = -1, ""  # the last line of a pod's description, and the pod's node
         self._probed: tuple[int, str] | None = None
         self._rule = -_FRAME  # the line of the last rule of dashes
         self._told: _Told | None = None
@@ -203,6 +204,10 @@ class LogReader:
             origin.host = stepd["host"]
         if self._told is not None and not self._told.goes_on(line):
             self._told = None
+        if found := facts.NODE_OF_A_POD.match(line.text):
+            self._described = line.number, found["host"]
+        elif line.number == self._described[0] + 1 and not line.text.startswith("$ "):  # without an empty line
+            self._described = line.number, self._described[1]
         moved, text = False, line.text
         events = [*self._events(line)]
         if line.number == self._last_error + 1:
@@ -213,6 +218,8 @@ class LogReader:
             moved = moved or event.role in ("progress", "done", "exit", "ending") or event.what == "work"
             if event.role == "said" and event.word("message"):
                 self._told = _Told(event, line.last or line.number)
+            if line.number == self._described[0] and not event.host:
+                event.host, event.detail["described"] = self._described[1], 1
             yield self._placed(event, line)
         self._repeated.read(line, text, moved=moved)
 

@@ -120,6 +120,7 @@ MISMATCH = re.compile(
 # DeepSpeed's see_memory_usage
 _RAM = re.compile(r"CPU Virtual Memory: +used = [\d.]+ GB, percent = (?P<pct>\d{1,3})(?:\.\d+)?%")
 STEPD = re.compile(r"^slurmstepd-(?P<host>[\w.-]+?): ")
+NODE_OF_A_POD = re.compile(r"Node: +(?P<host>[\w.-]{1,253})/\d{1,3}(?:\.\d{1,3}){3}$")  # in kubectl describe pod
 KERNEL = re.compile(r"NVRM: |AER: |PCIe Bus Error|oom-kill:|Killed process|segfault at|SXid")
 # lines that only a job, what starts it or the machine below it prints
 _OF_A_JOB = re.compile(
