@@ -20,6 +20,7 @@ from gpudoctor.statements.about import place_in
 _RULES: tuple[Rule, ...] = (
     # the machine, the scheduler or a program names it
     outside.gpu_faults,
+    outside.told_why_killed,
     outside.scheduler_endings,
     outside.out_of_host_memory,
     direct.mismatches,

@@ -198,3 +198,47 @@ def test_a_host_with_and_without_its_domain_is_one(tmp_path: Path) -> None:
     died = "gpu07:1:9 [0] NCCL WARN Cuda failure 'an illegal memory access was encountered'\n"
     answer = answer_to(init + died, tmp_path)
     assert {entry.host for entry in answer.timeline} == {"gpu07"}
+
+
+_OF_A_PROBE = "  Normal  Killing  2m (x9 over 58m)  kubelet  Container vllm failed startup probe, will be restarted\n"
+_LOADS = "Loading safetensors checkpoint shards:  53% Completed | 9/17 [04:42<04:10, 31.31s/it]\n"
+_SPOT = "7m  Warning  PreemptScheduled  node/vmss00000b  Preempt Scheduled: spot VM is being evicted\n"
+_DOWN = "7m  Normal  ScaleDown  node/vmss00000c  node removed by cluster autoscaler\n"
+_NOT_READY = "6m  Warning  NodeNotReady  pod/train-0  Node is not ready\n"
+_TOLD = "SignalException: Process 55 got signal: 15\n"
+_EXITED = "      Exit Code:    {}\n"
+_RAISED = 'Traceback (most recent call last):\n  File "/w/t.py", line 3, in f\n    f()\nKeyError: 3\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "host"),
+    [
+        (_LOADS + _EXITED.format(137) + _OF_A_PROBE, "probe_failed", None),
+        (_LOADS + _EXITED.format(143) + _OF_A_PROBE.replace("startup", "liveness"), "probe_failed", None),
+        (_TOLD + _NOT_READY + _SPOT, "preempted", "vmss00000b"),
+        (_EXITED.format(143) + _DOWN, "evicted", "vmss00000c"),
+    ],
+)
+def test_who_killed_a_container_is_told_by_events(text: str, what: str, host: str | None, tmp_path: Path) -> None:
+    cause = cause_of(text, tmp_path)
+    assert (cause.what, cause.host) == (what, host)
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        (_LOADS + _EXITED.format(137), "killed_sigkill"),
+        (_LOADS + "      Reason:  OOMKilled\n" + _EXITED.format(137) + _OF_A_PROBE, "host_oom"),
+        (_RAISED + _EXITED.format(137) + _OF_A_PROBE, "user_exception"),
+        (_RAISED + _EXITED.format(1) + _DOWN, "user_exception"),
+        (_NOT_READY + _SPOT + _DOWN, "node_lost"),
+        (_EXITED.format(137) + "NVRM: loaded\nNode failure on n7\n" + _DOWN, "node_lost"),
+        ("step 1 loss 2.1\nstep 2 loss 2.0\n" + _OF_A_PROBE + _SPOT + _DOWN, "healthy"),
+    ],
+    ids=[
+        *("no event", "memory", "an error before", "an error", "two nodes went", "another node than the job's"),
+        "events of others",
+    ],
+)
+def test_events_do_not_tell_of_what_they_did_not_end(text: str, what: str, tmp_path: Path) -> None:
+    assert said(answer_to(text, tmp_path))[0] == what
