@@ -67,6 +67,7 @@ def hypotheses(job: Job) -> list[Hypothesis]:
     for last_resort in (
         said.failed_saying(last),
         silence.unfinished_start(job),
+        silence.waits_for_resources(job),
         said.unknown_errors(job),
         said.stood_still(job),
         said.only_heartbeats(job),

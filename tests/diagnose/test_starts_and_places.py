@@ -242,3 +242,31 @@ def test_who_killed_a_container_is_told_by_events(text: str, what: str, host: st
 )
 def test_events_do_not_tell_of_what_they_did_not_end(text: str, what: str, tmp_path: Path) -> None:
     assert said(answer_to(text, tmp_path))[0] == what
+
+
+def _waits(*seconds: int) -> str:
+    line = "INFO 05-02 08:00:53 [ray_utils.py:220] Waiting for creating a placement group of specs for {} seconds.\n"
+    return "INFO 05-02 08:00:43 [ray_utils.py:335] Creating a new placement group.\n" + "".join(
+        map(line.format, seconds)
+    )
+
+
+def test_waits_for_resources_that_grow_longer_and_longer_are_a_hang(tmp_path: Path) -> None:
+    cause = cause_of(_waits(10, 30, 70, 150, 310, 630) + "$ ray status\n 0.0/4.0 GPU\n", tmp_path)
+    assert (cause.what, cause.confidence) == ("waits_for_resources", "likely")
+    assert "for 630 seconds" in cause.text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        _waits(10, 30, 70),
+        _waits(630),
+        _waits(10, 630, 10, 630),
+        _waits(10, 30, 70, 150, 310, 630) + "Loading safetensors checkpoint shards:   0% Completed | 0/8 [00:00<?, ?it/s]\n",
+        _waits(10, 30, 70, 150, 310, 630) + "INFO:     Application startup complete.\n",
+    ],
+    ids=["a short time", "once", "again and again", "then it loads", "then it works"],
+)  # fmt: skip
+def test_a_cluster_that_grows_is_waited_for(text: str, tmp_path: Path) -> None:
+    assert answer_to(text, tmp_path).verdict != "cause"

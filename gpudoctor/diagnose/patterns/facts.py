@@ -117,6 +117,9 @@ MISMATCH = re.compile(
     r"(?:, TensorShape=\[(?P<a_shape>[\d, ]*)\])?.*?but Rank (?P<b>\d+) is running (?:inconsistent )?collective: "
     r"CollectiveFingerPrint\(SequenceNumber=(?P<b_seq>\d+),? ?OpType=(?P<b_op>\w+)(?:, TensorShape=\[(?P<b_shape>[\d, ]*)\])?"
 )
+_WAITS = re.compile(
+    r"(?i)\bwait(?:ing|ed)\b.{0,80}\b(?:placement group|resources|capacity|allocation|quota)\b.{0,80}?\b(?P<seconds>\d{1,7}) ?s(?:ec(?:ond)?s?)?\b"
+)
 # DeepSpeed's see_memory_usage
 _RAM = re.compile(r"CPU Virtual Memory: +used = [\d.]+ GB, percent = (?P<pct>\d{1,3})(?:\.\d+)?%")
 STEPD = re.compile(r"^slurmstepd-(?P<host>[\w.-]+?): ")
@@ -267,13 +270,15 @@ def _progress(text: str) -> Event | None:
 
 
 def _place_or_size(text: str, lowered: str) -> Event | None:
-    """Which rank a process is, or how full the memory is; such a line tells nothing else."""
+    """Which rank a process is, what it waits for, or how full the memory is; such a line tells nothing else."""
     if "gloo" in lowered and (gloo := _GLOO.search(text)):
         return Event(role="fact", what="member", rank=int(gloo["rank"]), detail={"world": int(gloo["peers"]) + 1})
     if "virtual memory" in lowered and (ram := _RAM.search(text)):
         return Event(role="fact", what="ram", detail={"ram_pct": int(ram["pct"])})
     if lowered.lstrip().startswith(("peer host:", "remote host:")) and (peer := peer_in(text)):
         return Event(role="fact", what="peer", detail={"peer": peer})
+    if "wait" in lowered and (waits := _WAITS.search(text)):
+        return Event(role="fact", what="waits_for_resources", detail={"seconds": int(waits["seconds"])})
     if "pid" in lowered and (named := _RANK_PID.search(text)):
         detail: dict[str, str | int] = {"world": int(named["world"])} if named["world"] else {}
         rank, pid = int(named["rank"]), int(named["pid"])

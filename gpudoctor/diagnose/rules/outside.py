@@ -52,11 +52,12 @@ def told_why_killed(attempt: Attempt) -> Iterator[Hypothesis]:
     told = [e for e in told if (killed if e.what == "probe_failed" else gone)]
     nodes = {node for e in told if (node := e.word("object"))}
     others = len(nodes) > 1 or (job.hosts and not nodes <= job.hosts)
-    if told and not others and not attempt.of("cause", what="host_oom"):
-        if not failed_before(attempt, gone[0], lost_peers_count=False):
-            found = at_events(told[0].what, told[0].text.strip(), [told[0], *gone], "certain")
-            found.host = only(nodes) or found.host
-            yield found
+    if not told or others or attempt.of("cause", what="host_oom"):
+        return
+    if not failed_before(attempt, gone[0], lost_peers_count=False):
+        found = at_events(told[0].what, told[0].text.strip(), [told[0], *gone], "certain")
+        found.host = only(nodes) or found.host
+        yield found
 
 
 def signals_and_cancels(attempt: Attempt) -> Iterator[Hypothesis]:
