@@ -29,7 +29,7 @@ _POD = re.compile(r"\bpod/(\S{1,253})")
 _BEGINNINGS = ("comm", "member", "world")
 # of a server's exceptions, those that one request may raise; CUDA's others end the process
 _OF_REQUESTS = ("user_exception", "cuda_oom", "service_failed", "failed_saying")
-_SERVER_DIED = re.compile(r"(?i)\b(?:dead|died|dying|fatal|terminat(?:ed|ing)|EngineCore)\b")
+_DEAD = re.compile(r"(?i)\b(?:dead|died|dying|fatal|terminat(?:ed|ing)|EngineCore)\b")
 _TRUST_IN_LAUNCHERS = {"spawn": 1, "mpirun": 2, "srun": 3, "agent": 4, "table": 5}  # 0 for the others
 _LEAST_SKEW_S = 3.0  # launchers poll, and processes end one after the other: a smaller difference proves nothing
 _ZONE_S = 1800.0
@@ -167,17 +167,12 @@ class Job:
         for place in served.keys() - trainings:
             own = [e for e in self.events if e.place == place]
             raised = [e for e in own if _may_be_of_a_request(e)]
-            up = min((e.line for e in own if e.what in ("answered", "work")), default=None)
-            bad = [e.line for e in own if e.role in ("wrapper", "said", *TROUBLE) and e not in raised and _is_loud(e)]
+            bad = [e for e in own if e.role in ("wrapper", *TROUBLE) or (e.role == "said" and _DEAD.search(e.text))]
             for event in raised:
-                failed = next((line for line in bad if line > event.line), None)
-                later = [e.what for e in served[place] if event.line < e.line and (failed is None or e.line < failed)]
-                answers = [what for what in later if what != "served_out"]
-                if answers[-1:] == ["answered"]:
-                    lived = failed is None or answers.count("answered") >= STEPS_OF_WORK
-                else:
-                    lived = bool(later) and not answers and not failed and up is not None and up < event.line
-                if lived:
+                end = next((e.line for e in bad if e.line > event.line and e not in raised), None)
+                later = [e.what for e in served[place] if event.line < e.line and (end is None or e.line < end)]
+                answers = [what for what in later if what != "served_out"] or later
+                if answers and answers[-1] != "not_answered" and (end is None or len(answers) >= STEPS_OF_WORK):
                     event.role, event.what = "fact", "of_a_request"
 
     def _excuse_ssh(self) -> None:
@@ -227,17 +222,11 @@ class Attempt:
         return {e.rank: e for e in exits if e.rank is not None}
 
 
-def _is_loud(event: Event) -> bool:
-    return event.word("severity") != "warning" and not event.detail.get("warning")
-
-
 def _may_be_of_a_request(event: Event) -> bool:
     """Whether a server may raise or say this over one request and go on."""
-    if event.rank is not None or _SERVER_DIED.search(event.text):
-        return False
-    if event.role == "said":
-        return event.what != "death"
-    return event.role in ("cause", "echo") and event.word("type") is not None and event.what in _OF_REQUESTS
+    raised = event.role in ("cause", "echo") and event.word("type") is not None and event.what in _OF_REQUESTS
+    told = event.role == "said" and event.what != "death"
+    return (raised or told) and event.rank is None and _DEAD.search(event.text) is None
 
 
 def is_work(event: Event) -> bool:

@@ -15,6 +15,7 @@ from gpudoctor.text.hostlist import one_name_each
 
 REQUEUED = ("preempted", "time_limit", "cancelled")  # by a scheduler; no failure if the job went on later
 STEPS_OF_WORK = 3
+_SIGNALS = (-2, -9, -15)  # codes of processes that were told to end, or killed
 _ATTEMPT = re.compile(r"attempt_(\d{1,6})/(\d{1,6})/(?:std(?:out|err)\.log|error\.json)$")
 _RANK_FILE = re.compile(r"((?:^|.*[._-])(?:rank|worker_?rank|global_rank)[._-]?)(\d{1,6})((?:[._-].*)?)$")
 _NUMBERED = re.compile(r"^(.*?)(\d+)$")
@@ -84,7 +85,7 @@ def _restarts(events: list[Event]) -> set[int]:
         if not lines and len(agents) == 1 and _goes_on_well(events, exits[-1].line):
             lines.append(exits[-1].line)
     lines += [e.line for e in events if e.what in REQUEUED and e.role == "ending" and _works_again(events, e.line)]
-    signals = [e.line for e in events if _is_end_by_signal(e)]
+    signals = [e.line for e in events if e.what == "terminated_signal" or e.number("code") in _SIGNALS]
     if not lines and signals and _resumes_to_its_end(events, signals[-1]):
         lines.append(signals[-1])
     return {*_last_of_each_end(events, sorted({*lines}))}
@@ -99,17 +100,10 @@ def _last_of_each_end(events: list[Event], lines: list[int]) -> Iterator[int]:
             yield line
 
 
-def _is_end_by_signal(event: Event) -> bool:
-    """Whether a process was told to end, or was killed: SIGINT, SIGKILL, SIGTERM."""
-    told = event.role == "ending" and event.what == "terminated_signal"
-    return told or (event.role == "exit" and event.number("code") in (-2, -9, -15))
-
-
 def _resumes_to_its_end(events: list[Event], line: int) -> bool:
     """Whether a checkpoint is loaded after this line, and the work goes on from it to the end of the job."""
-    after = [e for e in events if e.line > line]
-    resumed = next((e.line for e in after if e.what == "resumed"), None)
-    done = any(e.role == "done" and resumed is not None and e.line > resumed for e in after)
+    resumed = next((e.line for e in events if e.what == "resumed" and e.line > line), None)
+    done = resumed is not None and any(e.role == "done" and e.line > resumed for e in events)
     return done and _goes_on_well(events, line)
 
 

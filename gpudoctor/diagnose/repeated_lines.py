@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-import msgspec
-
 from gpudoctor.diagnose.events import Event
 from gpudoctor.diagnose.wrapped_lines import StrippedLine
 
@@ -20,23 +18,16 @@ _NO_HEARTBEAT = re.compile(
     r"(?i)checkpoint|ckpt|\bsav(?:e|ed|ing)\b|eval|valid|\btest|infer|generat|predict|load|compil|export|convert"
     r"|^(?:\S{1,80}[$#]|\$) |NVRM: |kernel: "
 )
-_LEAST_ALIKE = 3
-_MOST_OTHERS, _MOST_KINDS, _MOST_BLANK = 4, 64, 3
-
-
-class _Alike(msgspec.Struct):
-    kind: str
-    first: StrippedLine
-    last: StrippedLine
-    times: int = 0
+_LEAST_ALIKE, _MOST_OTHERS, _MOST_BLANK = 3, 4, 3
 
 
 class RepeatedLines:
     """Those of one file since its last work: `read` each line, then `events`."""
 
     def __init__(self) -> None:
-        self._run: _Alike | None = None
-        self._clocked: dict[str, _Alike] = {}
+        self._kind = ""
+        self._run: list[StrippedLine] = []
+        self._clocked: dict[str, list[StrippedLine]] = {}
         self._others = self._number = 0
 
     def read(self, line: StrippedLine, text: str, *, moved: bool) -> None:
@@ -44,26 +35,26 @@ class RepeatedLines:
         if moved or line.number > self._number + _MOST_BLANK:
             self._clocked, self._others = {}, 0
         self._number = max(line.last, line.number)
+        if moved:
+            self._kind = ""
         if moved or not text.strip():
-            self._run = None if moved else self._run
             return
         kind = _TIMES.sub("0", text[:400])
-        if self._run is None or self._run.kind != kind:
-            self._run = _Alike(kind, line, line)
-        self._run.times += 1
+        if kind != self._kind:
+            self._kind, self._run = kind, []
+        self._run.append(line)
         if _NO_HEARTBEAT.search(text):
             self._others = _MOST_OTHERS + 1
-        elif line.origin.time_s is None or len(self._clocked) >= _MOST_KINDS:
+        elif line.origin.time_s is None:
             self._others += bool(text.strip(" -=*"))
         else:
-            alike = self._clocked.setdefault(kind, _Alike(kind, line, line))
-            alike.last, alike.times = line, alike.times + 1
+            self._clocked.setdefault(kind, []).append(line)
 
     def events(self) -> Iterator[tuple[Event, StrippedLine]]:
         """The last line if it came three times, and what came with a clock and hardly anything else between."""
-        if self._run and self._run.times >= _LEAST_ALIKE:
-            yield Event(role="fact", what="repeated", detail={"times": self._run.times}), self._run.first
-        beats = [alike for alike in self._clocked.values() if alike.times >= _LEAST_ALIKE]
+        if self._kind and len(self._run) >= _LEAST_ALIKE:
+            yield Event(role="fact", what="repeated", detail={"times": len(self._run)}), self._run[0]
+        beats = [lines for lines in self._clocked.values() if len(lines) >= _LEAST_ALIKE]
         if beats and self._others + len(self._clocked) - len(beats) <= _MOST_OTHERS:
-            first_s = int(beats[0].first.origin.time_s or 0)
-            yield Event(role="fact", what="heartbeat", detail={"first_s": first_s}), beats[0].last
+            first_s = int(beats[0][0].origin.time_s or 0)
+            yield Event(role="fact", what="heartbeat", detail={"first_s": first_s}), beats[0][-1]

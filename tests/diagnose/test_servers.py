@@ -50,13 +50,12 @@ def test_what_a_server_outlived_was_a_requests(text: str, tmp_path: Path) -> Non
         (_UP + _OK + _SAID + _DEAD + _STOPPED, "user_exception"),
         (_UP + _OK + _ENGINE + _OK + _STOPPED, "user_exception"),
         (_UP + _OK + _KEY + 3 * _PROBED, "user_exception"),
-        (_KEY + _STOPPED, "user_exception"),
         (_UP + _OK + _SAID + 3 * _OK + _ILLEGAL + _FAILED + _STOPPED, "cuda_illegal_access"),
         ("step 1 loss 2.1\nstep 2 loss 2.0\n" + _KEY + _OK, "user_exception"),
     ],
     ids=[
         *("its last word", "no later one was answered", "its engine died", "its engine, and a late answer"),
-        *("probes alone", "before it was up", "a request's error, then its own", "of a training beside it"),
+        *("probes alone", "a request's error, then its own", "of a training beside it"),
     ],
 )
 def test_what_a_server_did_not_outlive_is_its_failure(text: str, what: str, tmp_path: Path) -> None:

@@ -149,10 +149,12 @@ _WORK = re.compile(
     r"|\[ *0{0,9}[1-9]\d*/\d+\]  eta: \d+:\d\d:\d\d  .{0,200}\b(?:time|data): \d|Application startup complete|\d%\|.{0,200}\| *0{0,9}[1-9]\d*/\d+ \[|(?i:\b(?:\w+_)?(?:loss|grad_norm|accuracy)\b(?:/\w+)*[\"']?\s?[:=]?\s?-?\d)"
 )
 
-# the access log of a web server: a request to do something, and one of any kind that the server itself failed at
-_ANSWERED = re.compile(r"[-\]] \"(?:POST|PUT|PATCH) \S{1,2000} HTTP/\d(?:\.\d)?\" 2\d\d\b")
-_NOT_ANSWERED = re.compile(r"[-\]] \"[A-Z]{3,7} \S{1,2000} HTTP/\d(?:\.\d)?\" 5\d\d\b")
-_SERVED_OUT = ("Application shutdown complete", "Finished server process")  # of Uvicorn
+# a web server did what a request wanted, or failed itself at one of any kind; Uvicorn was stopped in order
+_SERVED = re.compile(
+    r"[-\]] \"(?:(?P<answered>(?:POST|PUT|PATCH) \S{1,2000} HTTP/[\d.]{1,3}\" 2\d\d\b)"
+    r"|(?P<not_answered>[A-Z]{3,7} \S{1,2000} HTTP/[\d.]{1,3}\" 5\d\d\b))"
+    r"|(?P<served_out>Application shutdown complete|Finished server process)"
+)
 
 # Lines with words of failure that report none. Sources: NCCL's src/plugin and src/misc (information about optional
 # parts), torch's warnings at a clean end, Ray
@@ -227,7 +229,7 @@ def read_facts(text: str) -> Iterator[Event]:
     lowered = text.lower()
     if any(word in lowered for word in _WORDS_OF_A_START):
         yield from _start(text)
-    if own := _place_or_size(text, lowered) or _served(text):
+    if own := _place_or_size(text, lowered):
         yield own
         return
     yield from _extent(text, lowered)
@@ -270,7 +272,9 @@ def _progress(text: str) -> Event | None:
 
 
 def _place_or_size(text: str, lowered: str) -> Event | None:
-    """Which rank a process is, what it waits for, or how full the memory is; such a line tells nothing else."""
+    """Which rank a process is, what it serves or waits for, how full the memory is; such a line tells nothing else."""
+    if ("http/" in lowered or "shutdown" in lowered or "process" in lowered) and (served := _SERVED.search(text)):
+        return Event(role="fact", what=served.lastgroup or "")
     if "gloo" in lowered and (gloo := _GLOO.search(text)):
         return Event(role="fact", what="member", rank=int(gloo["rank"]), detail={"world": int(gloo["peers"]) + 1})
     if "virtual memory" in lowered and (ram := _RAM.search(text)):
@@ -283,17 +287,6 @@ def _place_or_size(text: str, lowered: str) -> Event | None:
         detail: dict[str, str | int] = {"world": int(named["world"])} if named["world"] else {}
         rank, pid = int(named["rank"]), int(named["pid"])
         return Event(role="fact", what="process", rank=rank, pid=pid, host=named["host"], detail=detail)
-    return None
-
-
-def _served(text: str) -> Event | None:
-    """What a web server did with a request, or that it was stopped in order."""
-    if " HTTP/" in text:
-        for what, pattern in (("answered", _ANSWERED), ("not_answered", _NOT_ANSWERED)):
-            if pattern.search(text):
-                return Event(role="fact", what=what)
-    if any(words in text for words in _SERVED_OUT):
-        return Event(role="fact", what="served_out")
     return None
 
 
