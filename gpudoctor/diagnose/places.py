@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
 from pathlib import PurePath
 
 import msgspec
@@ -88,16 +87,15 @@ def _restarts(events: list[Event]) -> set[int]:
     signals = [e.line for e in events if e.what == "terminated_signal" or e.number("code") in _SIGNALS]
     if not lines and signals and _resumes_to_its_end(events, signals[-1]):
         lines.append(signals[-1])
-    return {*_last_of_each_end(events, sorted({*lines}))}
+    return _last_of_each_end(events, sorted({*lines}))
 
 
-def _last_of_each_end(events: list[Event], lines: list[int]) -> Iterator[int]:
+def _last_of_each_end(events: list[Event], lines: list[int]) -> set[int]:
     """The lines behind which an attempt stands; a scheduler may end the step of a job, then the job, as one end."""
     shown = ("progress", "done", "exit", *TROUBLE)
     of_attempts = [e.line for e in events if e.role in shown or e.what == "work" or _begins_again(e)]
-    for line, later in itertools.pairwise([*lines, None]):
-        if later is None or any(line < of_attempt <= later for of_attempt in of_attempts):
-            yield line
+    parted = {one for one, other in itertools.pairwise(lines) if any(one < line <= other for line in of_attempts)}
+    return parted | {*lines[-1:]}
 
 
 def _resumes_to_its_end(events: list[Event], line: int) -> bool:
