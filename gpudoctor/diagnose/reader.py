@@ -45,6 +45,7 @@ _PLACE = re.compile(
 )
 _MOST_PLACES = 6
 _MOST_WRITERS = 100_000
+_MAY_BE_AN_ERROR = ("not_answered", "waits_for_resources")  # "timed out waiting for resources after 600 s"
 
 
 _RETURNED: dict[str, tuple[str, Role]] = {
@@ -366,6 +367,8 @@ def _plain(line: StrippedLine) -> list[Event]:
     event = error_event(text)
     if event is None:
         reported = list(read_facts(text))
+        if reported and reported[0].what in _MAY_BE_AN_ERROR:
+            return [*reported, *_statement(line, [])]
         if not reported or reported[0].role == "progress":  # "AssertionError: size mismatch at step 3"
             return list(_statement(line, reported)) or reported
         return reported
@@ -377,7 +380,8 @@ def _plain(line: StrippedLine) -> list[Event]:
         event.host = ""  # any node of the job may have printed the scheduler's line
     if pid := event.word("pid"):
         event.pid = int(pid)
-    return [with_place(event, text)]
+    # what explains an end may be an error of its own where none is seen
+    return [with_place(event, text), *(_statement(line, []) if event.role == "fact" else ())]
 
 
 def _statement(line: StrippedLine, reported: list[Event]) -> Iterator[Event]:

@@ -64,3 +64,8 @@ def test_what_a_server_did_not_outlive_is_its_failure(text: str, what: str, tmp_
 
 def test_the_log_of_any_web_server_is_no_job(tmp_path: Path) -> None:
     assert answer_to(6 * _OK + 2 * _FAILED, tmp_path).word == "NOT RECOGNISED"
+
+
+def test_a_request_that_was_not_answered_may_be_an_error(tmp_path: Path) -> None:
+    failed = '10.1.2.3 - - [19/Aug/2025:11:32:40 +0000] "POST /v1/completions HTTP/1.1" 500 Internal Server Error\n'
+    assert answer_to("INFO:     Application startup complete.\n" + failed, tmp_path).verdict == "unknown"

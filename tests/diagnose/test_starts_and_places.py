@@ -9,6 +9,7 @@ import pytest
 from gpudoctor.diagnose.html import render_html
 from gpudoctor.diagnose.text import render_text
 from tests.diagnose.asking import answer_of, answer_to, cause_of, said
+from tests.narrowed import present
 
 
 def test_a_cancelled_job_was_not_ended_by_the_signals_that_follow(tmp_path: Path) -> None:
@@ -233,10 +234,12 @@ def test_who_killed_a_container_is_told_by_events(text: str, what: str, host: st
         (_RAISED + _EXITED.format(1) + _DOWN, "user_exception"),
         (_NOT_READY + _SPOT + _DOWN, "node_lost"),
         (_EXITED.format(137) + "NVRM: loaded\nNode failure on n7\n" + _DOWN, "node_lost"),
-        ("step 1 loss 2.1\nstep 2 loss 2.0\n" + _OF_A_PROBE + _SPOT + _DOWN, "healthy"),
+        ("step 1 loss 2.1\nstep 2 loss 2.0\n" + _OF_A_PROBE, "unknown_error"),
+        ("step 1 loss 2.1\nstep 2 loss 2.0\n" + _SPOT + _DOWN, "healthy"),
     ],
     ids=[
         *("no event", "memory", "an error before", "an error", "two nodes went", "another node than the job's"),
+        "no end",
         "events of others",
     ],
 )
@@ -270,3 +273,8 @@ def test_waits_for_resources_that_grow_longer_and_longer_are_a_hang(tmp_path: Pa
 )  # fmt: skip
 def test_a_cluster_that_grows_is_waited_for(text: str, tmp_path: Path) -> None:
     assert answer_to(text, tmp_path).verdict != "cause"
+
+
+def test_who_waited_in_vain_says_so(tmp_path: Path) -> None:
+    answer = answer_to("RuntimeError: timed out waiting for resources after 600 seconds\n", tmp_path)
+    assert "timed out waiting for resources" in present(answer.cause).text
