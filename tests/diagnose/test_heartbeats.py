@@ -11,21 +11,21 @@ from tests.diagnose.asking import answer_to
 
 _PRINTED = "[default7]: iteration  450/  9000 | elapsed time per iteration (s): 40.00 | lm loss: 2.1E+00 |\n"
 _SEEN = "".join(f"[2026-03-01 09:{minute:02}:00] step {minute} loss 2.1\n" for minute in range(0, 50, 10))
-_PULSE = "[2026-03-01 {:02}:{:02}:11] PULSE: run 7 is running for {:02}:{:02}:00\n[2026-03-01 {:02}:{:02}:12] PULSE: 3 nodes wait\n"
+_BEATS = "[2026-03-01 {:02}:{:02}:11] beat: run 7 goes on since {:02}:{:02}:00\n[2026-03-01 {:02}:{:02}:12] beat: 3 nodes are spare\n"
 
 
-def _pulses(minutes: Iterable[int], begin: int = 10) -> str:
+def _beats(minutes: Iterable[int], begin: int = 10) -> str:
     clocks = (divmod(begin * 60 + minute, 60) for minute in minutes)
-    return "".join(_PULSE.format(*clock, *clock, *clock) for clock in clocks)
+    return "".join(_BEATS.format(*clock, *clock, *clock) for clock in clocks)
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (_PRINTED + _pulses(range(0, 121, 60)), "no step for 2 h"),
-        (_SEEN + _pulses(range(0, 121, 10)), "no step for 2 h"),
+        (_PRINTED + _beats(range(0, 121, 60)), "no step for 2 h"),
+        (_SEEN + _beats(range(0, 121, 10)), "no step for 2 h"),
         (
-            _SEEN + "Saving checkpoint\n" + _SEEN.replace(" 09:", " 10:") + _pulses(range(0, 300, 60), 11),
+            _SEEN + "Saving checkpoint\n" + _SEEN.replace(" 09:", " 10:") + _beats(range(0, 300, 60), 11),
             "no step for 4 h",
         ),
     ],
@@ -41,19 +41,19 @@ def test_a_heartbeat_for_hours_behind_the_last_step_is_a_stall(text: str, words:
 @pytest.mark.parametrize(
     "text",
     [
-        _SEEN + _pulses(range(0, 25, 5)),
-        (_SEEN + _pulses([0, 10], 23)).replace("-03-01", "-04-30") + _pulses([0, 10], 0).replace("-03-01", "-05-01"),
-        _SEEN + _pulses([0, 30, 60]),  # a step took 10 minutes
-        _PRINTED.replace("40.00", "400.0") + _pulses([0, 60, 120]),
-        _SEEN + _pulses([0, 60, 120]) + "[2026-03-01 13:00:00] step 60 loss 2.0\n",
-        _SEEN + "Saving checkpoint\n" + _pulses([0, 60, 120]),
-        _SEEN + _pulses([0, 60]) + "[2026-03-01 11:30:00] evaluated 400 of 9000 samples\n" + _pulses([120, 180, 240]),
-        _SEEN + _pulses([0, 60]) + "".join(f"shard {n} of 9 is packed\n" for n in range(9)) + _pulses([120, 180]),
-        _SEEN + "training finished\n" + _pulses([0, 60, 120]),
-        _SEEN + _pulses([0, 60, 120], 6),
-        _SEEN + "$ cat pulse.log\n" + _pulses([0, 60, 120]),
-        _pulses([0, 60, 120]) + _SEEN.replace(" 09:", " 13:"),
-        "Epoch 1 loss 2.1\n" + _pulses([0, 60, 120]),
+        _SEEN + _beats(range(0, 25, 5)),
+        (_SEEN + _beats([0, 10], 23)).replace("-03-01", "-04-30") + _beats([0, 10], 0).replace("-03-01", "-05-01"),
+        _SEEN + _beats([0, 30, 60]),  # a step took 10 minutes
+        _PRINTED.replace("40.00", "400.0") + _beats([0, 60, 120]),
+        _SEEN + _beats([0, 60, 120]) + "[2026-03-01 13:00:00] step 60 loss 2.0\n",
+        _SEEN + "Saving checkpoint\n" + _beats([0, 60, 120]),
+        _SEEN + _beats([0, 60]) + "[2026-03-01 11:30:00] evaluated 400 of 9000 samples\n" + _beats([120, 180, 240]),
+        _SEEN + _beats([0, 60]) + "".join(f"shard {n} of 9 is packed\n" for n in range(9)) + _beats([120, 180]),
+        _SEEN + "training finished\n" + _beats([0, 60, 120]),
+        _SEEN + _beats([0, 60, 120], 6),
+        _SEEN + "$ cat beats.log\n" + _beats([0, 60, 120]),
+        _beats([0, 60, 120]) + _SEEN.replace(" 09:", " 13:"),
+        "Epoch 1 loss 2.1\n" + _beats([0, 60, 120]),
     ],
     ids=[
         *(

@@ -688,7 +688,7 @@ def test_the_report_of_a_crash_is_not_what_a_process_said_before_it(last: str, t
     assert cause_of(f"[1,11]<stderr>:{last}\n{ended}", tmp_path).text == "rank 11 crashed with SIGSEGV"
 
 
-_RAISES = '  File "train.py", line 257, in <module>\n    main()\n  File "train.py", line 13, in main\n    raise {}\n'
+_RAISES = '  File "train.py", line 25, in <module>\n    main()\n  File "train.py", line 13, in main\n    raise {}\n'
 
 
 @pytest.mark.parametrize(
