@@ -19,6 +19,7 @@ from gpudoctor.statements.about import place_in
 _RULES: tuple[Rule, ...] = (
     # the machine, the scheduler or a program names it
     outside.gpu_faults,
+    outside.told_why_killed,
     outside.scheduler_endings,
     outside.out_of_host_memory,
     direct.mismatches,
@@ -61,8 +62,10 @@ def hypotheses(job: Job) -> list[Hypothesis]:
     for last_resort in (
         said.failed_saying(last),
         silence.unfinished_start(job),
+        silence.waits_for_resources(job),
         said.unknown_errors(job),
         said.stood_still(job),
+        said.only_heartbeats(job),
     ):
         found = found or [*last_resort]
     if found and not found[0].host:

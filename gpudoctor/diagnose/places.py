@@ -14,6 +14,7 @@ from gpudoctor.text.hostlist import one_name_each
 
 REQUEUED = ("preempted", "time_limit", "cancelled")  # by a scheduler; no failure if the job went on later
 STEPS_OF_WORK = 3
+_SIGNALS = (-2, -9, -15)  # codes of processes that were told to end, or killed
 _ATTEMPT = re.compile(r"attempt_(\d{1,6})/(\d{1,6})/(?:std(?:out|err)\.log|error\.json)$")
 _RANK_FILE = re.compile(r"((?:^|.*[._-])(?:rank|worker_?rank|global_rank)[._-]?)(\d{1,6})((?:[._-].*)?)$")
 _NUMBERED = re.compile(r"^(.*?)(\d+)$")
@@ -83,7 +84,25 @@ def _restarts(events: list[Event]) -> set[int]:
         if not lines and len(agents) == 1 and _goes_on_well(events, exits[-1].line):
             lines.append(exits[-1].line)
     lines += [e.line for e in events if e.what in REQUEUED and e.role == "ending" and _works_again(events, e.line)]
-    return {*lines}
+    signals = [e.line for e in events if e.what == "terminated_signal" or e.number("code") in _SIGNALS]
+    if not lines and signals and _resumes_to_its_end(events, signals[-1]):
+        lines.append(signals[-1])
+    return _last_of_each_end(events, sorted({*lines}))
+
+
+def _last_of_each_end(events: list[Event], lines: list[int]) -> set[int]:
+    """The lines behind which an attempt stands; a scheduler may end the step of a job, then the job, as one end."""
+    shown = ("progress", "done", "exit", *TROUBLE)
+    of_attempts = [e.line for e in events if e.role in shown or e.what == "work" or _begins_again(e)]
+    parted = {one for one, other in itertools.pairwise(lines) if any(one < line <= other for line in of_attempts)}
+    return parted | {*lines[-1:]}
+
+
+def _resumes_to_its_end(events: list[Event], line: int) -> bool:
+    """Whether a checkpoint is loaded after this line, and the work goes on from it to the end of the job."""
+    resumed = next((e.line for e in events if e.what == "resumed" and e.line > line), None)
+    done = resumed is not None and any(e.role == "done" and e.line > resumed for e in events)
+    return done and _goes_on_well(events, line)
 
 
 def _is_of_a_later_attempt(events: list[Event], one: Event, other: Event) -> bool:
@@ -128,14 +147,15 @@ def fill_in_hosts(files: list[LogFile], events: list[Event]) -> set[str]:
     same = one_name_each(event.host for event in events if event.host)
     for event in events:
         event.host = same.get(event.host or "", event.host)
-    own = (e for e in events if (e.detail.get("by") == "table" or e.role != "exit") and e.role != "ending")
-    for number, names in grouped((e.file, e.host) for e in own if e.host).items():
+    named = [e for e in events if e.host and not e.detail.get("described")]  # that is of one pod
+    own = (e for e in named if (e.detail.get("by") == "table" or e.role != "exit") and e.role != "ending")
+    for number, names in grouped((e.file, e.host) for e in own).items():
         files[number].host = only(names) or files[number].host
     _hosts_by_file_names(files, events)
     for event in events:
         if event.host is None:
             event.host = files[event.file].host
-    hosts = {event.host for event in events if event.host}
+    hosts = {event.host for event in events if event.host and not event.detail.get("described")}
     for event in events:
         if event.host is None and event.role != "ending":
             event.host = only(hosts)

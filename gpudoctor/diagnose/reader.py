@@ -15,6 +15,7 @@ from gpudoctor.diagnose.patterns.job_facts import OF_A_KERNEL, is_harmless, read
 from gpudoctor.diagnose.patterns.launchers import ElasticTable, expanded, read_launcher
 from gpudoctor.diagnose.patterns.ray import RayReader
 from gpudoctor.diagnose.patterns.watchdog import CoordinationReader, StallReader, read_watchdog
+from gpudoctor.diagnose.repeated_lines import RepeatedLines
 from gpudoctor.diagnose.tracebacks import Tracebacks, exception_event, quoted_exception
 from gpudoctor.diagnose.wrapped_lines import HeldLine, StrippedLine, may_go_on
 from gpudoctor.facts.kernel_log.messages import parse_message
@@ -28,11 +29,6 @@ _MOST_TEXT = 8192
 # a file that begins with a line of a traceback, or with its exception, lacks what came before
 _INSIDE = re.compile(
     r"  File |    |\^|(?:[A-Za-z_]\w{0,60}\.){0,8}\w{0,60}(?:Error|Exception): |(?P<begin>Traceback \(most recent)"
-)
-# what differs between two lines of one who waits: the time of day, and how long it has waited
-_TIMES = re.compile(
-    r"\d{4}-\d\d-\d\d|\b\d\d?:\d\d(?::\d\d)?(?:[.,]\d+)?"
-    r"|\b\d+(?:\.\d+)? ?(?:ms|s|secs?|seconds?|min|minutes?|h|hours?)\b"
 )
 # the end of a progress bar, and another writer's words right behind it
 _BAR = re.compile(r"\d/\d+ \[[^\]\[]{1,80}(?:it/s|s/it)[^\]\[]{0,400}\](?=[A-Z\[])")
@@ -48,8 +44,8 @@ _PLACE = re.compile(
     r"\s*(?P<key>(?:[A-Za-z]{1,12} )?(?:[Hh]ost(?:name)?|[Nn]ode|GPU|[Dd]evice|[Pp]ort)) *: *(?P<value>\S{1,100})\s*$"
 )
 _MOST_PLACES = 6
-_MOST_ALIKE_AT_THE_END = 3
 _MOST_WRITERS = 100_000
+_MAY_BE_AN_ERROR = ("not_answered", "waits_for_resources")  # "timed out waiting for resources after 600 s"
 _RETURNED: dict[str, tuple[str, Role]] = {
     "1": ("nccl_cuda_unknown", "wrapper"),
     "2": ("nccl_unknown", "wrapper"),
@@ -127,9 +123,8 @@ class LogReader:
         self._held: HeldLine | None = None
         self._spawned: int | None = None
         self._begun = False
-        self._repeated: Event | None = None
-        self._repeats = 0
-        self._kind = ""
+        self._repeated = RepeatedLines()
+        self._described: tuple[int, str] = -1, ""  # the last line of a pod's description, and the pod's node
         self._probed: tuple[int, str] | None = None
         self._rule = -_FRAME  # the line of the last rule of dashes
         self._told: _Told | None = None
@@ -158,13 +153,11 @@ class LogReader:
     def end(self) -> Iterator[Event]:
         """The events of a line that was held because it might have continued, and of a last line with an exception."""
         yield from self._flush()
-        for number, text in self._traces.without_end():  # the text was cut off, or the exception was never printed
-            yield Event(
-                role="said", what="wrapper", file=self._file, line=number, text=text, detail={"form": "exception"}
-            )
-        if self._repeats >= _MOST_ALIKE_AT_THE_END and self._repeated is not None:
-            self._repeated.detail["times"] = self._repeats
-            yield self._repeated
+        for event in self._traces.without_end():  # the text was cut off, or the exception was never printed
+            event.file = self._file
+            yield event
+        for event, last in self._repeated.events():
+            yield self._placed(event, last)
 
     def _read(self, number: int, raw: str) -> Iterator[Event]:
         raw = raw.removeprefix(self.labels.margin)
@@ -207,6 +200,10 @@ class LogReader:
             origin.host = stepd["host"]
         if self._told is not None and not self._told.goes_on(line):
             self._told = None
+        if found := facts.NODE_OF_A_POD.match(line.text):
+            self._described = line.number, found["host"]
+        elif line.number == self._described[0] + 1 and not line.text.startswith("$ "):  # without an empty line
+            self._described = line.number, self._described[1]
         moved, text = False, line.text
         events = [*self._events(line)]
         if line.number == self._last_error + 1:
@@ -217,21 +214,10 @@ class LogReader:
             moved = moved or event.role in ("progress", "done", "exit", "ending") or event.what == "work"
             if event.role == "said" and event.word("message"):
                 self._told = _Told(event, line.last or line.number)
+            if line.number == self._described[0] and not event.host:
+                event.host, event.detail["described"] = self._described[1], 1
             yield self._placed(event, line)
-        self._note_repeated(line, text, moved=moved)
-
-    def _note_repeated(self, line: StrippedLine, text: str, *, moved: bool) -> None:
-        """Count how often the same text, its times aside, came at the end: a job that stands still does that."""
-        kind = _TIMES.sub("0", text[:400])
-        if moved:
-            self._kind, self._repeats = "", 0
-        elif not text.strip():
-            return
-        elif kind != self._kind:
-            self._kind, self._repeats = kind, 1
-            self._repeated = self._placed(Event(role="fact", what="repeated"), line)
-        else:
-            self._repeats += 1
+        self._repeated.read(line, text, moved=moved)
 
     def _placed(self, event: Event, line: StrippedLine) -> Event:
         event.file, event.line, event.text = self._file, line.number, event.text or line.raw.strip()
@@ -378,6 +364,8 @@ def _plain(line: StrippedLine) -> list[Event]:
     event = error_event(text)
     if event is None:
         reported = list(read_facts(text))
+        if reported and reported[0].what in _MAY_BE_AN_ERROR:
+            return [*reported, *_statement(line, [])]
         if not reported or reported[0].role == "progress":  # "AssertionError: size mismatch at step 3"
             return list(_statement(line, reported)) or reported
         return reported
@@ -389,7 +377,8 @@ def _plain(line: StrippedLine) -> list[Event]:
         event.host = ""  # any node of the job may have printed the scheduler's line
     if pid := event.word("pid"):
         event.pid = int(pid)
-    return [with_place(event, text)]
+    # what explains an end may be an error of its own where none is seen
+    return [with_place(event, text), *(_statement(line, []) if event.role == "fact" else ())]
 
 
 def _statement(line: StrippedLine, reported: list[Event]) -> Iterator[Event]:

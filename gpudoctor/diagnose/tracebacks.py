@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterator
 
 import msgspec
 
 from gpudoctor.diagnose.events import Event, Role, clipped
 from gpudoctor.diagnose.patterns.catalogue import error_event
+from gpudoctor.diagnose.patterns.facts import is_of_a_job
 from gpudoctor.statements.catalogue import RUNTIME
 from gpudoctor.statements.classes import kind_of
 from gpudoctor.statements.prefixes import with_short_numbers
@@ -32,7 +33,7 @@ _NAMED = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Ex
 # a class; the standard library has only these in lower case. `self.comm: ncclComm_t = f(` is a statement;
 # `INFO: ` begins a logger's line that got between
 _CLASS = re.compile(
-    r"^(?!(?:TRACE|DEBUG|INFO|NOTICE|WARN(?:ING)?|ERROR|CRITICAL|FATAL)$)(?:.*\.)?_?(?:[A-Z]\w*|error|timeout|gaierror|herror)$"
+    r"^(?!(?:TRACE|DEBUG|INFO|NOTICE|WARN(?:ING)?|ERROR|CRITICAL|FATAL|NVRM)$)(?:.*\.)?_?(?:[A-Z]\w*|error|timeout|gaierror|herror)$"
 )
 # the last line of a frame, or the marks below it, when the head is missing
 _CUT = re.compile(r"\s{4,}(?:raise\s|[\^~]+\s*$)|\s*│ ❱ +\d+ │")
@@ -44,6 +45,7 @@ _GROUPED = re.compile(r"^ {0,40}\| ")
 _IGNORED = ("Exception ignored in", "--- Logging error ---")
 _OF_A_LOGGER = ("Message: ", "Arguments: (")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
+_RAISES = re.compile(r"raise ((?:\w+\.)*[A-Z]\w*)\($")
 # what follows the exception's own words where a whole traceback stands in one line
 _GLUED = re.compile(rf"\s+(?:{'|'.join(_CHAINED)}|(?:Original )?Traceback \(most recent call last\))")
 _RERAISED = re.compile(r"Caught \w+ in (?:DataLoader worker process|replica|pin memory thread)")
@@ -120,6 +122,7 @@ class _Open(msgspec.Struct):
     ignored: bool = False
     raised: int = 0
     raised_text: str = ""
+    behind_raise: str = ""
 
 
 def _exception(text: str, *, frames: int) -> re.Match[str] | None:
@@ -191,6 +194,8 @@ class Tracebacks:
             return True, None
         found = _exception(text, frames=trace.frames)
         if found is None:  # without prefixes, lines of another writer may come in between
+            if number == trace.raised + 1 and not (labelled or level or is_of_a_job(text)):
+                trace.behind_raise = text.strip()
             return False, None
         del self._open[stream]
         event = self._event(stream, trace, text)
@@ -225,9 +230,18 @@ class Tracebacks:
         self._chain.discard(stream)
         self._ignored.discard(stream)
 
-    def without_end(self) -> Iterable[tuple[int, str]]:
-        """The number and words of each line at which a traceback began whose exception was not read."""
-        return [(trace.line, trace.text) for trace in self._open.values() if not trace.ignored]
+    def without_end(self) -> Iterator[Event]:
+        """Of each traceback whose exception was not read: what it raised, if a line behind `raise TYPE(` tells, else
+        the line at which it began.
+        """
+        for trace in self._open.values():
+            if trace.ignored:
+                continue
+            event = Event(role="said", what="wrapper", detail={"form": "exception"}, line=trace.line, text=trace.text)
+            if trace.behind_raise and (name := _RAISES.match(trace.raised_text)):
+                event = self._event(None, trace, f"{name[1]}: {trace.behind_raise}")
+                event.line, event.text, event.strength = trace.raised + 1, trace.behind_raise, min(event.strength, 2)
+            yield event
 
     def _taken_over(self, number: int) -> _Open | None:
         """The traceback that a logger's line began if its other lines have no label: `[... TP2] ... Traceback`."""

@@ -34,8 +34,8 @@ _NOT_READY = (
 _Row = tuple[str, str, str, Effect, str, str, int, bool]
 _ROWS: tuple[_Row, ...] = (
     ("gpu_ecc", "ecc", r"[Uu]ncorrectable ECC error (?:encountered|(?:was )?detected)|CUDA_ERROR_ECC_UNCORRECTABLE|cudaErrorECCUncorrectable", "hardware", "the GPU met an error in its memory that ECC cannot correct", "CUDA 214", 3, True),
+    ("nvlink_failed", "nvlink", r"[Uu]ncorrectable NVLink error (?:encountered|(?:was )?detected)|CUDA_ERROR_NVLINK_UNCORRECTABLE|cudaErrorNvlinkUncorrectable", "hardware", "an NVLink of the GPU failed in the middle of the work", "CUDA 220", 3, True),
     # whoever reads a peer's memory reports it: the link or the peer failed
-    ("nvlink_failed", "nvlink", r"[Uu]ncorrectable NVLink error (?:encountered|(?:was )?detected)|CUDA_ERROR_NVLINK_UNCORRECTABLE|cudaErrorNvlinkUncorrectable", "hardware", "an NVLink of the GPU failed in the middle of the work", "CUDA 220", 3, False),
     ("nvlink_failed", "nvlink|contained", r"Invalid access of peer GPU memory over nvlink|CUDA_ERROR_CONTAINED|cudaErrorContained", "hardware", "the GPU contained an error of its hardware or of a peer's", "CUDA 226", 3, False),
     ("gpu_lost", "device handle", r"Unable to (?:determine|detect) the device handle for (?:GPU|gpu) ?(?P<gpu>[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])", "hardware", _LOST, "nvidia-smi", 3, True),
     ("gpu_lost", "lost", r"(?i)GPU[ _]?is[ _]?lost", "hardware", _LOST, "NVML 15", 3, True),

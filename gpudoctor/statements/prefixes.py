@@ -145,7 +145,7 @@ def labels_of(lines: list[str]) -> Labels:
     if not shown:
         return Labels()
     free = [(origin, line) for origin, line in shown if not line.startswith(("srun:", "slurmstepd", "srun "))]
-    tasks = [m for _, line in free if (m := _TASK.match(line))]
+    tasks = [line for origin, line in free if origin.task is not None or _TASK.match(line)]
     if free and len(tasks) >= 0.6 * len(free):
         return Labels(tasks=True, margin=margin)
     counts = Counter(host for origin, line in free if (host := _host_label(origin, line)))

@@ -681,3 +681,51 @@ def test_two_ranks_in_one_line_are_read_as_two(tmp_path: Path) -> None:
     found = answer_to(log.format(access, line.format(1)), tmp_path).cause
     assert found is not None
     assert (found.what, found.rank, found.host) == ("cuda_illegal_access", 2, "worker-2")
+
+
+def test_a_line_of_the_driver_is_no_exception_of_a_traceback_that_is_cut_off(tmp_path: Path) -> None:
+    text = (
+        "ERROR 09-12 04:32:05 engine.py:159] Traceback (most recent call last):\nTraceback (most recent call last):\n"
+        '  File "/w/engine.py", line 157, in start\n    self.run()\n'
+        "[Thu Sep 12 04:32:04 2024] NVRM: GPU at PCI:0000:41:00: GPU-3d0d5ac7-6e7c-1e7e-7a30-5f0a42c8b6b9\n"
+        "[Thu Sep 12 04:32:04 2024] NVRM: Xid (PCI:0000:41:00): 79, pid=7, name=x, GPU has fallen off the bus.\n"
+    )
+    answer = answer_to(text, tmp_path)
+    assert (present(answer.cause).what, answer.others) == ("gpu_lost", ())
+
+
+@pytest.mark.parametrize(
+    "last",
+    ["[n4:22071] *** End of error message ***", " 2 0x000000000001e8c4 c10::Error::Error()  ???:0"],
+    ids=["Open MPI", "UCX"],
+)
+def test_the_report_of_a_crash_is_not_what_a_process_said_before_it(last: str, tmp_path: Path) -> None:
+    ended = "mpirun noticed that process rank 11 with PID 22071 on node n4 exited on signal 11 (Segmentation fault).\n"
+    assert cause_of(f"[1,11]<stderr>:{last}\n{ended}", tmp_path).text == "rank 11 crashed with SIGSEGV"
+
+
+_RAISES = '  File "train.py", line 25, in <module>\n    main()\n  File "train.py", line 13, in main\n    raise {}\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict", "what", "words"),
+    [
+        (_RAISES.format("ValueError(") + "the map of devices is no mesh\n", "cause", "user_exception", "ValueError: the map of devices is no mesh (raised from train.py:13)"),
+        (_RAISES.format("torch.OutOfMemoryError(") + "CUDA out of memory.\n", "cause", "cuda_oom", "CUDA out of memory."),
+        (_RAISES.format("ValueError(") + "ValueError: no mesh\n", "cause", "user_exception", "ValueError: no mesh (raised from train.py:13)"),
+        (_RAISES.format("ValueError(") + "[rank1]: no mesh\nlate\nValueError: x\n", "cause", "user_exception", "ValueError: x (raised from train.py:13)"),
+    ],
+    ids=["its message", "a known error", "whole", "another writer between"],
+)  # fmt: skip
+def test_behind_a_raise_whose_exception_was_not_printed_its_message_may_stand(
+    text: str, verdict: str, what: str, words: str, tmp_path: Path
+) -> None:
+    answer = answer_to(text, tmp_path)
+    cause = present(answer.cause)
+    assert (answer.verdict, cause.what, cause.text) == (verdict, what, words)
+
+
+@pytest.mark.parametrize("text", ["loss: 2.1", "\nthe map of devices is no mesh", "[rank1]: no mesh"])
+def test_another_line_behind_a_raise_is_not_its_message(text: str, tmp_path: Path) -> None:
+    answer = answer_to(f"{_RAISES.format('ValueError(')}{text}\n", tmp_path)
+    assert answer.cause is None or answer.cause.what != "user_exception"

@@ -14,11 +14,21 @@ from gpudoctor.diagnose.job import Attempt, Job, is_work
 from gpudoctor.diagnose.rules.model import Hypothesis, at_events, host_of, only_rank, ranks_of, undecided
 from gpudoctor.diagnose.rules.silence import ended_before
 from gpudoctor.diagnose.tracebacks import exception_event
+from gpudoctor.statements.prefixes import seconds_between
+from gpudoctor.text.units import rounded_duration_text
 
 _OWN_KINDS = ("cause", "resource", "network")
 _FORMS = ("exception", "program", "death", "level", "event", "errno")
 _MOST_LINES_AFTER = 40  # whatever a program goes on to say for longer, it survived
 _NEAR = 4
+# how long a step takes: of Megatron, NeMo and trainers; of a bar
+_STEP_TIME = re.compile(
+    r"(?i)(?:time per iteration|(?:iter(?:ation)?|step)[ _-]?tim(?:e|ing))(?: in)?[ :=\"'(]{0,3}(?:(?P<unit>m?s)\b)?"
+    r"[ :=\"')]{1,4}(?P<time>\d{1,8}(?:\.\d{1,9})?)|(?<![\d.])(?P<bar>\d{1,8}(?:\.\d{1,3})?) ?s/(?:it|step|iter)\b"
+)
+_LEAST_QUIET_S = 1800.0
+_TIMES_SEEN, _TIMES_PRINTED = 10, 50  # a step's time may be printed at every tenth step alone
+_A_YEAR = 2023  # of months as they are in most years
 _NUMBERS = re.compile(r"\d+")
 _NO_RULE = "it looks like an error, no rule knows it, and nothing after it shows that the job went on"
 # what an error tells by its class alone, if no rule knows its words
@@ -107,6 +117,23 @@ def stood_still(job: Job) -> Iterator[Hypothesis]:
         times, line = events[0].number("times"), events[0].text.strip()
         text = f"the log ends with the same line {times} times, and nothing moves between: {line}"
         yield undecided("stalled", text, events, host=host_of(events))
+
+
+def only_heartbeats(job: Job) -> Iterator[Hypothesis]:
+    """Lines that tell only of the time, for much longer than a step takes after the last step of the job."""
+    steps, beats = job.of("progress"), job.of("fact", what="heartbeat")
+    if job.finished or not beats or {e.file for e in steps} != {beats[0].file}:
+        return
+    first_s, last_s = beats[0].number("first_s") or 0, beats[0].time_s or 0
+    quiet_s = seconds_between(first_s, last_s, _A_YEAR) or 0
+    seen_s = max(e.number("longest_step_s") or 0 for e in steps)
+    printed = [found for e in steps if (found := _STEP_TIME.search(e.text))]
+    printed_s = [float(found["time"] or found["bar"]) / (1000 if found["unit"] == "ms" else 1) for found in printed]
+    step_s = seen_s or max(printed_s, default=0)
+    longest_s = max(_LEAST_QUIET_S, step_s * (_TIMES_SEEN if seen_s else _TIMES_PRINTED))
+    if step_s and quiet_s > longest_s and first_s >= (steps[-1].time_s or 0) - 1:  # else it is another text
+        text = f"no step for {rounded_duration_text(quiet_s)}, though one takes {rounded_duration_text(step_s)}"
+        yield undecided("stalled", f"{text}: only lines such as this one came: {beats[0].text}", [steps[-1], *beats])
 
 
 def lasting(job: Job, statements: list[Event]) -> list[Event]:
