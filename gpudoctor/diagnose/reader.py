@@ -200,7 +200,7 @@ class LogReader:
             origin.host = stepd["host"]
         if self._told is not None and not self._told.goes_on(line):
             self._told = None
-        if found := facts.NODE_OF_A_POD.match(line.text):
+        if found := job_facts.NODE_OF_A_POD.match(line.text):
             self._described = line.number, found["host"]
         elif line.number == self._described[0] + 1 and not line.text.startswith("$ "):  # without an empty line
             self._described = line.number, self._described[1]

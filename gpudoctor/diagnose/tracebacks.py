@@ -13,7 +13,7 @@ import msgspec
 
 from gpudoctor.diagnose.events import Event, Role, clipped
 from gpudoctor.diagnose.patterns.catalogue import error_event
-from gpudoctor.diagnose.patterns.facts import is_of_a_job
+from gpudoctor.diagnose.patterns.job_facts import is_of_a_job
 from gpudoctor.statements.catalogue import RUNTIME
 from gpudoctor.statements.classes import kind_of
 from gpudoctor.statements.prefixes import with_short_numbers
