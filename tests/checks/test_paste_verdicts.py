@@ -475,6 +475,19 @@ def test_a_licence_is_missed_by_a_vgpu_only(mode: str, needed: bool) -> None:
         assert any("licence" in each.text for each in pasted(text).reported) is needed
 
 
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        ("    gpuId 0:\n        U U U U\nNvSwitches:\n    physicalId 10:\n        U U D U\n", "link 2 of NVSwitch 10"),
+        ("        U U D U\n    gpuId 1:\n        U U U U\n", "does not name: U U D U"),
+    ],
+)
+def test_links_of_a_switch_or_of_no_gpu_are_no_pass(rows: str, told: str) -> None:
+    finds(bad("reported.failures", rows), Status.UNKNOWN, told)
+    well = rows.replace("D", "U")
+    assert told not in " ".join(text_of(finding) for finding in bad("reported.failures", well))
+
+
 def test_links_of_a_card_without_a_bridge_are_down_and_well() -> None:
     down = re.sub(r"\bU\b", "D", transcripts.DCGM_NVLINK)
     cards = "".join(f"GPU {n}: NVIDIA H100 PCIe (UUID: GPU-{n}1111111-2222-3333-4444-555555555555)\n" for n in (0, 1))

@@ -18,6 +18,7 @@ from gpudoctor.facts.model.gpu import LinkState, NvLink
 from gpudoctor.facts.model.missing import UNSUPPORTED
 from gpudoctor.facts.model.reported import Loudness, Reported
 from gpudoctor.text.grouped import grouped
+from gpudoctor.text.units import ranges
 
 _MOST_ROWS, _MOST_WORDS = 40, 300  # of what a failed test says: it repeats it for each GPU
 _BORDER = r"[|+][-=+]{10,}[|+]?\s*$"
@@ -63,6 +64,7 @@ _REST_OF_LINKS = re.compile(r"(?:Run a field diagnostic on the GPU|[\s.,])*")
 _OF_LINKS = ("PCIe", "pcie")  # the tests that look at links
 _PERHAPS_NO_LINKS = "NVLinks are down, which DCGM calls a failure on boards without NVLink too"
 _NVLINK_GPU = re.compile(r"\s+gpuId (\d{1,4}):\s*$")
+_NVLINK_SWITCH = re.compile(r"\s+physicalId (\d{1,4}):\s*$")
 _NVLINK_STATES = re.compile(r"\s+[UDX_](?: [UDX_]){0,63}\s*$")
 _STATES: dict[str, LinkState] = {"U": "active", "D": "inactive", "X": "disabled"}
 
@@ -244,21 +246,33 @@ def _read_discovery(block: Block) -> Part:
 
 @text_reader(
     "dcgmi nvlink",
-    rf"\| +NvLink Link Status +\||{_NVLINK_GPU.pattern}",
+    rf"\| +NvLink Link Status +\||{_NVLINK_GPU.pattern}|\s+[UDX_](?: [UDX_]){{3,63}}\s*$",
     rf"{_NVLINK_GPU.pattern}|{_NVLINK_STATES.pattern}|{_TABLE}"
-    r"|(?:GPUs|NvSwitches):\s*$|\s+(?:physicalId \d+:|No Nv)|Key: Up=U",
+    rf"|(?:GPUs|NvSwitches):\s*$|{_NVLINK_SWITCH.pattern}|\s+No Nv|Key: Up=U",
 )
 def _read_nvlink(block: Block) -> Part:
+    """The links of each GPU; of a switch only those that are down, since whether each is used is not in the text."""
     gpus = GpuDumps()
-    index: int | None = None
+    gpu: int | None = None
+    switch = ""
+    unread: list[str] = []
     for line in block.lines:
         if found := _NVLINK_GPU.match(line):
-            index = int(found[1])
-        elif index is not None and _NVLINK_STATES.match(line):
+            gpu, switch = int(found[1]), ""
+        elif found := _NVLINK_SWITCH.match(line):
+            gpu, switch = None, found[1]
+        elif not _NVLINK_STATES.match(line):
+            continue
+        elif gpu is not None:
             links = tuple(NvLink(n, state=_STATES[s]) for n, s in enumerate(line.split()) if s in _STATES)
-            gpus.at(index).facts["nvlinks"] = links or UNSUPPORTED
-            index = None
-    return part_by_dcgm(gpus, "dcgmi nvlink")
+            gpus.at(gpu).facts["nvlinks"] = links or UNSUPPORTED
+            gpu = None
+        elif not switch:
+            unread.append(f"links of a GPU that the text does not name: {line.strip()}")
+        elif down := [n for n, state in enumerate(line.split()) if state == "D"]:
+            unread.append(f"link {ranges(down)} of NVSwitch {switch} is down; whether it is used is not known here")
+    part = part_by_dcgm(gpus, "dcgmi nvlink")
+    return replace(part, reported=(*part.reported, *(from_tool("dcgmi nvlink", text, "unread") for text in unread)))
 
 
 DCGM_READERS: tuple[TextReader, ...] = (_read_diag, _read_diag_json, _read_health, _read_discovery, _read_nvlink)
