@@ -51,7 +51,6 @@ _QUOTES = re.compile(r"[*-] .*`[^`]{1,200}`")  # an item of a list with a job's 
 _SHARE_OF_MARKS = 0.3
 _ESCAPE = re.compile(rb"\x1b\[[0-?]{0,40}[ -/]{0,4}[@-~]")
 _SIGNS_OF_A_JOB = 3  # steps, ranks, processes: ordinary prose may mention one by chance
-_OF_ANY_PROGRAM = ("world", "several_nodes", "done", "answered", "not_answered", "served_out")
 
 
 class GatheredLogs(msgspec.Struct):
@@ -147,7 +146,7 @@ def _read_text(source: LogSource, number: int, found: GatheredLogs) -> None:
         for event in reader.read(place + 1, text):
             found.log.add(event)
             signs += 1 if event.what not in ("member", "comm", "process", "exit") else _SIGNS_OF_A_JOB
-            signs -= event.what in _OF_ANY_PROGRAM or event.role == "said"
+            signs -= event.what in ("world", "several_nodes", "done") or event.role == "said"
     found.log.extend(reader.end())
     found.log.extend(read_ras(ras, number))
     file.lines = last

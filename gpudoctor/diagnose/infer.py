@@ -19,7 +19,6 @@ from gpudoctor.statements.about import place_in
 _RULES: tuple[Rule, ...] = (
     # the machine, the scheduler or a program names it
     outside.gpu_faults,
-    outside.told_why_killed,
     outside.scheduler_endings,
     outside.out_of_host_memory,
     direct.mismatches,
@@ -62,7 +61,6 @@ def hypotheses(job: Job) -> list[Hypothesis]:
     for last_resort in (
         said.failed_saying(last),
         silence.unfinished_start(job),
-        silence.waits_for_resources(job),
         said.unknown_errors(job),
         said.stood_still(job),
         said.only_heartbeats(job),

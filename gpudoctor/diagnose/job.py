@@ -27,9 +27,6 @@ from gpudoctor.text.grouped import grouped
 
 _POD = re.compile(r"\bpod/(\S{1,253})")
 _BEGINNINGS = ("comm", "member", "world")
-# of a server's exceptions, those that one request may raise; CUDA's others end the process
-_OF_REQUESTS = ("user_exception", "cuda_oom", "service_failed", "failed_saying")
-_DEAD = re.compile(r"(?i)\b(?:dead|died|dying|fatal|terminat(?:ed|ing)|EngineCore)\b")
 _TRUST_IN_LAUNCHERS = {"spawn": 1, "mpirun": 2, "srun": 3, "agent": 4, "table": 5}  # 0 for the others
 _LEAST_SKEW_S = 3.0  # launchers poll, and processes end one after the other: a smaller difference proves nothing
 _ZONE_S = 1800.0
@@ -52,7 +49,6 @@ class Job:
         self._work = grouped((e.place, e) for e in self.events if is_work(e))
         self._assign_early_exception()
         self._excuse_pods()
-        self._excuse_requests()
         self._excuse_ssh()
         self._forget_ends_of_helpers()
         self.finished = any(e.role == "done" for e in self.events)
@@ -157,24 +153,6 @@ class Job:
             if (event.file, event.line) in came and ("pod" in event.detail or event.role == "said"):
                 event.role, event.what = "fact", "came_later"
 
-    def _excuse_requests(self) -> None:
-        """What a server raised is a fact if it answered a later request, or was stopped in order: it was a request's.
-
-        A server whose engine died fails at what comes next, says so, and may then be stopped in order as well.
-        """
-        served = grouped((e.place, e) for e in self.of("fact") if e.what in ("answered", "not_answered", "served_out"))
-        trainings = {e.place for e in self.of("progress") if e.what == "progress"}  # beside a server in one text
-        for place in served.keys() - trainings:
-            own = [e for e in self.events if e.place == place]
-            raised = [e for e in own if _may_be_of_a_request(e)]
-            bad = [e for e in own if e.role in ("wrapper", *TROUBLE) or (e.role == "said" and _DEAD.search(e.text))]
-            for event in raised:
-                end = next((e.line for e in bad if e.line > event.line and e not in raised), None)
-                later = [e.what for e in served[place] if event.line < e.line and (end is None or e.line < end)]
-                answers = [what for what in later if what != "served_out"] or later
-                if answers and answers[-1] != "not_answered" and (end is None or len(answers) >= STEPS_OF_WORK):
-                    event.role, event.what = "fact", "of_a_request"
-
     def _excuse_ssh(self) -> None:
         """A failed ssh is a fact if work began before it or a rank failed after it: no ssh that starts ranks."""
         last_raised = {e.place: e.line for e in self.of("cause") if e.rank is not None and e.names_rank}
@@ -220,13 +198,6 @@ class Attempt:
         """How each rank ended; torchrun's table takes precedence over its agent, the agent over srun."""
         exits = sorted(self.of("exit"), key=lambda e: _TRUST_IN_LAUNCHERS.get(e.word("by") or "", 0))
         return {e.rank: e for e in exits if e.rank is not None}
-
-
-def _may_be_of_a_request(event: Event) -> bool:
-    """Whether a server may raise or say this over one request and go on."""
-    raised = event.role in ("cause", "echo") and event.word("type") is not None and event.what in _OF_REQUESTS
-    told = event.role == "said" and event.what != "death"
-    return (raised or told) and event.rank is None and _DEAD.search(event.text) is None
 
 
 def is_work(event: Event) -> bool:

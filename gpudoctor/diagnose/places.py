@@ -14,7 +14,7 @@ from gpudoctor.text.hostlist import one_name_each
 
 REQUEUED = ("preempted", "time_limit", "cancelled")  # by a scheduler; no failure if the job went on later
 STEPS_OF_WORK = 3
-_SIGNALS = (-2, -9, -15)  # codes of processes that were told to end, or killed
+_SIGNALS = (-2, -15)  # codes of processes that were told to end
 _ATTEMPT = re.compile(r"attempt_(\d{1,6})/(\d{1,6})/(?:std(?:out|err)\.log|error\.json)$")
 _RANK_FILE = re.compile(r"((?:^|.*[._-])(?:rank|worker_?rank|global_rank)[._-]?)(\d{1,6})((?:[._-].*)?)$")
 _NUMBERED = re.compile(r"^(.*?)(\d+)$")
@@ -102,7 +102,10 @@ def _resumes_to_its_end(events: list[Event], line: int) -> bool:
     """Whether a checkpoint is loaded after this line, and the work goes on from it to the end of the job."""
     resumed = next((e.line for e in events if e.what == "resumed" and e.line > line), None)
     done = resumed is not None and any(e.role == "done" and e.line > resumed for e in events)
-    return done and _goes_on_well(events, line)
+    steps = [e for e in events if e.role == "progress" and e.number("step")]
+    before = max((e.number("step") or 0 for e in steps if e.line < line), default=0)
+    further = any((e.number("step") or 0) > before for e in steps if e.line > line)
+    return done and further and _goes_on_well(events, line)
 
 
 def _is_of_a_later_attempt(events: list[Event], one: Event, other: Event) -> bool:
@@ -147,15 +150,14 @@ def fill_in_hosts(files: list[LogFile], events: list[Event]) -> set[str]:
     same = one_name_each(event.host for event in events if event.host)
     for event in events:
         event.host = same.get(event.host or "", event.host)
-    named = [e for e in events if e.host and not e.detail.get("described")]  # that is of one pod
-    own = (e for e in named if (e.detail.get("by") == "table" or e.role != "exit") and e.role != "ending")
-    for number, names in grouped((e.file, e.host) for e in own).items():
+    own = (e for e in events if (e.detail.get("by") == "table" or e.role != "exit") and e.role != "ending")
+    for number, names in grouped((e.file, e.host) for e in own if e.host).items():
         files[number].host = only(names) or files[number].host
     _hosts_by_file_names(files, events)
     for event in events:
         if event.host is None:
             event.host = files[event.file].host
-    hosts = {event.host for event in events if event.host and not event.detail.get("described")}
+    hosts = {event.host for event in events if event.host}
     for event in events:
         if event.host is None and event.role != "ending":
             event.host = only(hosts)

@@ -45,7 +45,6 @@ _PLACE = re.compile(
 )
 _MOST_PLACES = 6
 _MOST_WRITERS = 100_000
-_MAY_BE_AN_ERROR = ("not_answered", "waits_for_resources")  # "timed out waiting for resources after 600 s"
 _RETURNED: dict[str, tuple[str, Role]] = {
     "1": ("nccl_cuda_unknown", "wrapper"),
     "2": ("nccl_unknown", "wrapper"),
@@ -124,7 +123,6 @@ class LogReader:
         self._spawned: int | None = None
         self._begun = False
         self._repeated = RepeatedLines()
-        self._described: tuple[int, str] = -1, ""  # the last line of a pod's description, and the pod's node
         self._probed: tuple[int, str] | None = None
         self._rule = -_FRAME  # the line of the last rule of dashes
         self._told: _Told | None = None
@@ -200,10 +198,6 @@ class LogReader:
             origin.host = stepd["host"]
         if self._told is not None and not self._told.goes_on(line):
             self._told = None
-        if found := job_facts.NODE_OF_A_POD.match(line.text):
-            self._described = line.number, found["host"]
-        elif line.number == self._described[0] + 1 and not line.text.startswith("$ "):  # without an empty line
-            self._described = line.number, self._described[1]
         moved, text = False, line.text
         events = [*self._events(line)]
         if line.number == self._last_error + 1:
@@ -214,8 +208,6 @@ class LogReader:
             moved = moved or event.role in ("progress", "done", "exit", "ending") or event.what == "work"
             if event.role == "said" and event.word("message"):
                 self._told = _Told(event, line.last or line.number)
-            if line.number == self._described[0] and not event.host:
-                event.host, event.detail["described"] = self._described[1], 1
             yield self._placed(event, line)
         self._repeated.read(line, text, moved=moved)
 
@@ -364,8 +356,6 @@ def _plain(line: StrippedLine) -> list[Event]:
     event = error_event(text)
     if event is None:
         reported = list(read_facts(text))
-        if reported and reported[0].what in _MAY_BE_AN_ERROR:
-            return [*reported, *_statement(line, [])]
         if not reported or reported[0].role == "progress":  # "AssertionError: size mismatch at step 3"
             return list(_statement(line, reported)) or reported
         return reported
@@ -377,8 +367,7 @@ def _plain(line: StrippedLine) -> list[Event]:
         event.host = ""  # any node of the job may have printed the scheduler's line
     if pid := event.word("pid"):
         event.pid = int(pid)
-    # what explains an end may be an error of its own where none is seen
-    return [with_place(event, text), *(_statement(line, []) if event.role == "fact" else ())]
+    return [with_place(event, text)]
 
 
 def _statement(line: StrippedLine, reported: list[Event]) -> Iterator[Event]:

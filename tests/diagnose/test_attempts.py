@@ -122,15 +122,14 @@ def test_a_step_and_its_job_end_once(tmp_path: Path) -> None:
 _TOLD_TO_END = (
     "step 40 loss 2.1\nW0911 21:02:14.001000 9 torch/distributed/elastic/agent/server/api.py:719] Received 15 death signal, "
     "shutting down workers\ntorch.distributed.elastic.multiprocessing.api.SignalException: Process 9 got signal: 15\n"
-    "command terminated with exit code {}\n"
+    "command terminated with exit code 143\n"
 )
 _GOES_ON = "Loading model from /ckpt/checkpoint-40.\nstep 41 loss 2.1\nstep 90 loss 1.9\n"
 _ENDS = "{'train_runtime': 397.4, 'train_loss': 1.9}\n"
 
 
-@pytest.mark.parametrize("code", [143, 137])
-def test_a_job_that_a_signal_ended_and_that_went_on_to_its_end_is_recovered(code: int, tmp_path: Path) -> None:
-    assert said(answer_to(_TOLD_TO_END.format(code) + _GOES_ON + _ENDS, tmp_path)) == ("recovered", None)
+def test_a_job_that_a_signal_ended_and_that_went_on_to_its_end_is_recovered(tmp_path: Path) -> None:
+    assert said(answer_to(_TOLD_TO_END + _GOES_ON + _ENDS, tmp_path)) == ("recovered", None)
 
 
 @pytest.mark.parametrize(
@@ -138,10 +137,11 @@ def test_a_job_that_a_signal_ended_and_that_went_on_to_its_end_is_recovered(code
     [
         (_GOES_ON, "terminated_signal"),
         (_GOES_ON.partition("\n")[2] + _ENDS, "terminated_signal"),
-        (_GOES_ON + _TOLD_TO_END.format(143), "terminated_signal"),
+        (_GOES_ON + _TOLD_TO_END, "terminated_signal"),
+        (_GOES_ON.replace("step 41", "step 1").replace("step 90", "step 2") + _ENDS, "terminated_signal"),
         (_GOES_ON + _ENDS + "[rank1]: RuntimeError: CUDA error: uncorrectable ECC error encountered\n", "gpu_ecc"),
     ],
-    ids=["no end", "no checkpoint", "told again", "failed later"],
+    ids=["no end", "no checkpoint", "told again", "other steps", "failed later"],
 )
 def test_a_job_that_a_signal_ended_is_not_recovered_by_less(later: str, what: str, tmp_path: Path) -> None:
-    assert said(answer_to(_TOLD_TO_END.format(143) + later, tmp_path))[0] == what
+    assert said(answer_to(_TOLD_TO_END + later, tmp_path))[0] == what

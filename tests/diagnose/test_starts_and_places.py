@@ -9,7 +9,6 @@ import pytest
 from gpudoctor.diagnose.html import render_html
 from gpudoctor.diagnose.text import render_text
 from tests.diagnose.asking import answer_of, answer_to, cause_of, said
-from tests.narrowed import present
 
 
 def test_a_cancelled_job_was_not_ended_by_the_signals_that_follow(tmp_path: Path) -> None:
@@ -199,82 +198,3 @@ def test_a_host_with_and_without_its_domain_is_one(tmp_path: Path) -> None:
     died = "gpu07:1:9 [0] NCCL WARN Cuda failure 'an illegal memory access was encountered'\n"
     answer = answer_to(init + died, tmp_path)
     assert {entry.host for entry in answer.timeline} == {"gpu07"}
-
-
-_OF_A_PROBE = "  Normal  Killing  2m (x9 over 58m)  kubelet  Container vllm failed startup probe, will be restarted\n"
-_LOADS = "Loading safetensors checkpoint shards:  53% Completed | 9/17 [04:42<04:10, 31.31s/it]\n"
-_SPOT = "7m  Warning  PreemptScheduled  node/vmss00000b  Preempt Scheduled: spot VM is being evicted\n"
-_DOWN = "7m  Normal  ScaleDown  node/vmss00000c  node removed by cluster autoscaler\n"
-_NOT_READY = "6m  Warning  NodeNotReady  pod/train-0  Node is not ready\n"
-_TOLD = "SignalException: Process 55 got signal: 15\n"
-_EXITED = "      Exit Code:    {}\n"
-_RAISED = 'Traceback (most recent call last):\n  File "/w/t.py", line 3, in f\n    f()\nKeyError: 3\n'
-
-
-@pytest.mark.parametrize(
-    ("text", "what", "host"),
-    [
-        (_LOADS + _EXITED.format(137) + _OF_A_PROBE, "probe_failed", None),
-        (_LOADS + _EXITED.format(143) + _OF_A_PROBE.replace("startup", "liveness"), "probe_failed", None),
-        (_TOLD + _NOT_READY + _SPOT, "preempted", "vmss00000b"),
-        (_EXITED.format(143) + _DOWN, "evicted", "vmss00000c"),
-    ],
-)
-def test_who_killed_a_container_is_told_by_events(text: str, what: str, host: str | None, tmp_path: Path) -> None:
-    cause = cause_of(text, tmp_path)
-    assert (cause.what, cause.host) == (what, host)
-
-
-@pytest.mark.parametrize(
-    ("text", "what"),
-    [
-        (_LOADS + _EXITED.format(137), "killed_sigkill"),
-        (_LOADS + "      Reason:  OOMKilled\n" + _EXITED.format(137) + _OF_A_PROBE, "host_oom"),
-        (_RAISED + _EXITED.format(137) + _OF_A_PROBE, "user_exception"),
-        (_RAISED + _EXITED.format(1) + _DOWN, "user_exception"),
-        (_NOT_READY + _SPOT + _DOWN, "node_lost"),
-        (_EXITED.format(137) + "NVRM: loaded\nNode failure on n7\n" + _DOWN, "node_lost"),
-        ("step 1 loss 2.1\nstep 2 loss 2.0\n" + _OF_A_PROBE, "unknown_error"),
-        ("step 1 loss 2.1\nstep 2 loss 2.0\n" + _SPOT + _DOWN, "healthy"),
-    ],
-    ids=[
-        *("no event", "memory", "an error before", "an error", "two nodes went", "another node than the job's"),
-        "no end",
-        "events of others",
-    ],
-)
-def test_events_do_not_tell_of_what_they_did_not_end(text: str, what: str, tmp_path: Path) -> None:
-    assert said(answer_to(text, tmp_path))[0] == what
-
-
-def _waits(*seconds: int) -> str:
-    line = "INFO 05-02 08:00:53 [ray_utils.py:220] Waiting for creating a placement group of specs for {} seconds.\n"
-    return "INFO 05-02 08:00:43 [ray_utils.py:335] Creating a new placement group.\n" + "".join(
-        map(line.format, seconds)
-    )
-
-
-def test_waits_for_resources_that_grow_longer_and_longer_are_a_hang(tmp_path: Path) -> None:
-    cause = cause_of(_waits(10, 30, 70, 150, 310, 630) + "$ ray status\n 0.0/4.0 GPU\n", tmp_path)
-    assert (cause.what, cause.confidence) == ("waits_for_resources", "likely")
-    assert "for 630 seconds" in cause.text
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        _waits(10, 30, 70),
-        _waits(630),
-        _waits(10, 630, 10, 630),
-        _waits(10, 30, 70, 150, 310, 630) + "Loading safetensors checkpoint shards:   0% Completed | 0/8 [00:00<?, ?it/s]\n",
-        _waits(10, 30, 70, 150, 310, 630) + "INFO:     Application startup complete.\n",
-    ],
-    ids=["a short time", "once", "again and again", "then it loads", "then it works"],
-)  # fmt: skip
-def test_a_cluster_that_grows_is_waited_for(text: str, tmp_path: Path) -> None:
-    assert answer_to(text, tmp_path).verdict != "cause"
-
-
-def test_who_waited_in_vain_says_so(tmp_path: Path) -> None:
-    answer = answer_to("RuntimeError: timed out waiting for resources after 600 seconds\n", tmp_path)
-    assert "timed out waiting for resources" in present(answer.cause).text

@@ -117,13 +117,9 @@ MISMATCH = re.compile(
     r"(?:, TensorShape=\[(?P<a_shape>[\d, ]*)\])?.*?but Rank (?P<b>\d+) is running (?:inconsistent )?collective: "
     r"CollectiveFingerPrint\(SequenceNumber=(?P<b_seq>\d+),? ?OpType=(?P<b_op>\w+)(?:, TensorShape=\[(?P<b_shape>[\d, ]*)\])?"
 )
-_WAITS = re.compile(
-    r"(?i)\bwait(?:ing|ed)\b.{0,80}\b(?:placement group|resources|capacity|allocation|quota)\b.{0,80}?\b(?P<seconds>\d{1,7}) ?s(?:ec(?:ond)?s?)?\b"
-)
 # DeepSpeed's see_memory_usage
 _RAM = re.compile(r"CPU Virtual Memory: +used = [\d.]+ GB, percent = (?P<pct>\d{1,3})(?:\.\d+)?%")
 STEPD = re.compile(r"^slurmstepd-(?P<host>[\w.-]+?): ")
-NODE_OF_A_POD = re.compile(r"Node: +(?P<host>[\w.-]{1,253})/\d{1,3}(?:\.\d{1,3}){3}$")  # in kubectl describe pod
 KERNEL = re.compile(r"NVRM: |AER: |PCIe Bus Error|oom-kill:|Killed process|segfault at|SXid")
 # lines that only a job, what starts it or the machine below it prints
 _OF_A_JOB = re.compile(
@@ -147,13 +143,6 @@ _WORK = re.compile(
     r"|\btime \(ms\)(?= \| (?:forward|backward|step|optimizer))(?=.{0,200}: 0{0,6}\.?0*[1-9])(?: \| [\w-]{1,40}: \d{1,9}\.\d{1,4})+\s*$"
     r"|\bAvg generation throughput: 0{0,3}\.?0*[1-9][\d.]{0,12} tokens/s\b"
     r"|\[ *0{0,9}[1-9]\d*/\d+\]  eta: \d+:\d\d:\d\d  .{0,200}\b(?:time|data): \d|Application startup complete|\d%\|.{0,200}\| *0{0,9}[1-9]\d*/\d+ \[|(?i:\b(?:\w+_)?(?:loss|grad_norm|accuracy)\b(?:/\w+)*[\"']?\s?[:=]?\s?-?\d)"
-)
-
-# a web server did what a request wanted, or failed itself at one of any kind; Uvicorn was stopped in order
-_SERVED = re.compile(
-    r"[-\]] \"(?:(?P<answered>(?:POST|PUT|PATCH) \S{1,2000} HTTP/[\d.]{1,3}\" 2\d\d\b)"
-    r"|(?P<not_answered>[A-Z]{3,7} \S{1,2000} HTTP/[\d.]{1,3}\" 5\d\d\b))"
-    r"|(?P<served_out>Application shutdown complete|Finished server process)"
 )
 
 # Lines with words of failure that report none. Sources: NCCL's src/plugin and src/misc (information about optional
@@ -272,17 +261,13 @@ def _progress(text: str) -> Event | None:
 
 
 def _place_or_size(text: str, lowered: str) -> Event | None:
-    """Which rank a process is, what it serves or waits for, how full the memory is; such a line tells nothing else."""
-    if ("http/" in lowered or "shutdown" in lowered or "process" in lowered) and (served := _SERVED.search(text)):
-        return Event(role="fact", what=served.lastgroup or "")
+    """Which rank a process is, or how full the memory is; such a line tells nothing else."""
     if "gloo" in lowered and (gloo := _GLOO.search(text)):
         return Event(role="fact", what="member", rank=int(gloo["rank"]), detail={"world": int(gloo["peers"]) + 1})
     if "virtual memory" in lowered and (ram := _RAM.search(text)):
         return Event(role="fact", what="ram", detail={"ram_pct": int(ram["pct"])})
     if lowered.lstrip().startswith(("peer host:", "remote host:")) and (peer := peer_in(text)):
         return Event(role="fact", what="peer", detail={"peer": peer})
-    if "wait" in lowered and (waits := _WAITS.search(text)):
-        return Event(role="fact", what="waits_for_resources", detail={"seconds": int(waits["seconds"])})
     if "pid" in lowered and (named := _RANK_PID.search(text)):
         detail: dict[str, str | int] = {"world": int(named["world"])} if named["world"] else {}
         rank, pid = int(named["rank"]), int(named["pid"])

@@ -122,10 +122,10 @@ def _pod(_: re.Match[str]) -> list[Event]:
 
 
 def _of_a_helper(found: re.Match[str]) -> list[Event]:
-    of_the_job = _PART_OF_A_JOB.search(found.string) is not None
-    if found[0].startswith("returned status") and not of_the_job:  # HTTP's
+    if found[0].startswith("returned status"):  # HTTP's
         return []
-    return [Event(role="wrapper", what="launcher_exit", detail={"vague": 1, "helper": int(not of_the_job)})]
+    helper = 0 if _PART_OF_A_JOB.search(found.string) else 1
+    return [Event(role="wrapper", what="launcher_exit", detail={"vague": 1, "helper": helper})]
 
 
 # in the order in which they are tried; groups: code, signal (its name or number), how (a shell's word), rank, pid, host,

@@ -39,10 +39,6 @@ ENDINGS = rows(
     ("preempted", "term_preempt", r"TERM_PREEMPT: job killed", "ending", 3, False),
     ("cancelled", "job deleted at request", r"^Job deleted at request of \S+", "ending", 1, False),
     ("evicted", "evict|tionby|low on resource", r"(?:Reason|reason|status|Status)\W{1,40}Evicted|Pod was evicted|TerminationByKubelet|EvictionByEvictionAPI|DeletionByTaintManager|The node was low on resource", "ending", 3, False),
-    # events of Kubernetes that tell why a container or a node was ended
-    ("probe_failed", "probe, will be restarted", r"Container \S{1,253} failed (?:startup|liveness) probe, will be restarted", "fact", 1, False),
-    ("preempted", "node/", r"\b(?:\w*Preempt|Spot)\w* +node/(?P<object>[\w.-]{1,253}) ", "fact", 1, False),
-    ("evicted", "node/", r"\b(?:ScaleDown|Disrupt|Drain)\w* +node/(?P<object>[\w.-]{1,253}) ", "fact", 1, False),
     ("terminated_signal", "death signal", r"Received (?:(?P<signal>\d+)|Signals\.(?P<name>SIG\w+)) death signal", "ending", 2, False),
     ("terminated_signal", "main process received|got signal", r"Main process received (?P<name>SIG\w+), exiting|SignalException: Process (?P<pid>\d+) got signal: (?P<signal>\d+)", "ending", 2, False),
 )  # fmt: skip

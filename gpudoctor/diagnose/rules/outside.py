@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator
 
-from gpudoctor.diagnose.events import Event, only
+from gpudoctor.diagnose.events import Event
 from gpudoctor.diagnose.job import Attempt, Job, is_work
 from gpudoctor.diagnose.rules.model import Hypothesis, at_events, host_of, named, only_rank, ranks_of
 from gpudoctor.statements.about import normal_bus_id
@@ -41,23 +41,6 @@ def scheduler_endings(attempt: Attempt) -> Iterator[Hypothesis]:
         if events and not failed_before(attempt, events[0], lost_peers_count=False):
             still = _stood_still(attempt.job, events[0]) if what == "time_limit" else ""
             yield at_events(what, events[0].text + still, events, "certain")
-
-
-def told_why_killed(attempt: Attempt) -> Iterator[Hypothesis]:
-    """Why a container was killed or its node went away, as Kubernetes tells: what the job shows is the symptom."""
-    job = attempt.job
-    killed = [e for e in attempt.of("exit") if e.number("code") in (-9, -15)]
-    gone = [*killed, *_endings(attempt, "node_lost"), *_endings(attempt, "terminated_signal")]
-    told = [e for e in job.of("fact") if e.what in ("probe_failed", "preempted", "evicted")]
-    told = [e for e in told if (killed if e.what == "probe_failed" else gone)]
-    nodes = {node for e in told if (node := e.word("object"))}
-    others = len(nodes) > 1 or (job.hosts and not nodes <= job.hosts)
-    if not told or others or attempt.of("cause", what="host_oom"):
-        return
-    if not failed_before(attempt, gone[0], lost_peers_count=False):
-        found = at_events(told[0].what, told[0].text.strip(), [told[0], *gone], "certain")
-        found.host = only(nodes) or found.host
-        yield found
 
 
 def signals_and_cancels(attempt: Attempt) -> Iterator[Hypothesis]:

@@ -26,7 +26,8 @@ _STEP_TIME = re.compile(
     r"(?i)(?:time per iteration|(?:iter(?:ation)?|step)[ _-]?tim(?:e|ing))(?: in)?[ :=\"'(]{0,3}(?:(?P<unit>m?s)\b)?"
     r"[ :=\"')]{1,4}(?P<time>\d{1,8}(?:\.\d{1,9})?)|(?<![\d.])(?P<bar>\d{1,8}(?:\.\d{1,3})?) ?s/(?:it|step|iter)\b"
 )
-_LEAST_QUIET_S = 1800.0
+_LAST_OF_ALL = re.compile(r"\b(\d{1,9}) ?/ ?\1\b")  # step 29/29
+_LEAST_QUIET_S = 6000.0  # an epoch, a save or an hourly line is shorter
 _TIMES_SEEN, _TIMES_PRINTED = 10, 50  # a step's time may be printed at every tenth step alone
 _A_YEAR = 2023  # of months as they are in most years
 _NUMBERS = re.compile(r"\d+")
@@ -122,7 +123,7 @@ def stood_still(job: Job) -> Iterator[Hypothesis]:
 def only_heartbeats(job: Job) -> Iterator[Hypothesis]:
     """Lines that tell only of the time, for much longer than a step takes after the last step of the job."""
     steps, beats = job.of("progress"), job.of("fact", what="heartbeat")
-    if job.finished or not beats or {e.file for e in steps} != {beats[0].file}:
+    if job.finished or not beats or {e.file for e in steps} != {beats[0].file} or _LAST_OF_ALL.search(steps[-1].text):
         return
     first_s, last_s = beats[0].number("first_s") or 0, beats[0].time_s or 0
     quiet_s = seconds_between(first_s, last_s, _A_YEAR) or 0

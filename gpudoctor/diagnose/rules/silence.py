@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator
-from itertools import pairwise
 
 from gpudoctor.diagnose.events import TROUBLE, Event, only
 from gpudoctor.diagnose.job import Attempt, Job
@@ -29,7 +28,6 @@ _END = re.compile(
 )
 _EPOCH = re.compile(r"(?i)\bepochs?\b")
 _MOST_LINES_AFTER = 20  # a log that goes on for longer shows that the start did
-_LEAST_WAITS, _LONG_WAIT_S, _MOST_BEHIND_WAITS = 3, 600, 40  # as many lines has a table of what is free
 _SIGNS_OF_AN_END = ("exit", "closed", "ending", "wrapper")
 
 
@@ -153,20 +151,6 @@ def unfinished_start(job: Job) -> Iterator[Hypothesis]:
     came = Counter(e.rank for e in reported if e.rank is not None)
     if 0 in came or not last.detail.get("rank_0_ends"):  # else another node's log may have its end
         yield _never_ended(job, last, reported, came)
-
-
-def waits_for_resources(job: Job) -> Iterator[Hypothesis]:
-    """Waits for resources that grow longer and longer, and nothing else: a cluster that grows gives them in time."""
-    waits = job.of("fact", what="waits_for_resources")
-    waited_s = [e.number("seconds") or 0 for e in waits]
-    grow = len(waits) >= _LEAST_WAITS and all(one < other for one, other in pairwise(waited_s))
-    if not grow or waited_s[-1] < _LONG_WAIT_S or job.worked or job.of(*_SIGNS_OF_AN_END, *TROUBLE):
-        return
-    last = waits[-1]
-    came_on = any(e.file == last.file and e.line > last.line and e.role != "said" for e in job.events)
-    if not came_on and job.files[last.file].lines - last.line <= _MOST_BEHIND_WAITS:
-        text = f"{last.text.strip()}: it has waited {len(waits)} times, longer each time, and nothing else happened"
-        yield at_events("waits_for_resources", text, [waits[0], last])
 
 
 def _never_ended(job: Job, last: Event, reported: list[Event], came: Counter[int]) -> Hypothesis:
