@@ -10,7 +10,16 @@ from gpudoctor.diagnose.patterns.watchdog import CONTINUES, DECIDES
 from gpudoctor.statements.prefixes import Origin
 
 _MOST_PIECES = 9
-_BEGINS_ANEW = ("Exception raised", "frame #", "terminate called", "Traceback", "  File", "srun:", "slurmstepd")
+_BEGINS_ANEW = (
+    "Exception raised",
+    "frame #",
+    "terminate called",
+    "Traceback",
+    "  File",
+    "srun:",
+    "slurmstepd",
+    "CUDA kernel errors",
+)
 _BOX = "=   "  # MPICH's and Intel's mpiexec: "=   PID 77 RUNNING AT n7"
 _SHORTEST_SENTENCE = 32  # characters: prose of launchers, not a word or two of a program
 _OPEN = re.compile(r"[a-z,]\s*$")

@@ -29,7 +29,7 @@ _STUCK = re.compile(
 )
 # one of these is in each first piece of a message that terminals wrap
 CONTINUES = re.compile(
-    r"Watchdog caught|Exception \(either|failure detected|ProcessGroupNCCL|Heartbeat|Timeout at NCCL"
+    r"Watchdog caught|Exception \(either|failure detected|ProcessGroupNCCL|Heartbeat|Timeout at NCCL|\bRank \d{1,6}\]\s*$"
 )
 DECIDES = re.compile(r"got stuck|Watchdog caught|Heartbeat monitor|work sequence id|at work:")
 # one of these is in each line that is read here: most lines are ruled out by this alone

@@ -155,7 +155,10 @@ class _Results:
                 continue
             loudness: Loudness = "warning" if _SETTING.search(f"{test} {why}") else "error"
             reported = from_tool("dcgmi diag", text, loudness)
-            of_several = len(set(_GPU.findall(_GLUED.sub(r"\1: ", "".join(self._words.get(test, ())))))) > 1
+            of_several = (
+                loudness == "error"
+                and len(set(_GPU.findall(_GLUED.sub(r"\1: ", "".join(self._words.get(test, ())))))) > 1
+            )
             self.reported.append(replace(reported, gpu=None, effect="hardware") if of_several else reported)
         counts = ", ".join(f"{count} {end}" for end, count in Counter(self._ends.values()).items())
         if "Pass" in counts and not self.reported:

@@ -10,7 +10,7 @@ from gpudoctor.facts.captures.text_statements import OF_A_NODE, TextStatements
 _MOST_SHOWN = 600  # of a longer text, the lines that name a part of a node
 # ASCII: no space parts "GPU" from the words of some languages
 _NAMES_A_PART = re.compile(
-    rf"{OF_A_NODE.pattern}|\b(?:GPUs?\d{{1,3}}|gpu_?(?:id|uuid)\w*|amdgpu|ibstat|power unit)\b",
+    rf"{OF_A_NODE.pattern}|\b(?:GPUs?\d{{1,3}}|gpu_?(?:id|uuid)\w*|amdgpu|ibstat|power (?:supply|unit))\b",
     re.IGNORECASE | re.ASCII,
 )
 

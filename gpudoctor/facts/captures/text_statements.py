@@ -26,7 +26,7 @@ _MOST_FORMS, _LONGEST_FORM = 10_000, 1000
 OF_A_NODE = re.compile(
     r"\b(?:GPUs?|CUDA|cu(?:blas|dnn)\w*|NVML|NVLink|NVSwitch|NVRM|nvidia[\w.-]*|nv-\w+|NCCL|DCGM|dcgmi?|Xid|ECC|HBM|PCIe|MIG"
     r"|fabric ?manager|infiniband|RDMA|mlx\d\w*|ib\d|gres|slurm\w*|nhc|LnkSta|Unknown Error"
-    r"|NPUs?|HPUs?|ROCm\w*|GeForce|Quadro|Radeon|[GR]TX|bus bandwidth|ipmi\w*|BMC|power supply|PSU\d?)\b|nvidia|cuda",
+    r"|NPUs?|HPUs?|ROCm\w*|GeForce|Quadro|Radeon|[GR]TX|bus bandwidth|ipmi\w*|BMC)\b|nvidia|cuda|\| Asserted\b",
     re.IGNORECASE,
 )
 # whose accelerators a text is about, by the words and forms of the tools

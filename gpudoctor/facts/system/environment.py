@@ -40,6 +40,8 @@ _FILES = frozenset({"NCCL_TOPO_FILE", "NCCL_GRAPH_FILE", "NCCL_CONF_FILE"})
 _LIBRARIES = frozenset({"NCCL_NET_PLUGIN", "NCCL_TUNER_PLUGIN", "NCCL_PROFILER_PLUGIN", "CUDA_INJECTION64_PATH"})
 _MAX_VALUE = 4096
 
+# a script's word for what is not set: '<unset>'
+_PLACEHOLDER = lazy_pattern(r"['\"]?<(?:un|not )?(?:set|defined|none|empty)>['\"]?")
 _ASSIGNMENT = lazy_pattern(r"(?:export |declare -x )?([A-Za-z_][A-Za-z0-9_.%()]*)=(.*)", re.DOTALL)
 NODE_NAME_VARIABLE = "GPUDOCTOR_NODE_NAME"
 _NOT_INSTALLED = Missing("PyTorch is not installed: pip install 'torch>=2.4' 'numpy>=1.26'")
@@ -73,7 +75,8 @@ def read_environment(environ: Mapping[str, str], root: AnyPath = ROOT) -> Enviro
 def parse_env_text(text: str) -> Environment:
     """A captured `env`, `export -p` or /proc/PID/environ; a line without NAME= continues the value above it.
 
-    The files that variables name are on another machine, so `path_exists` stays None.
+    A placeholder (`<unset>`) is no value. The files that variables name are on another machine, so `path_exists` stays
+    None.
     """
     variables: dict[str, str] = {}
     last: str | None = None
@@ -83,6 +86,9 @@ def parse_env_text(text: str) -> Environment:
         if match:
             last = match[1]
             variables[last] = _unquoted(match[2]) if entry.startswith(("export ", "declare ")) else match[2]
+            if _PLACEHOLDER.fullmatch(match[2]):
+                del variables[last]
+                last = None
         elif last is not None and entry and by_line and len(variables[last]) < _MAX_VALUE:
             variables[last] += f"\n{entry}"
     return Environment(variables=_kept(variables.items(), None))

@@ -732,6 +732,8 @@ def test_a_test_of_dcgm_that_fails_on_several_gpus_is_of_none_alone() -> None:
     (of_one,) = said(row)
     (of_all,) = said(row + "| Warning     | GPU 1 is not ready |\n")
     assert (of_one.subject.gpu, of_all.subject.gpu, of_all.status) == (0, None, Status.FAIL)
+    setting = row.replace("GPU Memory ", "Persistence Mode").replace("is not ready", "has it off")
+    assert [each.status for each in said(setting + "| Warning     | GPU 1 has it off |\n")] == [Status.WARN]
 
 
 MENTIONED = {
