@@ -45,6 +45,8 @@ _GROUPED = re.compile(r"^ {0,40}\| ")
 _IGNORED = ("Exception ignored in", "--- Logging error ---")
 _OF_A_LOGGER = ("Message: ", "Arguments: (")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
+# torchrun's table indents the traceback of a rank as its other fields
+_FIELD_OF_A_TABLE = re.compile(r"(\s{1,8})traceback ?: ")
 _RAISES = re.compile(r"raise ((?:\w+\.)*[A-Z]\w*)\($")
 # what follows the exception's own words where a whole traceback stands in one line
 _GLUED = re.compile(rf"\s+(?:{'|'.join(_CHAINED)}|(?:Original )?Traceback \(most recent call last\))")
@@ -123,6 +125,7 @@ class _Open(msgspec.Struct):
     raised: int = 0
     raised_text: str = ""
     behind_raise: str = ""
+    margin: str = ""
 
 
 def _exception(text: str, *, frames: int) -> re.Match[str] | None:
@@ -175,6 +178,8 @@ class Tracebacks:
             self._begin(stream, number, text, begin, writer)
             return True, None
         trace = self._open.get(stream)
+        if trace is not None:
+            text = text.removeprefix(trace.margin)
         if frame := _FRAME.match(text):
             if trace is None:
                 trace = self._open[stream] = self._taken_over(number) or _Open(number, text)
@@ -225,7 +230,9 @@ class Tracebacks:
             self._open.clear()
         rank = int(begin["rank"]) if begin["rank"] else None
         chained, ignored = stream in self._chain, stream in self._ignored
-        self._open[stream] = _Open(number, text, rank, chained=chained, ignored=ignored)
+        field = _FIELD_OF_A_TABLE.match(text)
+        margin = field[1] if field else ""
+        self._open[stream] = _Open(number, text, rank, chained=chained, ignored=ignored, margin=margin)
         self._logged = (number, stream, writer) if begin.start() else None
         self._chain.discard(stream)
         self._ignored.discard(stream)

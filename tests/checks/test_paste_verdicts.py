@@ -92,6 +92,12 @@ def test_an_odd_pair_behind_switches_fails_and_a_bridged_pair_beside_a_single_ca
     assert bad("nvlink.topology", bridged) == []
 
 
+def test_the_states_that_grep_leaves_of_ibstat_are_those_of_port_1() -> None:
+    rows = "CA 'mlx5_{}'\n\t\tState: {}\n\t\tPhysical state: {}\n\t\tLink layer: InfiniBand\n"
+    text = rows.format(0, "Active", "LinkUp") + rows.format(1, "Down", "Polling")
+    finds(bad("network.infiniband", text), Status.WARN, "mlx5_1 port 1 is DOWN (Polling)")
+
+
 @pytest.mark.parametrize("options", ["-s 41:00.0 -vv", "-vvs 0000:41:00.0", "-vvv -s41:00.0"])
 def test_the_lines_that_grep_leaves_of_lspci_are_of_the_function_it_was_asked_for(options: str) -> None:
     text = (

@@ -137,6 +137,11 @@ _RULE = "-" * 60
         ("srun: error: Node failure on n[4-5]\n", "node_lost", None),
         ("  what():  CUDA error: unknown error\nsrun: error: Node failure on n4\n", "node_lost", "n4"),
         (
+            "The tasks have crashed: /job:jax_worker/replica:0/task:7 (heartbeat timeout)\nsrun: error: Node failure on n4\n",
+            "node_lost",
+            "n4",
+        ),
+        (
             "  what():  CUDA error: an illegal memory access was encountered\nsrun: error: Node failure on n4\n",
             "cuda_illegal_access",
             "n4",

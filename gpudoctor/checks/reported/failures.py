@@ -12,7 +12,7 @@ from gpudoctor.checks.core.subject import NODE, Subject, of_gpu, of_nic
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.reported import OWN, Reported
 from gpudoctor.lazy import lazy_imports, lazy_pattern
-from gpudoctor.statements.xids import xid
+from gpudoctor.statements.xids import MEMORY_CODES, xid
 
 with lazy_imports():
     from gpudoctor.statements import (
@@ -104,8 +104,10 @@ def _finding(case: Case, reported: Reported) -> Finding:
     if reported.loudness == "unread":
         own = reported.said_by == OWN
         return unknown(subject, f"could not be read, and may hold a failure: {reported.text}" if own else reported.text)
-    if reported.xid is not None and xid(reported.xid).bucket in ("application", "info"):
-        what = f"Xid {reported.xid} ({xid(reported.xid).words})"
+    # after an error of memory a repair may wait
+    code = reported.xid if reported.xid not in MEMORY_CODES else None
+    if code is not None and xid(code).bucket in ("application", "info"):
+        what = f"Xid {code} ({xid(code).words})"
         return skip(subject, f"{what} is of a program, or tells of nothing: {reported.text}")
     unreached = reported.kind in ("network", "peer") and reported.said_by in _REACHES_NODES
     if unreached and not (case.node.gpus or reported.names_a_gpu):

@@ -103,15 +103,15 @@ def _last_work(job: Job, limit: Event) -> float | None:
 def failed_before(attempt: Attempt, ending: Event, *, lost_peers_count: bool) -> bool:
     """Whether something failed or hung before the job was ended; lost peers may have been ended with the job.
 
-    Who waited before a node was lost has often waited for that node, and what has no name in CUDA may be its end: the
-    scheduler notices last.
+    Who waited before a node was lost, or heard no heartbeat, has often waited for that node, and an unnamed CUDA error may
+    be its end: the scheduler notices last.
     """
     lost = ending.what == "node_lost" and "node failure" in ending.text.lower()  # of this job, by srun and slurmstepd
     waits = () if lost else ("wait", "stuck")
     for event in attempt.of("cause", *waits, *(("victim",) if lost_peers_count else ())):
         if event.what == "host_oom" or (event.strength < 2 and event.role == "cause"):
             continue
-        if lost and event.what == "cuda_init_failed" and "unknown error" in event.text:
+        if lost and (event.what == "heartbeat_lost" or "CUDA error: unknown error" in event.text):
             continue
         if event.what == "node_lost" and ending.what == "preempted":  # Ray names the node first, then why it went
             continue

@@ -123,6 +123,7 @@ def test_a_gpu_that_has_errors_of_no_harm_has_not_failed(errors: str) -> None:
         ("After the reboot slurmd can not run on n7. I think it may be a GPU.\n", Status.WARN),
         ("RuntimeError: CUDA error: uncorrectable ECC error encountered\n", Status.FAIL),
         ("\t\tLnkSta:\tSpeed 5GT/s (downgraded), Width x1 (downgraded)\n", Status.WARN),
+        ("dmesg has one Xid 94 on gpu1, and only that job died\n", Status.WARN),
         ("[FIRING:1] nvidia-smi: error: GPU 3 is lost\n", Status.FAIL),
         ("[FIRING:1] GpuTooHot (warning) fleet\n*Summary:* GPU 1 on n7 runs at 89 C\n", Status.WARN),
         ("$ ssh gpu-7 nvidia-smi\nssh: connect to host gpu-7 port 22: Connection timed out\n", Status.UNKNOWN),

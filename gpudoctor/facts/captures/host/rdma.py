@@ -76,8 +76,9 @@ def read_ports(block: Block) -> Part:
                 of_device[_OF_DEVICE[key]] = value
             elif key in ("active_width", "active_speed") and (number := _NUMBER.match(value)):
                 rate[key] = float(number[1])
-            elif port:
-                ports[device, port] |= _port_leaf(key, _NUMBERED.sub("", value))
+            elif leaf := _port_leaf(key, _NUMBERED.sub("", value)):
+                port = port or 1  # its line was left out: `ibstat | grep State`
+                ports[device, port] |= of_device | leaf
             if port and len(rate) == 2:
                 ports[device, port]["rate_gbit_s"] = rate["active_width"] * rate["active_speed"]
     return _part(ports)
