@@ -103,7 +103,7 @@ def _last_work(job: Job, limit: Event) -> float | None:
 def failed_before(attempt: Attempt, ending: Event, *, lost_peers_count: bool) -> bool:
     """Whether something failed or hung before the job was ended; lost peers may have been ended with the job.
 
-    Who waited before a node was lost, or heard no heartbeat, has often waited for that node, and an unnamed CUDA error may
+    Who waited before a node was lost, or heard no heartbeat, has often waited for that node; an unnamed CUDA error may
     be its end: the scheduler notices last.
     """
     lost = ending.what == "node_lost" and "node failure" in ending.text.lower()  # of this job, by srun and slurmstepd
