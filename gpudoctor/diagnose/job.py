@@ -168,11 +168,9 @@ class Job:
             own = [e for e in self.events if e.place == place]
             raised = [e for e in own if _may_be_of_a_request(e)]
             bad = [e for e in own if e.role in ("wrapper", *TROUBLE) or (e.role == "said" and _DEAD.search(e.text))]
+            of_the_server = [e.line for e in bad if e not in raised]
             for event in raised:
-                end = next((e.line for e in bad if e.line > event.line and e not in raised), None)
-                later = [e.what for e in served[place] if event.line < e.line and (end is None or e.line < end)]
-                answers = [what for what in later if what != "served_out"] or later
-                if answers and answers[-1] != "not_answered" and (end is None or len(answers) >= STEPS_OF_WORK):
+                if _is_answered_after(event, served[place], of_the_server):
                     event.role, event.what = "fact", "of_a_request"
 
     def _excuse_ssh(self) -> None:
@@ -227,6 +225,14 @@ def _may_be_of_a_request(event: Event) -> bool:
     raised = event.role in ("cause", "echo") and event.word("type") is not None and event.what in _OF_REQUESTS
     told = event.role == "said" and event.what != "death"
     return (raised or told) and event.rank is None and _DEAD.search(event.text) is None
+
+
+def _is_answered_after(event: Event, served: list[Event], troubles: list[int]) -> bool:
+    """Whether the server went on after it: with several answers, if a line of the server's own troubles follows."""
+    end = next((line for line in troubles if line > event.line), None)
+    later = [e.what for e in served if event.line < e.line and (end is None or e.line < end)]
+    answers = [what for what in later if what != "served_out"] or later
+    return bool(answers) and answers[-1] != "not_answered" and (end is None or len(answers) >= STEPS_OF_WORK)
 
 
 def is_work(event: Event) -> bool:
