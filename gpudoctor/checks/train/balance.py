@@ -8,10 +8,10 @@ from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
+from gpudoctor.checks.measured.probe_outcome import judges_training
+from gpudoctor.checks.measured.rank_comparison import Deviation, SlowData, Thresholds, deviations, slow_data
 from gpudoctor.checks.measured.ranks import rank_gpu, rank_subject, ranks_in_words
 from gpudoctor.checks.measured.slowness import is_shared, slowness_causes
-from gpudoctor.checks.train.straggler import Deviation, SlowData, Thresholds, deviations, slow_data
-from gpudoctor.checks.train.sync import judges_training
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import Training, TrainRank
 from gpudoctor.facts.model.missing import known

@@ -12,9 +12,9 @@ from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, F
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.core.unread import unread
+from gpudoctor.checks.measured.probe_outcome import judges_training
 from gpudoctor.checks.measured.ranks import gpus_of, ranks_in_words
 from gpudoctor.checks.measured.under_load import median
-from gpudoctor.checks.train.sync import judges_training
 from gpudoctor.facts.model.measurements import Training
 from gpudoctor.facts.model.missing import Missing, known
 

@@ -203,14 +203,14 @@ def take_turns(rank: Rank, train: Train) -> tuple[tuple[float, ...], bool]:
 def all_even(cycles_ms: Sequence[Sequence[float]], most: int) -> bool:
     """Whether more cycles would hardly show that a rank is slow; `cycles_ms` by rank, at most `most` of each.
 
-    A group-sequential test that only acquits: an accusation waits for all cycles, because a disturbance of some
-    seconds looks like a slow rank (simulated: early accusations quadruple the false alarms). The judge
-    (`checks/train/straggler.py`) accepts two standard errors of the median log ratio after all cycles, so at an earlier
-    look of n cycles the bound is wider, C x sqrt(most / n) standard errors: the looks together err no more often than
-    the last one alone. Source of the boundary: O'Brien and Fleming, A multiple testing procedure for clinical trials,
-    Biometrics 35 (1979) 549; C = 2.053 for 6 equal looks, two-sided 5 % (Jennison and Turnbull, Group Sequential
-    Methods, 2000, table 2.3). MAD x 1.4826 estimates a standard deviation, and that of a median of n is 1.25 x as large
-    / sqrt(n).
+    A group-sequential test that only acquits: an accusation waits for all cycles, because a disturbance of some seconds
+    looks like a slow rank (simulated: early accusations quadruple the false alarms). The judge
+    (`checks/measured/rank_comparison.py`) accepts two standard errors of the median log ratio after all cycles, so at
+    an earlier look of n cycles the bound is wider, C x sqrt(most / n) standard errors: the looks together err no more
+    often than the last one alone. Source of the boundary: O'Brien and Fleming, A multiple testing procedure for
+    clinical trials, Biometrics 35 (1979) 549; C = 2.053 for 6 equal looks, two-sided 5 % (Jennison and Turnbull, Group
+    Sequential Methods, 2000, table 2.3). MAD x 1.4826 estimates a standard deviation, and that of a median of n is 1.25
+    x as large / sqrt(n).
     """
     for number, own_ms in enumerate(cycles_ms):
         others = [cycles for other, cycles in enumerate(cycles_ms) if other != number]

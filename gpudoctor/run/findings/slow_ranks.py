@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from gpudoctor.checks.core.case import Limit
-from gpudoctor.checks.train.straggler import Deviation, Thresholds, by_turns
+from gpudoctor.checks.measured.rank_comparison import Deviation, Thresholds, by_turns
 from gpudoctor.run.observer.layout import BACKWARD, BETWEEN, DATA, FORWARD, HOST, PHASES
 from gpudoctor.run.step_series import COMPUTE, OWN, TimedStep, mean_step, turns
 from gpudoctor.run.watched import Watched, WatchedRank

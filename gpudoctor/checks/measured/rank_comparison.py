@@ -1,4 +1,4 @@
-"""Statistics of slow ranks: which are slower than the others, and the likely causes according to facts."""
+"""Statistics of slow ranks: which are slower than the others, in the sanity train and in runs of users."""
 
 from __future__ import annotations
 
