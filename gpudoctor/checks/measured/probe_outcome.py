@@ -27,6 +27,7 @@ _LOOK_AT_HOST = (
     Advice("See whether the kernel ended it for want of memory.", "dmesg | grep -i -e oom -e killed"),
     Advice("Run it again while the machine is quiet.", "gpudoctor check collective train --backend gloo"),
 )
+_TrainingJudge = Callable[[Case, Training], Iterator[Finding]]
 
 
 def problems_of(case: Case, probe: str) -> tuple[ProbeProblem, ...]:
@@ -68,15 +69,13 @@ def not_judged(case: Case, probe: str, what: str, reported_by: str, *, measured:
         yield absent(case, probe, what)
 
 
-def judges_training(
-    what: str,
-) -> Callable[[Callable[[Case, Training], Iterator[Finding]]], Callable[[Case], Iterator[Finding]]]:
+def judges_training(what: str) -> Callable[[_TrainingJudge], Callable[[Case], Iterator[Finding]]]:
     """Turn a function that judges the DDP train into a check; `what` is its subject in texts.
 
     The check reports a missing train and each of its problems, with details left to train.sync.
     """
 
-    def check_of(judge: Callable[[Case, Training], Iterator[Finding]]) -> Callable[[Case], Iterator[Finding]]:
+    def check_of(judge: _TrainingJudge) -> Callable[[Case], Iterator[Finding]]:
         @wraps(judge)
         def check_training(case: Case) -> Iterator[Finding]:
             training = case.measurements.training

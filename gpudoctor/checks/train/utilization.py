@@ -22,7 +22,6 @@ _BUSY = "utilization_pct"
 _CALL = "nvmlDeviceGetUtilizationRates"
 Watched = tuple[Gpu, GpuUnderLoad]
 
-
 _APART_PCT = Limit(
     20, "points", "from the others' median; NVML's figure itself jumps by 10 (ours)", name="apart_pct", status="warn"
 )
