@@ -236,11 +236,10 @@ class Hub:
 
     def _begin_orders(self) -> None:
         """Listen to the members by their indexes, and give each the address at which the others reach it."""
-        local = [member for member in self.members if member.address == member.reached]
-        reached = [member.reached for member in self.members if member not in local]
+        reached = [member.reached for member in self.members if member.address != member.reached]
         for index, member in enumerate(self.members):
             self._selector.register(member.channel.socket, selectors.EVENT_READ, index)
-            if member in local and reached:
+            if member.address == member.reached and reached:
                 # it connected by loopback or a container bridge; the others reach it at the hub's address
                 member.address = reached[0]
 
