@@ -98,9 +98,8 @@ def _with_own_words(attempt: Attempt, found: list[Hypothesis]) -> list[Hypothesi
     statement = [*said.failed_saying(attempt)]
     if not statement or best.what == statement[0].what or _follows(statement[0], best):
         return found
-    if not best.ranks:  # the end of a process that is not named has its reason now
-        return [*statement, *found[1:]]
-    return [*statement, *found]
+    others = found if best.ranks else found[1:]  # the end of a process that is not named has its reason now
+    return [*statement, *others]
 
 
 def _follows(statement: Hypothesis, death: Hypothesis) -> bool:

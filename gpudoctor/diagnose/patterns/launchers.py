@@ -68,17 +68,14 @@ def _number(found: re.Match[str], name: str) -> int | None:
 
 
 def _ended(by: str, found: re.Match[str], *, default_code: int = 1) -> list[Event]:
-    """How processes ended; nothing for one that ended well.
-
-    `by`: who reports it; "own" is the program itself. `default_code`: if the line has none, as MPI_ABORT's or Paddle's.
-    """
+    """How processes ended, as `by` reports it ("own": the program itself); nothing for one that ended well."""
     how, signal, number = _said(found, "how"), _said(found, "signal"), _number(found, "code")
     if signal is not None:
         code = -int(signal) if signal.isdecimal() else -SIGNALS.get(signal, 9)
     elif number is not None or how:
         code = _SIGNAL_WORDS[how.lower()] if number is None and how else number or 0
     else:
-        code = default_code
+        code = default_code  # MPI_ABORT without its code, Paddle
     if not code:
         return []
     place = {name: _number(found, name) for name in ("rank", "local_rank", "pid")}
