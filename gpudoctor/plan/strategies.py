@@ -89,7 +89,7 @@ def _option_at(
 
 
 def _fit_of(memory: Memory, room: float) -> Fit:
-    """Whether so much memory fits into a GPU with `room` bytes."""
+    """How so much memory fits into a GPU with `room` bytes."""
     if memory.total <= room:
         return "fits"
     return "tight" if memory.total - memory.allocator <= room else "no"

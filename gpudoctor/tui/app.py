@@ -17,14 +17,7 @@ from textual.widgets import Input, TabbedContent, TabPane
 from gpudoctor.checks.core.registry import Level
 from gpudoctor.lazy import lazy_imports
 from gpudoctor.run.live import LiveRun
-from gpudoctor.tui.bindings import (
-    KEYS,
-    MAIN_ACTIONS,
-    PLAYBACK_ACTIONS,
-    KeyLine,
-    groups_of,
-    palette_commands,
-)
+from gpudoctor.tui.bindings import KEYS, MAIN_ACTIONS, PLAYBACK_ACTIONS, KeyLine, groups_of, palette_commands
 from gpudoctor.tui.check_runner import Checker
 from gpudoctor.tui.feeds import STEP_S, Feed, PlaybackFeed
 from gpudoctor.tui.labels import THEMES, following
