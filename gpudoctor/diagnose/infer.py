@@ -87,15 +87,17 @@ def _of_failed_attempt(job: Job) -> list[Hypothesis]:
 
 def _with_own_words(attempt: Attempt, found: list[Hypothesis]) -> list[Hypothesis]:
     """With what the programs said themselves, if the best hypothesis names no reason."""
-    if not found or found[0].unknown or found[0].what in WITHOUT_REASON:
-        statement = [*said.failed_saying(attempt)]
-        if found and statement and (found[0].what == statement[0].what or _follows(statement[0], found[0])):
-            return found
-        # the end of a process that is not named has its reason now
-        return [*statement, *(found[1:] if statement and found and not found[0].ranks else found)]
-    if found[0].what in _WITH_REASON and found[0].events:
-        found[0] = said.with_reason(attempt, found[0])
-    return found
+    if not found:
+        return [*said.failed_saying(attempt)]
+    best = found[0]
+    if not best.unknown and best.what not in WITHOUT_REASON:
+        explained = said.with_reason(attempt, best) if best.what in _WITH_REASON and best.events else best
+        return [explained, *found[1:]]
+    statement = [*said.failed_saying(attempt)]
+    if not statement or best.what == statement[0].what or _follows(statement[0], best):
+        return found
+    others = found if best.ranks else found[1:]  # the end of a process that is not named has its reason now
+    return [*statement, *others]
 
 
 def _follows(statement: Hypothesis, death: Hypothesis) -> bool:

@@ -76,18 +76,25 @@ def fill_in_attempts(files: list[LogFile], events: list[Event]) -> None:
 
 def _restarts(events: list[Event]) -> set[int]:
     """The lines of one file after which another attempt begins."""
-    of_agents = (e for e in events if e.role == "exit" and e.detail.get("by") == "agent")
-    agents = grouped((e.detail.get("agent", 0), e) for e in of_agents)
     lines = [e.line for e in events if e.what == "restart"]
-    for exits in agents.values():
-        lines += [one.line for one, other in itertools.pairwise(exits) if _is_of_a_later_attempt(events, one, other)]
-        if not lines and len(agents) == 1 and _goes_on_well(events, exits[-1].line):
-            lines.append(exits[-1].line)
+    lines += _restarts_by_agents(events, is_told=bool(lines))
     lines += [e.line for e in events if e.what in REQUEUED and e.role == "ending" and _works_again(events, e.line)]
     signals = [e.line for e in events if e.what == "terminated_signal" or e.number("code") in _SIGNALS]
     if not lines and signals and _resumes_to_its_end(events, signals[-1]):
         lines.append(signals[-1])
     return _last_of_each_end(events, sorted({*lines}))
+
+
+def _restarts_by_agents(events: list[Event], *, is_told: bool) -> list[int]:
+    """The lines of exits after which an agent started its processes again; `is_told`: a line says that one did."""
+    of_agents = (e for e in events if e.role == "exit" and e.detail.get("by") == "agent")
+    agents = grouped((e.detail.get("agent", 0), e) for e in of_agents)
+    pairs = [pair for exits in agents.values() for pair in itertools.pairwise(exits)]
+    lines = [one.line for one, other in pairs if _is_of_a_later_attempt(events, one, other)]
+    if lines or is_told or len(agents) != 1:
+        return lines
+    [exits] = agents.values()
+    return [exits[-1].line] if _goes_on_well(events, exits[-1].line) else []
 
 
 def _last_of_each_end(events: list[Event], lines: list[int]) -> set[int]:
@@ -150,9 +157,7 @@ def fill_in_hosts(files: list[LogFile], events: list[Event]) -> set[str]:
     same = one_name_each(event.host for event in events if event.host)
     for event in events:
         event.host = same.get(event.host or "", event.host)
-    own = (e for e in events if (e.detail.get("by") == "table" or e.role != "exit") and e.role != "ending")
-    for number, names in grouped((e.file, e.host) for e in own if e.host).items():
-        files[number].host = only(names) or files[number].host
+    _hosts_by_events(files, events)
     _hosts_by_file_names(files, events)
     for event in events:
         if event.host is None:
@@ -163,6 +168,13 @@ def fill_in_hosts(files: list[LogFile], events: list[Event]) -> set[str]:
             event.host = only(hosts)
         event.host = event.host or None
     return hosts
+
+
+def _hosts_by_events(files: list[LogFile], events: list[Event]) -> None:
+    """A file whose events name one host belongs to it; those of a launcher or scheduler name the hosts of others."""
+    own = (e for e in events if (e.detail.get("by") == "table" or e.role != "exit") and e.role != "ending")
+    for number, names in grouped((e.file, e.host) for e in own if e.host).items():
+        files[number].host = only(names) or files[number].host
 
 
 def _hosts_by_file_names(files: list[LogFile], events: list[Event]) -> None:

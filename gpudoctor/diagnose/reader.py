@@ -188,10 +188,8 @@ class LogReader:
 
     def _whole(self, line: StrippedLine) -> Iterator[Event]:
         origin = line.origin
-        if (origin.rank is not None or origin.local_rank is not None or origin.task is not None) and (
-            origin.stream not in self._seen and len(self._seen) < _MOST_WRITERS
-        ):
-            self._seen.add(origin.stream)
+        names_rank = origin.rank is not None or origin.local_rank is not None or origin.task is not None
+        if names_rank and self._is_new(origin.stream):
             yield self._placed(Event(role="fact", what="seen"), line)
         # of this line alone: the task whose label it has need not be on the daemon's node
         if origin.host is None and (stepd := job_facts.STEPD.match(line.text)):
@@ -210,6 +208,13 @@ class LogReader:
                 self._told = _Told(event, line.last or line.number)
             yield self._placed(event, line)
         self._repeated.read(line, text, moved=moved)
+
+    def _is_new(self, writer: object) -> bool:
+        """Whether this is the writer's first line, which is then noted."""
+        is_new = writer not in self._seen and len(self._seen) < _MOST_WRITERS
+        if is_new:
+            self._seen.add(writer)
+        return is_new
 
     def _placed(self, event: Event, line: StrippedLine) -> Event:
         event.file, event.line, event.text = self._file, line.number, event.text or line.raw.strip()
@@ -278,9 +283,7 @@ class LogReader:
             origin.host, origin.pid = head["host"], int(head["pid"])
         if head["dev"]:
             origin.gpu = head["dev"]
-        process = (origin.host, origin.pid)
-        if head["host"] and process not in self._seen and len(self._seen) < _MOST_WRITERS:
-            self._seen.add(process)
+        if head["host"] and self._is_new((origin.host, origin.pid)):
             yield Event(role="fact", what="seen")
         message = text[head.end() :]
         if init := job_facts.INIT.search(message):

@@ -139,6 +139,16 @@ def _exception(text: str, *, frames: int) -> re.Match[str] | None:
     return None if frames == 0 or bare else found
 
 
+def _lacks_head(text: str, *, labelled: bool) -> bool:
+    """Whether it is the line right before an exception, or a labelled one itself, of which no frame was seen."""
+    return _CUT.match(text) is not None or (labelled and _UNCAUGHT.match(text) is not None)
+
+
+def _is_source(text: str) -> bool:
+    """Whether a line below a frame is its source, marks below that, or empty: the exception is still to come."""
+    return not text.strip() or text[0] in " \t|+^~"
+
+
 class Tracebacks:
     """The tracebacks of one file; at most one is open for each writer."""
 
@@ -188,12 +198,11 @@ class Tracebacks:
         if text.startswith(_CHAINED):
             self._chain.add(stream)
             return True, None
-        if trace is None and (_CUT.match(text) or (labelled and _UNCAUGHT.match(text))):
-            # the head is missing: no frame was seen, only the line right before the exception, or the exception itself
+        if trace is None and _lacks_head(text, labelled=labelled):
             trace = self._open[stream] = _Open(number, text)
         if trace is None:
             return False, None
-        if not text.strip() or text[0] in " \t|+^~" or trace.frames > _MOST_FRAMES:
+        if _is_source(text) or trace.frames > _MOST_FRAMES:
             if text.lstrip().startswith(("raise ", "assert ")):
                 trace.raised, trace.raised_text = number, text.strip()
             return True, None

@@ -157,9 +157,9 @@ def way_out(machine: Machine, job: PlanJob) -> str:
 
 def _nearest(machine: Machine, job: PlanJob) -> Iterator[str]:
     """Options that would work: fewer bytes per parameter, shorter sequences, more nodes (fewer with states in RAM)."""
-    if job.precision in ("bf16", "fp16") and _fits(machine, msgspec.structs.replace(job, precision="bf16-true")):
+    if job.precision in ("bf16", "fp16") and _any_fits(machine, msgspec.structs.replace(job, precision="bf16-true")):
         yield "--precision bf16-true (8 bytes a parameter, coarser updates)"
-    if job.optimizer == "adamw" and _fits(machine, msgspec.structs.replace(job, optimizer="adamw-8bit")):
+    if job.optimizer == "adamw" and _any_fits(machine, msgspec.structs.replace(job, optimizer="adamw-8bit")):
         yield "--optimizer adamw-8bit"
     yield from _shorter(machine, job, offload=False)
     nodes = _nodes_wanted(machine, job)
@@ -172,7 +172,7 @@ def _nearest(machine: Machine, job: PlanJob) -> Iterator[str]:
 
 def _shorter(machine: Machine, job: PlanJob, *, offload: bool) -> Iterator[str]:
     seq = job.seq // 2
-    while seq >= 512 and not _fits(machine, msgspec.structs.replace(job, seq=seq), offload=offload):
+    while seq >= 512 and not _any_fits(machine, msgspec.structs.replace(job, seq=seq), offload=offload):
         seq //= 2
     if seq >= 512:
         yield f"--seq {seq}"
@@ -186,16 +186,16 @@ def _nodes_wanted(machine: Machine, job: PlanJob, *, offload: bool = False) -> i
     multiples of each number up to that of the layers.
     """
 
-    def fits(nodes: int) -> bool:
-        return _fits(msgspec.structs.replace(machine, nodes=nodes), job, offload=offload)
+    def fits_on(nodes: int) -> bool:
+        return _any_fits(msgspec.structs.replace(machine, nodes=nodes), job, offload=offload)
 
-    if fits(machine.nodes):
+    if fits_on(machine.nodes):
         return None
     least = MOST_NODES + 1
     for step in range(1, job.shape.layers + 1):
         multiples = range((machine.nodes // step + 1) * step, least, step)
-        if multiples and fits(multiples[-1]):
-            least = multiples[bisect_left(multiples, True, key=fits)]
+        if multiples and fits_on(multiples[-1]):
+            least = multiples[bisect_left(multiples, True, key=fits_on)]
     return least if least <= MOST_NODES else None
 
 
@@ -204,12 +204,12 @@ def _ram_wanted(machine: Machine, job: PlanJob) -> int | None:
     if machine.ram_bytes is not None:
         return None
     roomy = msgspec.structs.replace(machine, ram_bytes=math.inf)
-    fits = (o.memory for o in each_option(roomy, job, None) if o.split.offload and o.fit == "fits")
-    memory = next(fits, None)
+    fitting = (o.memory for o in each_option(roomy, job, None) if o.split.offload and o.fit == "fits")
+    memory = next(fitting, None)
     return math.ceil(memory.host * machine.gpus_per_node / GIB) if memory is not None else None
 
 
-def _fits(machine: Machine, job: PlanJob, *, offload: bool = False) -> bool:
+def _any_fits(machine: Machine, job: PlanJob, *, offload: bool = False) -> bool:
     return any(o.fit == "fits" and (offload or not o.split.offload) for o in each_option(machine, job, None))
 
 

@@ -56,7 +56,7 @@ def tried(machine: Machine, job: PlanJob, split: RankSplit, global_batch: int | 
     best: Option | None = None
     for expected in ("fits", "tight"):
         for recompute in recomputes:
-            option = _at(machine, job, split, recompute, 1, per_rank)
+            option = _option_at(machine, job, split, recompute, 1, per_rank)
             if option.fit == expected:
                 return _larger(machine, option, per_rank)
             if best is None or option.memory is None or best.memory is None or option.memory.total < best.memory.total:
@@ -65,7 +65,7 @@ def tried(machine: Machine, job: PlanJob, split: RankSplit, global_batch: int | 
     return best
 
 
-def _at(
+def _option_at(
     machine: Machine, job: PlanJob, split: RankSplit, recompute: Recompute, micro_batch: int, per_rank: int | None
 ) -> Option:
     if per_rank is not None:
@@ -75,8 +75,7 @@ def _at(
     job = msgspec.structs.replace(job, recompute=recompute, micro_batch=micro_batch, micro_batches=micro_batches)
     memory = memory_of(job, split)
     room = machine.memory_bytes
-    fit: Fit = "fits" if memory.total <= room else "tight" if memory.total - memory.allocator <= room else "no"
-    reason = ""
+    fit, reason = _fit_of(memory, room), ""
     if split.offload:
         ranks = machine.gpus_per_node
         if machine.ram_bytes is None:
@@ -89,6 +88,13 @@ def _at(
     return Option(split, job, fit, memory, reason)
 
 
+def _fit_of(memory: Memory, room: float) -> Fit:
+    """How so much memory fits into a GPU with `room` bytes."""
+    if memory.total <= room:
+        return "fits"
+    return "tight" if memory.total - memory.allocator <= room else "no"
+
+
 def _larger(machine: Machine, option: Option, per_rank: int | None) -> Option:
     """The option with the largest micro-batch, a power of two that divides the rank's batch, that fits equally well."""
     best = option
@@ -97,7 +103,7 @@ def _larger(machine: Machine, option: Option, per_rank: int | None) -> Option:
     while micro_batch <= LARGEST_MICRO_BATCH:
         if per_rank is not None and (per_rank % micro_batch or per_rank // micro_batch < fewest):
             break
-        larger = _at(machine, option.job, option.split, option.job.recompute, micro_batch, per_rank)
+        larger = _option_at(machine, option.job, option.split, option.job.recompute, micro_batch, per_rank)
         if larger.fit != option.fit:
             break
         best = larger

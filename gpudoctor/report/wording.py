@@ -53,7 +53,7 @@ _KEPT_OPTIONS = (
     *("--need",),
 )
 PARTLY = "PARTLY JUDGED"
-Part = str | tuple[Evidence, ...] | tuple[Advice, ...] | tuple[str, ...]
+BlockPart = str | tuple[Evidence, ...] | tuple[Advice, ...] | tuple[str, ...]
 
 
 def domain_words(results: list[CheckResult], status: Status, domains: Sequence[str] = ()) -> str:
@@ -229,13 +229,13 @@ def label_of(findings: Sequence[Finding]) -> str:
     return findings[0].subject.label if len(findings) == 1 else grouped_label(f.subject for f in findings)
 
 
-def block_parts(findings: Sequence[Finding], explains: Iterable[str]) -> Iterator[tuple[str, Part]]:
+def block_parts(findings: Sequence[Finding], explains: Iterable[str]) -> Iterator[tuple[str, BlockPart]]:
     """What a block tells of a problem of one or several subjects: (label, part), in reading order.
 
     What is not the same for all subjects says whose it is.
     """
     first = findings[0]
-    parts: tuple[tuple[str, Part | None], ...] = (
+    parts: tuple[tuple[str, BlockPart | None], ...] = (
         ("found", _of_each(findings, _found)),
         ("reason", _of_each(findings, lambda finding: finding.reason)),
         (

@@ -10,11 +10,11 @@ import msgspec
 from gpudoctor.lazy import lazy_pattern
 from gpudoctor.statements.forms import Reading
 
-_DEEPEST, _MOST_FIELDS, _MOST_LINES, _MOST_LEVELS = 4, 200, 400, 20
+_DEEPEST, _MOST_FIELDS, _MOST_LINES, _MOST_OPEN = 4, 200, 400, 20
 _KEY = r"\"(?P<key>[\w. /-]{1,60})\"\s?:\s?"
 _OPENS = lazy_pattern(rf"(?:\}},\s?)?(?:{_KEY})?\[?\s?\{{")
 _SCALAR = lazy_pattern(rf"{_KEY}(?P<value>\"(?:[^\"\\]|\\.){{0,4096}}\"|-?\d[\d.eE+-]{{0,40}}|true|false|null),?")
-_GOES_ON = ('"', "[", "]", "}", "{", "-", *"0123456789tfn")
+_JSON_GOES_ON = ('"', "[", "]", "}", "{", "-", *"0123456789tfn")
 _LEVEL_KEYS = ("level", "severity", "lvl", "levelname", "loglevel", "log_level")
 _VERDICT_KEYS = ("status", "result", "verdict", "outcome", "state", "health", "conclusion")
 _COUNT_KEYS = ("failed", "failures")
@@ -25,7 +25,7 @@ _PLACE_KEYS = ("gpu", "gpu_id", "gpu_index", "gpu_uuid", "uuid", "bus_id", "pci"
 _BAD = lazy_pattern(r"(?i)(?:fail(?:ed|ure)?|faulty|unhealthy|degraded|fatal|error|critical|not ?ok)")
 _LOUD = lazy_pattern(r"(?i)(?:err(?:or)?|fatal|critical|crit|panic|emerg\w*|alert|severe)")
 _WARNING = lazy_pattern(r"(?i)warn(?:ing)?")
-_GOES_ON_ANYWAY = re.compile(
+_RECOVERED = re.compile(  # the program, from what failed
     r"(?i)\b(?:retry|retrying|retries|retried|ignor(?:ed|ing)|recovered|expected failure|xfail\w*|skipped)\b"
 )
 
@@ -56,7 +56,7 @@ def read_record(record: Record) -> tuple[Reading | None, str, str | None]:
     word = _first(fields, _LEVEL_KEYS)
     level = "ERROR" if _LOUD.fullmatch(word) else "WARNING" if _WARNING.fullmatch(word) else None
     bad = next((part for part in parts if any(_is_bad(*field) for field in part)), None)
-    if bad is None or _GOES_ON_ANYWAY.search(_sentences(fields)):
+    if bad is None or _RECOVERED.search(_sentences(fields)):
         held = {key: value for key, value in fields if value}  # false or 0: it did not happen
         return None, _sentences(fields) or msgspec.json.encode(held).decode(), level
     failure = _failure(bad if bad is parts[0] else [*bad, *parts[0]])
@@ -127,7 +127,7 @@ class Records:
         text = line.strip()
         if not self._open and not _OPENS.fullmatch(text):
             return None, [(number, line)]
-        if self._open and (text[:1] not in _GOES_ON or sum(len(each.lines) for each in self._open) > _MOST_LINES):
+        if self._open and (text[:1] not in _JSON_GOES_ON or sum(len(each.lines) for each in self._open) > _MOST_LINES):
             return None, [*self.rest(), (number, line)]
         record: Record | None = None
         given: list[tuple[int, str]] = []
@@ -136,7 +136,7 @@ class Records:
             record, given = ended.fields, [*ended.lines, (number, line)]
         elif self._open and (field := _SCALAR.fullmatch(text)):
             self._open[-1].fields[field["key"]] = _value(field["value"])
-        if text[-1:] == "{" and len(self._open) < _MOST_LEVELS:
+        if text[-1:] == "{" and len(self._open) < _MOST_OPEN:
             self._open.append(_Open({}, [] if given else [(number, line)]))
         elif self._open and not given:
             self._open[-1].lines.append((number, line))

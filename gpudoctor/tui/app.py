@@ -17,14 +17,7 @@ from textual.widgets import Input, TabbedContent, TabPane
 from gpudoctor.checks.core.registry import Level
 from gpudoctor.lazy import lazy_imports
 from gpudoctor.run.live import LiveRun
-from gpudoctor.tui.bindings import (
-    KEYS,
-    MAIN_ACTIONS,
-    PLAYBACK_ACTIONS,
-    KeyLine,
-    groups_of,
-    palette_commands,
-)
+from gpudoctor.tui.bindings import KEYS, MAIN_ACTIONS, PLAYBACK_ACTIONS, KeyLine, groups_of, palette_commands
 from gpudoctor.tui.check_runner import Checker
 from gpudoctor.tui.feeds import STEP_S, Feed, PlaybackFeed
 from gpudoctor.tui.labels import THEMES, following
@@ -81,16 +74,16 @@ class Doctor(App[int]):
         self._recording = feed if isinstance(feed, PlaybackFeed) else None
         playback = self._recording.playback if self._recording is not None else None
         self.state = State(label=feed.label, read_only=read_only, playback=playback)
-        self.runs = RunControl(self, self.state, checker, self.changed)
+        self.checks_control = RunControl(self, self.state, checker, self.changed)
         self._clock = clock
         self._live_runs = live_runs
         self._first_level = first_level
         self._panes: dict[str, Pane] = {}
         self._overview = OverviewPane()
-        self._draws = False
+        self._draw_scheduled = False
         self._drawn_s = 0.0
         self._offers_cancel = False
-        self._user_chose = False
+        self._selection_made = False
 
     # ---- layout
 
@@ -122,10 +115,10 @@ class Doctor(App[int]):
     def _begin(self) -> None:
         self.run_worker(self._listen(), group="feed", exit_on_error=True)
         if self._first_level is not None:
-            self.runs.want((), self._first_level, quiet=True)
+            self.checks_control.want((), self._first_level, quiet=True)
 
     def on_unmount(self) -> None:
-        self.runs.close()
+        self.checks_control.close()
         self._feed.close()
 
     async def _mount_pane(self, tab: str) -> Pane:
@@ -163,12 +156,12 @@ class Doctor(App[int]):
 
     def changed(self) -> None:
         """Schedule one redraw; further calls before it runs change nothing."""
-        if not self._draws:
-            self._draws = True
+        if not self._draw_scheduled:
+            self._draw_scheduled = True
             self.call_later(self._draw)
 
     def _draw(self) -> None:
-        self._draws = False
+        self._draw_scheduled = False
         if not self.is_running or not self.screen_stack:
             return
         self._drawn_s = self._clock()
@@ -194,12 +187,12 @@ class Doctor(App[int]):
     def _follow_report(self) -> None:
         """Select the first fault, unless the user has selected something."""
         report = self.state.report
-        if self._user_chose or report is None or not report.faults:
+        if self._selection_made or report is None or not report.faults:
             return
         fault, overview = report.faults[0], self._overview
         if fault.subject.gpu is not None:
             self.state.selected_gpu = fault.subject.gpu
-        self._user_chose = True
+        self._selection_made = True
         overview.show(self.state)  # the list must contain the check before it can be selected
         overview.turn_to(fault.check, fault.subject.gpu)
 
@@ -216,16 +209,16 @@ class Doctor(App[int]):
     # ---- requests of the panes
 
     def on_gpu_chosen(self, message: GpuChosen) -> None:
-        self._user_chose = True
+        self._selection_made = True
         self.state.selected_gpu = message.index
         self._overview.choose_gpu(self.state)
         self.changed()
 
     def on_run_wanted(self, message: RunWanted) -> None:
-        self.runs.want(message.only, message.level)
+        self.checks_control.want(message.only, message.level)
 
     def on_page_wanted(self, message: PageWanted) -> None:
-        self.runs.page(message.check_id)
+        self.checks_control.page(message.check_id)
 
     # ---- keys
 
@@ -244,7 +237,7 @@ class Doctor(App[int]):
     async def action_quit(self) -> None:
         # first: the children can end while the screen is torn down
         self._feed.close()
-        self.runs.close()
+        self.checks_control.close()
         self.exit(0)
 
     def action_tab(self, name: str) -> None:
@@ -259,19 +252,19 @@ class Doctor(App[int]):
         self._in_checks(CheckList.action_run_one)
 
     def action_run_all(self) -> None:
-        self.runs.want((), self.state.level)
+        self.checks_control.want((), self.state.level)
 
     def action_page(self) -> None:
         self._in_checks(CheckList.action_page)
 
     def action_level(self) -> None:
-        self.runs.choose_level()
+        self.checks_control.choose_level()
 
     def action_cancel(self) -> None:
-        self.runs.cancel()
+        self.checks_control.cancel()
 
     def action_compare(self) -> None:
-        self.runs.compare()
+        self.checks_control.compare()
 
     def action_problems(self) -> None:
         self._in_checks(CheckList.action_problems)
@@ -280,14 +273,14 @@ class Doctor(App[int]):
         self._in_checks(CheckList.action_filter)
 
     def action_save(self) -> None:
-        self.runs.save()
+        self.checks_control.save()
 
     def action_theme(self) -> None:
         self.theme = following(tuple(THEMES), self.theme)
         self.notify(f"theme: {self.theme}", markup=False)
 
     def action_export(self) -> None:
-        self.runs.export(self.export_screenshot(title="gpudoctor"))
+        self.checks_control.export(self.export_screenshot(title="gpudoctor"))
 
     def action_pause(self) -> None:
         if self._recording is not None:

@@ -89,7 +89,7 @@ def test_every_rule_names_checks_that_exist() -> None:
     checks = registry()
     assert len(rules()) > 50
     for rule in rules():
-        for word in (rule.cause, *rule.explains.effects, *rule.explains.after):
+        for word in (rule.cause_id, *rule.explains.effects, *rule.explains.after):
             assert any(matches(c, word) for c in checks), word
 
 
@@ -293,7 +293,7 @@ def test_what_one_fault_of_all_gpus_explains_is_listed_once_below_it() -> None:
     ],
 )
 def test_of_two_causes_the_deeper_one_explains(check_id: str, causes: tuple[str, str]) -> None:
-    fitting = [rule.cause for rule in rules() if any(fnmatchcase(check_id, each) for each in rule.explains.effects)]
+    fitting = [rule.cause_id for rule in rules() if any(fnmatchcase(check_id, each) for each in rule.explains.effects)]
     first, second = causes
     assert fitting.index(first) < fitting.index(second)
 

@@ -307,7 +307,7 @@ def test_a_member_whose_hub_is_gone_ends() -> None:
     member = RealMember("m", hub.port)
     member.start()
     hub.gather(1, 30, lambda: False)
-    hub.members[0].line.socket.close()
+    hub.members[0].channel.socket.close()
     member.join(30)
     assert member.said == "it ended"
     hub.close()

@@ -44,33 +44,33 @@ class ChecksApp(PaneApp):
         super().__init__(ChecksPane(), state)
         self.starts = checker is not None
         self.pages: list[str] = []
-        self.runs = RunControl(self, state, checker or Checker([], []), self.changed)
+        self.checks_control = RunControl(self, state, checker or Checker([], []), self.changed)
 
     def changed(self) -> None:
         self.pane.show(self.state)
 
     def on_run_wanted(self, message: RunWanted) -> None:
         if self.starts:  # the handler of PaneApp, which Textual calls too, keeps what was asked for
-            self.runs.want(message.only, message.level)
+            self.checks_control.want(message.only, message.level)
 
     def on_page_wanted(self, message: PageWanted) -> None:
         self.pages.append(message.check_id)
-        self.runs.page(message.check_id)
+        self.checks_control.page(message.check_id)
 
     def action_run_all(self) -> None:
         self.post_message(RunWanted((), self.state.level))
 
     def action_level(self) -> None:
-        self.runs.choose_level()
+        self.checks_control.choose_level()
 
     def action_cancel(self) -> None:
-        self.runs.cancel()
+        self.checks_control.cancel()
 
     def action_compare(self) -> None:
-        self.runs.compare()
+        self.checks_control.compare()
 
     def action_save(self) -> None:
-        self.runs.save()
+        self.checks_control.save()
 
 
 @asynccontextmanager

@@ -164,8 +164,8 @@ async def test_a_run_shows_its_progress_and_then_its_report() -> None:
 async def test_a_second_run_waits_for_nobody_and_is_refused() -> None:
     checker = FakeChecker()
     async with in_app(State(), checker=checker) as (app, pilot):
-        app.runs.want((), "quick")
-        app.runs.want(("pcie",), "quick")
+        app.checks_control.want((), "quick")
+        app.checks_control.want(("pcie",), "quick")
         await pilot.pause()
         assert checker.begun == [((), "quick", False)]
         checker.may_end.set()
@@ -176,7 +176,7 @@ async def test_a_failed_run_keeps_the_report_and_says_why() -> None:
     checker = FakeChecker(None)
     async with in_app(size=(200, 60), checker=checker) as (app, pilot):
         checker.may_end.set()
-        app.runs.want((), "standard")
+        app.checks_control.want((), "standard")
         await until(pilot, lambda: bool(app.state.runs))
         await pilot.pause()
         assert app.state.report is NARROW
@@ -188,7 +188,7 @@ async def test_a_run_of_some_checks_leaves_the_faults_of_the_others() -> None:
     checker = FakeChecker(report_of(words=("host",)))
     async with in_app(checker=checker) as (app, pilot):
         checker.may_end.set()
-        app.runs.want(("host",), "quick")
+        app.checks_control.want(("host",), "quick")
         await until(pilot, lambda: bool(app.state.runs))
         assert app.state.report is not None
         assert app.state.report.verdict == "fail"
@@ -204,20 +204,20 @@ def busy_state() -> State:
 async def test_load_beside_a_job_is_asked_for_first() -> None:
     checker = FakeChecker(loads_gpus=True)
     async with in_app(busy_state(), checker=checker) as (app, pilot):
-        app.runs.want((), "standard")
+        app.checks_control.want((), "standard")
         await pilot.pause()
         assert isinstance(app.screen, ConfirmScreen)
         assert "GPU 3: python\\x1b[2J train.py of alice (pid 4711)" in screen_text(app)
         await pilot.press("enter")  # No has the focus
         assert checker.begun == []
-        app.runs.want((), "standard")
+        app.checks_control.want((), "standard")
         await pilot.pause()
         await press(pilot, "y", then=lambda: bool(checker.begun))
         assert checker.begun == [((), "standard", True)]
         checker.may_end.set()
         await until(pilot, lambda: bool(app.state.runs))
         # what only reads is not asked about
-        app.runs.want((), "quick")
+        app.checks_control.want((), "quick")
         await until(pilot, lambda: len(checker.begun) == 2)
         assert checker.begun[1] == ((), "quick", False)
         checker.may_end.set()
@@ -226,7 +226,7 @@ async def test_load_beside_a_job_is_asked_for_first() -> None:
 async def test_cpu_ranks_disturb_no_gpu_and_need_no_question() -> None:
     checker = FakeChecker()
     async with in_app(busy_state(), checker=checker) as (app, pilot):
-        app.runs.want((), "standard")
+        app.checks_control.want((), "standard")
         await until(pilot, lambda: bool(checker.begun))
         assert checker.begun == [((), "standard", False)]
         checker.may_end.set()

@@ -191,7 +191,7 @@ async def test_a_read_only_view_starts_and_writes_nothing_and_says_why(
         lines = screen_text(app).splitlines()
         assert "READ-ONLY" in lines[0]
         assert not any(offered in lines[-1] for offered in ("Check", "All", "Level", "Save", "Export")), lines[-1]
-        app.runs.want((), "standard", quiet=True)  # the view itself starts nothing that puts load on GPUs
+        app.checks_control.want((), "standard", quiet=True)  # the view itself starts nothing that puts load on GPUs
         for key in ("r", "R", "l", "s", "x", "d", "b"):
             if key == "d":
                 await press(pilot, "2", then=partial(turned_to, app, "checks"))

@@ -20,7 +20,7 @@ from gpudoctor.text.grouped import grouped
 Part = int | str | None
 # by check and part, the findings with their places among all
 ByPart = dict[tuple[str, Part], list[tuple[int, Finding]]]
-# by id(finding), since two checks may have equal ones: its cause, and the check that found that
+# by id(finding), since two checks may have equal ones: the check that found its cause, and that finding
 Causes = dict[int, tuple[str, Finding]]
 
 # Node-wide checks that aggregate single GPUs: one bad GPU may be the whole reason for their finding
@@ -37,9 +37,9 @@ _LACKING = f": {NOT_IN_FILE.reason}"
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """One entry of what the check `cause` declares to explain."""
+    """One entry of what the check `cause_id` declares to explain."""
 
-    cause: str
+    cause_id: str
     explains: Explains
 
 
@@ -49,7 +49,7 @@ def rules() -> tuple[Rule, ...]:
     found = [Rule(check.id, each) for check in checks for each in check.explains]
     for rule in [each for each in found if each.explains.after]:
         found.remove(rule)
-        last = max((i for i, each in enumerate(found) if each.cause in rule.explains.after), default=-1)
+        last = max((i for i, each in enumerate(found) if each.cause_id in rule.explains.after), default=-1)
         found.insert(last + 1, rule)
     return tuple(found)
 
@@ -95,9 +95,9 @@ def explain(results: Iterable[CheckResult]) -> tuple[tuple[CheckResult, ...], tu
     declared = rules() if len(bad) > 1 else ()
     by_part = _by_part(bad)
     for check_id, finding in bad:
-        cause = _cause(declared, check_id, finding, by_part, causes)
-        if cause is not None:
-            causes[id(finding)] = cause
+        found = _cause_of(declared, check_id, finding, by_part, causes)
+        if found is not None:
+            causes[id(finding)] = found
     roots = [(each, finding) for each, finding in bad if finding.status is Status.FAIL and id(finding) not in causes]
     gpus = {f.subject.gpu for r in results for f in r.findings if f.subject.kind == "gpu"} - {None}
     explained = tuple(_with_causes(result, causes) for result in results)
@@ -113,9 +113,9 @@ def _faults(
     roots: Sequence[tuple[str, Finding]], every_gpu: set[int | None], lines: Mapping[int, list[str]]
 ) -> Iterator[Fault]:
     """One fault for each finding, but one for all of a check that every GPU has alike."""
-    groups = grouped(((check_id, _alike(finding)), finding) for check_id, finding in roots)
+    groups = grouped(((check_id, _joint_key(finding)), finding) for check_id, finding in roots)
     for check_id, finding in roots:
-        group = groups[check_id, _alike(finding)]
+        group = groups[check_id, _joint_key(finding)]
         subject, text, gpus = finding.subject, headline(finding), finding.subject.all_gpus
         explains = lines[id(finding)]
         if len(group) > 1 and {f.subject.gpu for f in group} == every_gpu:
@@ -127,7 +127,7 @@ def _faults(
         yield Fault(check_id, subject, text, tuple(explains), gpus, likely=finding.likely, advice=finding.advice)
 
 
-def _alike(finding: Finding) -> object:
+def _joint_key(finding: Finding) -> object:
     """The key that findings of one check share if they have one cause; unique for findings that are not about a GPU."""
     if finding.subject.kind != "gpu":
         return id(finding)
@@ -156,7 +156,7 @@ def _parts(subject: Subject) -> set[Part]:
     return {*(subject.gpus or ()), *(part for part in named if part is not None)}
 
 
-def _cause(
+def _cause_of(
     declared: tuple[Rule, ...], check_id: str, finding: Finding, by_part: ByPart, causes: Causes
 ) -> tuple[str, Finding] | None:
     """The check and the finding of the first rule that explains this finding; None if nothing does."""
@@ -166,7 +166,7 @@ def _cause(
         for cause in _candidates(rule, finding, by_part):
             # `finding` must not already explain the cause, directly or through others
             if _may_explain(rule, cause, check_id, finding) and _root(cause, causes) is not finding:
-                return rule.cause, cause
+                return rule.cause_id, cause
     return None
 
 
@@ -174,7 +174,7 @@ def _candidates(rule: Rule, effect: Finding, by_part: ByPart) -> list[Finding]:
     """The bad findings of the rule's check about what the effect is about, or about the node, in order."""
     anything = rule.explains.anywhere or effect.subject.kind == "node"
     parts: set[Part] = {None} if anything else {"node", *_parts(effect.subject)}
-    found = dict(each for part in parts for each in by_part.get((rule.cause, part), ()))
+    found = dict(each for part in parts for each in by_part.get((rule.cause_id, part), ()))
     return [finding for _, finding in sorted(found.items())]
 
 
@@ -187,9 +187,9 @@ def _may_explain(rule: Rule, cause: Finding, check_id: str, effect: Finding) -> 
     if cause.status is Status.UNKNOWN and (rule.explains.found or effect.status is not Status.UNKNOWN):
         return False
     # in one check only a GPU explains something: a pair that it belongs to
-    if rule.cause == check_id and (cause.subject.kind, effect.subject.kind) != ("gpu", "pair"):
+    if rule.cause_id == check_id and (cause.subject.kind, effect.subject.kind) != ("gpu", "pair"):
         return False
-    return rule.explains.anywhere or _concerns(rule.cause, cause, check_id, effect)
+    return rule.explains.anywhere or _concerns(rule.cause_id, cause, check_id, effect)
 
 
 def _root(finding: Finding, causes: Causes) -> Finding:

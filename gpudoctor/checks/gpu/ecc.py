@@ -70,7 +70,7 @@ def ecc(case: Case, gpu: Gpu) -> Iterator[Finding]:
         yield _uncorrected(gpu, Found(text, grown[0], "errors"), Evidence(f"{_VOLATILE}, growth", str(grown[0])))
         return
     if exceeded:
-        yield _replace(gpu, "the SRAM error threshold is exceeded", Evidence("SRAM threshold exceeded", "yes"))
+        yield _replace_gpu(gpu, "the SRAM error threshold is exceeded", Evidence("SRAM threshold exceeded", "yes"))
     count = facts.uncorrected_volatile
     if isinstance(count, Missing):
         yield unread(subject, "uncorrected memory errors", _why(facts.enabled, count))
@@ -78,21 +78,22 @@ def ecc(case: Case, gpu: Gpu) -> Iterator[Finding]:
     sram = known(facts.sram_uncorrected_volatile) or 0
     bad = max(count, sram)
     evidence = Evidence(_VOLATILE, str(bad))
-    worn_out = _sram_worn_out(case, gpu)
+    sram_beyond_limit = _sram_beyond_limit(case, gpu)
     if bad > case.limit(_UNCORRECTED, gpu):
-        ever = f"; {worn_out} in its lifetime" if worn_out else ""
+        ever = f"; {sram_beyond_limit} in its lifetime" if sram_beyond_limit else ""
         in_sram = f" ({sram} in SRAM{ever})" if sram or ever else ""
         text = f"{bad} uncorrected memory error{'s' * (bad > 1)} since the driver was loaded{in_sram}"
-        judge = _replace if worn_out else _in_sram if sram >= bad else _uncorrected
+        judge = _replace_gpu if sram_beyond_limit else _in_sram if sram >= bad else _uncorrected
         yield judge(gpu, Found(text, bad, "errors"), evidence)
         return
-    if worn_out:
-        text = f"{worn_out} uncorrected SRAM errors in its lifetime"
-        yield _replace(gpu, Found(text, worn_out, "errors"), Evidence(f"ECC: {text.partition(' ')[2]}", str(worn_out)))
+    if sram_beyond_limit:
+        text = "uncorrected SRAM errors in its lifetime"
+        found = Found(f"{sram_beyond_limit} {text}", sram_beyond_limit, "errors")
+        yield _replace_gpu(gpu, found, Evidence(f"ECC: {text}", str(sram_beyond_limit)))
         return
-    worn = tuple(_worn(case, gpu))
-    yield from worn
-    if worn or exceeded:
+    many_corrected = tuple(_many_corrected(case, gpu))
+    yield from many_corrected
+    if many_corrected or exceeded:
         return
     lifetime = known(facts.uncorrected_aggregate)
     reported = f" ({lifetime} in its lifetime)" if lifetime else ""
@@ -163,13 +164,13 @@ def _in_sram(gpu: Gpu, found: Found, evidence: Evidence) -> Finding:
     return fail(of_gpu(gpu), found, _NONE, evidence, likely=_SRAM, advice=[_DRAIN, *steps])
 
 
-def _replace(gpu: Gpu, found: Found | str, evidence: Evidence) -> Finding:
+def _replace_gpu(gpu: Gpu, found: Found | str, evidence: Evidence) -> Finding:
     text = "Open a hardware case (RMA): SRAM cannot be repaired, the GPU is to be replaced."
     steps = (_DRAIN, Advice(text, "nvidia-bug-report.sh"))
     return fail(of_gpu(gpu), found, _NONE, evidence, likely=_SRAM, advice=steps)
 
 
-def _sram_worn_out(case: Case, gpu: Gpu) -> int | None:
+def _sram_beyond_limit(case: Case, gpu: Gpu) -> int | None:
     """The lifetime count of uncorrected SRAM errors, if it is so high that the GPU must be replaced; else None.
 
     If the GPU's own threshold flag can be read, the flag decides instead.
@@ -180,7 +181,7 @@ def _sram_worn_out(case: Case, gpu: Gpu) -> int | None:
     return lifetime if lifetime > case.limit(_SRAM_UNCORRECTED_LIFETIME, gpu) else None
 
 
-def _worn(case: Case, gpu: Gpu) -> Iterator[Finding]:
+def _many_corrected(case: Case, gpu: Gpu) -> Iterator[Finding]:
     count, most = known(gpu.ecc.corrected_volatile), case.limit(_CORRECTED, gpu)
     if count is None or count <= most:
         return

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import wraps
 
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.finding import Advice, Evidence, Finding, Found, fail, skip, unknown
@@ -11,10 +12,11 @@ from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.core.unread import unread
 from gpudoctor.checks.measured.ranks import on_gpus, rank_gpu, rank_subject
 from gpudoctor.facts.model.gpu import Gpu
-from gpudoctor.facts.model.measurements import ProbeProblem
+from gpudoctor.facts.model.measurements import ProbeProblem, Training
 from gpudoctor.facts.model.missing import Missing, known
 
 NOT_MEASURED = "not measured in this run"
+SYNC = "train.sync"  # the check that judges the outcome of the DDP train
 # importing torch from a cold network disk can take minutes, which is no GPU's fault
 _BEFORE_ANY_GPU = ("start", "import torch")
 _LOOK_AT_GPUS = (
@@ -25,6 +27,7 @@ _LOOK_AT_HOST = (
     Advice("See whether the kernel ended it for want of memory.", "dmesg | grep -i -e oom -e killed"),
     Advice("Run it again while the machine is quiet.", "gpudoctor check collective train --backend gloo"),
 )
+_TrainingJudge = Callable[[Case, Training], Iterator[Finding]]
 
 
 def problems_of(case: Case, probe: str) -> tuple[ProbeProblem, ...]:
@@ -64,6 +67,25 @@ def not_judged(case: Case, probe: str, what: str, reported_by: str, *, measured:
         yield left_open(case, problem, what, f"not measured, {problem.text} (see {reported_by})")
     if not measured and not problems_of(case, probe):
         yield absent(case, probe, what)
+
+
+def judges_training(what: str) -> Callable[[_TrainingJudge], Callable[[Case], Iterator[Finding]]]:
+    """Turn a function that judges the DDP train into a check; `what` is its subject in texts.
+
+    The check reports a missing train and each of its problems, with details left to train.sync.
+    """
+
+    def check_of(judge: _TrainingJudge) -> Callable[[Case], Iterator[Finding]]:
+        @wraps(judge)
+        def check_training(case: Case) -> Iterator[Finding]:
+            training = case.measurements.training
+            yield from not_judged(case, "train", what, SYNC, measured=training is not None)
+            if training is not None:
+                yield from judge(case, training)
+
+        return check_training
+
+    return check_of
 
 
 def left_open(case: Case, problem: ProbeProblem, what: str, why: str) -> Finding:

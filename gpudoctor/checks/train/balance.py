@@ -8,18 +8,16 @@ from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
+from gpudoctor.checks.measured.probe_outcome import judges_training
+from gpudoctor.checks.measured.rank_comparison import Deviation, SlowData, Thresholds, deviations, slow_data
 from gpudoctor.checks.measured.ranks import rank_gpu, rank_subject, ranks_in_words
 from gpudoctor.checks.measured.slowness import is_shared, slowness_causes
-from gpudoctor.checks.train.straggler import Deviation, SlowData, Thresholds, deviations, slow_data
-from gpudoctor.checks.train.sync import judges_training
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import Training, TrainRank
 from gpudoctor.facts.model.missing import known
 from gpudoctor.text.grouped import grouped
 
 _SIMULATED = "by simulation, at most 1 of 10,000 healthy trainings is called slow"
-
-
 _WARN_RATIO = Limit(1.10, "of the others' median", _SIMULATED, name="warn_ratio")
 _FAIL_RATIO = Limit(1.20, "of the others' median", _SIMULATED, name="fail_ratio")
 _EXCESS_MS = Limit(1.0, "ms", "differences below this are scheduling noise", name="excess_ms")
@@ -53,9 +51,9 @@ def balance(case: Case, training: Training) -> Iterator[Finding]:
             continue
         # the ranks of a group share a GPU model, whose limits may be configured
         gpu = rank_gpu(case, group[0].rank)
-        limits = Thresholds(*(case.limit(limit, gpu) for limit in _LIMITS))
-        for late in slow_data(group, limits):
-            yield _late_data(case, late)
+        limits = Thresholds(**{limit.name: case.limit(limit, gpu) for limit in _LIMITS})
+        for slow in slow_data(group, limits):
+            yield _slow_data(case, slow)
             clean = False
         for rank, deviation in zip(group, deviations(training, group, limits), strict=True):
             if deviation.verdict == "even":
@@ -83,17 +81,17 @@ def _evenness(case: Case, training: Training, even: list[Deviation]) -> Finding:
     return ok(NODE, Found(f"{who}: {text}", round(slowest.ratio, 3), "ratio"), Expected(f"below {most:g} x"))
 
 
-def _late_data(case: Case, late: SlowData) -> Finding:
-    rank, gpu = late.rank, rank_gpu(case, late.rank.rank)
-    limit = _FAIL_RATIO if late.verdict == "fail" else _WARN_RATIO
+def _slow_data(case: Case, slow: SlowData) -> Finding:
+    rank, gpu = slow.rank, rank_gpu(case, slow.rank.rank)
+    limit = _FAIL_RATIO if slow.verdict == "fail" else _WARN_RATIO
     most, share = case.limit(limit, gpu), known(rank.slowest_data_share)
     last_share = "an unknown share" if share is None else f"{share:.0%}"
     text = (
-        f"waits {rank.data_ms:.1f} ms for each batch, the others {late.usual_ms:.1f} ms: {late.ratio:.2f} x their step"
+        f"waits {rank.data_ms:.1f} ms for each batch, the others {slow.usual_ms:.1f} ms: {slow.ratio:.2f} x their step"
     )
-    return (fail if late.verdict == "fail" else warn)(
+    return (fail if slow.verdict == "fail" else warn)(
         rank_subject(case, rank.rank),
-        Found(text, round(late.ratio, 3), "ratio"),
+        Found(text, round(slow.ratio, 3), "ratio"),
         Expected(f"below {most:g} x", "<", most, "ratio", case.limit_source(limit, gpu)),
         Evidence("data", f"{rank.data_ms:.2f} ms a batch, the last to have it in {last_share} of the steps"),
         Evidence("compute", f"{rank.compute_ms:.2f} ms a step"),

@@ -12,9 +12,9 @@ from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, F
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.core.unread import unread
+from gpudoctor.checks.measured.probe_outcome import judges_training
 from gpudoctor.checks.measured.ranks import gpus_of, ranks_in_words
 from gpudoctor.checks.measured.under_load import median
-from gpudoctor.checks.train.sync import judges_training
 from gpudoctor.facts.model.measurements import Training
 from gpudoctor.facts.model.missing import Missing, known
 
@@ -29,11 +29,7 @@ _DEFAULT_BUCKET_MB = 25
 _GAIN = Limit(0.05, "of the step", "gpudoctor's own choice: less is not worth a setting", name="gain")
 
 
-@check(
-    "train.scaling",
-    needs_gpu=False,
-    limits=(_EFFICIENCY_2, _EFFICIENCY_4, _EFFICIENCY_8),
-)
+@check("train.scaling", needs_gpu=False, limits=(_EFFICIENCY_2, _EFFICIENCY_4, _EFFICIENCY_8))
 @judges_training("scaling")
 def scaling(case: Case, training: Training) -> Iterator[Finding]:
     """Warn if a step with all ranks takes much longer than the same step on one rank alone."""
@@ -139,11 +135,7 @@ def _good(case: Case, ranks: int) -> float:
     return two + (four - two) * (log2(ranks) - 1)
 
 
-@check(
-    "train.bucket",
-    needs_gpu=False,
-    limits=(_GAIN,),
-)
+@check("train.bucket", needs_gpu=False, limits=(_GAIN,))
 @judges_training("bucket size")
 def bucket(case: Case, training: Training) -> Iterator[Finding]:
     """Report which bucket_cap_mb is fastest, and by how much: advice, never a fault."""

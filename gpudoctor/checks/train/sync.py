@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from functools import wraps
+from collections.abc import Iterable, Iterator
 from math import isfinite
 
 from gpudoctor.checks.core.case import Case, Limit
@@ -12,37 +11,15 @@ from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, F
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.core.unread import unread
-from gpudoctor.checks.measured.probe_outcome import judged_outcome, not_judged, problems_of
+from gpudoctor.checks.measured.probe_outcome import SYNC, judged_outcome, problems_of
 from gpudoctor.checks.measured.ranks import rank_subject, ranks_in_words
 from gpudoctor.facts.model.measurements import Training
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.profiles.profile import majority
 
-SYNC = "train.sync"
 _GRADIENT_ERROR = Limit(
     1e-2, "relative", "tolerance of bf16; fp32 measured at 3.3e-7", name="gradient_error", status="fail"
 )
-
-
-def judges_training(
-    what: str,
-) -> Callable[[Callable[[Case, Training], Iterator[Finding]]], Callable[[Case], Iterator[Finding]]]:
-    """Turn a function that judges the DDP train into a check; `what` is its subject in texts.
-
-    The check reports a missing train and each of its problems, with details left to train.sync.
-    """
-
-    def check_of(judge: Callable[[Case, Training], Iterator[Finding]]) -> Callable[[Case], Iterator[Finding]]:
-        @wraps(judge)
-        def check_training(case: Case) -> Iterator[Finding]:
-            training = case.measurements.training
-            yield from not_judged(case, "train", what, SYNC, measured=training is not None)
-            if training is not None:
-                yield from judge(case, training)
-
-        return check_training
-
-    return check_of
 
 
 @check(

@@ -9,10 +9,9 @@ from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, F
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, of_gpu
 from gpudoctor.checks.core.unread import unread
-from gpudoctor.checks.measured.probe_outcome import not_judged, problems_of
+from gpudoctor.checks.measured.probe_outcome import SYNC, judges_training, not_judged, problems_of
 from gpudoctor.checks.measured.ranks import on_gpus, rank_subject, ranks_in_words
 from gpudoctor.checks.measured.under_load import highest_of, is_of, median, median_of, telemetry_of
-from gpudoctor.checks.train.sync import SYNC, judges_training
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import Training
 from gpudoctor.facts.model.missing import Missing, known
@@ -22,7 +21,6 @@ from gpudoctor.text.grouped import grouped
 _BUSY = "utilization_pct"
 _CALL = "nvmlDeviceGetUtilizationRates"
 Watched = tuple[Gpu, GpuUnderLoad]
-
 
 _APART_PCT = Limit(
     20, "points", "from the others' median; NVML's figure itself jumps by 10 (ours)", name="apart_pct", status="warn"

@@ -35,7 +35,7 @@ class HubMember(msgspec.Struct):
     hostname: str
     index: int | None
     address: str
-    line: messages.Line
+    channel: messages.Line
     reached: str = ""
     lost: str | None = None
 
@@ -70,6 +70,7 @@ class Hub:
         self._proof_s = proof_s
         self._listener = _listening(ports, loopback_only)
         self.port = int(self._listener.getsockname()[1])
+        # its data: while members gather, None or the channel of a connection; from `_begin_orders` on, a member's index
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ, None)
         self._unproved: dict[messages.Line, Unproved] = {}  # oldest first
@@ -89,8 +90,8 @@ class Hub:
                 elif key.data in self._unproved:  # unless it was closed meanwhile
                     self._hear_unproved(key.data)
             now_s = time.monotonic()
-            for line in [line for line, unproved in self._unproved.items() if unproved.until_s < now_s]:
-                self._hang_up_on(line)
+            for channel in [channel for channel, unproved in self._unproved.items() if unproved.until_s < now_s]:
+                self._hang_up_on(channel)
         numbered = all(member.index is not None for member in self.members)
         self.members.sort(key=lambda m: (m.index, m.hostname) if numbered else natural(m.hostname))
         seen: Counter[str] = Counter()
@@ -99,6 +100,7 @@ class Hub:
             if seen[member.hostname] > 1:
                 member.name = f"{member.hostname}#{seen[member.hostname]}"
         self._stop_listening()
+        self._begin_orders()
 
     def ask(self, orders: Mapping[int, messages.Order], limit_s: float) -> dict[int, messages.Answer]:
         """Send orders to members (by index in `members`) and wait for all their answers.
@@ -141,7 +143,7 @@ class Hub:
             index = int(key.data)
             member = self.members[index]
             try:
-                lines = member.line.take()
+                lines = member.channel.take()
                 if lines is None:
                     self._lose(member, "ended before it was asked to")
                 for line in lines or ():
@@ -160,7 +162,7 @@ class Hub:
         if member.lost is not None:
             return
         try:
-            member.line.send(message)
+            member.channel.send(message)
         except OSError as error:
             self._lose(member, f"the connection to it broke ({error.strerror or error})")
 
@@ -168,8 +170,8 @@ class Hub:
         if member.lost is None:
             member.lost = why
             with contextlib.suppress(KeyError):
-                self._selector.unregister(member.line.socket)
-            member.line.socket.close()
+                self._selector.unregister(member.channel.socket)
+            member.channel.socket.close()
 
     def _accept(self) -> None:
         try:
@@ -185,57 +187,59 @@ class Hub:
         if len(self._unproved) >= _UNPROVED_MAX:
             self._hang_up_on(next(iter(self._unproved)))  # if it was a member, it connects again and proves itself
         connection.settimeout(self._silence_s)
-        line, nonce = messages.Line(connection, messages.UNPROVED_LINE_BYTES), messages.new_secret()
+        channel, nonce = messages.Line(connection, messages.UNPROVED_LINE_BYTES), messages.new_secret()
         try:
             messages.notice_silence(connection, self._silence_s)
-            line.send(messages.Challenge(nonce))
+            channel.send(messages.Challenge(nonce))
         except OSError:
             connection.close()
             return
-        self._unproved[line] = Unproved(nonce, time.monotonic() + self._proof_s)
-        self._selector.register(connection, selectors.EVENT_READ, line)
+        self._unproved[channel] = Unproved(nonce, time.monotonic() + self._proof_s)
+        self._selector.register(connection, selectors.EVENT_READ, channel)
 
-    def _hear_unproved(self, line: messages.Line) -> None:
+    def _hear_unproved(self, channel: messages.Line) -> None:
         """Accept the connection as a member if its proof is right; close it if not."""
         try:
-            lines = line.take()
+            lines = channel.take()
             if lines == []:
                 return
             hello = messages.decoded((lines or [b""])[0], messages.Hello)
-            nonce = self._unproved[line].nonce
+            nonce = self._unproved[channel].nonce
             taken = {member.index for member in self.members}
             if not messages.is_proved(self._token, nonce, hello) or (hello.index is not None and hello.index in taken):
                 raise messages.LineError("not one of ours")
             # read now: the addresses of a closed connection are not known any more
-            address, reached = _host(line.socket.getpeername()), _host(line.socket.getsockname())
-            line.sign("hub", self._token, nonce, hello.nonce)
-            line.send(messages.Welcome(self._silence_s))
+            address, reached = _host(channel.socket.getpeername()), _host(channel.socket.getsockname())
+            channel.sign("hub", self._token, nonce, hello.nonce)
+            channel.send(messages.Welcome(self._silence_s))
         except (OSError, messages.LineError):
-            self._hang_up_on(line)
+            self._hang_up_on(channel)
             return
-        del self._unproved[line]
-        self._selector.unregister(line.socket)
+        del self._unproved[channel]
+        self._selector.unregister(channel.socket)
         name = printable(hello.hostname)[:255] or "no name"
-        line.most_bytes = messages.MAX_LINE_BYTES
-        self.members.append(HubMember(name, name, hello.index, address, line, reached))
+        channel.most_bytes = messages.MAX_LINE_BYTES
+        self.members.append(HubMember(name, name, hello.index, address, channel, reached))
 
-    def _hang_up_on(self, line: messages.Line) -> None:
-        del self._unproved[line]
-        self._selector.unregister(line.socket)
-        line.socket.close()
+    def _hang_up_on(self, channel: messages.Line) -> None:
+        del self._unproved[channel]
+        self._selector.unregister(channel.socket)
+        channel.socket.close()
 
     def _stop_listening(self) -> None:
         if self._listener.fileno() < 0:
             return
         self._selector.unregister(self._listener)
         self._listener.close()
-        for line in list(self._unproved):
-            self._hang_up_on(line)
-        local = [member for member in self.members if member.address == member.reached]
-        reached = [member.reached for member in self.members if member not in local]
+        for channel in list(self._unproved):
+            self._hang_up_on(channel)
+
+    def _begin_orders(self) -> None:
+        """Listen to the members by their indexes, and give each the address at which the others reach it."""
+        reached = [member.reached for member in self.members if member.address != member.reached]
         for index, member in enumerate(self.members):
-            self._selector.register(member.line.socket, selectors.EVENT_READ, index)
-            if member in local and reached:
+            self._selector.register(member.channel.socket, selectors.EVENT_READ, index)
+            if member.address == member.reached and reached:
                 # it connected by loopback or a container bridge; the others reach it at the hub's address
                 member.address = reached[0]
 

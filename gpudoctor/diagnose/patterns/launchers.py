@@ -67,15 +67,15 @@ def _number(found: re.Match[str], name: str) -> int | None:
     return int(value) if value is not None else None
 
 
-def _ended(by: str, found: re.Match[str]) -> list[Event]:
-    """How processes ended; nothing for one that ended well."""
+def _ended(by: str, found: re.Match[str], *, default_code: int = 1) -> list[Event]:
+    """How processes ended, as `by` reports it ("own": the program itself); nothing for one that ended well."""
     how, signal, number = _said(found, "how"), _said(found, "signal"), _number(found, "code")
     if signal is not None:
         code = -int(signal) if signal.isdecimal() else -SIGNALS.get(signal, 9)
     elif number is not None or how:
         code = _SIGNAL_WORDS[how.lower()] if number is None and how else number or 0
     else:
-        code = -SIGNALS["SIGABRT"] if by == "own" else 1  # glibc's own check; MPI_ABORT without its code, Paddle
+        code = default_code  # MPI_ABORT without its code, Paddle
     if not code:
         return []
     place = {name: _number(found, name) for name in ("rank", "local_rank", "pid")}
@@ -158,7 +158,7 @@ LAUNCHER_ROWS = tuple(LauncherPattern(needle, re.compile(text), read) for needle
     ("exit with status code", r"\A(?:Process (?P<rank>\d{1,6}) exit with status code (?P<code>[1-9]\d{0,2})\.)", partial(_ended, "horovod")),
     ("crashloopbackoff|back-off restarting failed container|error ", r"\bCrashLoopBackOff\b|Back-off restarting failed container|(?<=  )\d+/\d+ +(?:\w+:)?Error +\d", _pod),
     # glibc's words before it aborts
-    ("*** error in |(): |corruption|corrupted |smashing detected|overflow detected", r"^(?:\*\*\* Error in \S+: |\*\*\* )?(?:(?:free|\w{0,20}alloc\w{0,20}|munmap_chunk|mremap_chunk)\(\): (?:[a-z]+ )+|double free or corruption|corrupted (?:size vs|double-linked|unsorted)|(?:stack smashing|buffer overflow) detected)", partial(_ended, "own")),
+    ("*** error in |(): |corruption|corrupted |smashing detected|overflow detected", r"^(?:\*\*\* Error in \S+: |\*\*\* )?(?:(?:free|\w{0,20}alloc\w{0,20}|munmap_chunk|mremap_chunk)\(\): (?:[a-z]+ )+|double free or corruption|corrupted (?:size vs|double-linked|unsorted)|(?:stack smashing|buffer overflow) detected)", partial(_ended, "own", default_code=-SIGNALS["SIGABRT"])),
     # glog's and abseil's handlers of fatal signals
     ("*** sig", r"\*\*\* (?P<signal>SIG(?:SEGV|ABRT|BUS|FPE|ILL)) (?:\(@0x[0-9a-f]+\) )?received (?:at time=|by PID )", partial(_ended, "own")),
     # torch.distributed.launch up to 1.8 names the last command that it started, whichever process died

@@ -71,7 +71,7 @@ def went_on(job: Job) -> bool:
     # a host whose own name does not resolve: no trouble of a job that does not fail to connect
     if all(e.what == "bootstrap_no_interface" and e.detail.get("warning") for e in troubles):
         return True
-    return all(_outlived(job, [e for e in troubles if e.file == file]) for file in {e.file for e in troubles})
+    return all(_work_follows(job, [e for e in troubles if e.file == file]) for file in {e.file for e in troubles})
 
 
 def _is_an_end(job: Job, event: Event) -> bool:
@@ -96,16 +96,16 @@ def _is_excused(job: Job, event: Event) -> bool:
     )
 
 
-def _outlived(job: Job, troubles: list[Event]) -> bool:
+def _work_follows(job: Job, troubles: list[Event]) -> bool:
     """Whether enough work follows on all troubles of one file."""
     last = max(e.line for e in troubles)
     raised = any(e.detail.get("traceback") for e in troubles)
     # every bar is drawn once more when an exception ends its program; what a broken GPU computes is no proof
-    no_bars = raised or any(e.what in _OF_A_GPU or _EXCEPTION.match(e.text) for e in troubles)
-    no_word = raised or any(e.role == "cause" and e.strength >= 2 for e in troubles)
+    bars_count = not raised and not any(e.what in _OF_A_GPU or _EXCEPTION.match(e.text) for e in troubles)
+    words_count = not raised and not any(e.role == "cause" and e.strength >= 2 for e in troubles)
 
     def is_proof(e: Event) -> bool:
-        return is_work(e) and not (no_bars and e.what == "work") and not (no_word and e.detail.get("one_word"))
+        return is_work(e) and (bars_count or e.what != "work") and (words_count or not e.detail.get("one_word"))
 
     after = [e for e in job.events if e.file == troubles[0].file and e.line > last and is_proof(e)]
     return len(after) >= 3 or any(e.role == "done" or e.what == "unstuck" for e in after)

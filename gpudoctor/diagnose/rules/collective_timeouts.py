@@ -117,13 +117,18 @@ def _behind(groups: Groups) -> Iterator[Hypothesis]:
         done = max((w.completed for w in members if w.completed is not None), default=0)
         behind = [w for w in members if w.is_behind(latest, done)]
         if 0 < len(behind) < len(members):
-            ranks = tuple(sorted(w.rank for w in behind))
-            events = [w.events[0] for w in behind] + [w.events[0] for w in members if w not in behind][:2]
-            text = f"{named(ranks)} did not issue collective {latest}, in which the others wait"
-            if passed := [f"{w.op} {w.seq}" for w in behind if w.op and w.seq is not None and w.seq < latest]:
-                text += f"; it waits in {listed(passed, 2)} itself, or they run different ones from there on"
-            yield Hypothesis("rank_behind", text, events[:4], ranks=ranks, host=host_of(w.events[0] for w in behind))
+            yield _not_issued(latest, behind, [w for w in members if w not in behind])
             return
+
+
+def _not_issued(latest: int, behind: list[Waiting], others: list[Waiting]) -> Hypothesis:
+    """These ranks did not issue the collective number `latest`, in which the others wait."""
+    ranks = tuple(sorted(w.rank for w in behind))
+    events = [w.events[0] for w in behind] + [w.events[0] for w in others][:2]
+    text = f"{named(ranks)} did not issue collective {latest}, in which the others wait"
+    if passed := [f"{w.op} {w.seq}" for w in behind if w.op and w.seq is not None and w.seq < latest]:
+        text += f"; it waits in {listed(passed, 2)} itself, or they run different ones from there on"
+    return Hypothesis("rank_behind", text, events[:4], ranks=ranks, host=host_of(w.events[0] for w in behind))
 
 
 def _in_one_place(attempt: Attempt, groups: Groups, waiting: list[Waiting]) -> Hypothesis:

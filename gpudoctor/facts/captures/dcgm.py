@@ -241,7 +241,7 @@ def _read_discovery(block: Block) -> Part:
             gpu.values["product_name" if entry[1] == "Name" else "gpu_uuid"] = clipped(entry[2])
     if not gpus:
         return Part()
-    return Part(smi=(SmiDump(gpus.in_order(), name="dcgmi discovery", beside=True),))
+    return Part(smi=(SmiDump(gpus.in_order(), name="dcgmi discovery", only_adds_facts=True),))
 
 
 # `dcgmi nvlink -s`

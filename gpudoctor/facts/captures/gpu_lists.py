@@ -1,4 +1,8 @@
-"""Join the nvidia-smi dumps of one machine: match their GPUs and merge what each dump contains."""
+"""Join the nvidia-smi dumps of one machine: match their GPUs and merge what each dump contains.
+
+A dump is a list of GPUs, `complete` if none is missing from it, or extra: it `only_adds_facts` to GPUs of a list. The
+GPUs of an unordered dump have neither indices nor an order. Unlisted: in an extra dump, but in no complete list.
+"""
 
 from __future__ import annotations
 
@@ -49,43 +53,43 @@ class _SeenGpu(msgspec.Struct):
         return self.file == other.file and self.dump.sample < other.dump.sample
 
 
-def joined_dumps(dumps: Iterable[_FileDump], notes: list[str]) -> SmiDump:
+def joined_dumps(pairs: Iterable[_FileDump], notes: list[str]) -> SmiDump:
     """Join (file, dump) pairs into one dump, independent of their order. Raise SourceError if they are of two machines.
 
     GPUs are matched by bus id, by UUID, or by an index that both dumps contain. If a dump has no indices, its GPUs are
     counted in its order, as the driver does; a GPU whose index is taken gets the next free one.
     """
     # indices from a dump take precedence over counted ones
-    ordered = sorted(dumps, key=_order)
+    ordered = sorted(pairs, key=_order)
     if not ordered:
         return SmiDump(driver=Driver())
     _check_same_driver(ordered)
-    listed = any(dump.gpus and dump.ended and not dump.beside for _, dump in ordered)
-    lists, beside = _lists_and_others(ordered, listed)
+    all_listed = any(dump.gpus and dump.complete and not dump.only_adds_facts for _, dump in ordered)
+    lists, extra = _lists_and_extra(ordered, all_listed)
     gpus_seen = _gpus_of(lists)
-    unlisted = [text for file, dump in beside for text in _add_beside(gpus_seen, dump, file, listed, notes)]
+    unlisted = [text for file, dump in extra for text in _add_facts(gpus_seen, dump, file, all_listed, notes)]
     if len(gpus_seen) > MOST_GPUS:
         raise SourceError(f"more than {MOST_GPUS} GPUs: not those of one machine")
     _check_same_gpus(ordered)
     gpus, unnumbered = _numbered(gpus_seen)
-    joined = [dump for _, dump in ordered]
-    notes.extend(note for dump in joined for note in dump.notes)
+    dumps = [dump for _, dump in ordered]
+    notes.extend(note for dump in dumps for note in dump.notes)
     return SmiDump(
-        driver=_driver(joined, len(gpus_seen), notes),
+        driver=_driver_of_dumps(dumps, len(gpus_seen), notes),
         gpus=gpus,
-        collected_at=next((dump.collected_at for dump in joined if known(dump.collected_at)), NOT_READ),
-        indexed=any(dump.indexed for dump in joined),
-        ended=all(dump.ended for _, dump in lists),
+        collected_at=next((dump.collected_at for dump in dumps if known(dump.collected_at)), NOT_READ),
+        indexed=any(dump.indexed for dump in dumps),
+        complete=all(dump.complete for _, dump in lists),
         unnumbered=unnumbered,
         unlisted=tuple(unlisted),
     )
 
 
-def _lists_and_others(ordered: list[_FileDump], listed: bool) -> tuple[list[_FileDump], list[_FileDump]]:
+def _lists_and_extra(ordered: list[_FileDump], all_listed: bool) -> tuple[list[_FileDump], list[_FileDump]]:
     """The dumps that list GPUs, and those that only add facts to them."""
-    counted = any(dump.gpus and not _is_loose(dump) for _, dump in ordered)
-    beside = [pair for pair in ordered if (listed and pair[1].beside) or (counted and _is_loose(pair[1]))]
-    return [pair for pair in ordered if pair not in beside], beside
+    has_order = any(dump.gpus and not _is_unordered(dump) for _, dump in ordered)
+    extra = [(file, d) for file, d in ordered if (all_listed and d.only_adds_facts) or (has_order and _is_unordered(d))]
+    return [pair for pair in ordered if pair not in extra], extra
 
 
 def _gpus_of(lists: list[_FileDump]) -> list[_SeenGpu]:
@@ -130,12 +134,12 @@ def _shown(dump: SmiDump, file: str) -> list[_SeenGpu]:
     return shown
 
 
-def _is_loose(dump: SmiDump) -> bool:
+def _is_unordered(dump: SmiDump) -> bool:
     """Whether the GPUs of the dump have neither indices nor an order that shows them."""
-    return dump.beside and not dump.indexed and not dump.ended
+    return dump.only_adds_facts and not dump.indexed and not dump.complete
 
 
-def _add_beside(gpus_seen: list[_SeenGpu], dump: SmiDump, file: str, listed: bool, notes: list[str]) -> list[str]:
+def _add_facts(gpus_seen: list[_SeenGpu], dump: SmiDump, file: str, all_listed: bool, notes: list[str]) -> list[str]:
     """Add the facts to the GPUs that are there, and return in words which other ones the dump shows."""
     unlisted = []
     for shown in _shown(dump, file):
@@ -143,7 +147,7 @@ def _add_beside(gpus_seen: list[_SeenGpu], dump: SmiDump, file: str, listed: boo
             _merge(seen, shown)
             continue
         name = shown.bus_id or (f"{shown.index}" if dump.indexed else "")
-        if listed and name and None not in [seen.bus_id if shown.bus_id else seen.index for seen in gpus_seen]:
+        if all_listed and name and None not in [seen.bus_id if shown.bus_id else seen.index for seen in gpus_seen]:
             unlisted.append(f"{dump.name} shows GPU {name}, which nvidia-smi does not list")
         else:  # a UUID may be that of a MIG device
             name = name or shown.uuid or f"{shown.index}"
@@ -159,7 +163,7 @@ def _same_gpu(gpus_seen: list[_SeenGpu], shown: _SeenGpu) -> _SeenGpu | None:
     for seen in gpus_seen:
         if shown.uuid is not None and seen.uuid == shown.uuid:
             return seen
-    if not shown.indexed and (_only_lost(shown.gpu) or _is_loose(shown.dump)):
+    if not shown.indexed and (_only_lost(shown.gpu) or _is_unordered(shown.dump)):
         return None
     by_index = next((seen for seen in gpus_seen if seen.index == shown.index), None)
     sure = by_index is not None and (shown.indexed or None in (by_index.bus_id, shown.bus_id))
@@ -208,7 +212,7 @@ def _check_same_driver(ordered: list[_FileDump]) -> None:
 
 def _check_same_gpus(ordered: list[_FileDump]) -> None:
     """Raise SourceError if each of two dumps contains a GPU (by bus id) that the other lacks."""
-    sets = [(file, {gpu.bus_id for gpu in dump.gpus if gpu.bus_id_read}) for file, dump in ordered if dump.ended]
+    sets = [(file, {gpu.bus_id for gpu in dump.gpus if gpu.bus_id_read}) for file, dump in ordered if dump.complete]
     for at, (file, own) in enumerate(sets):
         for other, others in sets[:at]:
             if own and others and not (own <= others or others <= own):
@@ -230,7 +234,7 @@ def _numbered(gpus_seen: list[_SeenGpu]) -> tuple[tuple[Gpu, ...], tuple[Gpu, ..
     return tuple(made), unnumbered
 
 
-def _driver(dumps: list[SmiDump], shown: int, notes: list[str]) -> Driver:
+def _driver_of_dumps(dumps: list[SmiDump], shown: int, notes: list[str]) -> Driver:
     """Merge the drivers: a failed start outweighs a successful one, and the smaller GPU count the larger one."""
     drivers = [dump.driver for dump in dumps]
     codes = {code for driver in drivers if (code := known(driver.init_code)) is not None}
@@ -267,10 +271,10 @@ def with_addresses(gpus: tuple[Gpu, ...], functions: list[Function]) -> tuple[Gp
 
 def _of_another_model(gpu: Gpu, function: Function) -> bool:
     """Whether the driver's name of a GPU and lspci's one in brackets ("GA100 [A100 PCIe 40GB]") share no model."""
-    listed, name = _IN_BRACKETS.search(function.name), known(gpu.name)
-    if listed is None or name is None:
+    bracketed, name = _IN_BRACKETS.search(function.name), known(gpu.name)
+    if bracketed is None or name is None:
         return False
-    models = set(_MODEL.findall(listed[1].upper()))
+    models = set(_MODEL.findall(bracketed[1].upper()))
     return bool(models) and models.isdisjoint(_MODEL.findall(name.upper()))
 
 

@@ -8,12 +8,7 @@ from functools import reduce
 from msgspec.structs import replace
 
 from gpudoctor.facts.captures import ABSENT, MOST_GPUS, SourceError
-from gpudoctor.facts.captures.gpu_lists import (
-    joined_dumps,
-    with_addresses,
-    with_failures,
-    without_gpu_memory,
-)
+from gpudoctor.facts.captures.gpu_lists import joined_dumps, with_addresses, with_failures, without_gpu_memory
 from gpudoctor.facts.captures.host.fabric_manager import without_failed_jobs
 from gpudoctor.facts.captures.host.lspci import PciTree
 from gpudoctor.facts.captures.host.module import shows_gpus_in_container, without_container_failures
@@ -159,7 +154,7 @@ class Dumps:
         gpus = smi.gpus
         if tree is not None:
             gpus = with_addresses(gpus, tree.gpus)
-        gpus = with_remote_kinds(with_failures(gpus, smi.unnumbered), all_gpus=bool(gpus) and smi.ended)
+        gpus = with_remote_kinds(with_failures(gpus, smi.unnumbered), all_gpus=bool(gpus) and smi.complete)
         if len(gpus) > MOST_GPUS:
             raise SourceError(f"more than {MOST_GPUS} GPUs: not the dump of one machine")
         gpus = tuple(_with_location(gpu, tree) for gpu in gpus)
@@ -168,7 +163,7 @@ class Dumps:
             self.notes.append(f"{self._left_out} texts beyond the first {MAX_PARTS} were not used")
         node = replace(
             node,
-            driver=_driver(smi.driver, node.driver),
+            driver=_driver_of_node(smi.driver, node.driver),
             gpus=gpus,
             pairs=pairs if isinstance(pairs, Missing) else tuple(sorted(pairs, key=lambda pair: (pair.a, pair.b))),
             host=self._host(node.host, gpus),
@@ -196,8 +191,8 @@ class Dumps:
     def _smi(self, dumps: list[tuple[str, SmiDump]], topology: Topology | None) -> SmiDump:
         """The texts that show GPUs, joined."""
         smi = joined_dumps(dumps, self.notes)
-        if smi.gpus and smi.ended and topology and {g.index for g in topology.gpus} != {g.index for g in smi.gpus}:
-            listing = next((dump for _, dump in dumps if dump.gpus and not dump.beside), dumps[0][1])
+        if smi.gpus and smi.complete and topology and {g.index for g in topology.gpus} != {g.index for g in smi.gpus}:
+            listing = next((dump for _, dump in dumps if dump.gpus and not dump.only_adds_facts), dumps[0][1])
             raise SourceError(
                 f"{listing.name} shows {len(smi.gpus)} GPUs and topo -m {len(topology.gpus)}: "
                 "keep the dumps of one machine only"
@@ -216,7 +211,7 @@ class Dumps:
         return first
 
 
-def _driver(smi: Driver, other: Driver) -> Driver:
+def _driver_of_node(smi: Driver, other: Driver) -> Driver:
     """The driver from nvidia-smi, completed by other dumps; module facts come from the kernel if it reported them."""
     of_module = {field: getattr(other, field) for field in ("module_version", "module_loaded", "nouveau_loaded")}
     read = {field: value for field, value in of_module.items() if not isinstance(value, Missing)}

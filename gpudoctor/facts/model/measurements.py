@@ -12,7 +12,7 @@ Device = Literal["cuda", "cpu"]
 Probe = Literal["collective", "link", "compute", "train", "strategy", "data"]
 # in the order in which they run
 PROBES: tuple[Probe, ...] = ("collective", "link", "compute", "train", "strategy", "data")
-
+LEAST_JUDGED_CYCLES = 6  # with fewer of `TrainRank.cycles_ms` no rank is called even or slow
 ONCE: frozenset[Probe] = frozenset({"strategy", "data"})  # not repeated by a burn: they hardly load the GPUs
 
 
@@ -126,7 +126,7 @@ class TrainRank(Fact, frozen=True):
     `nonfinite_step`: the first real step whose loss was not finite here; NaN spreads to all ranks
     with the next gradient, so it began on the rank with the smallest one.
     `cycles_ms`: compute time in each comparison of the ranks: a block of steps on a GPU; on CPU
-    ranks one turn over all cores (`Training.rotated`). `slowest_data_share`: share of the steps in
+    ranks one cycle over all cores (`Training.rotated`). `slowest_data_share`: share of the steps in
     which its batch came last. `solo_compute_ms`: the same compute while all others idle.
     """
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpudoctor.facts.model.measurements import BucketStep, Swap
+from gpudoctor.facts.model.measurements import LEAST_JUDGED_CYCLES, BucketStep, Swap
 from gpudoctor.probes.collective.probe import contributions_to_the_sum
 from gpudoctor.probes.link.peer_copies import device_of
 from gpudoctor.probes.runner.merge import finite, median_deviation
@@ -41,7 +41,6 @@ _LOOKS = 6
 _BUDGET_S = 4.0
 JUDGED_RATIO = 1.10  # at which `train.balance` warns; a test holds the two equal
 _LEAST_CYCLES = 12  # a disturbance of half a second is in fewer
-_LEAST_JUDGED = 6  # with fewer the check gives no verdict
 _OBRIEN_FLEMING = 2.053
 
 
@@ -190,8 +189,8 @@ def take_turns(rank: Rank, train: Train) -> tuple[tuple[float, ...], bool]:
     try:
         while len(cycles) < most:
             cycles += [_cycle(rank, train, cores) for _ in range(most // _LOOKS)]
-            late = rank.from_rank_zero(int(time.monotonic() - began > _BUDGET_S))
-            if late and len(cycles) >= _LEAST_JUDGED:
+            out_of_time = rank.from_rank_zero(int(time.monotonic() - began > _BUDGET_S))
+            if out_of_time and len(cycles) >= LEAST_JUDGED_CYCLES:
                 break
             if len(cycles) >= _LEAST_CYCLES and all_even(rank.gathered(cycles), most):
                 break
@@ -203,14 +202,14 @@ def take_turns(rank: Rank, train: Train) -> tuple[tuple[float, ...], bool]:
 def all_even(cycles_ms: Sequence[Sequence[float]], most: int) -> bool:
     """Whether more cycles would hardly show that a rank is slow; `cycles_ms` by rank, at most `most` of each.
 
-    A group-sequential test that only acquits: an accusation waits for all cycles, because a disturbance of some
-    seconds looks like a slow rank (simulated: early accusations quadruple the false alarms). The judge
-    (`checks/train/straggler.py`) accepts two standard errors of the median log ratio after all cycles, so at an earlier
-    look of n cycles the bound is wider, C x sqrt(most / n) standard errors: the looks together err no more often than
-    the last one alone. Source of the boundary: O'Brien and Fleming, A multiple testing procedure for clinical trials,
-    Biometrics 35 (1979) 549; C = 2.053 for 6 equal looks, two-sided 5 % (Jennison and Turnbull, Group Sequential
-    Methods, 2000, table 2.3). MAD x 1.4826 estimates a standard deviation, and that of a median of n is 1.25 x as large
-    / sqrt(n).
+    A group-sequential test that only acquits: an accusation waits for all cycles, because a disturbance of some seconds
+    looks like a slow rank (simulated: early accusations quadruple the false alarms). The judge
+    (`checks/measured/rank_comparison.py`) accepts two standard errors of the median log ratio after all cycles, so at
+    an earlier look of n cycles the bound is wider, C x sqrt(most / n) standard errors: the looks together err no more
+    often than the last one alone. Source of the boundary: O'Brien and Fleming, A multiple testing procedure for
+    clinical trials, Biometrics 35 (1979) 549; C = 2.053 for 6 equal looks, two-sided 5 % (Jennison and Turnbull, Group
+    Sequential Methods, 2000, table 2.3). MAD x 1.4826 estimates a standard deviation, and that of a median of n is 1.25
+    x as large / sqrt(n).
     """
     for number, own_ms in enumerate(cycles_ms):
         others = [cycles for other, cycles in enumerate(cycles_ms) if other != number]
@@ -242,8 +241,8 @@ def _common_cores(rank: Rank) -> list[int]:
         os.sched_setaffinity(0, usable)  # allowed at all?
     except OSError:
         usable = []
-    known = zlib.crc32(repr(usable).encode())
-    if rank.smallest(known) != -rank.smallest(-known) or not usable:
+    checksum = zlib.crc32(repr(usable).encode())
+    if rank.smallest(checksum) != -rank.smallest(-checksum) or not usable:
         return []
     expected = min(rank.world_size, len(usable))
     return [usable[place * len(usable) // expected] for place in range(expected)]

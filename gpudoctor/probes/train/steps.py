@@ -11,6 +11,7 @@ import gc
 import math
 import statistics
 import time
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -78,7 +79,7 @@ class Train:
                 rows.append(self._measured_step())
         finally:
             gc.enable()
-        return StepBlock(*zip(*rows, strict=True))
+        return StepBlock(**{figure: tuple(row[figure] for row in rows) for figure in rows[0]})
 
     def compute_ms(self, steps: int, *, with_others: bool = True) -> list[float]:
         """Times in ms of part A alone, repeated `steps` times; `with_others`: all ranks begin each step together."""
@@ -129,8 +130,8 @@ class Train:
             with torch.no_grad():
                 next(self._model.parameters()).view(-1)[0] += 1e-3
 
-    def _measured_step(self) -> tuple[float, float, float, int, int, float]:
-        """One step; its figures in the order of `StepBlock`."""
+    def _measured_step(self) -> dict[str, Any]:
+        """One step; its figures by the names of `StepBlock`."""
         rank = self._rank
         if self._step == _FAULT_STEP:
             rank.fail_if_injected("train")
@@ -165,7 +166,8 @@ class Train:
             whole = clock.stop()
         self._optimizer.zero_grad()
         self._step += 1
-        return alone.worked_ms, alone.host_ms, data_ms, arrived_ns, left_ns, whole.passed_ms
+        computed = {"compute_ms": alone.worked_ms, "host_ms": alone.host_ms, "data_ms": data_ms}
+        return {**computed, "arrived_ns": arrived_ns, "left_ns": left_ns, "step_ms": whole.passed_ms}
 
 
 def solo_step_ms(rank: Rank, shape: Shape, model: nn.Module, data: Data, steps: int) -> float:

@@ -14,7 +14,8 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from gpudoctor.checks.core.case import Limit
-from gpudoctor.checks.train.straggler import Deviation, Thresholds, by_turns
+from gpudoctor.checks.measured.rank_comparison import Deviation, Thresholds, by_cycles
+from gpudoctor.facts.model.measurements import LEAST_JUDGED_CYCLES
 from gpudoctor.run.observer.layout import BACKWARD, BETWEEN, DATA, FORWARD, HOST, PHASES
 from gpudoctor.run.step_series import COMPUTE, OWN, TimedStep, mean_step, turns
 from gpudoctor.run.watched import Watched, WatchedRank
@@ -26,9 +27,8 @@ LAST_IN_SHARE = Limit(
 )
 LIMITS = (WARN_RATIO, LAST_IN_SHARE)
 MOST_TURNS = 20
-LEAST_TURNS = 6
 _STEPS_A_TURN = 3
-LEAST_STEPS = LEAST_TURNS * _STEPS_A_TURN
+LEAST_STEPS = LEAST_JUDGED_CYCLES * _STEPS_A_TURN  # a turn of steps is to a run what a cycle is to the train
 _LEAST_EXCESS_MS = 0.3
 _LEAST_OWN_RATIO = 1.03  # what makes no difference to the whole is no finding
 _LEAST_STARVED_RATIO = 1.2  # on a busy machine all ranks lack CPUs now and then
@@ -216,7 +216,7 @@ def _chance(found: SlowRank, pair: _Pair, beside: Deviation, queued: float, is_f
 def _deviation(rank: int, own_ms: Sequence[float], usual_ms: Sequence[float]) -> Deviation:
     """The sanity train's comparison, turn by turn: all ranks are seen in each, whatever they compute on."""
     usual = median(usual_ms)
-    return by_turns(rank, own_ms, [usual_ms], _THRESHOLDS, median(own_ms) / usual if usual > 0 else 1.0)
+    return by_cycles(rank, own_ms, [usual_ms], _THRESHOLDS, median(own_ms) / usual if usual > 0 else 1.0)
 
 
 def _named(pair: _Pair, ratio: float) -> SlowRank:

@@ -55,7 +55,7 @@ def read_inforom(block: Block) -> Part:
     if not bus_ids:
         raise SourceError("a corrupted infoROM, but no bus id")
     gpus = tuple(Gpu(index, bus_id, inforom_corrupted=True) for index, bus_id in enumerate(sorted(bus_ids)))
-    return Part(smi=(SmiDump(gpus, Driver(), name="nvidia-smi", ended=False),))
+    return Part(smi=(SmiDump(gpus, Driver(), name="nvidia-smi", complete=False),))
 
 
 @text_reader("/proc/driver/nvidia", _PROC_BEGIN.match, _PROC_MORE.match)
@@ -77,4 +77,4 @@ def read_proc(block: Block) -> Part:
     gpus = tuple(gpu_from(dump, index) for index, dump in enumerate(named) if dump not in excluded)
     # not evidence of a driver that answers: NVML may fail beside it
     driver = Driver(module_loaded=True, excluded_gpus=tuple(dump.address for dump in excluded))
-    return Part(smi=(SmiDump(gpus, driver, name="/proc/driver/nvidia", ended=False, beside=True),))
+    return Part(smi=(SmiDump(gpus, driver, name="/proc/driver/nvidia", complete=False, only_adds_facts=True),))

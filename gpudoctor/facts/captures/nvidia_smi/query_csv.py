@@ -11,13 +11,7 @@ from msgspec.structs import replace
 
 from gpudoctor.facts.captures import BUS_ID, SourceError, clipped
 from gpudoctor.facts.captures.nvidia_smi.names import PATHS
-from gpudoctor.facts.captures.nvidia_smi.query_dump import (
-    ANSWERED,
-    SmiDump,
-    count_by_index,
-    is_selected,
-    unwell,
-)
+from gpudoctor.facts.captures.nvidia_smi.query_dump import ANSWERED, SmiDump, count_by_index, is_selected, unwell
 from gpudoctor.facts.captures.nvidia_smi.query_gpu import CUT, GpuDump, GpuDumps
 from gpudoctor.facts.captures.nvidia_smi.values import missing_word
 from gpudoctor.facts.captures.reader import Block, Part, text_reader
@@ -182,7 +176,7 @@ def read_apps(block: Block) -> Part:
             gpu.values["gpu_uuid"] = named
     if not gpus:
         return Part(notes=("nvidia-smi --query-compute-apps: no process of a GPU that it names",))
-    dump = SmiDump(gpus.in_order(), name="nvidia-smi --query-compute-apps", ended=False, beside=True)
+    dump = SmiDump(gpus.in_order(), name="nvidia-smi --query-compute-apps", complete=False, only_adds_facts=True)
     return Part(smi=(dump,))
 
 

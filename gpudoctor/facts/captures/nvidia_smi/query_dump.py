@@ -57,12 +57,11 @@ class SmiDump(msgspec.Struct):
     """The GPUs and the driver in one output of nvidia-smi; with GPUs, the driver has usually answered.
 
     A GPU without a bus id in the text gets the bus id "unknown-INDEX". `indexed`: the text contains the indices of its
-    GPUs; otherwise they are counted in its order. `attached`: the number of GPUs that it claims. `ended`: there is no
-    sign that GPUs are missing from it. `name` is the form of the output ("nvidia-smi -q"). `notes` are shown in the
-    report. `unnumbered`: GPUs whose bus id is in an error message and whose index is nowhere. `beside`: not a list of
-    GPUs by nvidia-smi itself; beside one, it can only add facts to the GPUs of that list. `unlisted`: in words, GPUs
-    that such a text shows and the list lacks. `sample`: a higher one stands further down in its file.
-    `reported`: what its text says of itself.
+    GPUs; otherwise they are counted in its order. `attached`: the number of GPUs that it claims. `complete`: there is
+    no sign that GPUs are missing from it. `name` is the form of the output ("nvidia-smi -q"). `notes` are shown in the
+    report. `unnumbered`: GPUs whose bus id is in an error message and whose index is nowhere. `only_adds_facts`: to the
+    GPUs of a list by nvidia-smi itself, if there is one; it is none. `unlisted`: in words, GPUs of such a text that
+    the list lacks. `sample`: a higher one stands further down in its file. `reported`: what its text says of itself.
     """
 
     gpus: tuple[Gpu, ...] = ()
@@ -72,9 +71,9 @@ class SmiDump(msgspec.Struct):
     attached: int | Missing = ABSENT
     name: str = "nvidia-smi -q"
     indexed: bool = False
-    ended: bool = True
+    complete: bool = True
     unnumbered: tuple[Gpu, ...] = ()
-    beside: bool = False
+    only_adds_facts: bool = False
     unlisted: tuple[str, ...] = ()
     sample: int = 0
     reported: tuple[Reported, ...] = ()
@@ -96,11 +95,11 @@ def smi_dump(top: dict[str, str], gpus: list[GpuDump], outside: str = "", *, sel
             raise SourceError(f"GPU {gpu.address} is there twice: more than one nvidia-smi -q dump in one file?")
         seen |= {gpu.address} - {""}
     cut = [f"the dump is cut off inside GPU {gpu.address or index}" for index, gpu in enumerate(gpus) if gpu.cut]
-    ended = not cut
+    complete = not cut
     if not isinstance(attached, Missing) and len(gpus) < attached and not handle_errors:
         # `-i 0` shows one GPU of eight and still counts eight: the other seven must neither count as lost nor pass
         attached = Missing(f"the dump shows {len(gpus)} of {attached} GPUs", "absent" if selected else "failed")
-        ended = False
+        complete = False
     names = (gpu.address or f"{n if gpu.number is None else gpu.number}" for n, gpu in enumerate(gpus))
     unwell_values = (each for gpu, name in zip(gpus, names, strict=True) for each in unwell(gpu.values, name))
     unnamed = f"the text does not name its GPU{'s' * (len(gpus) > 1)}: counted in its order, from 0"
@@ -117,14 +116,14 @@ def smi_dump(top: dict[str, str], gpus: list[GpuDump], outside: str = "", *, sel
         collected_at=time_in(v.text("timestamp")),
         notes=(*cut, *([unnamed] if any(not gpu.bus_id for gpu in gpus) else ())),
         attached=counted,
-        ended=ended,
+        complete=complete,
         reported=(*_unlicensed(gpus), *unwell_values),
     )
 
 
 def numbered(gpus: tuple[Gpu, ...], name: str, driver: Driver = ANSWERED) -> SmiDump:
     """GPUs with their indices, from a text that is no list of all GPUs."""
-    return SmiDump(gpus, driver, name=name, indexed=True, ended=False, beside=True)
+    return SmiDump(gpus, driver, name=name, indexed=True, complete=False, only_adds_facts=True)
 
 
 def count_by_index(indices: Collection[int]) -> Missing:
@@ -194,7 +193,7 @@ def init_failure(text: str) -> SmiDump | None:
     handles = tuple(dict.fromkeys(line.strip() for line in _HANDLE.findall(text)))
     if handles:
         gpus, indexed = _lost(handles)
-        return SmiDump(gpus, replace(ANSWERED, handle_errors=handles), name=_SMI, indexed=indexed, ended=False)
+        return SmiDump(gpus, replace(ANSWERED, handle_errors=handles), name=_SMI, indexed=indexed, complete=False)
     if _NO_DEVICES in text:
         return SmiDump(driver=replace(ANSWERED, device_count=0), name=_SMI)
     for message, code in _INIT_FAILURES:
@@ -202,7 +201,7 @@ def init_failure(text: str) -> SmiDump | None:
             line = next(line.strip() for line in text.splitlines() if message in line)
             library = _LIBRARY.search(text)
             driver = Driver(init_code=code, init_error=line[:300], library_version=library[1] if library else NOT_READ)
-            return SmiDump(driver=driver, name=_SMI, ended=False)
+            return SmiDump(driver=driver, name=_SMI, complete=False)
     return None
 
 

@@ -75,7 +75,7 @@ def parse_smi_text(text: str, *, whole_end: bool = True, selected: bool = False)
     dump = smi_dump(top, first, "\n".join(read.outside), selected=selected)
     more = (smi_dump({}, each) for each in again)
     at = dump.collected_at
-    return (dump, *(replace(each, collected_at=at, ended=False, sample=n) for n, each in enumerate(more, 1)))
+    return (dump, *(replace(each, collected_at=at, complete=False, sample=n) for n, each in enumerate(more, 1)))
 
 
 def _samples(gpus: list[GpuDump], attached: str) -> list[list[GpuDump]]:

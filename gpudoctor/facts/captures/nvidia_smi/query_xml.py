@@ -59,7 +59,7 @@ def parse_smi_xml(text: str, *, selected: bool = False) -> SmiDump:
     if cut and sections.in_gpu:
         gpus[-1].cut = CUT
     dump = smi_dump(sections.top, gpus, text[:start] + text[end:], selected=selected)
-    return replace(dump, notes=(*dump.notes, *filter(None, [cut])), ended=dump.ended and not cut)
+    return replace(dump, notes=(*dump.notes, *filter(None, [cut])), complete=dump.complete and not cut)
 
 
 class _Sections:

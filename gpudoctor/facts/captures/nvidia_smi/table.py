@@ -191,7 +191,7 @@ class _Table:
             notes=tuple(notes),
             name=NAME,
             indexed=True,
-            ended=not notes,
+            complete=not notes,
             reported=tuple(self._errors),
         )
 

@@ -1,31 +1,29 @@
-"""Statistics of slow ranks: which are slower than the others, and the likely causes according to facts."""
+"""Statistics of slow ranks: which are slower than the others, in the sanity train and in runs of users."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import exp, log, sqrt
+from statistics import median
 from typing import Literal
 
 import msgspec
 
-from gpudoctor.checks.measured.under_load import median
-from gpudoctor.facts.model.measurements import Training, TrainRank
+from gpudoctor.facts.model.measurements import LEAST_JUDGED_CYCLES, Training, TrainRank
 from gpudoctor.facts.model.missing import known
-
-_LEAST_TURNS = 6
 
 
 class Thresholds(msgspec.Struct, frozen=True):
     """Ratios to the others' median, the smallest excess that counts, and the share of steps in which a rank is last.
 
-    `least_data_ms` is the smallest excess in fetching a batch.
+    `data_excess_ms` is the smallest excess in fetching a batch. The limits of `train.balance` have the same names.
     """
 
     warn_ratio: float
     fail_ratio: float
-    least_excess_ms: float
-    last_share: float
-    least_data_ms: float
+    excess_ms: float
+    last_in_share: float
+    data_excess_ms: float
 
 
 class Deviation(msgspec.Struct, frozen=True):
@@ -56,7 +54,7 @@ def deviations(training: Training, group: Sequence[TrainRank], limits: Threshold
     On GPUs a ratio counts only if the excess is beyond noise (the smallest excess that counts, and 3 x its own MAD),
     the rank came last in most steps, a second block confirms it, and the clocks of the ranks were comparable.
     Source: a simulation of 20,000 healthy trainings, of which at 1.10 at most 1 in 10,000 was called slow. CPU ranks
-    are compared turn by turn on the same cores instead (`by_turns`).
+    are compared cycle by cycle on the same cores instead (`by_cycles`).
     """
     found = []
     for rank in group:
@@ -64,9 +62,9 @@ def deviations(training: Training, group: Sequence[TrainRank], limits: Threshold
         if training.device != "cpu":
             found.append(_by_blocks(training, rank, others, limits))
             continue
-        usual_ms = _median([r.compute_ms for r in others])
+        usual_ms = median(r.compute_ms for r in others)
         peers = [r.cycles_ms for r in others] if training.rotated else []
-        found.append(by_turns(rank.rank, rank.cycles_ms, peers, limits, _over(rank.compute_ms, usual_ms)))
+        found.append(by_cycles(rank.rank, rank.cycles_ms, peers, limits, _over(rank.compute_ms, usual_ms)))
     return tuple(found)
 
 
@@ -75,39 +73,37 @@ def slow_data(group: Sequence[TrainRank], limits: Thresholds) -> tuple[SlowData,
     found = []
     for rank in group:
         others = [r for r in group if r is not rank]
-        usual_ms = _median([r.data_ms for r in others])
-        ratio = _over(rank.data_ms + rank.compute_ms, _median([r.data_ms + r.compute_ms for r in others]))
-        computes = _over(rank.compute_ms, _median([r.compute_ms for r in others]))
+        usual_ms = median(r.data_ms for r in others)
+        ratio = _over(rank.data_ms + rank.compute_ms, median(r.data_ms + r.compute_ms for r in others))
+        computes = _over(rank.compute_ms, median(r.compute_ms for r in others))
         if (
             min(ratio, ratio / max(computes, 1.0)) >= limits.warn_ratio
-            and rank.data_ms - usual_ms >= limits.least_data_ms
-            and (known(rank.slowest_data_share) or 0.0) >= limits.last_share
+            and rank.data_ms - usual_ms >= limits.data_excess_ms
+            and (known(rank.slowest_data_share) or 0.0) >= limits.last_in_share
         ):
             found.append(SlowData(rank, usual_ms, ratio, "fail" if ratio >= limits.fail_ratio else "warn"))
     return tuple(found)
 
 
 def _by_blocks(training: Training, rank: TrainRank, others: list[TrainRank], limits: Thresholds) -> Deviation:
-    usual_ms = _median([r.compute_ms for r in others])
+    usual_ms = median(r.compute_ms for r in others)
     ratio = _over(rank.compute_ms, usual_ms)
-    usual_again_ms = _median([r.compute_again_ms for r in others])
+    usual_again_ms = median(r.compute_again_ms for r in others)
     again = _over(rank.compute_again_ms, usual_again_ms)
-    noise_ms = max(limits.least_excess_ms, 3 * rank.compute_mad_ms)
+    noise_ms = max(limits.excess_ms, 3 * rank.compute_mad_ms)
     clocks_agree = known(training.clock_invariant_ok) is True
     if ratio < limits.warn_ratio:
         if again >= limits.warn_ratio and rank.compute_again_ms - usual_again_ms >= noise_ms:
             return Deviation(rank.rank, ratio, "noisy", f"a second block showed {again:.2f} x")
-        usual_lateness_ms = _median([r.lateness_ms for r in others])
-        late_ms = rank.lateness_ms - usual_lateness_ms
-        least_ms = max(limits.least_excess_ms, (limits.warn_ratio - 1) * usual_ms)
-        late = clocks_agree and rank.last_in_share >= limits.last_share and late_ms >= least_ms
-        if late:
+        late_ms = rank.lateness_ms - median(r.lateness_ms for r in others)
+        least_ms = max(limits.excess_ms, (limits.warn_ratio - 1) * usual_ms)
+        if clocks_agree and rank.last_in_share >= limits.last_in_share and late_ms >= least_ms:
             return Deviation(rank.rank, ratio, "late", f"{late_ms:.1f} ms after the others")
         return Deviation(rank.rank, ratio, "even")
     lacking = []
     if rank.compute_ms - usual_ms < noise_ms:
         lacking.append(f"the difference is within its own noise (MAD {rank.compute_mad_ms:.2g} ms)")
-    if rank.last_in_share < limits.last_share:
+    if rank.last_in_share < limits.last_in_share:
         lacking.append(f"it came last in {rank.last_in_share:.0%} of the steps only")
     if again < limits.warn_ratio:
         lacking.append(f"a second block showed {again:.2f} x")
@@ -118,28 +114,28 @@ def _by_blocks(training: Training, rank: TrainRank, others: list[TrainRank], lim
     return Deviation(rank.rank, ratio, "fail" if min(ratio, again) >= limits.fail_ratio else "warn")
 
 
-def by_turns(
+def by_cycles(
     rank: int, own_ms: Sequence[float], peers_ms: Sequence[Sequence[float]], limits: Thresholds, whole_ratio: float
 ) -> Deviation:
-    """Compare ranks by the median ratio over the turns, each of all ranks at the same time, and its uncertainty.
+    """Compare ranks by the median ratio over the cycles, each of all ranks at the same time, and its uncertainty.
 
-    The speed of a core cancels out where in each turn every rank ran on every core. The uncertainty is two
-    standard errors of the median: 2 x 1.25 x 1.4826 MAD / sqrt(turns). With too few turns, or none that all ranks took,
-    it is `whole_ratio`, which tells nothing for sure.
+    The speed of a core cancels out where in each cycle every rank ran on every core. The uncertainty is two standard
+    errors of the median: 2 x 1.25 x 1.4826 MAD / sqrt(cycles). With too few cycles, or none that all ranks took part
+    in, it is `whole_ratio`, which tells nothing for sure. Texts for users say "turns".
     """
-    turns = zip(own_ms, *peers_ms, strict=False) if peers_ms else ()
-    logs = [log(own / _median(usual)) for own, *usual in turns if own > 0 and min(usual) > 0]
-    if len(logs) < _LEAST_TURNS:
+    cycles = zip(own_ms, *peers_ms, strict=False) if peers_ms else ()
+    logs = [log(own / median(usual)) for own, *usual in cycles if own > 0 and min(usual) > 0]
+    if len(logs) < LEAST_JUDGED_CYCLES:
         return Deviation(rank, whole_ratio, "noisy", "the ranks could not take turns on the same cores")
-    center = _median(logs)
-    ratio, again = exp(center), exp(_median(logs[len(logs) // 2 :]))
-    unsure = 2 * 1.25 * 1.4826 * _median([abs(value - center) for value in logs]) / sqrt(len(logs))
+    center = median(logs)
+    ratio, again = exp(center), exp(median(logs[len(logs) // 2 :]))
+    unsure = 2 * 1.25 * 1.4826 * median(abs(value - center) for value in logs) / sqrt(len(logs))
     lower, upper = exp(center - unsure), exp(center + unsure)
     if upper < limits.warn_ratio:
         return Deviation(rank, ratio, "even")
     slowest = sum(value > 0 for value in logs) / len(logs)
     half_way = (1 + limits.warn_ratio) / 2
-    if ratio >= limits.warn_ratio and min(lower, again) >= half_way and slowest >= limits.last_share:
+    if ratio >= limits.warn_ratio and min(lower, again) >= half_way and slowest >= limits.last_in_share:
         return Deviation(rank, ratio, "fail" if ratio >= limits.fail_ratio else "warn")
     why = (
         f"that is uncertain ({lower:.2f} to {upper:.2f} x), the second half of {len(logs)} turns shows {again:.2f} x, "
@@ -150,10 +146,3 @@ def by_turns(
 
 def _over(value_ms: float, usual_ms: float) -> float:
     return value_ms / usual_ms if usual_ms > 0 else 1.0
-
-
-def _median(values: Sequence[float]) -> float:
-    """The median of values that are all known; a group has at least two ranks, so there is one."""
-    usual = median(values)
-    assert usual is not None
-    return usual
