@@ -14,8 +14,8 @@ from gpudoctor.diagnose.patterns.catalogue import error_event, with_place
 from gpudoctor.diagnose.patterns.job_facts import OF_A_KERNEL, is_harmless, read_facts
 from gpudoctor.diagnose.patterns.launchers import ElasticTable, expanded, read_launcher
 from gpudoctor.diagnose.patterns.ray import RayReader
+from gpudoctor.diagnose.patterns.repeated_lines import RepeatedLines
 from gpudoctor.diagnose.patterns.watchdog import CoordinationReader, StallReader, read_watchdog
-from gpudoctor.diagnose.repeated_lines import RepeatedLines
 from gpudoctor.diagnose.tracebacks import Tracebacks, exception_event, quoted_exception
 from gpudoctor.diagnose.wrapped_lines import HeldLine, StrippedLine, may_go_on
 from gpudoctor.facts.kernel_log.messages import parse_message

@@ -603,7 +603,7 @@ def test_no_line_of_a_fault_is_taken_for_one_of_a_benchmark(name: str, line: str
             "did not run: Error: Unable to complete diagnostic for group 2147483647. Return: (-31)",
             "unknown",
         ),
-        (transcripts.DCGM_HEALTH, "Failure: GPU 1 Memory system Failure", "fail"),
+        (transcripts.DCGM_HEALTH, "Failure: GPU 1 Memory system; A DBE", "fail"),
         (
             transcripts.DMON.replace("pclk", "pclk tviol").replace("1755", "1755 1"),
             "thermal violation (tviol) of GPU 0",

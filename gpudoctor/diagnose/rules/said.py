@@ -128,13 +128,19 @@ def only_heartbeats(job: Job) -> Iterator[Hypothesis]:
     first_s, last_s = beats[0].number("first_s") or 0, beats[0].time_s or 0
     quiet_s = seconds_between(first_s, last_s, _A_YEAR) or 0
     seen_s = max(e.number("longest_step_s") or 0 for e in steps)
-    printed = [found for e in steps if (found := _STEP_TIME.search(e.text))]
-    printed_s = [float(found["time"] or found["bar"]) / (1000 if found["unit"] == "ms" else 1) for found in printed]
-    step_s = seen_s or max(printed_s, default=0)
+    step_s = seen_s or _printed_step_s(steps)
     longest_s = max(_LEAST_QUIET_S, step_s * (_TIMES_SEEN if seen_s else _TIMES_PRINTED))
     if step_s and quiet_s > longest_s and first_s >= (steps[-1].time_s or 0) - 1:  # else it is another text
         text = f"no step for {rounded_duration_text(quiet_s)}, though one takes {rounded_duration_text(step_s)}"
         yield undecided("stalled", f"{text}: only lines such as this one came: {beats[0].text}", [steps[-1], *beats])
+
+
+def _printed_step_s(steps: list[Event]) -> float:
+    """The longest time of a step that these lines print, in s; 0 if they print none."""
+    printed = [found for e in steps if (found := _STEP_TIME.search(e.text))]
+    return max(
+        (float(found["time"] or found["bar"]) / (1000 if found["unit"] == "ms" else 1) for found in printed), default=0
+    )
 
 
 def lasting(job: Job, statements: list[Event]) -> list[Event]:
