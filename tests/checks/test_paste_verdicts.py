@@ -494,6 +494,13 @@ def test_links_of_a_switch_or_of_no_gpu_are_no_pass(rows: str, told: str) -> Non
     assert told not in " ".join(text_of(finding) for finding in bad("reported.failures", well))
 
 
+def test_two_rows_with_one_bus_id_are_two_gpus() -> None:
+    text = err_row(" N/A  ERR! P8             ERR! / ERR! ").replace("00000000:21:00.0", "00000000:01:00.0")
+    (finding,) = bad("gpu.lost", text)
+    assert finding.subject.gpu == 1
+    assert len(pasted(text).gpus) == len(load_node("rtx4090-4", {}).gpus)
+
+
 def test_links_of_a_card_without_a_bridge_are_down_and_well() -> None:
     down = re.sub(r"\bU\b", "D", transcripts.DCGM_NVLINK)
     cards = "".join(f"GPU {n}: NVIDIA H100 PCIe (UUID: GPU-{n}1111111-2222-3333-4444-555555555555)\n" for n in (0, 1))

@@ -120,7 +120,9 @@ class _Table:
         index = int(row["index"])
         if index in self._gpus:
             raise SourceError(f"GPU {index} has two rows: more than one table")
-        gpu, ecc = self._gpus.at(index, row["bus_id"]), row["ecc"]
+        # two rows with one bus id, which somebody replaced, are two GPUs all the same
+        bus_id = "" if row["bus_id"] in {other.bus_id for other in self._gpus.values()} else row["bus_id"]
+        gpu, ecc = self._gpus.at(index, bus_id), row["ecc"]
         gpu.lists_mig, gpu.cut = True, CUT  # until its second row
         values = gpu.values
         values["product_name"] = clipped(row["name"])
