@@ -45,6 +45,7 @@ _GROUPED = re.compile(r"^ {0,40}\| ")
 _IGNORED = ("Exception ignored in", "--- Logging error ---")
 _OF_A_LOGGER = ("Message: ", "Arguments: (")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
+_NO_MESSAGE = re.compile(r"[$#>] |[A-Z]{4,8}\b[: ]")  # a prompt, a logger
 # torchrun's table indents the traceback of a rank as its other fields
 _FIELD_OF_A_TABLE = re.compile(r"(\s{1,8})traceback ?: ")
 _RAISES = re.compile(r"raise ((?:\w+\.)*[A-Z]\w*)\($")
@@ -208,7 +209,7 @@ class Tracebacks:
             return True, None
         found = _exception(text, frames=trace.frames)
         if found is None:  # without prefixes, lines of another writer may come in between
-            if number == trace.raised + 1 and not (labelled or level or is_of_a_job(text)):
+            if number == trace.raised + 1 and not (labelled or level or is_of_a_job(text) or _NO_MESSAGE.match(text)):
                 trace.behind_raise = text.strip()
             return False, None
         del self._open[stream]

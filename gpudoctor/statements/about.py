@@ -15,7 +15,7 @@ _PARTS = re.compile(r"(?:([0-9A-Fa-f]{4,8}):)?([0-9A-Fa-f]{2}):([01][0-9A-Fa-f])
 _BUS_IN_WORDS = re.compile(r"(?i)\bbus (\d{1,3}),? dev(?:ice)? (\d{1,2}),? func(?:tion)? ([0-7])\b")
 _UUID = re.compile(r"\b((?:GPU|MIG)-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})\b")
 _INDEX = re.compile(
-    r"(?i)(?:(?<![\w-])gpu(?: (?:id|index|device))?[ #:=]{0,3}(?!0\d)|\bgpus? ?\[|\bcuda:|\bdevice (?:id |ordinal |index )?#?)(\d{1,3})\b(?![:.]\d|[-,] ?\d|x|,? func(?:tion)? \d|\s?(?:of (?:the )?\d|(?:[GM]i?B|%|GPUs?)\b))"
+    r"(?i)(?:(?<![\w-])(?<!\bhost )gpu(?: (?:id|index|device))?[ #:=]{0,3}(?!0\d)|\bgpus? ?\[|\bcuda:|\bdevice (?:id |ordinal |index )?#?)(\d{1,3})\b(?![:.]\d|[-,] ?\d|x|,? func(?:tion)? \d|\s?(?:of (?:the )?\d|(?:[GM]i?B|%|GPUs?)\b))"
 )
 _DEVICE_FILE = re.compile(r"(/dev/[\w/-]{2,60})")
 _ADAPTER = re.compile(

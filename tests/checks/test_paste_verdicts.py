@@ -96,6 +96,8 @@ def test_the_states_that_grep_leaves_of_ibstat_are_those_of_port_1() -> None:
     rows = "CA 'mlx5_{}'\n\t\tState: {}\n\t\tPhysical state: {}\n\t\tLink layer: InfiniBand\n"
     text = rows.format(0, "Active", "LinkUp") + rows.format(1, "Down", "Polling")
     finds(bad("network.infiniband", text), Status.WARN, "mlx5_1 port 1 is DOWN (Polling)")
+    two = "CA 'mlx4_0'\n\t\tState: Active\n\t\tState: Down\n"
+    finds(bad("network.infiniband", two), Status.WARN, "mlx4_0 port 2 is DOWN")
 
 
 @pytest.mark.parametrize("options", ["-s 41:00.0 -vv", "-vvs 0000:41:00.0", "-vvv -s41:00.0"])

@@ -50,7 +50,7 @@ def test_a_heartbeat_for_hours_behind_the_last_step_is_a_stall(text: str, words:
         _SEEN + _beats([0, 60]) + "[2026-03-01 11:30:00] evaluated 400 of 9000 samples\n" + _beats([120, 180, 240]),
         _SEEN + _beats([0, 60]) + "".join(f"shard {n} of 9 is packed\n" for n in range(9)) + _beats([120, 180]),
         _SEEN + "training finished\n" + _beats([0, 60, 120]),
-        _SEEN.replace("step 40", "step 40/40") + _beats([0, 60, 120]),
+        _SEEN.replace("step 40", "step   40/   40") + _beats([0, 60, 120]),
         _SEEN + _beats([0, 60, 120], 6),
         _SEEN + "$ cat beats.log\n" + _beats([0, 60, 120]),
         _beats([0, 60, 120]) + _SEEN.replace(" 09:", " 13:"),

@@ -151,7 +151,7 @@ def test_an_sxid_says_itself_whether_it_is_fatal_and_its_detail_lines_are_no_eve
         ("NVRM: nvAssertFailed: Assertion failed: [NV_ERR_RESET_REQUIRED] (0x00000062)", "rm", None),
         ("nvidia 0000:05:00.0: not ready 65535ms after bus reset; giving up", "rm", "0000:05:00.0"),
         (
-            "nvidia 0000:05:00.0: Unable to change power state from D3cold to D0, device inaccessible",
+            "nvidia 0000:05:00.0: Unable to change power state from D3hot to D0, device inaccessible",
             "rm",
             "0000:05:00.0",
         ),

@@ -15,7 +15,7 @@ _TIMES = re.compile(
 )
 # a job at these makes no step for long; at a shell's prompt, and in a kernel's log, another text begins
 _NO_HEARTBEAT = re.compile(
-    r"(?i)checkpoint|ckpt|\bsav(?:e|ed|ing)\b|eval|valid|\btest|infer|generat|predict|load|compil|export|convert"
+    r"(?i)checkpoint|ckpt|\bsav(?:e|ed|ing)\b|eval|valid|\btest|infer|generat|predict|load|compil|export|convert|rollout|tokeniz|serv|queue|written"
     r"|^(?:\S{1,80}[$#]|\$) |NVRM: |kernel: "
 )
 _LEAST_ALIKE, _MOST_OTHERS, _MOST_BLANK = 3, 4, 3

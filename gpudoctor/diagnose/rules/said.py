@@ -26,7 +26,7 @@ _STEP_TIME = re.compile(
     r"(?i)(?:time per iteration|(?:iter(?:ation)?|step)[ _-]?tim(?:e|ing))(?: in)?[ :=\"'(]{0,3}(?:(?P<unit>m?s)\b)?"
     r"[ :=\"')]{1,4}(?P<time>\d{1,8}(?:\.\d{1,9})?)|(?<![\d.])(?P<bar>\d{1,8}(?:\.\d{1,3})?) ?s/(?:it|step|iter)\b"
 )
-_LAST_OF_ALL = re.compile(r"\b(\d{1,9}) ?/ ?\1\b")  # step 29/29
+_LAST_OF_ALL = re.compile(r"\b(\d{1,9})\s{0,12}/\s{0,12}\1\b")  # step 29/29
 _LEAST_QUIET_S = 6000.0  # an epoch, a save or an hourly line is shorter
 _TIMES_SEEN, _TIMES_PRINTED = 10, 50  # a step's time may be printed at every tenth step alone
 _A_YEAR = 2023  # of months as they are in most years

@@ -23,7 +23,7 @@ from gpudoctor.text.units import ranges
 _MOST_ROWS, _MOST_WORDS = 40, 300  # of what a failed test says: it repeats it for each GPU
 _BORDER = r"[|+][-=+]{10,}[|+]?\s*$"
 _ROW = re.compile(r"\|([^|]{0,200})\|([^|]{0,400})\|")
-_GPU = re.compile(r"GPU (\d{1,4})\b")
+_GPU = re.compile(r"GPU (\d{1,4})(?!\d)")
 _GLUED = re.compile(r"(GPU \d{1,4})(?=GPU)")  # DCGM 1 and 2 put the GPU before the words without a gap
 # what an administrator sets, and no part that is broken
 _SETTING = re.compile(r"(?i)persistence mode|environment variable|permission|(?:deny|black)list|graphics process")

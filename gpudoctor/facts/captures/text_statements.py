@@ -12,7 +12,7 @@ from gpudoctor.facts.captures import clipped
 from gpudoctor.facts.model.reported import Loudness, Reported
 from gpudoctor.statements.about import about
 from gpudoctor.statements.catalogue import ONE_DIGIT, find_label, known_error, xid_code
-from gpudoctor.statements.forms import form_of
+from gpudoctor.statements.forms import OF_A_BMC, form_of
 from gpudoctor.statements.missing_gpus import missing_gpus
 from gpudoctor.statements.model import Statement
 from gpudoctor.statements.prefixes import Origin, stripped, unmarked, with_short_numbers
@@ -26,7 +26,7 @@ _MOST_FORMS, _LONGEST_FORM = 10_000, 1000
 OF_A_NODE = re.compile(
     r"\b(?:GPUs?|CUDA|cu(?:blas|dnn)\w*|NVML|NVLink|NVSwitch|NVRM|nvidia[\w.-]*|nv-\w+|NCCL|DCGM|dcgmi?|Xid|ECC|HBM|PCIe|MIG"
     r"|fabric ?manager|infiniband|RDMA|mlx\d\w*|ib\d|gres|slurm\w*|nhc|LnkSta|Unknown Error"
-    r"|NPUs?|HPUs?|ROCm\w*|GeForce|Quadro|Radeon|[GR]TX|bus bandwidth|ipmi\w*|BMC)\b|nvidia|cuda|\| Asserted\b",
+    r"|NPUs?|HPUs?|ROCm\w*|GeForce|Quadro|Radeon|[GR]TX|bus bandwidth|ipmi\w*|BMC)\b|nvidia|cuda",
     re.IGNORECASE,
 )
 # whose accelerators a text is about, by the words and forms of the tools
@@ -237,6 +237,7 @@ class TextStatements:
         named = named or missing_gpus(reported.text) is not None
         about_node = _GRAVE if reported.loudness == "warning" else OF_A_NODE
         if not named and about_node.search(reported.text) is None:
+            self._of_a_node = self._of_a_node or OF_A_BMC.match(reported.text) is not None
             own = reported.form in ("verdict", "event") or _OWN_VERDICT.search(reported.text)
             if own and len(self._verdicts) < MOST_STATEMENTS:
                 self._verdicts.setdefault(reported.text.translate(ONE_DIGIT), reported)

@@ -58,7 +58,7 @@ _PROBE = lazy_pattern(rf"nvidia(?:: probe of ({_FUNCTION})| ({_FUNCTION}): probe
 # drivers/pci/pci.c, of a device that does not come back from a sleep or a reset: its registers read nothing but ones
 _INACCESSIBLE = lazy_pattern(
     rf"nvidia ({_FUNCTION}): "
-    r"(?:(?:Unable to|can't) change power state from D3cold to D0,? \(?(?:config space|device) inaccessible"
+    r"(?:(?:Unable to|can't) change power state from \w{1,8} to D0,? \(?(?:config space|device) inaccessible"
     r"|not ready \d{1,8}ms after [\w ]{1,30}; giving up)"
 )
 _PREVIOUS = lazy_pattern(r"caused by previous Xid (\d{1,6})\b")

@@ -128,6 +128,7 @@ def test_a_gpu_that_has_errors_of_no_harm_has_not_failed(errors: str) -> None:
         ("[FIRING:1] GpuTooHot (warning) fleet\n*Summary:* GPU 1 on n7 runs at 89 C\n", Status.WARN),
         ("$ ssh gpu-7 nvidia-smi\nssh: connect to host gpu-7 port 22: Connection timed out\n", Status.UNKNOWN),
         (" 2e2 | 03/15/2025 | 02:40:31 | Power Supply PSU3 | Power Supply AC lost | Asserted\n", Status.WARN),
+        (" 2 | 03/15/2025 | 02:40:31 | Bus | Fatal error on bus 59 device 0 function 0 | Asserted\n", Status.FAIL),
     ],
 )
 def test_the_class_of_a_statement_decides_how_bad_it_is(text: str, status: Status) -> None:
@@ -731,7 +732,7 @@ def test_each_gpu_that_dcgm_finds_unwell_is_as_bad_as_it_says_with_its_words() -
 def test_a_test_of_dcgm_that_fails_on_several_gpus_is_of_none_alone() -> None:
     row = "| GPU Memory  | Fail - All  |\n| Warning     | GPU 0 is not ready |\n"
     (of_one,) = said(row)
-    (of_all,) = said(row + "| Warning     | GPU 1 is not ready |\n")
+    (of_all,) = said(row + "| Warning     | GPU 1 |\n|             | Error is not ready |\n")
     assert (of_one.subject.gpu, of_all.subject.gpu, of_all.status) == (0, None, Status.FAIL)
     setting = row.replace("GPU Memory ", "Persistence Mode").replace("is not ready", "has it off")
     assert [each.status for each in said(setting + "| Warning     | GPU 1 has it off |\n")] == [Status.WARN]

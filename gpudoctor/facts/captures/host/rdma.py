@@ -77,7 +77,9 @@ def read_ports(block: Block) -> Part:
             elif key in ("active_width", "active_speed") and (number := _NUMBER.match(value)):
                 rate[key] = float(number[1])
             elif leaf := _port_leaf(key, _NUMBERED.sub("", value)):
-                port = port or 1  # its line was left out: `ibstat | grep State`
+                # the line of the port was left out: `ibstat | grep State`
+                implied = "state" in leaf and "state" in ports.get((device, port), {})
+                port = port + 1 if implied else port or 1
                 ports[device, port] |= of_device | leaf
             if port and len(rate) == 2:
                 ports[device, port]["rate_gbit_s"] = rate["active_width"] * rate["active_speed"]
