@@ -35,6 +35,8 @@ def about(message: str) -> About:
 
     >>> about("NVRM: Xid (PCI:0000:4B:00): 79, GPU has fallen off the bus").bus_id, about("GPU 3 is lost").gpu_index
     ('0000:4b:00.0', 3)
+    >>> about("ssh: connect to host gpu17 port 22: Connection refused").gpu_index, about("gpu17 is lost").gpu_index
+    (None, 17)
     """
     message = _BUS_IN_WORDS.sub(_with_bus_id, message)
     bus = _one(_BUS_ID, message)
