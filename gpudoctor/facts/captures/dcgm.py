@@ -155,11 +155,9 @@ class _Results:
                 continue
             loudness: Loudness = "warning" if _SETTING.search(f"{test} {why}") else "error"
             reported = from_tool("dcgmi diag", text, loudness)
-            of_several = (
-                loudness == "error"
-                and len(set(_GPU.findall(_GLUED.sub(r"\1: ", "".join(self._words.get(test, ())))))) > 1
-            )
-            self.reported.append(replace(reported, gpu=None, effect="hardware") if of_several else reported)
+            if loudness == "error" and len(_gpus_in(self._words.get(test, []))) > 1:  # it is of none alone
+                reported = replace(reported, gpu=None, effect="hardware")
+            self.reported.append(reported)
         counts = ", ".join(f"{count} {end}" for end, count in Counter(self._ends.values()).items())
         if "Pass" in counts and not self.reported:
             self.reported.append(from_tool("dcgmi diag", counts, "ok"))
@@ -174,6 +172,11 @@ def _all_links(why: str) -> bool:
         rest = rest[: rest.rfind(".") + 1]
     whole = all(len(each) > 1 and each == [*range(len(each))] for each in links.values())
     return bool(links) and whole and _REST_OF_LINKS.fullmatch(rest) is not None
+
+
+def _gpus_in(rows: list[str]) -> set[str]:
+    """The numbers of the GPUs that a failed test names, in rows that were cut at their width."""
+    return set(_GPU.findall(_GLUED.sub(r"\1: ", "".join(rows))))
 
 
 def _unwrapped(rows: list[str]) -> str:
@@ -195,7 +198,7 @@ def _unwrapped(rows: list[str]) -> str:
 def _read_health(block: Block) -> Part:
     """Each part that is not well, as seriously as DCGM takes it, with what it says below; else its word for all."""
     overall, gpu = "", ""
-    unwell: list[tuple[str, list[str]]] = []  # a result, then its place, and what is said of it
+    unwell: list[tuple[str, str, list[str]]] = []  # a result, its place, and the rows below it
     for line in block.lines:
         if found := _OVERALL.match(line):
             overall = found[1]
@@ -204,19 +207,16 @@ def _read_health(block: Block) -> Part:
             if name.isdecimal():
                 gpu = f"GPU {name} "
             elif name and value in ("Failure", "Warning"):
-                unwell.append((value, [f"{gpu}{name}"]))
+                unwell.append((value, f"{gpu}{name}", []))
             elif value and not name and unwell:
-                unwell[-1][1].append(value)
+                unwell[-1][2].append(value)
     if not overall:
         return Part()
-    texts = [(end, "; ".join(filter(None, (f"{end}: {place}", " ".join(said))))) for end, (place, *said) in unwell]
-    if overall not in [result for result, _ in texts]:
+    texts = [(end, f"{end}: {place}" + ("; " + " ".join(rows) if rows else "")) for end, place, rows in unwell]
+    if overall not in [end for end, _ in texts]:
         texts.append((overall, f"Overall Health: {overall}"))
-    return Part(
-        reported=tuple(
-            from_tool("dcgmi health", clipped(text), _HEALTH_ENDS.get(result, "warning")) for result, text in texts
-        )
-    )
+    reported = (from_tool("dcgmi health", clipped(text), _HEALTH_ENDS.get(end, "warning")) for end, text in texts)
+    return Part(reported=tuple(reported))
 
 
 # `dcgmi discovery -l`
