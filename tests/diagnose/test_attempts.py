@@ -49,6 +49,16 @@ def test_a_step_that_slurm_cancelled_since_it_had_failed_is_no_requeue(
     assert said(answer_to(text, tmp_path)) == (what, rank)
 
 
+_WORK = "".join(f"step {n} loss 2.0\n" for n in range(8))
+
+
+@pytest.mark.parametrize(("end", "what"), [("", "host_oom"), ("Training finished\n", None)], ids=["works on", "ends"])
+def test_slurm_tells_of_memory_when_a_step_has_ended(end: str, what: str | None, tmp_path: Path) -> None:
+    told = "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks have been OOM Killed.\n"
+    cause = answer_to(f"{_WORK}{told}{_WORK}{end}", tmp_path).cause
+    assert (cause and cause.what) == what
+
+
 @pytest.mark.parametrize("ended", ["Terminated", "Killed", "Hangup", "Interrupt"])
 def test_a_process_that_others_ended_before_a_preemption_had_not_failed(ended: str, tmp_path: Path) -> None:
     text = _PREEMPTED.replace(_PREEMPTION, f"srun: error: node1: task 1: {ended}\n{_PREEMPTION}")
@@ -56,9 +66,6 @@ def test_a_process_that_others_ended_before_a_preemption_had_not_failed(ended: s
         '[rank1]: Traceback (most recent call last):\n[rank1]:   File "/w/t.py", line 9, in f\n[rank1]: KeyError: 3\n'
     )
     assert said(answer_to(text, tmp_path)) == ("user_exception", 1)
-
-
-_WORK = "".join(f"step {n} loss 2.0\n" for n in range(8))
 
 
 @pytest.mark.parametrize(

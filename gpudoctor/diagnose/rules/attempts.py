@@ -108,4 +108,6 @@ def _work_follows(job: Job, troubles: list[Event]) -> bool:
         return is_work(e) and (bars_count or e.what != "work") and (words_count or not e.detail.get("one_word"))
 
     after = [e for e in job.events if e.file == troubles[0].file and e.line > last and is_proof(e)]
-    return len(after) >= 3 or any(e.role == "done" or e.what == "unstuck" for e in after)
+    # Slurm tells of it when the step has ended: what works on is another step, or stands in another place of the text
+    of_an_end = any(e.what == "host_oom" and "oom_kill event" in e.text for e in troubles)
+    return (len(after) >= 3 and not of_an_end) or any(e.role == "done" or e.what == "unstuck" for e in after)

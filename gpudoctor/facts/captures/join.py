@@ -14,7 +14,7 @@ from gpudoctor.facts.captures.host.lspci import PciTree
 from gpudoctor.facts.captures.host.module import shows_gpus_in_container, without_container_failures
 from gpudoctor.facts.captures.kernel_logs import joined, joined_logs
 from gpudoctor.facts.captures.leaves import merged, plausible, say_absent
-from gpudoctor.facts.captures.lines import NO_LIMIT, TimeLimit
+from gpudoctor.facts.captures.lines import NO_LIMIT, TimeLimit, tables_unescaped
 from gpudoctor.facts.captures.nvidia_smi.nvlink import with_remote_kinds
 from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump
 from gpudoctor.facts.captures.nvidia_smi.topology import Topology
@@ -56,7 +56,7 @@ class Dumps:
         """
         self._file, self._read, self._errors, self._of_file = file, 0, [], []
         transcript = Transcript(READERS, self._read_block, file)
-        transcript.read(self._limit.held(lines))
+        transcript.read(tables_unescaped(self._limit.held(lines)))
         self._hosts |= transcript.hosts
         if self._errors and not self._read:
             raise self._errors[0][1]

@@ -49,6 +49,7 @@ _WELL = re.compile(
     r"(?:[|:=]|\.\.|[ \t]{2})[ \t]?(?:PASS(?:ED)?|Pass(?:ed)?|Healthy|HEALTHY|SUCCESS)\b"
     r"(?: ?- ?All)?[\s|.]*$"
 )
+_UNWELL = re.compile(r"(?<!0 )\b(?:FAIL(?:ED)?|Fail(?:ed)?|FAULTY|UNHEALTHY|Unhealthy)\b")
 # in its place: "| GPU 3 | FAULT |", "GPU 1: not ok"
 _OTHER_VERDICT = re.compile(r"(?:[|:=]|\.\.|[ \t]{1,2})[ \t]*(?:-|[A-Za-z]+(?: ?-? ?[A-Za-z]+){0,2})[\s|.]*")
 # a warning that names neither a device nor a known error is kept only if it is about one of these
@@ -219,14 +220,15 @@ class TextStatements:
     def _note(self, text: str, number: int) -> None:
         named = about(text)
         self._named.add((named.gpu_index, named.bus_id))
-        if well := _WELL.search(text[:_LONGEST_FORM]):
+        beginning = text[:_LONGEST_FORM]
+        if (well := _WELL.search(beginning)) and not _UNWELL.search(text):
             self._well_lines += 1
             if self._well_lines == 1:
                 self._well = Reported(clipped(text.strip()), loudness="ok", line=number, file=self._file)
             if len(self._well_forms) < _MOST_FORMS:
                 self._well_forms.add(text[: well.start()].translate(ONE_DIGIT))
         elif len(self._unread) < MOST_STATEMENTS:
-            self._unread.append(text[:_LONGEST_FORM])
+            self._unread.append(beginning)
 
     def _keep(self, statement: Statement, *, of_a_rank: bool = False, perhaps: bool = False) -> None:
         self._named.add((statement.about.gpu_index, statement.about.bus_id))
