@@ -45,9 +45,11 @@ _GROUPED = re.compile(r"^ {0,40}\| ")
 _IGNORED = ("Exception ignored in", "--- Logging error ---")
 _OF_A_LOGGER = ("Message: ", "Arguments: (")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
-_NO_MESSAGE = re.compile(r"[$#>] |[A-Z]{4,8}\b[: ]")  # a prompt, a logger
-# torchrun's table indents the traceback of a rank as its other fields
-_FIELD_OF_A_TABLE = re.compile(r"(\s{1,8})traceback ?: ")
+_NO_MESSAGE = re.compile(
+    r"[$#>] |(?:TRACE|DEBUG|INFO|NOTICE|WARN(?:ING)?|ERROR|CRITICAL|FATAL)\b"
+)  # a prompt, a logger
+# where a whole traceback is indented, as in torchrun's table
+_MARGIN = re.compile(r"(\s{1,12})(?:traceback ?: )?Traceback \(most recent")
 _RAISES = re.compile(r"raise ((?:\w+\.)*[A-Z]\w*)\($")
 # what follows the exception's own words where a whole traceback stands in one line
 _GLUED = re.compile(rf"\s+(?:{'|'.join(_CHAINED)}|(?:Original )?Traceback \(most recent call last\))")
@@ -150,6 +152,11 @@ def _is_source(text: str) -> bool:
     return not text.strip() or text[0] in " \t|+^~"
 
 
+def _is_of_another(text: str) -> bool:
+    """Whether a line behind a `raise` is a prompt, a logger's or one of the job, and not the message."""
+    return is_of_a_job(text) or _NO_MESSAGE.match(text) is not None
+
+
 class Tracebacks:
     """The tracebacks of one file; at most one is open for each writer."""
 
@@ -196,7 +203,7 @@ class Tracebacks:
                 trace = self._open[stream] = self._taken_over(number) or _Open(number, text)
             self._frame(trace, frame)
             return True, None
-        if text.startswith(_CHAINED):
+        if text.lstrip().startswith(_CHAINED):
             self._chain.add(stream)
             return True, None
         if trace is None and _lacks_head(text, labelled=labelled):
@@ -207,9 +214,8 @@ class Tracebacks:
             if text.lstrip().startswith(("raise ", "assert ")):
                 trace.raised, trace.raised_text = number, text.strip()
             return True, None
-        found = _exception(text, frames=trace.frames)
-        if found is None:  # without prefixes, lines of another writer may come in between
-            if number == trace.raised + 1 and not (labelled or level or is_of_a_job(text) or _NO_MESSAGE.match(text)):
+        if _exception(text, frames=trace.frames) is None:  # without prefixes, another writer's lines may come between
+            if number == trace.raised + 1 and not (labelled or level or _is_of_another(text)):
                 trace.behind_raise = text.strip()
             return False, None
         del self._open[stream]
@@ -240,8 +246,8 @@ class Tracebacks:
             self._open.clear()
         rank = int(begin["rank"]) if begin["rank"] else None
         chained, ignored = stream in self._chain, stream in self._ignored
-        field = _FIELD_OF_A_TABLE.match(text)
-        margin = field[1] if field else ""
+        indented = _MARGIN.match(text)
+        margin = indented[1] if indented else ""
         self._open[stream] = _Open(number, text, rank, chained=chained, ignored=ignored, margin=margin)
         self._logged = (number, stream, writer) if begin.start() else None
         self._chain.discard(stream)

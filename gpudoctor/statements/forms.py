@@ -37,19 +37,17 @@ _HAS_ERRORS = (
     r"(?:still |now |also )?(?:ha[sd]|have|got|gets|shows?|reports?|reported|throws?) (?!(?:\S+ ){0,4}?(?:no|zero|0|correct\w+) (?!.{0,80}uncorrect))(?:[\w-]{1,20} ){0,6}(?:errors|faults|failures)\b)"
 )
 # a row of a BMC's event log, which tells of what was, too
-_BMC_ROW = (
-    r"(?P<message>\s{0,4}[0-9a-f]{1,4} \| [\d/]{8,10} +\|[^|]{1,40}\| [^|]{1,60}\| "
-    r"(?![^|]{0,120}(?i:cleared|\bcorrect))(?=[^|]{0,120}(?i:WORDS))[^|]{1,120}\| Asserted\b.{0,80})"
-)
-_BMC_FATAL = r"\bfatal|uncorrect|non-recoverable|\bIERR"
-_BMC_TROUBLE = r"\blost\b|fail|fault|error|critical|degraded|mismatch|trip|throttl|non-redundant"
+_BMC_HEAD = r"\s{0,4}[0-9a-f]{1,4} \| [\d/]{8,10} +\|[^|]{1,40}\| [^|]{1,60}\| (?![^|]{0,120}(?i:cleared|\bcorrect))"
+_BMC_END = r"[^|]{1,120}\| Asserted\b.{0,80}"
+_BMC_FATAL = r"(?=[^|]{0,120}(?i:\bfatal|uncorrect|non-recoverable|\bIERR))"
+_BMC_TROUBLE = r"(?=[^|]{0,120}(?i:\blost\b|fail|fault|error|critical|degraded|mismatch|trip|throttl|non-redundant))"
 _NO_LONGER = "no longer (?:answers|responds|works|lists|sees|finds|detects)"
 _Row = tuple[Form, Severity, str]
 # in the order in which they are tried; `message` and `program` are groups
 _TEXTS: tuple[_Row, ...] = (
     ("exception", "error", rf"(?:E +|Uncaught |Unhandled |Caused by: )?(?P<message>{_EXCEPTION_NAME}(?:$|: .*| ?\(.*))"),
-    ("event", "error", _BMC_ROW.replace("WORDS", _BMC_FATAL)),
-    ("event", "warning", _BMC_ROW.replace("WORDS", _BMC_TROUBLE)),
+    ("event", "error", rf"(?P<message>{_BMC_HEAD}{_BMC_FATAL}{_BMC_END})"),
+    ("event", "warning", rf"(?P<message>{_BMC_HEAD}{_BMC_TROUBLE}{_BMC_END})"),
     ("death", "fatal",
      r"(?P<message>terminate called\b.*|\s{0,8}what\(\):.*|pure virtual method called.*|(?:Segmentation fault|Bus error|Aborted|Illegal instruction|Floating point exception|Killed|Trace/breakpoint trap)(?: \(core dumped\))?\W*"
      r"|Fatal Python error: .*|(?:free|malloc|realloc|munmap_chunk)\(\): .*|double free or corruption.*|corrupted (?:size|double-linked).*|\*\*\* (?:stack smashing|SIG\w+).*|thread '[^']{1,80}' panicked at .*|panic: .*)"),
@@ -106,7 +104,7 @@ _NO_FAILURE = lazy_pattern(
 TAKEN_OUT = lazy_pattern(
     r"(?i)\b(?:mark(?:ed|ing|s) (?:\S+ ){0,6}?(?:as )?|(?:is|was|been|are) set to )unhealthy\b(?!\W{1,3}(?:0|no|none|false)\b)"
 )
-OF_A_BMC = lazy_pattern(_BMC_ROW.replace("WORDS", f"{_BMC_FATAL}|{_BMC_TROUBLE}"))
+OF_A_BMC = lazy_pattern(rf"{_BMC_HEAD}(?:{_BMC_FATAL}|{_BMC_TROUBLE}){_BMC_END}")
 ONE_GPU = lazy_pattern(r"(?:GPU|MIG)-[0-9a-f]{8}|[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]")
 _WARNS = lazy_pattern(
     r"(?i)(?:^|[\s\[(|:])(?:warn(?:ing)?s?)\b[\]:|)]?|\w+Warning: |level=\"?warn|\binfoROM is corrupted at gpu\b"

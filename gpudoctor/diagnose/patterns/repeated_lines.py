@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+import msgspec
+
 from gpudoctor.diagnose.events import Event
 from gpudoctor.diagnose.wrapped_lines import StrippedLine
 
@@ -19,6 +21,18 @@ _NO_HEARTBEAT = re.compile(
     r"|^(?:\S{1,80}[$#]|\$) |NVRM: |kernel: "
 )
 _LEAST_ALIKE, _MOST_OTHERS, _MOST_BLANK = 3, 4, 3
+_MOST_KINDS = 20  # whoever tells of more is no heartbeat
+
+
+class _Alike(msgspec.Struct):
+    """Lines that differ only in their times: how many, and the ends of them, so that a long log takes no memory."""
+
+    first: StrippedLine
+    last: StrippedLine
+    count: int = 0
+
+    def add(self, line: StrippedLine) -> None:
+        self.last, self.count = line, self.count + 1
 
 
 class RepeatedLines:
@@ -26,8 +40,8 @@ class RepeatedLines:
 
     def __init__(self) -> None:
         self._kind = ""
-        self._run: list[StrippedLine] = []
-        self._clocked: dict[str, list[StrippedLine]] = {}
+        self._run: _Alike | None = None
+        self._clocked: dict[str, _Alike] = {}
         self._others = self._number = 0
 
     def read(self, line: StrippedLine, text: str, *, moved: bool) -> None:
@@ -36,25 +50,27 @@ class RepeatedLines:
             self._clocked, self._others = {}, 0
         self._number = max(line.last, line.number)
         if moved:
-            self._kind = ""
+            self._kind, self._run = "", None
         if moved or not text.strip():
             return
         kind = _TIMES.sub("0", text[:400])
-        if kind != self._kind:
-            self._kind, self._run = kind, []
-        self._run.append(line)
-        if _NO_HEARTBEAT.search(text):
+        if kind != self._kind or self._run is None:
+            self._kind, self._run = kind, _Alike(line, line)
+        self._run.add(line)
+        if self._others > _MOST_OTHERS:
+            return
+        if _NO_HEARTBEAT.search(text) or (kind not in self._clocked and len(self._clocked) >= _MOST_KINDS):
             self._others = _MOST_OTHERS + 1
         elif line.origin.time_s is None:
             self._others += bool(text.strip(" -=*"))
         else:
-            self._clocked.setdefault(kind, []).append(line)
+            self._clocked.setdefault(kind, _Alike(line, line)).add(line)
 
     def events(self) -> Iterator[tuple[Event, StrippedLine]]:
         """The last line if it came three times, and what came with a clock and hardly anything else between."""
-        if self._kind and len(self._run) >= _LEAST_ALIKE:
-            yield Event(role="fact", what="repeated", detail={"times": len(self._run)}), self._run[0]
-        beats = [lines for lines in self._clocked.values() if len(lines) >= _LEAST_ALIKE]
+        if self._run is not None and self._run.count >= _LEAST_ALIKE:
+            yield Event(role="fact", what="repeated", detail={"times": self._run.count}), self._run.first
+        beats = [alike for alike in self._clocked.values() if alike.count >= _LEAST_ALIKE]
         if beats and self._others + len(self._clocked) - len(beats) <= _MOST_OTHERS:
-            first_s = int(beats[0][0].origin.time_s or 0)
-            yield Event(role="fact", what="heartbeat", detail={"first_s": first_s}), beats[0][-1]
+            first_s = int(beats[0].first.origin.time_s or 0)
+            yield Event(role="fact", what="heartbeat", detail={"first_s": first_s}), beats[0].last

@@ -108,6 +108,10 @@ def _work_follows(job: Job, troubles: list[Event]) -> bool:
         return is_work(e) and (bars_count or e.what != "work") and (words_count or not e.detail.get("one_word"))
 
     after = [e for e in job.events if e.file == troubles[0].file and e.line > last and is_proof(e)]
-    # Slurm tells of it when the step has ended: what works on is another step, or stands in another place of the text
-    of_an_end = any(e.what == "host_oom" and "oom_kill event" in e.text for e in troubles)
-    return (len(after) >= 3 and not of_an_end) or any(e.role == "done" or e.what == "unstuck" for e in after)
+    ended_well = any(e.role == "done" or e.what == "unstuck" for e in after)
+    return ended_well or (len(after) >= 3 and not any(map(_tells_of_an_end, troubles)))
+
+
+def _tells_of_an_end(trouble: Event) -> bool:
+    """Whether Slurm counts kills for memory, as it does when a step has ended: what works behind is another step."""
+    return trouble.what == "host_oom" and "oom_kill event" in trouble.text
