@@ -403,7 +403,7 @@ def test_a_gzip_bomb_is_stopped_when_it_grows_past_the_limit(write: Write) -> No
 
 def test_pipes_devices_and_unreadable_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo(tmp_path / "pipe")
-    assert "not a regular file" in said(str(tmp_path / "pipe"))
+    assert "not a regular file (a pipe or device): use - to read from stdin" in said(str(tmp_path / "pipe"))
     assert "not a regular file" in said("/dev/zero")
 
     def forbidden(self: Path, *args: object, **kwargs: object) -> object:

@@ -41,7 +41,7 @@ def size_of_file(path: str) -> int:
     except (OSError, ValueError) as error:  # a NUL byte in the name
         raise SourceError(f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if not stat.S_ISREG(info.st_mode):
-        raise SourceError("not a regular file (a pipe or device): use - to read from stdin")
+        raise SourceError("not a regular file")
     if info.st_size == 0:
         raise SourceError("the file is empty; if it is one of /proc or /sys, pipe it in, with - as the source")
     return info.st_size

@@ -76,6 +76,8 @@ def load_source(
         shown = printable(Path(name).name)
         if recording.is_stream_file(name):
             return _named(shown, Loaded(recording.node_of_file(name)))
+        if not stat.S_ISREG(mode):
+            raise SourceError("not a regular file (a pipe or device): use - to read from stdin")
         size = opened.size_of_file(name)
         with opened.open_plain(name) as file:
             return _named(shown, _from_stream(file, name, deadline_s, size))
