@@ -195,7 +195,7 @@ def test_a_call_is_not_slow_for_the_time_in_which_its_thread_had_no_cpu(
         now_s["queued"] += queued_s
 
     asked = client.NvmlClient(SimpleNamespace(call=takes, NVMLError=RuntimeError))
-    asked.call("call", 0.3, 0.0)
+    asked.call("call", 0.3, 0.2)  # what an earlier call waited is not this one's time
     asked.call("call", 6.0, without_cpu_s)
     assert asked.slowest_s == pytest.approx(slowest_s)
 

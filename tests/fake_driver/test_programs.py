@@ -233,7 +233,7 @@ def test_a_driver_that_stalls_once_costs_nothing_and_is_told(run: Run) -> None:
     report = json.loads(done.stdout)
     assert (done.returncode, report["verdict"]) == (0, "pass")
     driver = report["facts"]["driver"]
-    assert driver["slowest_call_s"] >= 1.2
+    assert driver["slowest_call"] == "nvmlDeviceGetFieldValues on GPU 0"
     assert "unanswered" not in driver
 
 

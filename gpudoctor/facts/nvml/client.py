@@ -44,6 +44,7 @@ MAX_MW = 10_000_000
 Fields = Mapping[tuple[int, int], int | Missing]
 _NAME = "gpudoctor_nvidia_ml_py"
 _WORTH_A_LOOK_S = 1.0
+_QUEUE_AGE_S = 0.05  # asked anew if it is older: what an earlier call waited for a CPU is not this one's time
 
 
 class _Start:
@@ -148,7 +149,7 @@ class NvmlClient:
         self.calls = 0
         self.slowest_call = ""
         self.slowest_s = 0.0
-        self._queued_s = 0.0  # of its thread, at the first call or the last slow one
+        self._queued_s, self._queued_at_s = 0.0, float("-inf")  # of its thread, and when that was asked
         self._trace = trace
         self._absent: set[tuple[str, int]] = set()
         self._starts: list[_Start] = []
@@ -169,8 +170,6 @@ class NvmlClient:
         function = getattr(self.nvml, name, None)
         if function is None or (name, len(args)) in self._absent:
             raise DriverError(name, FUNCTION_NOT_FOUND, error_word(FUNCTION_NOT_FOUND))
-        if not self.calls:
-            self._queued_s = queued_s()
         self.calls += 1
         if self._trace is not None:
             self._trace.enter(name, self.gpu)
@@ -178,6 +177,8 @@ class NvmlClient:
         if start is not None:
             self._starts.append(start)
         started = monotonic()
+        if started - self._queued_at_s > _QUEUE_AGE_S:
+            self._queued_s, self._queued_at_s = queued_s(), started
         try:
             answer = function(*args)
             # bindings before nvidia-ml-py 11.515 return text as bytes
@@ -200,8 +201,7 @@ class NvmlClient:
 
     def _note_slow(self, name: str, took_s: float) -> None:
         if took_s > _WORTH_A_LOOK_S:  # on a busy machine it may have been ready long before its thread got a CPU
-            before_s, self._queued_s = self._queued_s, queued_s()
-            took_s -= min(took_s, max(0.0, self._queued_s - before_s))
+            took_s -= min(took_s, max(0.0, queued_s() - self._queued_s))
         if took_s > self.slowest_s:
             self.slowest_call, self.slowest_s = name, took_s
 
