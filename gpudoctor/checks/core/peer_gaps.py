@@ -25,7 +25,6 @@ _KIND = attrgetter(
 )
 _PORT_KIND = attrgetter("driver", "adapter", "link_layer", "virtual_function")
 _NO_GPU: Kind = ("",) * len(_KIND(Gpu(0, "")))
-_IMPOSSIBLE = "not understood"  # how the reason begins for a number in a file that cannot be
 _ANY_GPU: Kind = (None,) * len(_NO_GPU)
 _READINGS = ("memory_total_mib", "memory_used_mib", "thermal.", "power.", "clocks.", "utilization.")
 # texts mention these only if they are so
@@ -39,7 +38,12 @@ class LackingValue(Missing, frozen=True):
     """A value that this GPU, link, bridge or pair lacks although its peers show it."""
 
 
-_GAPS = (Missing, LackingValue)
+class RefusedValue(LackingValue, frozen=True):
+    """One that somebody asked for: the reason is the answer, in place of the value that its peers show."""
+
+
+_LACKING = (LackingValue, RefusedValue)
+_GAPS = (Missing, *_LACKING)
 
 
 def _leaf_names(fact: Fact, prefix: str = "") -> Iterator[str]:
@@ -57,13 +61,12 @@ _READ = {kind: attrgetter(*names) for kind, names in _LEAVES.items()}
 
 
 def gaps_marked(node: Node) -> Node:
-    """The node, with every value that a GPU lacks and its peers show marked as failed.
+    """The node, with every value that a GPU lacks, or that was not read of it, as failed if its peers show it.
 
     Peers are GPUs of one model between which nothing explains a difference, see `_KIND`; and their NVLinks, bridges and
     pairs likewise. Nothing explains a GPU without any reading: it is a peer of all. Values that all peers lack stay as
-    they are, and so do `denied` and `failed` ones, which have their own reason, except numbers that cannot be; so does
-    what gpudoctor did not ask for. RDMA ports are peers if driver, adapter and link layer are the same. Return the same
-    object if nothing is lacking.
+    they are, and so do `denied` ones and what gpudoctor did not ask for. RDMA ports are peers if driver, adapter and
+    link layer are the same. Return the same object if nothing is lacking.
     """
     kinds = [tuple(known(value) for value in _KIND(gpu)) if _shows_readings(gpu) else _ANY_GPU for gpu in node.gpus]
     # one of the texts may be about a few GPUs only; readers mark what is lacking within a text
@@ -154,27 +157,34 @@ def _add(sums: dict[Kind, list[int]], kind: Kind, counts: list[int]) -> None:
 
 def lacking_values(gpu: Gpu) -> tuple[str, ...]:
     """The names of the values that `gaps_marked` marked in this GPU, its links and its bridges."""
-    own = _lacking(gpu)
+    own = list(_lacking(gpu))
     lists = (("nvlinks", known(gpu.nvlinks)), ("pcie.path", known(gpu.pcie.path)))
     inner = [f"{where}.{name}" for where, facts in lists for fact in facts or () for name in _lacking(fact)]
     return tuple(dict.fromkeys((*own, *inner)))
 
 
-def _lacking(fact: Fact) -> list[str]:
+def refused_values(gpu: Gpu) -> dict[str, str]:
+    """Those of the GPU's own values among them that were asked for, each with what was answered."""
+    return {name: value.reason for name, value in _lacking(gpu).items() if isinstance(value, RefusedValue)}
+
+
+def _lacking(fact: Fact) -> dict[str, LackingValue]:
     values = _READ[type(fact)](fact)
-    if LackingValue not in map(type, values):
-        return []
-    return [name for name, value in zip(_LEAVES[type(fact)], values, strict=True) if isinstance(value, LackingValue)]
+    if set(_LACKING).isdisjoint(map(type, values)):
+        return {}
+    named = zip(_LEAVES[type(fact)], values, strict=True)
+    return {name: value for name, value in named if isinstance(value, LackingValue)}
 
 
 def _is_gap(name: str, value: object) -> bool:
     if isinstance(value, Missing):
-        # what a driver failed to read has checks of its own
-        return value.kind in ("absent", "unsupported") or value.reason.startswith(_IMPOSSIBLE)
+        return value.kind in ("absent", "unsupported", "failed")
     return value == () and name in _OF_THE_BOARD
 
 
 def _unlike_peers(value: object, shown: int) -> Missing:
+    if isinstance(value, Missing) and value.kind == "failed":
+        return RefusedValue(value.reason, "failed")
     reason = value.reason if isinstance(value, Missing) else "none"
     return LackingValue(f"{reason}, and {shown} of its kind show{'s' * (shown == 1)} it", "failed")
 

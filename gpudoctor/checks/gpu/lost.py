@@ -10,7 +10,7 @@ from gpudoctor.checks.core.condemning import condemning
 from gpudoctor.checks.core.each_gpu import says_err, says_nothing, shown_by_driver, unreadable
 from gpudoctor.checks.core.explains import PROBES, READINGS, VIEWS, Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
-from gpudoctor.checks.core.peer_gaps import lacking_values
+from gpudoctor.checks.core.peer_gaps import lacking_values, refused_values
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.runner import NO_GPU
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
@@ -137,6 +137,9 @@ def _alive(case: Case, gpu: Gpu) -> Finding:
         return unknown(subject, text, Evidence(hung.call, "no answer"))
     if silence := _no_signs_of_life(gpu):
         return silence
+    if refused := refused_values(gpu):
+        text = listed([f"{name} ({reason})" for name, reason in refused.items()], _MOST_NAMED)
+        return unknown(subject, f"answers only in part, where others of its model show a value: {text}")
     if lacking := lacking_values(gpu):
         text = listed(lacking, _MOST_NAMED)
         if case.node.source.may_be_part:  # whether the GPU or the text ends there is not known
