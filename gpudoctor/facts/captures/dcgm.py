@@ -50,6 +50,8 @@ _TABLE = (
 )
 _NOT_RUN = re.compile(r"Error(?:: Unable to (?:complete|run)| when executing the) diagnostic.{0,300}")
 _RESULT = re.compile(r"(?:GPU ?(\d{1,4}): )?(Pass|Fail|Warn|Skip|Not Run)(?:p?ed)?\b[ -]*(.{0,60})", re.IGNORECASE)
+_RESULTS = ("Pass", "Fail", "Warn", "Skip", "Not run")
+_OF_ONE_GPU = re.compile(r"GPU ?\d{1,4}:")
 _DIAG_JSON = re.compile(r'[\s{]{0,40}"DCGM (?:GPU )?Diagnostic"\s*:')
 _JSON_FIELD = re.compile(
     r'"(name|status|gpu_ids?|entity_id|category|runtime_error)"\s*:\s*(?:"((?:[^"\\]|\\.){0,300})"|(\d{1,6}))'
@@ -90,11 +92,13 @@ def _read_diag(block: Block) -> Part:
             results.tell(test, row[2][1:].rstrip())
             continue
         if name:
-            test = name if result else ""
+            test = name if result or re.fullmatch(_TEST, name) else ""
         if test and result:
             where = f"GPU {result[1]}" if result[1] else result[3].strip()
             if name or where.startswith("GPU"):  # DCGM 2 and 3: a row per result, with the GPUs that had it
                 results.add(test, result[2], where)
+        elif test and row[2].strip() != "Result" and (name or _OF_ONE_GPU.match(row[2].strip())):
+            results.add(test, row[2].strip(), "")
     return results.part()
 
 
@@ -123,12 +127,12 @@ def _read_diag_json(block: Block) -> Part:
 
 
 class _Results:
-    """The tests of one diagnostic, how each ended, and where it failed."""
+    """The tests of one diagnostic, how each ended, and where it failed or warned."""
 
     def __init__(self) -> None:
         self.reported: list[Reported] = []
         self._ends: dict[str, str] = {}
-        self._failed: dict[str, list[str]] = {}
+        self._places: dict[str, list[str]] = {}
         self._words: dict[str, list[str]] = {}
 
     def tell(self, test: str, text: str) -> None:
@@ -137,23 +141,30 @@ class _Results:
             rows.append(text)
 
     def add(self, test: str, end: str, where: str) -> None:
-        """A result of the whole test, or of a GPU in it."""
-        self._ends.setdefault(test, end.capitalize())
-        if end.lower() == "fail":
-            self._ends[test] = "Fail"
-            places = self._failed.setdefault(test, [])
-            if where and where not in places and len(places) < MOST_GPUS:
-                places.append(where)
+        """A result of the whole test, or of a GPU in it; another word in its place is no result."""
+        if end.capitalize() not in _RESULTS:
+            text = f"{test} has no result that gpudoctor knows: {clipped(end) or 'nothing'}"
+            self.reported.append(from_tool("dcgmi diag", text, "unread"))
+            return
+        end, before = end.capitalize(), self._ends.setdefault(test, end.capitalize())
+        if end not in ("Fail", "Warn") or before == "Fail" != end:
+            return
+        if before != end:
+            self._ends[test] = end
+            self._places.pop(test, None)
+        places = self._places.setdefault(test, [])
+        if where and where not in places and len(places) < MOST_GPUS:
+            places.append(where)
 
     def part(self) -> Part:
-        failed = [f"{test} ({', '.join(places)})" if places else test for test, places in self._failed.items()]
-        for test, each in zip(self._failed, failed, strict=True):
-            why = _unwrapped(self._words.get(test, []))
-            text = clipped(f"Fail: {each}{why and ': '}{why}")
+        for test, places in self._places.items():
+            end, why = self._ends[test], _unwrapped(self._words.get(test, []))
+            where = f" ({', '.join(places)})" if places else ""
+            text = clipped(f"{end}: {test}{where}{why and ': '}{why}")
             if test in _OF_LINKS and _all_links(why):
                 self.reported.append(from_tool("dcgmi diag", f"{_PERHAPS_NO_LINKS}: {text}", "unread"))
                 continue
-            loudness: Loudness = "warning" if _SETTING.search(f"{test} {why}") else "error"
+            loudness: Loudness = "warning" if end == "Warn" or _SETTING.search(f"{test} {why}") else "error"
             reported = from_tool("dcgmi diag", text, loudness)
             if loudness == "error" and len(_gpus_in(self._words.get(test, []))) > 1:  # it is of none alone
                 reported = replace(reported, gpu=None, effect="hardware")
@@ -198,6 +209,7 @@ def _unwrapped(rows: list[str]) -> str:
 def _read_health(block: Block) -> Part:
     """Each part that is not well, as seriously as DCGM takes it, with what it says below; else its word for all."""
     overall, gpu = "", ""
+    unread: list[str] = []
     unwell: list[tuple[str, str, list[str]]] = []  # a result, its place, and the rows below it
     for line in block.lines:
         if found := _OVERALL.match(line):
@@ -208,6 +220,8 @@ def _read_health(block: Block) -> Part:
                 gpu = f"GPU {name} "
             elif name and value in ("Failure", "Warning"):
                 unwell.append((value, f"{gpu}{name}", []))
+            elif value not in _HEALTH_ENDS and _GPU.match(name):
+                unread.append(f"{name} has no health that gpudoctor knows: {value}")
             elif value and not name and unwell:
                 unwell[-1][2].append(value)
     if not overall:
@@ -215,7 +229,8 @@ def _read_health(block: Block) -> Part:
     texts = [(end, f"{end}: {place}" + ("; " + " ".join(rows) if rows else "")) for end, place, rows in unwell]
     if overall not in [end for end, _ in texts]:
         texts.append((overall, f"Overall Health: {overall}"))
-    reported = (from_tool("dcgmi health", clipped(text), _HEALTH_ENDS.get(end, "warning")) for end, text in texts)
+    reported = [from_tool("dcgmi health", clipped(text), _HEALTH_ENDS.get(end, "warning")) for end, text in texts]
+    reported += [from_tool("dcgmi health", clipped(text), "unread") for text in unread]
     return Part(reported=tuple(reported))
 
 

@@ -7,14 +7,14 @@ from functools import reduce
 
 from msgspec.structs import replace
 
-from gpudoctor.facts.captures import ABSENT, MOST_GPUS, SourceError
+from gpudoctor.facts.captures import ABSENT, MOST_GPUS, SourceError, clipped
 from gpudoctor.facts.captures.gpu_lists import joined_dumps, with_addresses, with_failures, without_gpu_memory
 from gpudoctor.facts.captures.host.fabric_manager import without_failed_jobs
 from gpudoctor.facts.captures.host.lspci import PciTree
 from gpudoctor.facts.captures.host.module import shows_gpus_in_container, without_container_failures
 from gpudoctor.facts.captures.kernel_logs import joined, joined_logs
 from gpudoctor.facts.captures.leaves import merged, plausible, say_absent
-from gpudoctor.facts.captures.lines import NO_LIMIT, TimeLimit, tables_unescaped
+from gpudoctor.facts.captures.lines import NO_LIMIT, TimeLimit
 from gpudoctor.facts.captures.nvidia_smi.nvlink import with_remote_kinds
 from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump
 from gpudoctor.facts.captures.nvidia_smi.topology import Topology
@@ -56,7 +56,7 @@ class Dumps:
         """
         self._file, self._read, self._errors, self._of_file = file, 0, [], []
         transcript = Transcript(READERS, self._read_block, file)
-        transcript.read(tables_unescaped(self._limit.held(lines)))
+        transcript.read(self._limit.held(lines))
         self._hosts |= transcript.hosts
         if self._errors and not self._read:
             raise self._errors[0][1]
@@ -90,6 +90,9 @@ class Dumps:
             self._errors.append((f"{reader.name} in line {block.first_line}", error))
             return
         self._read += 1
+        if block.no_row is not None and not part.whole:
+            number, text = block.no_row
+            self.could_not_read(f"{self._file}, {reader.name}: GPUs may be missing, see line {number}: {clipped(text)}")
         part.smi = tuple(replace(dump, sample=block.first_line + dump.sample) for dump in part.smi)
         self._settle(reader, block, part)
         self.notes.extend(f"{self._file}: {note}" for note in part.notes)

@@ -12,7 +12,6 @@ from typing import BinaryIO
 from gpudoctor.facts.captures import SourceError
 
 CHUNK_BYTES = 1 << 20
-_LEAST_ROWS = 3  # of a table in a string
 _LINES_A_LOOK = 1000  # lines read between two looks at the clock
 MAX_LINE = 1 << 23  # characters: a name in a dump may be megabytes long, and is clipped by its reader
 
@@ -106,17 +105,6 @@ def lines_of(chunks: Iterable[bytes]) -> Iterator[tuple[str, bool]]:
             rest, dropping = rest[:MAX_LINE], True
     if decoder is not None and (rest := rest + decoder.decode(b"", final=True)):
         yield rest, False
-
-
-def tables_unescaped(lines: Iterable[tuple[str, bool]]) -> Iterator[tuple[str, bool]]:
-    r"""Yield the lines, and for one that holds a table as a string of JSON (`...|\n|...`) the lines that it was."""
-    for line, ended in lines:
-        if "\\n|" not in line or line.count("\\n|") + line.count("\\n+") < _LEAST_ROWS:
-            yield line, ended
-            continue
-        *rows, last = line.split("\\n")
-        yield from ((row, True) for row in rows)
-        yield last, ended
 
 
 def chunks_of(head: bytes, stream: BinaryIO) -> Iterator[bytes]:

@@ -28,7 +28,8 @@ class Block(msgspec.Struct):
     `first_line` is the first line's number in the source, from 1. `command` is the command at the prompt above, or the
     heading, which often is the command; "" if there was neither. `file` is the name of the source. `whole_end` is False
     if the source ends in the block's last line without a line end: a number there may lack its last digits.
-    `goes_on_from`: this block continues the previous one.
+    `goes_on_from`: this block continues the previous one. `no_row`: number and text of the first line beside its rows
+    that may stand for others of them, see `TextReader.row`.
     """
 
     lines: list[str]
@@ -37,6 +38,7 @@ class Block(msgspec.Struct):
     file: str = ""
     whole_end: bool = True
     goes_on_from: bool = False
+    no_row: tuple[int, str] | None = None
 
     @property
     def text(self) -> str:
@@ -55,6 +57,7 @@ class Part(msgspec.Struct):
     and port of an `RdmaPort`, the bus id of a `PciDevice`). The other fields are for readers whose text must be
     joined to GPUs by index, bus id or UUID. `notes` are shown in the report; they do not contain the file's name.
     `reported`: the tool's own verdicts, which no other fact holds, and parts of the text that were not understood.
+    `whole`: a list of devices whose end is there.
     """
 
     node: Node = Node()
@@ -63,6 +66,7 @@ class Part(msgspec.Struct):
     smi: tuple[SmiDump, ...] = ()
     topology: Topology | None = None
     pci_tree: PciTree | None = None
+    whole: bool = False
 
 
 class TextReader(msgspec.Struct, frozen=True):
@@ -82,6 +86,10 @@ class TextReader(msgspec.Struct, frozen=True):
       another reader's text and is not markup still ends it.
     - `may_be(line)`: called last, for a line that nothing else matches: it may belong to this text behind an unknown
       prefix.
+    - `row(line)`: the text is a list of devices, and a line in this form is a row of it, even if it cannot be read. If
+      such a line, or one that says that something is left out, stands right below a line of the text, it may hide a
+      device: see `Block.no_row`.
+    - `resumes(line)`: the text goes on with this line below a ruler, a heading or a fence.
     - `interleaved`: other logs may contain its lines between their own (syslog). They are collected up to the next
       prompt, ruler or heading, and end no block that is read in pieces.
     - `in_pieces`: each line means the same alone as together (a log), so a long block is read in pieces.
@@ -95,6 +103,8 @@ class TextReader(msgspec.Struct, frozen=True):
     restarts: Form | None = None
     until: Form | None = None
     may_be: Form | None = None
+    row: Form | None = None
+    resumes: Form | None = None
     in_pieces: bool = False
     interleaved: bool = False
 

@@ -49,7 +49,15 @@ _WELL = re.compile(
     r"(?:[|:=]|\.\.|[ \t]{2})[ \t]?(?:PASS(?:ED)?|Pass(?:ed)?|Healthy|HEALTHY|SUCCESS)\b"
     r"(?: ?- ?All)?[\s|.]*$"
 )
-_UNWELL = re.compile(r"(?<!0 )\b(?:FAIL(?:ED)?|Fail(?:ed)?|FAULTY|UNHEALTHY|Unhealthy)\b")
+# a bad one at the end of a cell or a part: "GPU 0 FAIL | GPU 1 | PASS"; not "Fail: 0", "Pass/Fail", "0 FAILED"
+_UNWELL = re.compile(
+    r"(?<![/\w])(?<![|:=,(] 0 )(?:[A-Z]+_)?(?:FAIL(?:ED|URES?)?|Fail(?:ed|ure)?|FAULTY?|BAD|DEGRADED"
+    r"|UNHEALTHY|Unhealthy|ERROR|LOST|NOK|(?:NOT|Not) (?:OK|HEALTHY|Healthy))"
+    r"(?=\s*(?:[|,;()]|$)|\s+(?:GPU|NVLink|Link|mlx\d_) ?\d)"
+)
+# of several GPUs in a line, what is said of each
+_EACH_GPU = re.compile(r"\bGPU ?#?\d{1,3}\s*(?:[:=|]| - )\s*(?!GPU\b)([^\s,;|]+)")
+_GOOD_WORD = re.compile(r"(?i)(?:pass(?:ed)?|ok|okay|healthy|success|good|up|active)\W*")
 # in its place: "| GPU 3 | FAULT |", "GPU 1: not ok"
 _OTHER_VERDICT = re.compile(r"(?:[|:=]|\.\.|[ \t]{1,2})[ \t]*(?:-|[A-Za-z]+(?: ?-? ?[A-Za-z]+){0,2})[\s|.]*")
 # a warning that names neither a device nor a known error is kept only if it is about one of these
@@ -95,6 +103,7 @@ class TextStatements:
         self._well = Reported("")
         self._well_forms: set[str] = set()  # what stands before a good verdict
         self._unread: list[str] = []  # lines without a statement or a good verdict
+        self._doubtful: list[str] = []  # lines with a good verdict, and without one for something else in them
         self._of_a_node = self._tables = False
 
     def offer(self, line: str, number: int) -> None:
@@ -194,7 +203,8 @@ class TextStatements:
             for each in self._statements
             if self._is_on_a_page(each) and each.effect == "hardware" and each.names_a_gpu
         ][:1]
-        if not retained and is_well and (unread := next(filter(self._is_beside_good, self._unread), None)):
+        beside_good = (*self._doubtful[:1], *filter(self._is_beside_good, self._unread))
+        if not retained and is_well and (unread := next(iter(beside_good), None)):
             text = f"a tool's own verdict is good, and more is said that was not understood: {unread.strip()}"
             return (replace(self._well, loudness="unread", text=clipped(text)),)
         if not retained and is_well:
@@ -221,8 +231,10 @@ class TextStatements:
         named = about(text)
         self._named.add((named.gpu_index, named.bus_id))
         beginning = text[:_LONGEST_FORM]
-        if (well := _WELL.search(beginning)) and not _UNWELL.search(text):
+        if well := _WELL.search(beginning):
             self._well_lines += 1
+            if not self._doubtful and _says_more_than_good(text):
+                self._doubtful.append(beginning)
             if self._well_lines == 1:
                 self._well = Reported(clipped(text.strip()), loudness="ok", line=number, file=self._file)
             if len(self._well_forms) < _MOST_FORMS:
@@ -304,6 +316,14 @@ def _reported(statement: Statement, file: str, *, of_a_rank: bool = False) -> Re
         device=named.device_file or (f"{named.adapter}{port}" if named.adapter else None),
         line=statement.line,
         file=file,
+    )
+
+
+def _says_more_than_good(text: str) -> bool:
+    """Whether a line that ends in a good verdict has another one in it."""
+    each_gpu = _EACH_GPU.findall(text)
+    return _UNWELL.search(text) is not None or (
+        len(each_gpu) > 1 and any(_GOOD_WORD.fullmatch(word) is None for word in each_gpu)
     )
 
 

@@ -5,12 +5,25 @@ Each line is classified first, by what is open and what it may begin.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 
 import msgspec
 
 from gpudoctor.facts.captures import SourceError
+from gpudoctor.facts.captures.boundaries import (
+    BARE,
+    ELSEWHERE,
+    FENCE,
+    GREP_GAP,
+    HEADING,
+    HOST,
+    LEFT_OUT,
+    MARKUP,
+    PLAIN_WORDS,
+    PROMPT,
+    ROOT,
+    RULER,
+)
 from gpudoctor.facts.captures.lines import unescaped, unprefixed, without_terminal
 from gpudoctor.facts.captures.reader import Block, TextReader
 from gpudoctor.facts.captures.text_statements import TextStatements
@@ -27,58 +40,6 @@ _LEAST_COUNTED = 32  # for an empty line too: millions of them take as long as a
 _MOST_REMEMBERED, _LONGEST_REMEMBERED = 10_000, 1000
 _HIDES = ("", " ", "\t", ">", "-")  # first characters of blank, indented and quoted lines and of grep's gap
 _MOST_RANGES = 1000
-
-# a line that begins with one of these names is a command, also after root's prompt ("# dmesg") or without a prompt;
-# nvidia-smi with a lower-case word behind it only if that is one of its subcommands
-_PROGRAMS = (
-    r"(?:sudo +(?:-\w+ +)*)?(?:[\w./~-]*/)?(?:nvidia-smi(?! +(?!\w*mon\b|topo|nvlink|c2c|mig|vgpu|clocks|drain)[a-z])"
-    r"|nvidia-(?:ctk|docker|cuda-mps-control)|nvidia-(?!smi\b)[a-z-]+(?:\.sh)?(?= *$| +-)"
-    r"|dmesg|journalctl|lspci|lsmod|modinfo|modprobe|insmod|rmmod"
-    r"|dkms|systemctl|uname|cat|grep|egrep|zgrep|awk|sed|ls|lsb_release|mokutil|df|free|ulimit|docker|podman|kubectl"
-    r"|crictl|nvidia-container-cli|sinfo|scontrol|srun|ibstat|ibstatus|ibv_devinfo|ip|ethtool|mst|mlxlink|numactl|env"
-    r"|export|python3?|dcgmi|nvcc|gpudoctor|ssh|exit|top|htop|ps|apt|apt-get|yum|dnf|tail|head|watch|echo|time|which"
-    r"|update-initramfs|reboot|lsof|fuser|nsys|torchrun|nvtop|for|while|sh|bash|cd|curl|wget|pip3?|conda|ldconfig)"
-)
-_PROMPT = re.compile(
-    # [user@host dir]$ cmd    user@host:~/dir$ cmd    (venv) root@host[/]# cmd    host:~ # cmd    $cmd (attached)
-    r"(?:\([\w.+-]{1,60}\) ?){0,3}"
-    r"(?:\[[\w.@: ~/+-]{1,120}\] ?[$#%>]|[\w.-]{1,64}@[\w.-]{1,120}[\w.@:~/\[\]() +-]{0,200}?[$#%>❯»]"
-    r"|[\w.-]{1,64}:[~/][\w./~-]{0,120} ?[$#>]|(?:ba)?sh-\d\.\d+[$#]|PS [A-Z]:\\[^>]{0,200}>|[A-Z]:\\[^>]{0,200}>"
-    r"|[~/][\w./~-]{0,120} ?[$#%❯>]|[➜❯ᐅλ][^$#]{0,60}|[$%]|>>>)"
-    r"(?: (?P<command>.{0,2000})|(?P<attached>[a-z./][^ ].{0,2000})?)$"
-)
-# of a prompt; not the id of a container
-_HOST = re.compile(r"[(\[]?[\w.-]{1,64}@(?!localhost\b|[0-9a-f]{12}\b)(\w[\w-]{0,62})[\w.-]{0,120}[\s:~\[\]$#]")
-# its output is of another machine or a container, or of nodes that a scheduler knows: the prompt is of none of them
-_ELSEWHERE = re.compile(
-    r"\b(?:rsh|[pcm]?ssh|mosh|telnet|parallel-ssh|x?dsh|pdsh|clush|srun|salloc|mpirun|mpiexec|ansible(?:-\w+)?|salt|kubectl|oc|scontrol|sinfo"
-    r"|(?:docker|podman|nerdctl|crictl|lxc|incus)(?: compose)? exec|ipmitool|nsenter)\s"
-)
-# not "dmesg shows Xid 79", "while training GPU 3 fell off the bus": there somebody tells of it; that is looked for
-_NOT_TOLD = (
-    r"(?! +(?:says|said|shows|showed|reports|reported|tells|sees|lists|gives|prints|hangs|hung|fails|failed|does|did"
-    r"|is|was|has|had)\b)"
-    r"(?:(?<=echo)|(?!(?: [^|&;<>\"'/]*?)? (?:is|was|are|were|has|had|have|cannot|crashe[ds]|died|dies|fell)\b))"
-)
-_ROOT = re.compile(rf"(?:#|\+{{1,3}}|>|PS>) ?(?P<command>{_PROGRAMS}\b{_NOT_TOLD}.{{0,2000}})$")
-_BARE = re.compile(
-    rf"(?!.* level=\S{{1,10}} msg=)(?P<command>(?:sudo +)?{_PROGRAMS}{_NOT_TOLD}(?: +[-|/\w.*'\"=,:$~]+){{0,40}} *)$"
-)
-# no option, quote, path or pipe: it may be a sentence about the program ("dkms install failed")
-_PLAIN_WORDS = re.compile(
-    r"(?!(?:sudo +)?(?:[ez]?grep|awk|sed|cat|echo|watch|ls|which)\b)\w[\w.-]*(?: +[\w(#][\w.,:)%#-]*)+ *$"
-)
-_FENCE = re.compile(
-    r"[ \t]{0,8}(?:`{3,}|~{3,})[\w +.-]{0,40}$|[ \t]{0,8}</?(?:details|summary|pre|code|br)\b.{0,200}>$"
-)
-_MARKUP = re.compile(r"\s{0,80}<(?:\?xml|!DOCTYPE|nvidia_smi_log)")  # a page's source would have "&lt;"
-_GREP_GAP = "--"  # between the matches of grep -A: the tool's text continues after it
-# also matches the border of a table that is not open yet
-_RULER = re.compile(r"[ \t]*(?:[-_=*#~.]{3,}|(?:[-*_] ){2,}[-*_]|[─━═]{3,}|\+[-=+]{10,})[ \t]*$")
-# a heading between two runs of a ruler: "==> dmesg.txt <==" of head and tail, "===== nvidia-smi =====", "## dmesg"
-_HEADING = re.compile(
-    r"[ \t]*(?:==> (?P<file>\S.{0,200}) <==|(?:[=*#_-]{3,}|#{1,6}) *(?P<title>\S.{0,80}?):? *(?:[=*#_-]{3,}|#{0,6}))$"
-)
 
 
 class Unrecognised(msgspec.Struct):
@@ -138,7 +99,8 @@ class Transcript:
         self._reader: TextReader | None = None
         self._block = Block([])
         self._characters = 0
-        self._blank = self._by_command = False
+        self._blank = self._by_command = self._divided = False
+        self._beside = False  # whether the line before is in the block
         self._command = ""
         # the lines of each reader that is `interleaved`, until the next boundary
         self._asides: dict[TextReader, Block] = {}
@@ -180,7 +142,7 @@ class Transcript:
         """The line without colours, a page's entities and the margin of a quoted block."""
         line = without_terminal(raw)
         if self._reader is None or self._reader.until is None:  # not inside XML
-            line = line if _MARKUP.match(line) else unescaped(line)
+            line = line if MARKUP.match(line) else unescaped(line)
         if self._margin and line:
             if line.startswith(self._margin):
                 return line[len(self._margin) :]
@@ -189,12 +151,16 @@ class Transcript:
         return line
 
     def _classified(self, line: str) -> _Line:
+        if self._divided and line and not line.isspace():
+            self._look_beyond_divider(line)
         reader = self._reader
         # a short cut for the many lines of a log; the code below would have the same result
         if reader is not None and reader.in_pieces and line[:1] not in _HIDES and reader.begins(line):
             return _Line(self._continue, line)
-        short = len(line) < _LONGEST_REMEMBERED and not self._by_command
-        if short and (reader, line.translate(ONE_DIGIT)) in self._unknown:
+        if self._may_hide_rows:
+            if LEFT_OUT.match(line):
+                return _Line(self._note_no_row, line)
+        elif self._was_unknown_before(line):
             return _Line(self._pass, line)
         if not line or line.isspace():
             return _Line(self._skip, line)
@@ -203,9 +169,25 @@ class Transcript:
                 return _Line(self._end, line)
             if line.lstrip()[:1] == "<" or self._begun_by(line) is None:
                 return _Line(self._continue, line)
-        if line == _GREP_GAP:
+        if line == GREP_GAP:
             return _Line(self._continue if reader is not None else self._skip, line)
         return self._behind_prefixes(line) or self._as_it_is(line)
+
+    def _was_unknown_before(self, line: str) -> bool:
+        short = len(line) < _LONGEST_REMEMBERED and not self._by_command
+        return short and (self._reader, line.translate(ONE_DIGIT)) in self._unknown
+
+    def _look_beyond_divider(self, line: str) -> None:
+        """Close the block above a ruler or the like, unless this line continues it or is another one."""
+        if self._reader is not None and self._reader.resumes is not None and self._reader.resumes(line):
+            self._divided = False
+        elif (found := self._boundary(line)) is None or found.step not in (self._divide, self._head):
+            self._close_all()
+
+    @property
+    def _may_hide_rows(self) -> bool:
+        """Whether the next line stands right below a row of a list of devices."""
+        return self._beside and self._reader is not None and self._reader.row is not None
 
     def _behind_prefixes(self, line: str) -> _Line | None:
         """The line as itself or without what mails, editors and other programs put before it; None if unknown."""
@@ -225,6 +207,8 @@ class Transcript:
         maybe = next((r for r in self._readers if r.may_be is not None and r.may_be(line)), None)
         if maybe is not None:
             return _Line(self._begin if maybe is not self._reader else self._continue, line, line, maybe)
+        if (own := self._reader) is not None and own.row is not None and self._beside and own.row(line):
+            return _Line(self._note_no_row, line)
         return (self._boundary(line) if line[0] == ">" else None) or _Line(self._pass_and_remember, line, line)
 
     def _of_reader(self, line: str) -> _Line | None:
@@ -257,14 +241,14 @@ class Transcript:
 
     def _boundary(self, line: str) -> _Line | None:
         """What the line is if it stands between texts: a prompt with its command, a fence, a ruler or a heading."""
-        found = _PROMPT.match(line) or _ROOT.match(line) or _BARE.match(line)
+        found = PROMPT.match(line) or ROOT.match(line) or BARE.match(line)
         if found is not None:
             groups = found.groupdict()
             command = groups.get("command") or groups.get("attached") or ""
             return _Line(self._note_command, line, command=command.strip())
-        if _FENCE.match(line) or _RULER.match(line):
+        if FENCE.match(line) or RULER.match(line):
             return _Line(self._divide, line)
-        if (heading := _HEADING.match(line)) is None:
+        if (heading := HEADING.match(line)) is None:
             return None
         return _Line(self._head, line, command=heading["file"] or heading["title"] or "")
 
@@ -285,6 +269,7 @@ class Transcript:
         elif self._blank:
             block.lines.append("")
         self._blank = False
+        self._beside = True
         block.lines.append(line.text)
         self._last_line = number
 
@@ -311,14 +296,22 @@ class Transcript:
             self.lines_over_limit += PIECE_LINES
         block.lines.append(line.text[:MAX_ASIDE_LINE])
 
+    def _note_no_row(self, line: _Line, number: int) -> None:
+        self._block.no_row = self._block.no_row or (number, line.text.strip())
+        self._pass(line, number)
+        self._beside = True
+
     def _note_command(self, line: _Line, number: int) -> None:
-        self._close_all()
+        if line.command:
+            self._close_all()
+        else:
+            self._divide(line, number)
         self._command = line.command
-        if _PLAIN_WORDS.match(line.text):
+        if PLAIN_WORDS.match(line.text):
             self.statements.offer_command(line.text, number)
-        if _ELSEWHERE.search(f"{line.command} "):
+        if ELSEWHERE.search(f"{line.command} "):
             self.hosts.add(None)
-        if (prompt := _HOST.match(line.text)) and len(self.hosts) < 2:
+        if (prompt := HOST.match(line.text)) and len(self.hosts) < 2:
             self.hosts.add(prompt[1])
         for reader in self._readers:
             if self._command and reader.after is not None and reader.after(self._command):
@@ -327,17 +320,23 @@ class Transcript:
                 return
 
     def _divide(self, line: _Line, number: int) -> None:
-        self._close_all()
+        self._beside = False
+        if self._reader is not None and self._reader.resumes is not None:
+            self._divided = True
+        else:
+            self._close_all()
 
     def _head(self, line: _Line, number: int) -> None:
-        self._close_all()
+        self._divide(line, number)
         self._command = line.command
         self.statements.offer(line.whole, number)
 
     def _skip(self, line: _Line, number: int) -> None:
         self._blank = True
+        self._beside = False
 
     def _pass(self, line: _Line, number: int) -> None:
+        self._beside = False
         self.unrecognised.add(number)
         self.statements.offer(line.text, number)
 
@@ -364,7 +363,7 @@ class Transcript:
     def _close(self) -> None:
         reader, block = self._reader, self._block
         self._reader, self._block = None, Block([])
-        self._blank = self._by_command = False
+        self._blank = self._by_command = self._divided = self._beside = False
         if reader is not None and block.lines:
             self.blocks += 1
             self._take(reader, block)

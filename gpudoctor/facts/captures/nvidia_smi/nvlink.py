@@ -25,6 +25,7 @@ _MORE = re.compile(
     r"|(?:NVLE|Firmware Version|MSE|NETIR[A-Z ]{0,8}):)",
     re.IGNORECASE,
 )
+_BEGIN_OF_ROW = re.compile(r"\s*(?:GPU ?(?:(\d{1,3})(?:$|:)|\?)|Link \d)")
 _WHOLE_LINE = re.compile(r"(?:GB/s|[>)]|\d|\.\d|N/A\]?|active)$")
 _LINK = re.compile(r"Link (\d{1,3}):\s*(.{0,200})")
 _WORD = re.compile(r"<[^<>]{1,40}>|[A-Za-z]{3,20}")
@@ -82,13 +83,14 @@ def _parse_gpu_list(text: str) -> SmiDump:
     return SmiDump(gpus.by_index(), driver, name="nvidia-smi -L", indexed=True)
 
 
-def parse_nvlink(text: str, *, whole_end: bool = True) -> list[LinkDump]:
+def parse_nvlink(text: str, *, whole_end: bool = True, gaps: bool = False) -> list[LinkDump]:
     """The GPUs in the dump's order. Raise SourceError if there is none.
 
     The outputs of `--status`, `-e` and `-R` may be in one text; what is not in a link's lines is not read. If
     nvidia-smi only reports that all links are inactive, their number is taken from a GPU of the same model; without
     one, the links are Missing. If the dump ends inside its last GPU, the links that this GPU lacks and another one of
-    its model has are Missing (failed). `whole_end`: False if the last line had no line end.
+    its model has are Missing (failed). `whole_end`: False if the last line had no line end. `gaps`: any GPU may lack
+    lines.
     """
     gpus: dict[tuple[int, str], LinkDump] = {}
     listings: list[_Listing] = []
@@ -112,6 +114,8 @@ def parse_nvlink(text: str, *, whole_end: bool = True) -> list[LinkDump]:
         raise SourceError("no line like 'GPU 0: NAME (UUID: GPU-...)'")
     if _LINK.match(last) or _GPU.match(last):
         _mark_cut(listings[-1], listings[:-1])
+    for listing in listings if gaps else ():
+        _mark_cut(listing, listings)
     _add_inactive(gpus.values())
     return list(gpus.values())
 
@@ -205,15 +209,29 @@ def with_remote_kinds(gpus: tuple[Gpu, ...], all_gpus: bool) -> tuple[Gpu, ...]:
     )
 
 
-@text_reader("nvidia-smi -L or nvlink", lambda line: _GPU.match(line.lstrip()), lambda line: _MORE.match(line.lstrip()))
+@text_reader(
+    "nvidia-smi -L or nvlink",
+    lambda line: _GPU.match(line.lstrip()),
+    lambda line: _MORE.match(line.lstrip()),
+    row=_BEGIN_OF_ROW.match,
+    resumes=re.compile(rf"(?!GPU 0:){_GPU.pattern}").match,
+)
 def read_gpu_list(block: Block) -> Part:
     if not _shows_links(block.text, block.command):
-        return Part(smi=(_parse_gpu_list(block.text),))
-    found = parse_nvlink(block.text, whole_end=block.whole_end)
+        listed = _parse_gpu_list(block.text)
+        return Part(smi=(listed,), whole=_is_of_listed(block.no_row, listed.gpus))
+    found = parse_nvlink(block.text, whole_end=block.whole_end, gaps=block.no_row is not None)
     gpus = tuple(
         Gpu(gpu.index, f"{UNKNOWN_BUS}{gpu.index}", gpu.uuid, clipped(gpu.name) or NOT_READ, nvlinks=gpu.nvlinks)
         for gpu in found
     )
     driver = Driver(device_count=count_by_index([gpu.index for gpu in gpus]))
     notes = tuple(gpu.cut for gpu in found if gpu.cut)
-    return Part(smi=(numbered(gpus, "nvidia-smi nvlink", driver),), notes=notes)
+    smi = numbered(gpus, "nvidia-smi nvlink", driver)
+    return Part(smi=(smi,), notes=notes, whole=_is_of_listed(block.no_row, gpus))
+
+
+def _is_of_listed(no_row: tuple[int, str] | None, gpus: Collection[Gpu]) -> bool:
+    """Whether the line below the list tells more of one of its GPUs, as another program does ("GPU 0: PASS")."""
+    named = _BEGIN_OF_ROW.match(no_row[1]) if no_row is not None else None
+    return named is not None and named[1] in [str(gpu.index) for gpu in gpus]

@@ -26,6 +26,10 @@ _COLUMN = re.compile(r" *([a-z][a-z0-9_]*(?:\.[a-z0-9_]+)*)(?: \[[\w/%]{1,8}\])?
 _ROW = re.compile(
     r"(?=[^,]{0,2000},)(?:[\w.]|\[(?:N/A|Not |Unknown|Insufficient|GPU |Requested))[\w \[\]/.:%!+\-()*\"',]{0,2000}$"
 )
+# a row below a ruler, or one that lacks its end
+_BEGIN_OF_ROW = re.compile(
+    rf"\s*(?:\d{{1,3}}|GPU-[0-9a-f]{{8}}[0-9a-f-]*|{BUS_ID}|\d{{4}}/\d\d/\d\d [\d:.]+|(?:NVIDIA|Tesla) [^,]{{1,60}}),"
+)
 _REASONS = re.compile(r"clocks_(?:throttle|event)_reasons\.(\w+)$")
 # fields that no fact holds
 _OTHER = frozenset(
@@ -126,7 +130,9 @@ def _higher_counters(before: dict[str, str], now: dict[str, str]) -> dict[str, s
     return {path: text for path, text in counts.items() if now.get(path, "").isdecimal() and int(text) > int(now[path])}
 
 
-@text_reader(NAME, _begins, _ROW.match, after=_QUERY, restarts=_begins)
+@text_reader(
+    NAME, _begins, _ROW.match, after=_QUERY, restarts=_begins, row=_BEGIN_OF_ROW.match, resumes=_BEGIN_OF_ROW.match
+)
 def read_query(block: Block) -> Part:
     """The GPUs in the rows. Raise SourceError if neither a header nor the command names the columns.
 

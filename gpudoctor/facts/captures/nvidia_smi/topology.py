@@ -23,6 +23,7 @@ _DEVICE = re.compile(rf"GPU\d{{1,4}}|{_NIC}")
 _COLUMN = re.compile(rf"GPU\d{{0,4}}|{_NIC}|CPU|NUMA|Affinity|ID")
 _HEADER_CELL = re.compile(rf"GPU\d{{1,4}}|{_NIC}|(?:CPU|NUMA) Affinity|GPU NUMA ID|\S+")
 _ROW = re.compile(rf"\s*(?:{_DEVICE.pattern})[ \t]+(?:X|OK|CNS|GNS|TNS|NS|DR|U|NV\d+|PIX|PXB|PHB|NODE|SYS|SOC|N/A)\b")
+_BEGIN_OF_ROW = re.compile(r"\s*GPU\d{1,4}\s")
 _LEGEND = re.compile(
     r"\s*(?:NIC )?Legend:|[ \t]+(?:X|SYS|SOC|NODE|PHB|PXB|PIX|PSB|NV#|OK|CNS|GNS|TNS|NS|DR|U) +=|\s*NIC\d+: "
 )
@@ -167,7 +168,9 @@ def _gpu(index: int, cells: dict[str, str]) -> Gpu:
     return Gpu(index, f"{UNKNOWN_BUS}{index}", cpu_affinity=affinity, numa_node=node)
 
 
-@text_reader(_NAME, _begins, lambda line: _ROW.match(line) or _LEGEND.match(line), restarts=_begins)
+@text_reader(
+    _NAME, _begins, lambda line: _ROW.match(line) or _LEGEND.match(line), restarts=_begins, row=_BEGIN_OF_ROW.match
+)
 def read_topology(block: Block) -> Part:
     text = block.text
     if "Status Ok" not in text and not _P2P_CELL.search(text):
