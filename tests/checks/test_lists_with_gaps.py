@@ -132,6 +132,11 @@ def test_a_line_that_counts_no_failure_is_a_good_one(line: str) -> None:
     assert verdict(f"{line}\n") == "pass"
 
 
+@pytest.mark.parametrize("word", ["[Unknown Error]", "[N/A]", "ERR!"])
+def test_a_gpu_whose_bus_id_the_driver_does_not_answer_is_no_pass(word: str) -> None:
+    assert verdict(csv(NODE).replace("00000000:4B:00.0", word)) == "unknown"
+
+
 def test_one_value_that_the_driver_did_not_answer_for_one_gpu_alone_is_no_pass() -> None:
     for odd in ("Unknown Error / 700W", "ERR! / 700W"):
         text = table(NODE).replace("69W / 700W", odd.rjust(10), 1)

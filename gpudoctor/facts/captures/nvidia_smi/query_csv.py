@@ -9,7 +9,7 @@ from itertools import zip_longest
 
 from msgspec.structs import replace
 
-from gpudoctor.facts.captures import BUS_ID, SourceError, clipped
+from gpudoctor.facts.captures import ABSENT, BUS_ID, SourceError, clipped
 from gpudoctor.facts.captures.nvidia_smi.names import PATHS
 from gpudoctor.facts.captures.nvidia_smi.query_dump import ANSWERED, SmiDump, count_by_index, is_selected, unwell
 from gpudoctor.facts.captures.nvidia_smi.query_gpu import CUT, GpuDump, GpuDumps
@@ -94,7 +94,8 @@ class _Rows:
         index = values.get("index", "")
         known_as = (index, bus_id, values.get("uuid"), values.get("gpu_uuid"))
         identity = next(filter(None, known_as), f"row {len(self._dumps)}")
-        self.unread |= {text: from_tool("nvidia-smi", text, "unread") for text in _unread_errors(values, identity)}
+        unread = [*_unread_errors(values, identity), *_unread_address(bus_id, identity)]
+        self.unread |= {text: from_tool("nvidia-smi", text, "unread") for text in unread}
         before, now = self._dumps.at(identity), GpuDump(bus_id, _by_path(values))
         self.unread |= {each.text: each for each in unwell(now.values, identity)}
         order = self._indices.get(identity, len(self._dumps) - 1)
@@ -123,6 +124,11 @@ def _unread_errors(values: dict[str, str], gpu: str) -> Iterator[str]:
         known = name in PATHS or values.get(f"{name.rpartition('.')[0]}.total", "").isdecimal()
         if not known and _ERROR_COUNT.match(name) and (text == "Yes" or (text.isdecimal() and int(text))):
             yield f"GPU {gpu}: column {name} is {text}, which gpudoctor does not read"
+
+
+def _unread_address(bus_id: str, gpu: str) -> Iterator[str]:
+    if (refused := missing_word(bus_id)) is not None and refused != ABSENT:
+        yield f"GPU {gpu} has no bus id: {refused.reason}"
 
 
 def _higher_counters(before: dict[str, str], now: dict[str, str]) -> dict[str, str]:
