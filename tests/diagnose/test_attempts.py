@@ -52,11 +52,43 @@ def test_a_step_that_slurm_cancelled_since_it_had_failed_is_no_requeue(
 _WORK = "".join(f"step {n} loss 2.0\n" for n in range(8))
 
 
-@pytest.mark.parametrize(("end", "what"), [("", "host_oom"), ("Training finished\n", None)], ids=["works on", "ends"])
-def test_slurm_tells_of_memory_when_a_step_has_ended(end: str, what: str | None, tmp_path: Path) -> None:
-    told = "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks have been OOM Killed.\n"
-    cause = answer_to(f"{_WORK}{told}{_WORK}{end}", tmp_path).cause
+_OUT_OF_MEMORY = (
+    "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks have been OOM Killed.\n"
+)
+_RESUMES = "Resuming from checkpoint /ckpt/7\n" + "".join(f"step {n} loss 2.0\n" for n in range(8, 12))
+
+
+@pytest.mark.parametrize(
+    ("before", "behind", "what"),
+    [
+        (_WORK, _WORK, "host_oom"),
+        (_WORK, f"Loading checkpoint /ckpt/7\n{_WORK}", "host_oom"),
+        (_WORK, f"{_WORK}Training finished\n", None),
+        (_WORK, _RESUMES, None),
+        (f"{_WORK}Training finished\n", _WORK, None),
+        ("shards are written\n", _WORK, None),
+    ],
+    ids=["works on", "is evaluated", "ends", "resumes", "had ended", "had not begun"],
+)
+def test_slurm_tells_of_memory_when_a_step_has_ended(
+    before: str, behind: str, what: str | None, tmp_path: Path
+) -> None:
+    cause = answer_to(f"{before}{_OUT_OF_MEMORY}{behind}", tmp_path).cause
     assert (cause and cause.what) == what
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "slurmstepd: error: Detected 1 oom-kill event(s) in step 7.0 cgroup. Some of your processes may have been killed.\n",
+        "slurmstepd: error: Step 7.0 exceeded job memory limit at some point.\n",
+        "srun: error: gpu01: task 3: Out Of Memory\n",
+        "[2025-01-01T00:00:00.123] error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks have been OOM Killed.\n",
+    ],
+    ids=["a hyphen", "a limit", "a task", "without its name"],
+)  # fmt: skip
+def test_slurm_tells_of_memory_in_other_words(told: str, tmp_path: Path) -> None:
+    assert said(answer_to(f"{_WORK}{told}{_WORK}", tmp_path))[0] == "host_oom"
 
 
 @pytest.mark.parametrize("ended", ["Terminated", "Killed", "Hangup", "Interrupt"])
