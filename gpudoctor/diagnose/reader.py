@@ -268,6 +268,7 @@ class LogReader:
             origin.rank,
             labelled=labelled,
             level=origin.level or origin.level_word,
+            clocked=origin.time_s is not None,
             in_table=self._table.rank is not None,
         )
         if exception is None:

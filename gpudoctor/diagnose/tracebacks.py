@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from gpudoctor.diagnose.events import Event, Role, clipped
+from gpudoctor.diagnose.events import TROUBLE, Event, Role, clipped
 from gpudoctor.diagnose.patterns.catalogue import error_event
 from gpudoctor.diagnose.patterns.job_facts import is_of_a_job
 from gpudoctor.statements.catalogue import RUNTIME
@@ -46,7 +46,7 @@ _IGNORED = ("Exception ignored in", "--- Logging error ---")
 _OF_A_LOGGER = ("Message: ", "Arguments: (")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _NO_MESSAGE = re.compile(
-    r"[$#>] |(?:TRACE|DEBUG|INFO|NOTICE|WARN(?:ING)?|ERROR|CRITICAL|FATAL)\b"
+    r"[$#>] |\W{0,4}(?:TRACE|DEBUG|INFO|NOTICE|WARN(?:ING)?|ERROR|CRITICAL|FATAL)\b"
 )  # a prompt, a logger
 # where a whole traceback is indented: in torchrun's table, or by whoever caught the exception and tells of it
 _MARGIN = re.compile(r"(?P<margin>\s{1,12})(?P<field>traceback ?: )?Traceback \(most recent")
@@ -117,7 +117,8 @@ _MOST_OPEN = 512
 class _Open(msgspec.Struct):
     """A traceback whose exception line has not been read yet.
 
-    `quoted`: the program caught the exception and tells of it; `mild`: in a line that reports no failure.
+    `clocked`: the line that raises has a time; `quoted`: the program caught the exception and tells of it; `mild`: in a
+    line that reports no failure.
     """
 
     line: int
@@ -132,6 +133,7 @@ class _Open(msgspec.Struct):
     ignored: bool = False
     raised: int = 0
     raised_text: str = ""
+    clocked: bool = False
     behind_raise: str = ""
     margin: str = ""
     quoted: bool = False
@@ -185,12 +187,14 @@ class Tracebacks:
         *,
         labelled: bool = False,
         level: str | None = None,
+        clocked: bool = False,
         in_table: bool = False,
     ) -> tuple[bool, Event | None]:
         """Whether the line belongs to a traceback, and the exception if the traceback ends with this line.
 
         `writer`: the rank in the line's own label; `labelled`: whether a label names the rank or host that writes;
-        `level`: that of the line's prefix; `in_table`: whether torchrun's table tells of a rank.
+        `level`: that of the line's prefix; `clocked`: whether it has a time; `in_table`: whether torchrun's table tells
+        of a rank.
         """
         text = _GROUPED.sub("", text)
         self._go_on((stream, level), number, text)
@@ -224,12 +228,13 @@ class Tracebacks:
             return False, None
         if _is_source(text) or trace.frames > _MOST_FRAMES:
             if text.lstrip().startswith(("raise ", "assert ")):
-                trace.raised, trace.raised_text = number, text.strip()
+                trace.raised, trace.raised_text, trace.clocked = number, text.strip(), clocked
             return True, None
         if (
             of_another or _exception(text, frames=trace.frames) is None
         ):  # without prefixes, another writer's lines may come between
-            if number == trace.raised + 1 and not (labelled or level or _is_of_another(text)):
+            by_another = labelled or level or clocked != trace.clocked or _is_of_another(text)
+            if number == trace.raised + 1 and not by_another:
                 trace.behind_raise = text.strip()
             return False, None
         del self._open[stream]
@@ -281,8 +286,11 @@ class Tracebacks:
                 continue
             event = Event(role="said", what="wrapper", detail={"form": "exception"}, line=trace.line, text=trace.text)
             if trace.behind_raise and (name := _RAISES.match(trace.raised_text)):
-                event = self._event(None, trace, f"{name[1]}: {trace.behind_raise}")
-                event.line, event.text, event.strength = trace.raised + 1, trace.behind_raise, min(event.strength, 2)
+                message = f"{name[1]}: {trace.behind_raise}"
+                event = self._event(None, trace, message)
+                event.line, event.text = trace.raised + 1, trace.behind_raise
+                if event.role in TROUBLE:  # the line may be another writer's
+                    _only_say(event, message, kind_of(message))
             yield event
 
     def _taken_over(self, number: int) -> _Open | None:
@@ -321,8 +329,7 @@ class Tracebacks:
             event.role, event.what = "fact", "ignored"
             return event
         if trace.quoted and event.role != "ending":
-            event.role, event.what, event.names_rank = "said", "wrapper" if trace.mild else kind_of(text), False
-            event.detail |= {"form": "exception", "severity": "error", "message": clipped(text.strip())}
+            _only_say(event, text, "wrapper" if trace.mild else kind_of(text))
             return event
         if trace.collective:
             event.detail["collective"] = trace.collective
@@ -334,6 +341,12 @@ class Tracebacks:
             event.role = "wrapper"  # it came while the first was handled
         self._last[stream] = event
         return event
+
+
+def _only_say(event: Event, text: str, what: str) -> None:
+    """Make an exception of which it is not known that it ended anything a statement of this class."""
+    event.role, event.what, event.names_rank = "said", what, False
+    event.detail |= {"form": "exception", "severity": "error", "message": clipped(text.strip())}
 
 
 def _tell(event: Event, known: Event, text: str) -> None:
