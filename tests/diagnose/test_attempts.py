@@ -219,3 +219,9 @@ def test_an_exception_that_the_job_survived_is_not_why_others_ended_it(
 ) -> None:
     further = "".join(f"step {n} loss 2.0\n" for n in range(8, 8 + steps))
     assert said(answer_to(f"{_WORK}{_CAUGHT}{further}{end}", tmp_path))[0] == what
+
+
+def test_a_step_that_other_ranks_end_does_not_show_that_a_rank_survived(tmp_path: Path) -> None:
+    raised = "".join(f"[rank3]: {line}" for line in _CAUGHT.splitlines(keepends=True))
+    further = "".join(f"[rank{n}]: step 8 loss 2.0\n" for n in range(3))
+    assert said(answer_to(f"{_WORK}{raised}{further}{_LIMIT}", tmp_path)) == ("user_exception", 3)

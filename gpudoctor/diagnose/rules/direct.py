@@ -54,17 +54,21 @@ def _named(attempt: Attempt) -> list[Event]:
 def survived(attempt: Attempt) -> set[tuple[int, int]]:
     """File and line of each cause that the job handled, and went on until another one came or others ended it.
 
-    A few steps after it prove nothing: a process prints what it had buffered when it ends.
+    A few steps after it prove nothing, however many ranks print them: a process prints what it had buffered when it
+    ends, and the other ranks end their step.
     """
-    causes, steps = _named(attempt), grouped((e.file, e) for e in attempt.of("progress"))
-    ends = grouped((e.file, e.line) for e in _ends_by_others(attempt)) if causes and steps else {}
+    causes = [(e, kind_of_failure(e)) for e in _named(attempt)]
+    steps = grouped((e.file, e) for e in attempt.of("progress"))
+    ends = _ends_by_others(attempt) if causes and steps else []
+    last_of_kinds: dict[int, dict[object, int]] = {}  # of each file; the end by others has no kind
+    for event, kind in (*causes, *((e, None) for e in ends)):
+        lines = last_of_kinds.setdefault(event.file, {})
+        lines[kind] = max(event.line, lines.get(kind, 0))
     found: set[tuple[int, int]] = set()
-    for event in causes:
-        kind = kind_of_failure(event)
-        later = [e.line for e in causes if e.file == event.file and e.line > event.line and kind_of_failure(e) != kind]
-        last = max((*later, *ends.get(event.file, ())), default=0)
+    for event, kind in causes:
+        last = max((line for other, line in last_of_kinds[event.file].items() if other != kind), default=0)
         of_file = steps.get(event.file, ())
-        between = [e.number("step") or 0 for e in of_file if event.line < e.line < last]
+        between = {e.number("step") or 0 for e in of_file if event.line < e.line < last}
         before = [e.number("step") or 0 for e in of_file if e.line < event.line]
         if len(between) >= _STEPS_BEHIND and max(between) > max(before, default=0):
             found.add((event.file, event.line))
