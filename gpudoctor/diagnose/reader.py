@@ -262,7 +262,14 @@ class LogReader:
         stream = (origin.stream, self._table.rank)
         labelled = origin.rank is not None or (origin.host is not None and origin.host in self.labels.hosts)
         inside, exception = self._traces.read(
-            stream, number, text, origin.rank, labelled=labelled, level=origin.level or origin.level_word
+            stream,
+            number,
+            text,
+            origin.rank,
+            labelled=labelled,
+            level=origin.level or origin.level_word,
+            clocked=origin.time_s is not None,
+            in_table=self._table.rank is not None,
         )
         if exception is None:
             return [] if inside else None

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from gpudoctor.diagnose.events import Event, Role, clipped
+from gpudoctor.diagnose.events import TROUBLE, Event, Role, clipped
 from gpudoctor.diagnose.patterns.catalogue import error_event
 from gpudoctor.diagnose.patterns.job_facts import is_of_a_job
 from gpudoctor.statements.catalogue import RUNTIME
@@ -46,10 +46,12 @@ _IGNORED = ("Exception ignored in", "--- Logging error ---")
 _OF_A_LOGGER = ("Message: ", "Arguments: (")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _NO_MESSAGE = re.compile(
-    r"[$#>] |(?:TRACE|DEBUG|INFO|NOTICE|WARN(?:ING)?|ERROR|CRITICAL|FATAL)\b"
+    r"[$#>] |\W{0,4}(?:TRACE|DEBUG|INFO|NOTICE|WARN(?:ING)?|ERROR|CRITICAL|FATAL)\b"
 )  # a prompt, a logger
-# where a whole traceback is indented, as in torchrun's table
-_MARGIN = re.compile(r"(\s{1,12})(?:traceback ?: )?Traceback \(most recent")
+# where a whole traceback is indented: in torchrun's table, or by whoever caught the exception and tells of it
+_MARGIN = re.compile(r"(?P<margin>\s{1,12})(?P<field>traceback ?: )?Traceback \(most recent")
+# what a logger puts before words that report no failure; alone it is the level of a line's prefix
+_NO_FAILURE = re.compile(r"[DIWV]$|.{0,200}\b(?:TRACE|DEBUG|INFO|NOTICE|WARN(?:ING)?|Warning)\b")
 _RAISES = re.compile(r"raise ((?:\w+\.)*[A-Z]\w*)\($")
 # what follows the exception's own words where a whole traceback stands in one line
 _GLUED = re.compile(rf"\s+(?:{'|'.join(_CHAINED)}|(?:Original )?Traceback \(most recent call last\))")
@@ -113,7 +115,11 @@ _MOST_OPEN = 512
 
 
 class _Open(msgspec.Struct):
-    """A traceback whose exception line has not been read yet."""
+    """A traceback whose exception line has not been read yet.
+
+    `clocked`: the line that raises has a time; `quoted`: the program caught the exception and tells of it; `mild`: in a
+    line that reports no failure.
+    """
 
     line: int
     text: str
@@ -127,8 +133,11 @@ class _Open(msgspec.Struct):
     ignored: bool = False
     raised: int = 0
     raised_text: str = ""
+    clocked: bool = False
     behind_raise: str = ""
     margin: str = ""
+    quoted: bool = False
+    mild: bool = False
 
 
 def _exception(text: str, *, frames: int) -> re.Match[str] | None:
@@ -167,6 +176,7 @@ class Tracebacks:
         self._ignored: set[object] = set()
         self._logged: tuple[int, object, int | None] | None = None
         self._unfinished: tuple[object, int, Event] | None = None
+        self._mild = -1  # the last line whose level is below an error's
 
     def read(
         self,
@@ -177,15 +187,18 @@ class Tracebacks:
         *,
         labelled: bool = False,
         level: str | None = None,
+        clocked: bool = False,
+        in_table: bool = False,
     ) -> tuple[bool, Event | None]:
         """Whether the line belongs to a traceback, and the exception if the traceback ends with this line.
 
         `writer`: the rank in the line's own label; `labelled`: whether a label names the rank or host that writes;
-        `level`: that of the line's prefix.
+        `level`: that of the line's prefix; `clocked`: whether it has a time; `in_table`: whether torchrun's table tells
+        of a rank.
         """
         text = _GROUPED.sub("", text)
         self._go_on((stream, level), number, text)
-        if text.startswith(_IGNORED):
+        if text.lstrip().startswith(_IGNORED):
             self._ignored.add(stream)
             return True, None
         if text.startswith(_OF_A_LOGGER):  # the rest of a "--- Logging error ---", which ends nothing
@@ -193,9 +206,12 @@ class Tracebacks:
             return True, None
         begin = _BEGIN.search(text)
         if begin is not None:
-            self._begin(stream, number, text, begin, writer)
+            self._begin(stream, number, text, begin, writer, in_table=in_table)
             return True, None
+        if _NO_FAILURE.match(level or text):
+            self._mild = number
         trace = self._open.get(stream)
+        of_another = trace is not None and not text.startswith(trace.margin)
         if trace is not None:
             text = text.removeprefix(trace.margin)
         if frame := _FRAME.match(text):
@@ -212,10 +228,13 @@ class Tracebacks:
             return False, None
         if _is_source(text) or trace.frames > _MOST_FRAMES:
             if text.lstrip().startswith(("raise ", "assert ")):
-                trace.raised, trace.raised_text = number, text.strip()
+                trace.raised, trace.raised_text, trace.clocked = number, text.strip(), clocked
             return True, None
-        if _exception(text, frames=trace.frames) is None:  # without prefixes, another writer's lines may come between
-            if number == trace.raised + 1 and not (labelled or level or _is_of_another(text)):
+        if (
+            of_another or _exception(text, frames=trace.frames) is None
+        ):  # without prefixes, another writer's lines may come between
+            by_another = labelled or level or clocked != trace.clocked or _is_of_another(text)
+            if number == trace.raised + 1 and not by_another:
                 trace.behind_raise = text.strip()
             return False, None
         del self._open[stream]
@@ -241,14 +260,19 @@ class Tracebacks:
         event.detail["message"] = clipped(f"{event.word('message') or ''} {text.strip()}")
         self._unfinished = (writer, number, event) if text.rstrip().endswith(":") else None
 
-    def _begin(self, stream: object, number: int, text: str, begin: re.Match[str], writer: int | None) -> None:
+    def _begin(
+        self, stream: object, number: int, text: str, begin: re.Match[str], writer: int | None, *, in_table: bool
+    ) -> None:
         if len(self._open) >= _MOST_OPEN:
             self._open.clear()
         rank = int(begin["rank"]) if begin["rank"] else None
         chained, ignored = stream in self._chain, stream in self._ignored
         indented = _MARGIN.match(text)
-        margin = indented[1] if indented else ""
-        self._open[stream] = _Open(number, text, rank, chained=chained, ignored=ignored, margin=margin)
+        trace = self._open[stream] = _Open(number, text, rank, chained=chained, ignored=ignored)
+        if indented is not None:
+            trace.margin = indented["margin"]
+            trace.quoted = not (in_table or indented["field"])
+            trace.mild = self._mild == number - 1
         self._logged = (number, stream, writer) if begin.start() else None
         self._chain.discard(stream)
         self._ignored.discard(stream)
@@ -262,8 +286,11 @@ class Tracebacks:
                 continue
             event = Event(role="said", what="wrapper", detail={"form": "exception"}, line=trace.line, text=trace.text)
             if trace.behind_raise and (name := _RAISES.match(trace.raised_text)):
-                event = self._event(None, trace, f"{name[1]}: {trace.behind_raise}")
-                event.line, event.text, event.strength = trace.raised + 1, trace.behind_raise, min(event.strength, 2)
+                message = f"{name[1]}: {trace.behind_raise}"
+                event = self._event(None, trace, message)
+                event.line, event.text = trace.raised + 1, trace.behind_raise
+                if event.role in TROUBLE:  # the line may be another writer's
+                    _only_say(event, message, kind_of(message))
             yield event
 
     def _taken_over(self, number: int) -> _Open | None:
@@ -301,6 +328,9 @@ class Tracebacks:
         if trace.ignored and event.role != "ending":
             event.role, event.what = "fact", "ignored"
             return event
+        if trace.quoted and event.role != "ending":
+            _only_say(event, text, "wrapper" if trace.mild else kind_of(text))
+            return event
         if trace.collective:
             event.detail["collective"] = trace.collective
         if event.what == "user_exception" and _RERAISED.search(text):
@@ -311,6 +341,12 @@ class Tracebacks:
             event.role = "wrapper"  # it came while the first was handled
         self._last[stream] = event
         return event
+
+
+def _only_say(event: Event, text: str, what: str) -> None:
+    """Make an exception of which it is not known that it ended anything a statement of this class."""
+    event.role, event.what, event.names_rank = "said", what, False
+    event.detail |= {"form": "exception", "severity": "error", "message": clipped(text.strip())}
 
 
 def _tell(event: Event, known: Event, text: str) -> None:

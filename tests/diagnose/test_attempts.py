@@ -52,11 +52,43 @@ def test_a_step_that_slurm_cancelled_since_it_had_failed_is_no_requeue(
 _WORK = "".join(f"step {n} loss 2.0\n" for n in range(8))
 
 
-@pytest.mark.parametrize(("end", "what"), [("", "host_oom"), ("Training finished\n", None)], ids=["works on", "ends"])
-def test_slurm_tells_of_memory_when_a_step_has_ended(end: str, what: str | None, tmp_path: Path) -> None:
-    told = "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks have been OOM Killed.\n"
-    cause = answer_to(f"{_WORK}{told}{_WORK}{end}", tmp_path).cause
+_OUT_OF_MEMORY = (
+    "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks have been OOM Killed.\n"
+)
+_RESUMES = "Resuming from checkpoint /ckpt/7\n" + "".join(f"step {n} loss 2.0\n" for n in range(8, 12))
+
+
+@pytest.mark.parametrize(
+    ("before", "behind", "what"),
+    [
+        (_WORK, _WORK, "host_oom"),
+        (_WORK, f"Loading checkpoint /ckpt/7\n{_WORK}", "host_oom"),
+        (_WORK, f"{_WORK}Training finished\n", None),
+        (_WORK, _RESUMES, None),
+        (f"{_WORK}Training finished\n", _WORK, None),
+        ("shards are written\n", _WORK, None),
+    ],
+    ids=["works on", "is evaluated", "ends", "resumes", "had ended", "had not begun"],
+)
+def test_slurm_tells_of_memory_when_a_step_has_ended(
+    before: str, behind: str, what: str | None, tmp_path: Path
+) -> None:
+    cause = answer_to(f"{before}{_OUT_OF_MEMORY}{behind}", tmp_path).cause
     assert (cause and cause.what) == what
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "slurmstepd: error: Detected 1 oom-kill event(s) in step 7.0 cgroup. Some of your processes may have been killed.\n",
+        "slurmstepd: error: Step 7.0 exceeded job memory limit at some point.\n",
+        "srun: error: gpu01: task 3: Out Of Memory\n",
+        "[2025-01-01T00:00:00.123] error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks have been OOM Killed.\n",
+    ],
+    ids=["a hyphen", "a limit", "a task", "without its name"],
+)  # fmt: skip
+def test_slurm_tells_of_memory_in_other_words(told: str, tmp_path: Path) -> None:
+    assert said(answer_to(f"{_WORK}{told}{_WORK}", tmp_path))[0] == "host_oom"
 
 
 @pytest.mark.parametrize("ended", ["Terminated", "Killed", "Hangup", "Interrupt"])
@@ -152,3 +184,44 @@ def test_a_job_that_a_signal_ended_and_that_went_on_to_its_end_is_recovered(tmp_
 )
 def test_a_job_that_a_signal_ended_is_not_recovered_by_less(later: str, what: str, tmp_path: Path) -> None:
     assert said(answer_to(_TOLD_TO_END + later, tmp_path))[0] == what
+
+
+_CAUGHT = 'Traceback (most recent call last):\n  File "/w/data.py", line 20, in get\n    x()\nKeyError: 3\n'
+_LIMIT = _PREEMPTION.replace("PREEMPTION", "TIME LIMIT")
+_KILLED = "srun: error: gpu01: task 1: Killed\n"
+_FAILED = "srun: error: gpu01: task 3: Exited with exit code 1\n"
+_AGENT = "W0101 00:00:00.0 9 torch/distributed/elastic/multiprocessing/api.py:897] Sending process 12 closing signal SIGTERM\n"
+_ROW = "[{0}]:\n  host : gpu01\n  rank : {0} (local_rank: {0})\n  exitcode : {1} (pid: {2})\n  traceback : To enable traceback see: x\n"
+_TABLE = f"t.py FAILED\nFailures:\n{_ROW.format(0, -9, 11)}Root Cause (first observed failure):\n{_ROW}"
+
+
+@pytest.mark.parametrize(
+    ("steps", "end", "what"),
+    [
+        (300, _LIMIT, "time_limit"),
+        (9, _PREEMPTION, "preempted"),
+        (9, _KILLED, "killed_sigkill"),
+        (9, f"{_KILLED}{_FAILED}", "killed_sigkill"),
+        (9, "srun: error: gpu01: task 3: Segmentation fault (core dumped)\n", "segfault"),
+        (9, _TABLE.format(3, -9, 14), "killed_sigkill"),
+        (2, _LIMIT, "user_exception"),
+        (9, f"{_FAILED}{_LIMIT}", "user_exception"),
+        (9, f"{_FAILED}{_KILLED}", "user_exception"),
+        (9, _AGENT + _TABLE.format(3, 1, 14), "user_exception"),
+    ],
+    ids=[
+        *("a time limit", "a preemption", "a kill", "a kill with others behind", "a crash", "a table"),
+        *("too few steps", "failed before a time limit", "failed before a kill", "failed first in a table"),
+    ],
+)  # fmt: skip
+def test_an_exception_that_the_job_survived_is_not_why_others_ended_it(
+    steps: int, end: str, what: str, tmp_path: Path
+) -> None:
+    further = "".join(f"step {n} loss 2.0\n" for n in range(8, 8 + steps))
+    assert said(answer_to(f"{_WORK}{_CAUGHT}{further}{end}", tmp_path))[0] == what
+
+
+def test_a_step_that_other_ranks_end_does_not_show_that_a_rank_survived(tmp_path: Path) -> None:
+    raised = "".join(f"[rank3]: {line}" for line in _CAUGHT.splitlines(keepends=True))
+    further = "".join(f"[rank{n}]: step 8 loss 2.0\n" for n in range(3))
+    assert said(answer_to(f"{_WORK}{raised}{further}{_LIMIT}", tmp_path)) == ("user_exception", 3)

@@ -28,9 +28,11 @@ def _beats(minutes: Iterable[int], begin: int = 10) -> str:
             _SEEN + "Saving checkpoint\n" + _SEEN.replace(" 09:", " 10:") + _beats(range(0, 300, 60), 11),
             "no step for 4 h",
         ),
+        (_SEEN + "".join(f"[2026-03-01 {hour}:00:11] rank {n} waits\n" for hour in (10, 11, 12) for n in range(256)), "no step for 2 h"),
+        (_SEEN + "".join(f"[2026-03-01 {hour}:00:11] rank {n} waits\n----\n" for hour in (10, 11, 12) for n in range(20)), "no step for 2 h"),
     ],
-    ids=["as printed", "as clocks show", "a checkpoint before the last step"],
-)
+    ids=["as printed", "as clocks show", "a checkpoint before the last step", "of many ranks", "with rules between"],
+)  # fmt: skip
 def test_a_heartbeat_for_hours_behind_the_last_step_is_a_stall(text: str, words: str, tmp_path: Path) -> None:
     answer = answer_to(text, tmp_path)
     assert answer.verdict == "unknown"

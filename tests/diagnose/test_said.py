@@ -704,6 +704,7 @@ def test_the_report_of_a_crash_is_not_what_a_process_said_before_it(last: str, t
     assert cause_of(f"[1,11]<stderr>:{last}\n{ended}", tmp_path).text == "rank 11 crashed with SIGSEGV"
 
 
+_CRASHED = "srun: error: gpu01: task 3: Segmentation fault (core dumped)\n"
 _RAISES = '  File "train.py", line 25, in <module>\n    main()\n  File "train.py", line 13, in main\n    raise {}\n'
 
 
@@ -725,7 +726,59 @@ def test_behind_a_raise_whose_exception_was_not_printed_its_message_may_stand(
     assert (answer.verdict, cause.what, cause.text) == (verdict, what, words)
 
 
-@pytest.mark.parametrize("text", ["loss: 2.1", "\nthe map of devices is no mesh", "[rank1]: no mesh"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("loss: 2.1", "\nthe map of devices is no mesh", "[rank1]: no mesh", "[INFO] no mesh", "* INFO no mesh"),
+        "2025-01-01 00:00:00 SHARD 7",
+        *("SHARD 7 is written\nstep 9 loss 1.2", f"SHARD 7 is written\n{_CRASHED}"),
+    ],
+)
 def test_another_line_behind_a_raise_is_not_its_message(text: str, tmp_path: Path) -> None:
     answer = answer_to(f"{_RAISES.format('ValueError(')}{text}\n", tmp_path)
     assert answer.cause is None or answer.cause.what != "user_exception"
+
+
+def test_behind_the_end_of_a_job_no_line_is_the_message_of_what_was_raised(tmp_path: Path) -> None:
+    text = f"{_STEPS}Training finished.\n{_RAISES.format('ValueError(')}SHARD 7 is written\n"
+    assert answer_to(text, tmp_path).verdict == "nothing"
+
+
+_CAUGHT = (
+    "WARNING sample skipped:\n    Traceback (most recent call last):\n"
+    '      File "/w/data.py", line 20, in get\n        raise ValueError("bad")\n    ValueError: bad label\n'
+)
+_TOLD_OF = _CAUGHT.replace("WARNING sample skipped", "the run says")
+_LIMIT = "slurmstepd: error: *** JOB 7 ON gpu01 CANCELLED AT 2025-01-01T00:00:00 DUE TO TIME LIMIT ***\n"
+_FULL = (
+    '[rank3]: Traceback (most recent call last):\n[rank3]:   File "/w/train.py", line 9, in f\n'
+    "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "rank"),
+    [
+        (f"{_STEPS}{_TOLD_OF}step 9 loss 1.2\nSaved model\n", "healthy", None),
+        (f"{_STEPS}Training finished.\n{_TOLD_OF}", "healthy", None),
+        (f"{_STEPS}{_TOLD_OF.replace('the run says:', '    Exception ignored in: <function x>')}", "healthy", None),
+        (f"{_STEPS}{_CAUGHT}wandb: run history\n", "unknown_error", None),
+        (f"{_STEPS}{_TOLD_OF}", "user_exception", None),
+        (_STEPS + _TOLD_OF.replace("    ValueError", "GOOD: saved\n    ValueError"), "user_exception", None),
+        (f"{_STEPS}{_TOLD_OF}{_CRASHED}", "segfault", None),
+        (f"{_STEPS}{_TOLD_OF}{_LIMIT}", "time_limit", None),
+        (f"{_STEPS}{''.join(f'[rank0]: {line}' for line in _TOLD_OF.splitlines(True))}{_FULL}", "cuda_oom", 3),
+    ],
+    ids=[
+        *("a step", "behind the end", "ignored", "of a warning", "at the end", "another writer between"),
+        *("a crash", "a time limit", "another rank"),
+    ],
+)  # fmt: skip
+def test_whoever_prints_a_traceback_with_a_margin_has_caught_the_exception(
+    text: str, what: str, rank: int | None, tmp_path: Path
+) -> None:
+    answer = answer_to(text, tmp_path)
+    assert said(answer) == (what, rank)
+    if what == "user_exception":
+        assert present(answer.cause).text == "ValueError: bad label (raised from /w/data.py:20)"
+        assert present(answer.cause).confidence == "possible"

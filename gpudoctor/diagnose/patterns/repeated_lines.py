@@ -21,7 +21,7 @@ _NO_HEARTBEAT = re.compile(
     r"|^(?:\S{1,80}[$#]|\$) |NVRM: |kernel: "
 )
 _LEAST_ALIKE, _MOST_OTHERS, _MOST_BLANK = 3, 4, 3
-_MOST_KINDS = 20  # whoever tells of more is no heartbeat
+_MOST_KINDS = 1024  # four lines of each of 256 ranks; only the ends of each kind are kept
 
 
 class _Alike(msgspec.Struct):
@@ -59,10 +59,12 @@ class RepeatedLines:
         self._run.add(line)
         if self._others > _MOST_OTHERS:
             return
-        if _NO_HEARTBEAT.search(text) or (kind not in self._clocked and len(self._clocked) >= _MOST_KINDS):
+        if _NO_HEARTBEAT.search(text):
             self._others = _MOST_OTHERS + 1
         elif line.origin.time_s is None:
             self._others += bool(text.strip(" -=*"))
+        elif kind not in self._clocked and len(self._clocked) >= _MOST_KINDS:
+            self._others = _MOST_OTHERS + 1
         else:
             self._clocked.setdefault(kind, _Alike(line, line)).add(line)
 

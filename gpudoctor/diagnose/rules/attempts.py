@@ -7,12 +7,14 @@ from signal import SIGKILL
 
 from gpudoctor.diagnose.events import TROUBLE, Event, only
 from gpudoctor.diagnose.job import Attempt, Job, is_work
-from gpudoctor.diagnose.places import REQUEUED
+from gpudoctor.diagnose.places import REQUEUED, begins_again
 from gpudoctor.diagnose.rules import outside, silence
 from gpudoctor.diagnose.rules.ends import NO_FAILURE_OF_ITS_OWN
 from gpudoctor.diagnose.rules.model import Hypothesis, host_of, only_rank, ranks_of
 
 _EXCEPTION = re.compile(r"(?:[A-Za-z_]\w{0,60}\.){0,8}(?:[A-Z]\w{0,60})?(?:Error|Exception): ")
+# the programs of Slurm, or a step by its number
+_OF_SLURM = re.compile(r"\b(?:slurmstepd|srun)\b|\bStepId=")
 _OF_A_GPU = ("gpu_lost", "gpu_ecc", "gpu_xid", "nvlink_failed", "wrong_results")
 _FATAL = ("exit", "ending", "wait", "stuck", "victim", "wrapper", "closed")
 
@@ -109,9 +111,24 @@ def _work_follows(job: Job, troubles: list[Event]) -> bool:
 
     after = [e for e in job.events if e.file == troubles[0].file and e.line > last and is_proof(e)]
     ended_well = any(e.role == "done" or e.what == "unstuck" for e in after)
-    return ended_well or (len(after) >= 3 and not any(map(_tells_of_an_end, troubles)))
+    return ended_well or (len(after) >= 3 and not any(_ended_a_step(job, e) for e in troubles))
 
 
-def _tells_of_an_end(trouble: Event) -> bool:
-    """Whether Slurm counts kills for memory, as it does when a step has ended: what works behind is another step."""
-    return trouble.what == "host_oom" and "oom_kill event" in trouble.text
+def _ended_a_step(job: Job, trouble: Event) -> bool:
+    """Whether Slurm tells of memory, as it does when a step has ended: what works behind is then another step.
+
+    Not if the job had not begun or had reported its end before, nor if it starts or resumes behind and goes further:
+    an evaluation starts too, and loads a checkpoint.
+    """
+    if trouble.what != "host_oom" or not _OF_SLURM.search(trouble.text) or silence.ended_before(job, trouble):
+        return False
+    of_file = [e for e in job.events if e.file == trouble.file]
+    before = [e for e in of_file if e.line < trouble.line]
+    behind = [e for e in of_file if e.line > trouble.line]
+    again = any(e.what == "resumed" or begins_again(e) for e in behind)
+    further = _last_step(behind) > _last_step(before)
+    return any(map(is_work, before)) and not (again and further)
+
+
+def _last_step(events: list[Event]) -> int:
+    return max((e.number("step") or 0 for e in events if e.role == "progress"), default=0)

@@ -175,7 +175,8 @@ def _ended_it(attempt: Attempt, event: Event) -> bool:
 
 
 def _message(event: Event) -> str:
-    return event.word("message") or event.text.strip()
+    message, frame = event.word("message") or event.text.strip(), event.word("frame")
+    return f"{message} (raised from {frame})" if frame else message
 
 
 def _is_loud(event: Event) -> bool:
