@@ -230,9 +230,8 @@ class Tracebacks:
             if text.lstrip().startswith(("raise ", "assert ")):
                 trace.raised, trace.raised_text, trace.clocked = number, text.strip(), clocked
             return True, None
-        if (
-            of_another or _exception(text, frames=trace.frames) is None
-        ):  # without prefixes, another writer's lines may come between
+        # without prefixes, another writer's lines may come between
+        if of_another or _exception(text, frames=trace.frames) is None:
             by_another = labelled or level or clocked != trace.clocked or _is_of_another(text)
             if number == trace.raised + 1 and not by_another:
                 trace.behind_raise = text.strip()
