@@ -11,12 +11,13 @@ import msgspec
 from gpudoctor.diagnose.events import MOST_RANKS, Event, Role, clipped
 from gpudoctor.diagnose.patterns import job_facts
 from gpudoctor.diagnose.patterns.catalogue import error_event, with_place
+from gpudoctor.diagnose.patterns.exceptions import exception_event, quoted_exception
 from gpudoctor.diagnose.patterns.job_facts import OF_A_KERNEL, is_harmless, read_facts
 from gpudoctor.diagnose.patterns.launchers import ElasticTable, expanded, read_launcher
 from gpudoctor.diagnose.patterns.ray import RayReader
 from gpudoctor.diagnose.patterns.repeated_lines import RepeatedLines
 from gpudoctor.diagnose.patterns.watchdog import CoordinationReader, StallReader, read_watchdog
-from gpudoctor.diagnose.tracebacks import Tracebacks, exception_event, quoted_exception
+from gpudoctor.diagnose.tracebacks import Tracebacks
 from gpudoctor.diagnose.wrapped_lines import HeldLine, StrippedLine, may_go_on
 from gpudoctor.facts.kernel_log.messages import parse_message
 from gpudoctor.facts.kernel_log.records import read_line

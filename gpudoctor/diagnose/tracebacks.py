@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 import msgspec
 
-from gpudoctor.diagnose.events import TROUBLE, Event, Role, clipped
+from gpudoctor.diagnose.events import TROUBLE, Event, clipped
 from gpudoctor.diagnose.patterns.catalogue import error_event
+from gpudoctor.diagnose.patterns.exceptions import CHAINED, EXCEPTION, exception_event
 from gpudoctor.diagnose.patterns.job_facts import is_of_a_job
-from gpudoctor.statements.catalogue import RUNTIME
 from gpudoctor.statements.classes import kind_of
 from gpudoctor.statements.prefixes import with_short_numbers
 
@@ -22,11 +22,6 @@ _BEGIN = re.compile(r"Traceback \(most recent call last\):?(?: \(RANK (?P<rank>\
 _FRAME = re.compile(
     r'\s*(?:\|\s*)?File "(?P<file>[^"]{1,400})", line (?P<line>\d+)\b(?! in )(?:, in (?P<function>.{1,120}))?'
     r'|\s{2,}File "[^"]{1,400}$'  # a terminal broke the path
-)
-# the program's own exception, in the words of what started it: ErrorMessage "TypeError: ...
-_QUOTED = re.compile(r"[\"'](?=(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,60}(?:Error|Exception): )")
-_EXCEPTION = re.compile(
-    r"(?P<type>(?:[A-Za-z_]\w{0,80}\.){0,12}[A-Za-z_]\w{0,80})(?::(?: (?P<message>.*))?)?$", re.DOTALL
 )
 # without a traceback before it, only a name like an exception's counts
 _NAMED = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Timeout)$")
@@ -44,7 +39,6 @@ _GROUPED = re.compile(r"^ {0,40}\| ")
 # printed by Python for exceptions that end nothing
 _IGNORED = ("Exception ignored in", "--- Logging error ---")
 _OF_A_LOGGER = ("Message: ", "Arguments: (")
-_CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _NO_MESSAGE = re.compile(
     r"[$#>] |\W{0,4}(?:TRACE|DEBUG|INFO|NOTICE|WARN(?:ING)?|ERROR|CRITICAL|FATAL)\b"
 )  # a prompt, a logger
@@ -53,19 +47,7 @@ _MARGIN = re.compile(r"(?P<margin>\s{1,12})(?P<field>traceback ?: )?Traceback \(
 # what a logger puts before words that report no failure; alone it is the level of a line's prefix
 _NO_FAILURE = re.compile(r"[DIWV]$|.{0,200}\b(?:TRACE|DEBUG|INFO|NOTICE|WARN(?:ING)?|Warning)\b")
 _RAISES = re.compile(r"raise ((?:\w+\.)*[A-Z]\w*)\($")
-# what follows the exception's own words where a whole traceback stands in one line
-_GLUED = re.compile(rf"\s+(?:{'|'.join(_CHAINED)}|(?:Original )?Traceback \(most recent call last\))")
 _RERAISED = re.compile(r"Caught \w+ in (?:DataLoader worker process|replica|pin memory thread)")
-# vLLM, SGLang: the error of another process, which is printed elsewhere
-_ELSEWHERE = re.compile(
-    r"(?i)see (?:the )?(?:stack trace|root cause|error)|engine (?:core|process)\b.{0,60}(?:failed|died)"
-    r"|WorkerProc initialization"
-    # only a process exits; "download finished with status 404" is the program's own
-    r"|(?:\bexited|\b(?:process|worker|child|command)\b.{0,60}\b(?:returned|ended|finished))"
-    r" with (?:an? )?(?:non-?zero )?(?:exit )?(?:code|status)"
-)
-_OTHER_RANKS = re.compile(r"\bthere are other ranks\b|\bother ranks (?:did|do|have|could)(?: not\b|n['’]t\b)")
-_GUILTY = re.compile(r"CheckpointException ranks:dict_keys\(\[([\d, ]+)\]\)")
 _LIBRARY = re.compile(
     r"site-packages|dist-packages|/lib/python3|lib64/python3|<frozen|/opt/conda/lib|/torch/|/bin/[\w-]+$"
 )
@@ -74,42 +56,13 @@ _INSTALLED = re.compile(r"(?:site|dist)-packages/(?P<package>[\w./-]*)")
 _LAUNCHER = re.compile(
     r"(?:torch/distributed|deepspeed|accelerate|ray|lightning\w*|pytorch_lightning|horovod|submitit)/"
 )
-_OF_A_DEAD_LOADER = (
-    *("ConnectionResetError", "EOFError", "ConnectionRefusedError", "FileNotFoundError", "BrokenPipeError"),
-)
-_LOADER = {"_try_get_data", "_get_data", "rebuild_storage_fd", "rebuild_storage_filename", "get_connection"}
 # of torch.distributed, and the backward pass, in which DDP and FSDP reduce gradients
 _COLLECTIVES = {
     "all_reduce", "broadcast", "all_gather", "all_gather_into_tensor", "all_gather_object", "reduce",
     "reduce_scatter", "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "barrier",
     "broadcast_object_list", "gather", "scatter", "send", "recv", "_engine_run_backward"
 }  # fmt: skip
-# launchers and engines that repeat what happened in another process
-_WRAPPERS = {
-    "ChildFailedError", "SignalException", "CalledProcessError", "WorkerGroupError", "RayTaskError",
-    "TrainingFailedError", "ProcessRaisedException", "CheckpointException", "SystemExit", "GeneratorExit",
-    "CancelledError", "EngineDeadError", "RendezvousClosedError", "RendezvousGracefulExitError", "RendezvousStateError",
-    "ActorDiedError", "RayActorError", "ActorUnavailableError", "WorkerCrashedError", "NodeDiedError",
-    "EngineGenerateError", "ExceptionGroup", "BaseExceptionGroup"
-}  # fmt: skip
-# answers of hubs, object stores and trackers, and what their clients raise if none comes
-_SERVICE = re.compile(
-    r"\b(?:429|50[0-4]) (?:Client|Server) Error\b|\bToo Many Requests\b|Max retries exceeded with url|SlowDown"
-    r"|(?:couldn't connect to|Couldn't reach) .{0,200}(?:huggingface|\bHub\b|://)"
-    r"|HTTPS?ConnectionPool\(host=|Could not connect to the endpoint URL"
-)
-_MOVED = {
-    "ConnectionResetError", "ConnectionRefusedError", "ConnectionAbortedError", "BrokenPipeError", "EOFError",
-    "DistStoreError", "DistNetworkError", "DistBackendError", "IncompleteReadError"
-}  # fmt: skip
-# an exception with one of these was raised below the program, or by another process: "likely" the program's at best
-_BELOW = re.compile(
-    rf"\b(?:{RUNTIME}|CUDA|cu[A-Z]\w+|NCCL|nccl[A-Z]\w+|HIP|hip[A-Z]\w+|ROCm|[NTHX]PUs?|(?:GPU|device) (?:lost|hang))\b"
-    r"|\b[Tt]he (?:node|host|machine) (?:is|was|has)\b"
-    r"|^(?:INTERNAL|UNAVAILABLE|ABORTED|UNKNOWN|DATA_LOSS|FAILED_PRECONDITION|DEADLINE_EXCEEDED|CANCELLED): "
-)
 _OF_A_PROGRAM = re.compile(r"[\w.\[\]-]{1,80}: ")
-_IMPORT = {"ModuleNotFoundError", "ImportError"}
 _MOST_FRAMES = 400
 _MOST_OPEN = 512
 
@@ -140,9 +93,18 @@ class _Open(msgspec.Struct):
     mild: bool = False
 
 
+def _is_below_frame(trace: _Open, number: int, text: str, *, clocked: bool) -> bool:
+    """Whether the line is the source of a frame; keeps the one that raises."""
+    if not (_is_source(text) or trace.frames > _MOST_FRAMES):
+        return False
+    if text.lstrip().startswith(("raise ", "assert ")):
+        trace.raised, trace.raised_text, trace.clocked = number, text.strip(), clocked
+    return True
+
+
 def _exception(text: str, *, frames: int) -> re.Match[str] | None:
     """The exception in the last line of a traceback with so many frames; None if the line is none."""
-    found = _EXCEPTION.match(text)
+    found = EXCEPTION.match(text)
     if found is None or " " in found["type"] or not _CLASS.search(found["type"]):
         return None
     if _NAMED.match(found["type"]):
@@ -198,37 +160,26 @@ class Tracebacks:
         """
         text = _GROUPED.sub("", text)
         self._go_on((stream, level), number, text)
-        if text.lstrip().startswith(_IGNORED):
-            self._ignored.add(stream)
+        if self._introduces(stream, text):
             return True, None
-        if text.startswith(_OF_A_LOGGER):  # the rest of a "--- Logging error ---", which ends nothing
-            self._open.pop(stream, None)
-            return True, None
-        begin = _BEGIN.search(text)
-        if begin is not None:
+        if begin := _BEGIN.search(text):
             self._begin(stream, number, text, begin, writer, in_table=in_table)
             return True, None
         if _NO_FAILURE.match(level or text):
             self._mild = number
         trace = self._open.get(stream)
-        of_another = trace is not None and not text.startswith(trace.margin)
-        if trace is not None:
-            text = text.removeprefix(trace.margin)
+        margin = trace.margin if trace is not None else ""
+        of_another, text = not text.startswith(margin), text.removeprefix(margin)
         if frame := _FRAME.match(text):
             if trace is None:
                 trace = self._open[stream] = self._taken_over(number) or _Open(number, text)
             self._frame(trace, frame)
             return True, None
-        if text.lstrip().startswith(_CHAINED):
-            self._chain.add(stream)
-            return True, None
         if trace is None and _lacks_head(text, labelled=labelled):
             trace = self._open[stream] = _Open(number, text)
         if trace is None:
             return False, None
-        if _is_source(text) or trace.frames > _MOST_FRAMES:
-            if text.lstrip().startswith(("raise ", "assert ")):
-                trace.raised, trace.raised_text, trace.clocked = number, text.strip(), clocked
+        if _is_below_frame(trace, number, text, clocked=clocked):
             return True, None
         # without prefixes, another writer's lines may come between
         if of_another or _exception(text, frames=trace.frames) is None:
@@ -240,6 +191,18 @@ class Tracebacks:
         event = self._event(stream, trace, text)
         self._unfinished = ((stream, level), number, event) if text.rstrip().endswith(":") else None
         return True, event
+
+    def _introduces(self, stream: object, text: str) -> bool:
+        """Whether the line says what the next traceback of the stream is, or ends the words of a logger's one."""
+        if text.lstrip().startswith(_IGNORED):
+            self._ignored.add(stream)
+        elif text.lstrip().startswith(CHAINED) and not _BEGIN.search(text):
+            self._chain.add(stream)
+        elif text.startswith(_OF_A_LOGGER):  # the rest of a "--- Logging error ---", which ends nothing
+            self._open.pop(stream, None)
+        else:
+            return False
+        return True
 
     def _go_on(self, writer: object, number: int, text: str) -> None:
         """Add the line to the message of an exception right above that ends in a colon.
@@ -353,53 +316,6 @@ def _tell(event: Event, known: Event, text: str) -> None:
     if not event.word("message") and not _OF_A_PROGRAM.match(text):
         event.what, event.names_rank = known.what, known.names_rank
         event.detail["message"] = clipped(text.strip())
-
-
-def exception_event(text: str, functions: set[str] = frozenset()) -> Event:  # type: ignore[assignment]
-    """The event for an exception's last line: a cause, or the error of a rank that lost its peers.
-
-    >>> exception_event("KeyError: 'label'").what, exception_event("ImportError: x").what
-    ('user_exception', 'import_error')
-    """
-    found = _EXCEPTION.match(text)
-    name = (found["type"] if found else text).rpartition(".")[2]
-    message = (found["message"] or "") if found else ""
-    detail: dict[str, str | int] = {"type": name, "message": clipped(_GLUED.split(message, maxsplit=1)[0])}
-    if functions & _LOADER and name in _OF_A_DEAD_LOADER:
-        return Event(role="cause", what="loader_worker_killed", strength=2, detail=detail)
-    if known := error_event(text):
-        known.detail.update(detail)
-        if known.text:
-            known.detail["message"] = clipped(known.text)
-        return known
-    if name in _IMPORT:
-        return Event(role="cause", what="import_error", strength=3, detail=detail)
-    if _SERVICE.search(text):
-        return Event(role="cause", what="service_failed", strength=3, names_rank=False, detail=detail)
-    if name == "MemoryError":
-        return Event(role="cause", what="host_alloc_failed", strength=3, detail=detail)
-    if name == "KeyboardInterrupt":
-        return Event(role="ending", what="terminated_signal", strength=1, names_rank=False, detail=detail)
-    if guilty := _GUILTY.search(text):
-        detail["ranks"] = guilty[1]
-    if _ELSEWHERE.search(message) or name in _WRAPPERS or name.startswith("RayTaskError"):
-        return quoted_exception(message) or Event(role="wrapper", what="wrapper", detail=detail)
-    if name in _MOVED:
-        return Event(role="echo", what="user_exception", strength=1, detail=detail)
-    kind = kind_of(text)
-    # what others did, the way to them, or what runs below: no fault of the program
-    if kind in ("network", "peer", "wait", "death") or _BELOW.search(message):
-        role: Role = "echo" if kind in ("peer", "wait", "death") else "cause"
-        return Event(role=role, what="failed_saying", strength=2, names_rank=False, detail=detail)
-    # who says that others did not come that far is not at fault
-    told_of = _OTHER_RANKS.search(message) is not None
-    return Event(role="cause", what="user_exception", strength=3, names_rank=not told_of, detail=detail)
-
-
-def quoted_exception(text: str) -> Event | None:
-    """The event for the exception that the words of a launcher or wrapper quote; None without one."""
-    quoted = _QUOTED.search(text)
-    return exception_event(text[quoted.end() :]) if quoted else None
 
 
 def looks_like_error_file(head: bytes, name: str) -> bool:

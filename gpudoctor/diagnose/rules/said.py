@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 from gpudoctor.diagnose.events import Event
 from gpudoctor.diagnose.job import Attempt, Job, is_work
+from gpudoctor.diagnose.patterns.exceptions import exception_event
 from gpudoctor.diagnose.rules.model import Hypothesis, at_events, host_of, only_rank, ranks_of, undecided
 from gpudoctor.diagnose.rules.silence import ended_before
-from gpudoctor.diagnose.tracebacks import exception_event
 from gpudoctor.statements.prefixes import seconds_between
 from gpudoctor.text.units import rounded_duration_text
 
