@@ -100,7 +100,7 @@ def _restarts_by_agents(events: list[Event], *, is_told: bool) -> list[int]:
 def _last_of_each_end(events: list[Event], lines: list[int]) -> set[int]:
     """The lines behind which an attempt stands; a scheduler may end the step of a job, then the job, as one end."""
     shown = ("progress", "done", "exit", *TROUBLE)
-    of_attempts = [e.line for e in events if e.role in shown or e.what == "work" or begins_again(e)]
+    of_attempts = [e.line for e in events if e.role in shown or e.what == "work" or _begins_again(e)]
     parted = {one for one, other in itertools.pairwise(lines) if any(one < line <= other for line in of_attempts)}
     return parted | {*lines[-1:]}
 
@@ -120,7 +120,7 @@ def _is_of_a_later_attempt(events: list[Event], one: Event, other: Event) -> boo
     if one.pid == other.pid:
         return False
     later = "agent" in one.detail and (other.time_s or 0) - (one.time_s or 0) > 0.5
-    return later or any(begins_again(e) for e in events if one.line < e.line < other.line)
+    return later or any(_begins_again(e) for e in events if one.line < e.line < other.line)
 
 
 def _steps(events: list[Event]) -> list[int]:
@@ -135,11 +135,10 @@ def _works_again(events: list[Event], line: int) -> bool:
         return False
     # standard output that was written behind standard error begins at the first step, a resumed job near the last
     resumed = any(e.what == "resumed" for e in after) and min(steps) > max(before) / 2
-    return resumed or any(e.role == "done" or begins_again(e) for e in after)
+    return resumed or any(e.role == "done" or _begins_again(e) for e in after)
 
 
-def begins_again(event: Event) -> bool:
-    """Whether the line is of the start of a job."""
+def _begins_again(event: Event) -> bool:
     return event.what in ("member", "connect_stale", "comm", "world")
 
 

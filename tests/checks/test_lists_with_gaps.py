@@ -50,21 +50,53 @@ def test_a_row_that_cannot_be_read_is_a_gpu_that_does_not_pass(name: str, row: s
     assert verdict(f"{LISTS[name]}{row}\n") == "unknown"
 
 
-@pytest.mark.parametrize("line", ["---", "```", "=== rest ===", "$", "...", "#### snip ####", "---\n---"])
-def test_rows_below_a_ruler_or_a_gap_are_of_the_list_above(line: str) -> None:
+def with_a_sick_row(line: str) -> str:
+    """The CSV of a node with errors of memory on GPU 5, divided by this line."""
     rows = csv(NODE).splitlines()
     sick = rows[0].split(", ").index("ecc.errors.uncorrected.volatile.total")
     cells = rows[6].split(", ")
     cells[sick] = "7"
-    text = "\n".join([*rows[:4], line, *rows[4:6], ", ".join(cells), *rows[7:], ""])
-    finds([f for f in judge("gpu.ecc", pasted(text)).findings if f.status is Status.FAIL], Status.FAIL, gpu=5)
+    return "\n".join([*rows[:4], line, *rows[4:6], ", ".join(cells), *rows[7:], ""])
+
+
+@pytest.mark.parametrize("line", ["...", "#### snip ####", "(1 line omitted)"])
+def test_rows_below_a_gap_are_of_the_list_above(line: str) -> None:
+    findings = judge("gpu.ecc", pasted(with_a_sick_row(line))).findings
+    finds([f for f in findings if f.status is Status.FAIL], Status.FAIL, gpu=5)
     listed = gpu_list(NODE).splitlines()
     assert verdict("\n".join([*listed[:3], line, *listed[4:], ""])) == "unknown"
 
 
+@pytest.mark.parametrize("line", ["---", "```", "=== rest ===", "$", "---\n---", "==> node2 <=="])
+def test_rows_below_a_ruler_may_be_of_another_table_and_pass_nothing(line: str) -> None:
+    assert verdict(with_a_sick_row(line)) == "unknown"
+    fault = "0000:c7:00.0, GPU has fallen off the bus\n"
+    assert verdict(f"{csv(NODE)}{line}\n{fault}") == "fail"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("No other GPUs found", "0 more errors", "no output was truncated", "Killed 0 stale processes"),
+        *("The rest of the GPUs are in use", "timeout: 30 s", "2 more steps until checkpoint", "8 GPUs found"),
+        *("$ cat truncated.log", "==> dmesg-truncated.txt <==", "=== other GPUs ===", "Connection to n1 closed."),
+    ],
+)
+@pytest.mark.parametrize("name", LISTS)
+def test_what_says_that_nothing_is_left_out_takes_no_pass(name: str, line: str) -> None:
+    assert verdict(f"{LISTS[name]}{line}\n") == "pass"
+
+
+def test_who_ends_a_loop_leaves_nothing_out() -> None:
+    rows = csv(NODE).splitlines(keepends=True)
+    assert verdict("".join([*rows, *rows[1:], "^C\n"])) == "pass"
+
+
 def test_what_follows_a_whole_list_is_not_left_out_of_it() -> None:
     assert verdict(f"{table(NODE)}...\n") == "pass"
-    assert verdict(f"{gpu_list(NODE)}GPU 0: PASS\n") == "pass"
+    assert verdict(f"{gpu_list(NODE)}GPU 0: PASS\nGPU 8: worker 0 started\n") == "pass"
+    cut = table(NODE).replace("\n\n", "\n...\n\n")
+    assert [verdict(cut), cut != table(NODE)] == ["unknown", True]
     assert verdict(f"{gpu_list(NODE)}\n...\n") == "pass"
     assert verdict(f"{gpu_list(NODE)}My jobs are slow, and I do not know why.\n") == "pass"
 
@@ -85,6 +117,8 @@ def test_a_result_that_dcgm_does_not_have_is_none(end: str) -> None:
             f.status is Status.UNKNOWN and "no result that gpudoctor knows" in text_of(f) for f in reported(text)
         )
     assert verdict(dcgm_diag(version=4).replace("GPU1: Pass", "GPU1:     ")) == "unknown"
+    assert [verdict(dcgm_diag(word)) for word in ("Disabled", "Not applicable", "NotRun")] == ["pass"] * 3
+    assert verdict(dcgm_diag_json("Passed")) == "pass"
 
 
 def test_a_test_of_dcgm_that_warns_is_a_warning() -> None:
@@ -126,6 +160,9 @@ def test_a_line_with_a_bad_verdict_and_a_good_one_is_no_good_line(line: str) -> 
         "| GPU 0 | 0 FAILED | PASS |",
         "GPU 0: PASS, GPU 1: PASS, GPU 2: PASS",
         "P2P GPU 0 <-> GPU 1: PASS",
+        "GPU 0: 45C, GPU 1: 46C: PASS",
+        "| GPU LOST | no | Healthy |",
+        "| GPU FAILURES | 0 | PASS |",
     ],
 )
 def test_a_line_that_counts_no_failure_is_a_good_one(line: str) -> None:

@@ -503,7 +503,10 @@ def test_a_table_in_a_string_of_json_hides_nothing_that_is_said_beside_it() -> N
     failed = '  "raw_output": "Successfully ran\\n' + table.format("Fail - GPU: 1") + '",\n'
     assert judge_all(pasted(failed)).verdict != "pass"
     beside = '[{"gpu": 3, "status": "FAIL", "smi": "' + table.format("Pass - All   ") + '"}]\n'
-    finds(bad("reported.failures", beside), Status.FAIL, gpu=3)
+    finds([f for f in bad("reported.failures", beside) if f.status is Status.FAIL], Status.FAIL, gpu=3)
+    for text in (table.format("Fail - GPU: 1"), gpu_list(load_node("hgx-h100-8")).replace("\n", "\\n")):
+        (finding,) = bad("reported.failures", f'{{"msg": "{text}"}}\n')
+        assert (finding.status, "in a string" in (finding.reason or "")) == (Status.UNKNOWN, True)
 
 
 def test_two_rows_with_one_bus_id_are_two_gpus() -> None:

@@ -190,35 +190,15 @@ _CAUGHT = 'Traceback (most recent call last):\n  File "/w/data.py", line 20, in 
 _LIMIT = _PREEMPTION.replace("PREEMPTION", "TIME LIMIT")
 _KILLED = "srun: error: gpu01: task 1: Killed\n"
 _FAILED = "srun: error: gpu01: task 3: Exited with exit code 1\n"
-_AGENT = "W0101 00:00:00.0 9 torch/distributed/elastic/multiprocessing/api.py:897] Sending process 12 closing signal SIGTERM\n"
-_ROW = "[{0}]:\n  host : gpu01\n  rank : {0} (local_rank: {0})\n  exitcode : {1} (pid: {2})\n  traceback : To enable traceback see: x\n"
-_TABLE = f"t.py FAILED\nFailures:\n{_ROW.format(0, -9, 11)}Root Cause (first observed failure):\n{_ROW}"
 
 
-@pytest.mark.parametrize(
-    ("steps", "end", "what"),
-    [
-        (300, _LIMIT, "time_limit"),
-        (9, _PREEMPTION, "preempted"),
-        (9, _KILLED, "killed_sigkill"),
-        (9, f"{_KILLED}{_FAILED}", "killed_sigkill"),
-        (9, "srun: error: gpu01: task 3: Segmentation fault (core dumped)\n", "segfault"),
-        (9, _TABLE.format(3, -9, 14), "killed_sigkill"),
-        (2, _LIMIT, "user_exception"),
-        (9, f"{_FAILED}{_LIMIT}", "user_exception"),
-        (9, f"{_FAILED}{_KILLED}", "user_exception"),
-        (9, _AGENT + _TABLE.format(3, 1, 14), "user_exception"),
-    ],
-    ids=[
-        *("a time limit", "a preemption", "a kill", "a kill with others behind", "a crash", "a table"),
-        *("too few steps", "failed before a time limit", "failed before a kill", "failed first in a table"),
-    ],
-)  # fmt: skip
-def test_an_exception_that_the_job_survived_is_not_why_others_ended_it(
-    steps: int, end: str, what: str, tmp_path: Path
+@pytest.mark.parametrize("steps", [3, 50])
+@pytest.mark.parametrize("end", [_LIMIT, _PREEMPTION, _KILLED, f"{_LIMIT}{_FAILED}", f"{_FAILED}{_KILLED}"])
+def test_the_steps_of_others_do_not_show_that_a_rank_survived_its_exception(
+    steps: int, end: str, tmp_path: Path
 ) -> None:
     further = "".join(f"step {n} loss 2.0\n" for n in range(8, 8 + steps))
-    assert said(answer_to(f"{_WORK}{_CAUGHT}{further}{end}", tmp_path))[0] == what
+    assert said(answer_to(f"{_WORK}{_CAUGHT}{further}{end}", tmp_path))[0] == "user_exception"
 
 
 def test_a_step_that_other_ranks_end_does_not_show_that_a_rank_survived(tmp_path: Path) -> None:

@@ -190,11 +190,11 @@ def test_a_warning_beside_something_unknown_counts_as_both() -> None:
     unread = msgspec.structs.replace(node.gpus[6].thermal, gpu_c=Missing("the driver did not answer", "failed"))
     gpus = tuple(msgspec.structs.replace(gpu, thermal=unread) if gpu.index == 6 else gpu for gpu in node.gpus)
     report = judge(msgspec.structs.replace(node, gpus=gpus))
-    assert (report.verdict, report.counts.warn, report.counts.unknown) == ("unknown", 1, 1)
+    assert (report.verdict, report.counts.warn, report.counts.unknown) == ("unknown", 1, 2)
     assert exit_code(report.checks, report.verdict, "fail", False) == 3
     assert exit_code(report.checks, report.verdict, "warn", False) == 1
     text = render_text(report, width=120, color=False)
-    assert "GPU 6: temperature; GPU 2: temperature" in text
+    assert "GPU 6: lost, temperature; GPU 2: temperature" in text
     assert "1 warning, " in text
     assert "warn=1 " in render_nagios(report)
 

@@ -9,7 +9,19 @@ from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.condemning import condemning
 from gpudoctor.checks.core.each_gpu import says_err, says_nothing, shown_by_driver, unreadable
 from gpudoctor.checks.core.explains import PROBES, READINGS, VIEWS, Explains
-from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
+from gpudoctor.checks.core.finding import (
+    Advice,
+    Evidence,
+    Expected,
+    Finding,
+    Found,
+    Status,
+    fail,
+    ok,
+    skip,
+    unknown,
+    warn,
+)
 from gpudoctor.checks.core.peer_gaps import lacking_values, refused_values
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.runner import NO_GPU
@@ -135,16 +147,8 @@ def _alive(case: Case, gpu: Gpu) -> Finding:
     if hung:
         text = f"{hung.call} {hung.reason} within {hung.waited_s:g} s" if hung.hangs else hung.words
         return unknown(subject, text, Evidence(hung.call, "no answer"))
-    if silence := _no_signs_of_life(gpu):
-        return silence
-    if refused := refused_values(gpu):
-        text = listed([f"{name} ({reason})" for name, reason in refused.items()], _MOST_NAMED)
-        return unknown(subject, f"answers only in part, where others of its model show a value: {text}")
-    if lacking := lacking_values(gpu):
-        text = listed(lacking, _MOST_NAMED)
-        if case.node.source.may_be_part:  # whether the GPU or the text ends there is not known
-            return unknown(subject, f"shown only in part: the text, cut there or not, lacks {text} of it")
-        return unknown(subject, f"answers only in part: it lacks {text}, which others of its model show")
+    if gap := _answers_in_part(case, gpu):
+        return gap
     single = [Evidence(error.call, f"{error.code} {error.name}: costs this value alone") for error in gpu.errors[:3]]
     action = gpu.recovery_action
     if isinstance(action, Missing):
@@ -168,6 +172,23 @@ def _condemned(subject: Subject, errors: Sequence[CallError]) -> Finding:
         else "the GPU or its processor (GSP) stopped; a reset or a power cycle may bring it back",
         advice=_LOST_ADVICE,
     )
+
+
+def _answers_in_part(case: Case, gpu: Gpu) -> Finding | None:
+    """A finding if no sign of life was read, or if the GPU lacks what others of its model show; None if neither."""
+    subject = of_gpu(gpu)
+    refused, silence = refused_values(gpu), _no_signs_of_life(gpu)
+    if silence and not (refused and silence.status is Status.SKIP):
+        return silence
+    if refused:
+        text = listed([f"{name} ({reason})" for name, reason in refused.items()], _MOST_NAMED)
+        return unknown(subject, f"answers only in part, where others of its model show a value: {text}")
+    if lacking := lacking_values(gpu):
+        text = listed(lacking, _MOST_NAMED)
+        if case.node.source.may_be_part:  # whether the GPU or the text ends there is not known
+            return unknown(subject, f"shown only in part: the text, cut there or not, lacks {text} of it")
+        return unknown(subject, f"answers only in part: it lacks {text}, which others of its model show")
+    return None
 
 
 def _no_signs_of_life(gpu: Gpu) -> Finding | None:

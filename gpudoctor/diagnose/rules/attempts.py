@@ -7,7 +7,7 @@ from signal import SIGKILL
 
 from gpudoctor.diagnose.events import TROUBLE, Event, only
 from gpudoctor.diagnose.job import Attempt, Job, is_work
-from gpudoctor.diagnose.places import REQUEUED, begins_again
+from gpudoctor.diagnose.places import REQUEUED
 from gpudoctor.diagnose.rules import outside, silence
 from gpudoctor.diagnose.rules.ends import NO_FAILURE_OF_ITS_OWN
 from gpudoctor.diagnose.rules.model import Hypothesis, host_of, only_rank, ranks_of
@@ -117,18 +117,19 @@ def _work_follows(job: Job, troubles: list[Event]) -> bool:
 def _ended_a_step(job: Job, trouble: Event) -> bool:
     """Whether Slurm tells of memory, as it does when a step has ended: what works behind is then another step.
 
-    Not if the job had not begun or had reported its end before, nor if it starts or resumes behind and goes further:
-    an evaluation starts too, and loads a checkpoint.
+    Not if the job had not begun or had reported its end before, nor if it resumes behind, near the step where it was,
+    and goes further: an evaluation loads a checkpoint too, and counts from the start.
     """
     if trouble.what != "host_oom" or not _OF_SLURM.search(trouble.text) or silence.ended_before(job, trouble):
         return False
     of_file = [e for e in job.events if e.file == trouble.file]
     before = [e for e in of_file if e.line < trouble.line]
     behind = [e for e in of_file if e.line > trouble.line]
-    again = any(e.what == "resumed" or begins_again(e) for e in behind)
-    further = _last_step(behind) > _last_step(before)
-    return any(map(is_work, before)) and not (again and further)
+    resumed = any(e.what == "resumed" for e in behind)
+    reached, steps = max(_steps(before), default=0), _steps(behind)
+    goes_further = bool(steps) and steps[0] > reached / 2 and max(steps) > reached
+    return any(map(is_work, before)) and not (resumed and goes_further)
 
 
-def _last_step(events: list[Event]) -> int:
-    return max((e.number("step") or 0 for e in events if e.role == "progress"), default=0)
+def _steps(events: list[Event]) -> list[int]:
+    return [e.number("step") or 0 for e in events if e.role == "progress"]

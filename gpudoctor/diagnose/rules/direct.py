@@ -5,13 +5,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator
-from signal import SIGABRT
 
 import msgspec
 
 from gpudoctor.diagnose.events import Event, only
 from gpudoctor.diagnose.job import Attempt
-from gpudoctor.diagnose.rules.ends import is_explained
 from gpudoctor.diagnose.rules.model import Hypothesis, host_of, named, ranks_of, words_of
 from gpudoctor.text.grouped import grouped
 
@@ -21,8 +19,6 @@ _OUTSIDE = {
     *("process_died_unknown", "heartbeat_lost", "node_lost", "rank_behind"),
 }
 _STEPS_BEHIND = 3
-# what ends a job from outside, whatever its processes do
-BY_THE_SCHEDULER = ("node_lost", "preempted", "time_limit", "evicted")
 _LAST_ERROR_LINES = 4
 _HANDLE = re.compile(r"(?i)cublas|cudnn")
 _NUMBER = re.compile(r"\d+")
@@ -33,8 +29,11 @@ def direct_causes(attempt: Attempt) -> Iterator[Hypothesis]:
 
     If several ranks have the same cause, none of them is named.
     """
-    handled = survived(attempt)
-    events = [e for e in _named(attempt) if (e.file, e.line) not in handled]
+    events = [e for e in attempt.of("cause") if e.what not in _OUTSIDE and e.strength >= 2]
+    if any(e.what == "shm_too_small_loader" for e in events):  # the workers died of it
+        events = [e for e in events if e.what != "loader_worker_killed"]
+    survived = _survived(attempt, events)
+    events = [e for e in events if (e.file, e.line) not in survived]
     # a driver or controller copies a rank's exception
     ranked = {(e.what, e.word("type"), e.word("message")) for e in events if e.rank is not None and e.word("type")}
     yield from _grouped(
@@ -43,47 +42,25 @@ def direct_causes(attempt: Attempt) -> Iterator[Hypothesis]:
     )
 
 
-def _named(attempt: Attempt) -> list[Event]:
-    """The lines that name a cause directly."""
-    events = [e for e in attempt.of("cause") if e.what not in _OUTSIDE and e.strength >= 2]
-    if any(e.what == "shm_too_small_loader" for e in events):  # the workers died of it
-        events = [e for e in events if e.what != "loader_worker_killed"]
-    return events
+def _survived(attempt: Attempt, causes: list[Event]) -> set[tuple[int, int]]:
+    """File and line of each cause that the job handled, and went on until another one came.
 
-
-def survived(attempt: Attempt) -> set[tuple[int, int]]:
-    """File and line of each cause that the job handled, and went on until another one came or others ended it.
-
-    A few steps after it prove nothing, however many ranks print them: a process prints what it had buffered when it
-    ends, and the other ranks end their step.
+    A few steps after it prove nothing: a process prints what it had buffered when it ends.
     """
-    causes = [(e, kind_of_failure(e)) for e in _named(attempt)]
     steps = grouped((e.file, e) for e in attempt.of("progress"))
-    ends = _ends_by_others(attempt) if causes and steps else []
-    last_of_kinds: dict[int, dict[object, int]] = {}  # of each file; the end by others has no kind
-    for event, kind in (*causes, *((e, None) for e in ends)):
+    kinds = [(e, kind_of_failure(e)) for e in causes if e.file in steps]
+    last_of_kinds: dict[int, dict[object, int]] = {}  # of each file
+    for event, kind in kinds:
         lines = last_of_kinds.setdefault(event.file, {})
         lines[kind] = max(event.line, lines.get(kind, 0))
     found: set[tuple[int, int]] = set()
-    for event, kind in causes:
+    for event, kind in kinds:
         last = max((line for other, line in last_of_kinds[event.file].items() if other != kind), default=0)
-        of_file = steps.get(event.file, ())
-        between = {e.number("step") or 0 for e in of_file if event.line < e.line < last}
-        before = [e.number("step") or 0 for e in of_file if e.line < event.line]
+        between = [e.number("step") or 0 for e in steps[event.file] if event.line < e.line < last]
+        before = [e.number("step") or 0 for e in steps[event.file] if e.line < event.line]
         if len(between) >= _STEPS_BEHIND and max(between) > max(before, default=0):
             found.add((event.file, event.line))
     return found
-
-
-def _ends_by_others(attempt: Attempt) -> list[Event]:
-    """The ends by a scheduler or a signal, of an attempt in which no process had failed by itself before."""
-    exits = attempt.of("exit")
-    failed = [e for e in exits if (e.number("code") or 0) > 0]
-    signals = [e for e in exits if (e.number("code") or 0) < 0 and e.number("code") != -SIGABRT]
-    ends = [e for e in attempt.of("ending") if e.what in BY_THE_SCHEDULER]
-    ends += [e for e in signals if not is_explained(attempt, e)]
-    # torchrun's table has the first failure at its end
-    return [e for e in ends if not any(f.file != e.file or f.line <= e.line or f.number("root") for f in failed)]
 
 
 def strong_echoes(attempt: Attempt) -> Iterator[Hypothesis]:

@@ -49,7 +49,7 @@ def codes_alone(attempt: Attempt) -> Iterator[Hypothesis]:
 def _unexplained(attempt: Attempt) -> Iterator[Hypothesis]:
     """The hypothesis of each code, crashes first."""
     exits = [*attempt.exits.values(), *(e for e in attempt.of("exit") if e.rank is None)]
-    outliers = grouped((min(e.number("code") or 0, _ERROR), e) for e in exits if not is_explained(attempt, e))
+    outliers = grouped((min(e.number("code") or 0, _ERROR), e) for e in exits if not _is_explained(attempt, e))
     order = {code: place for place, code in enumerate(_WORST_FIRST)}
     for code in sorted(outliers, key=lambda code: order.get(code, len(order))):
         found = _silent(attempt, outliers[code]) if code == _ERROR else _killed(attempt, code, outliers[code])
@@ -57,7 +57,7 @@ def _unexplained(attempt: Attempt) -> Iterator[Hypothesis]:
             yield found
 
 
-def is_explained(attempt: Attempt, event: Event) -> bool:
+def _is_explained(attempt: Attempt, event: Event) -> bool:
     """Whether somebody else ended the process, or it reported why.
 
     -15 comes from the launcher, and so does -9 of its table if it came after the grace time. -6 follows from the

@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterator
 
 from gpudoctor.diagnose.events import Event
 from gpudoctor.diagnose.job import Attempt, Job, is_work
-from gpudoctor.diagnose.rules.direct import BY_THE_SCHEDULER, survived
 from gpudoctor.diagnose.rules.model import Hypothesis, at_events, host_of, named, only_rank, ranks_of
 from gpudoctor.statements.about import normal_bus_id
 from gpudoctor.statements.catalogue import ECC_XIDS
@@ -37,7 +36,7 @@ _LOST = {  # who it was if no rank is named, and what is known
 
 def scheduler_endings(attempt: Attempt) -> Iterator[Hypothesis]:
     """Time limit, preemption, eviction or a lost node, as the scheduler reports them, if nothing failed before."""
-    for what in BY_THE_SCHEDULER:
+    for what in ("node_lost", "preempted", "time_limit", "evicted"):
         events = _endings(attempt, what)
         if events and not failed_before(attempt, events[0], lost_peers_count=False):
             still = _stood_still(attempt.job, events[0]) if what == "time_limit" else ""
@@ -104,16 +103,12 @@ def _last_work(job: Job, limit: Event) -> float | None:
 def failed_before(attempt: Attempt, ending: Event, *, lost_peers_count: bool) -> bool:
     """Whether something failed or hung before the job was ended; lost peers may have been ended with the job.
 
-    Not what the job survived.
     Who waited before a node was lost, or heard no heartbeat, has often waited for that node; an unnamed CUDA error may
     be its end: the scheduler notices last.
     """
     lost = ending.what == "node_lost" and "node failure" in ending.text.lower()  # of this job, by srun and slurmstepd
     waits = () if lost else ("wait", "stuck")
-    handled = survived(attempt)
     for event in attempt.of("cause", *waits, *(("victim",) if lost_peers_count else ())):
-        if event.role == "cause" and (event.file, event.line) in handled:
-            continue
         if event.what == "host_oom" or (event.strength < 2 and event.role == "cause"):
             continue
         if lost and (event.what == "heartbeat_lost" or "CUDA error: unknown error" in event.text):

@@ -50,13 +50,20 @@ GREP_GAP = "--"  # between the matches of grep -A: the tool's text continues aft
 # also matches the border of a table that is not open yet
 RULER = re.compile(r"[ \t]*(?:[-_=*#~.]{3,}|(?:[-*_] ){2,}[-*_]|[─━═]{3,}|\+[-=+]{10,})[ \t]*$")
 # that something is left out, or that the program was ended before it had printed all
+_LINES = r"(?:more |other |remaining |further )?(?:lines?|rows?|GPUs?|entries|characters|bytes)"
+_WHAT = rf"(?:the )?(?:output|rest|remainder|list|text|log|(?:\d+ |some |the )?{_LINES})"
+_GONE = (
+    r"(?:(?:is|was|are|were) )?(?:omitted|truncated|elided|snipped|clipped|removed|left out|cut|skipped"
+    r"|not shown|hidden)"
+)
 LEFT_OUT = re.compile(
     r"[^\w.]{0,40}(?:\.{3,5}|…|⋮)[^\w.]{0,40}$"
-    # in a line of few words
-    r"|(?=.{0,100}$)(?=\W*(?:\w+\W+){0,8}\w+\W*$).*(?i:\b(?:snip(?:ped)?|omitted|truncated|elided|clipped|left out"
-    r"|cut (?:off|here|out)|\d+ more|(?:remaining|other|rest of the) GPUs?)\b)"
-    r"|\^C$|\W{0,3}(?:Killed|Terminated|Aborted|Hangup|Interrupt|Segmentation fault|Bus error)\b.{0,40}$"
-    r"|timeout: .{1,80}$|.{0,80}\b(?:Broken pipe|core dumped|Connection (?:to \S{1,60} )?(?:closed|reset|lost)).{0,40}$"
+    rf"|(?i:\W{{0,40}}(?:snip(?:ped)?|cut here|more|(?:{_WHAT} )?{_GONE}(?: \w+){{0,4}}"
+    rf"|(?!0\b)\d+ (?:more |other |further ){_LINES}"
+    r"|same (?:for|on|as) .{0,20}(?:other|remaining|rest)\b.{0,20})\W{0,40}$)"
+    # ended by a signal, or by who reads
+    r"|\^C$|(?:Killed|Terminated|Aborted|Segmentation fault|Bus error)(?: \(core dumped\))?\W?$"
+    r"|timeout: the monitored command .{1,40}$|.{0,60}\bBroken pipe\W?$"
 )
 # a heading between two runs of a ruler: "==> dmesg.txt <==" of head and tail, "===== nvidia-smi =====", "## dmesg"
 HEADING = re.compile(

@@ -50,7 +50,7 @@ _TABLE = (
 )
 _NOT_RUN = re.compile(r"Error(?:: Unable to (?:complete|run)| when executing the) diagnostic.{0,300}")
 _RESULT = re.compile(r"(?:GPU ?(\d{1,4}): )?(Pass|Fail|Warn|Skip|Not Run)(?:p?ed)?\b[ -]*(.{0,60})", re.IGNORECASE)
-_RESULTS = ("Pass", "Fail", "Warn", "Skip", "Not run")
+_NO_TEST = re.compile(r"(?i)(?:GPU ?\d{1,4}: *)?(?:disabled|not ?applicable|not ?run|n/?a)$")
 _OF_ONE_GPU = re.compile(r"GPU ?\d{1,4}:")
 _DIAG_JSON = re.compile(r'[\s{]{0,40}"DCGM (?:GPU )?Diagnostic"\s*:')
 _JSON_FIELD = re.compile(
@@ -58,6 +58,8 @@ _JSON_FIELD = re.compile(
 )
 _HEALTH = r"\| Health Monitor Report +\|"
 _HEALTH_ENDS: dict[str, Loudness] = {"Healthy": "ok", "Warning": "warning", "Failure": "error"}
+# words in place of one; not a temperature
+_NO_HEALTH = re.compile(r"(?!(?:Healthy|OK|Good)\b)[A-Za-z][A-Za-z ]{1,60}$")
 _OVERALL = re.compile(r"\| Overall Health:? *\|? *(\w+)")
 _FOUND = re.compile(r"\d{1,4} \w+ found(?: \(\w+\))?\.\s*$|\| (?:GPU|Switch|CPU) ID +\|")
 _ENTRY = re.compile(rf"(Name|PCI Bus ID|Device UUID): ({BUS_ID}|\S.{{0,100}})")
@@ -97,8 +99,8 @@ def _read_diag(block: Block) -> Part:
             where = f"GPU {result[1]}" if result[1] else result[3].strip()
             if name or where.startswith("GPU"):  # DCGM 2 and 3: a row per result, with the GPUs that had it
                 results.add(test, result[2], where)
-        elif test and row[2].strip() != "Result" and (name or _OF_ONE_GPU.match(row[2].strip())):
-            results.add(test, row[2].strip(), "")
+        elif test:
+            results.note_unknown(test, row[2].strip(), of_test=bool(name))
     return results.part()
 
 
@@ -119,7 +121,10 @@ def _read_diag_json(block: Block) -> Part:
         elif key in ("name", "category"):
             test, gpu = value, ""
         elif key == "status":
-            results.add(test, value, f"GPU {gpu}" if gpu else "")
+            if known_end := _RESULT.match(value):
+                results.add(test, known_end[2], f"GPU {gpu}" if gpu else "")
+            elif test:
+                results.note_unknown(test, value, of_test=True)
             gpu = ""
         else:
             gpu = value
@@ -141,11 +146,7 @@ class _Results:
             rows.append(text)
 
     def add(self, test: str, end: str, where: str) -> None:
-        """A result of the whole test, or of a GPU in it; another word in its place is no result."""
-        if end.capitalize() not in _RESULTS:
-            text = f"{test} has no result that gpudoctor knows: {clipped(end) or 'nothing'}"
-            self.reported.append(from_tool("dcgmi diag", text, "unread"))
-            return
+        """A result of the whole test, or of a GPU in it."""
         end, before = end.capitalize(), self._ends.setdefault(test, end.capitalize())
         if end not in ("Fail", "Warn") or before == "Fail" != end:
             return
@@ -155,6 +156,13 @@ class _Results:
         places = self._places.setdefault(test, [])
         if where and where not in places and len(places) < MOST_GPUS:
             places.append(where)
+
+    def note_unknown(self, test: str, text: str, *, of_test: bool) -> None:
+        """Other words in place of a result of the test, or of a GPU in it, unless they say that it was not run."""
+        of_gpu = _OF_ONE_GPU.match(text) is not None
+        if (of_gpu or (of_test and text not in ("", "Result"))) and not _NO_TEST.match(text):
+            text = f"{test} has no result that gpudoctor knows: {clipped(text) or 'nothing'}"
+            self.reported.append(from_tool("dcgmi diag", text, "unread"))
 
     def part(self) -> Part:
         for test, places in self._places.items():
@@ -220,7 +228,7 @@ def _read_health(block: Block) -> Part:
                 gpu = f"GPU {name} "
             elif name and value in ("Failure", "Warning"):
                 unwell.append((value, f"{gpu}{name}", []))
-            elif value not in _HEALTH_ENDS and _GPU.match(name):
+            elif _GPU.match(name) and _NO_HEALTH.match(value):
                 unread.append(f"{name} has no health that gpudoctor knows: {value}")
             elif value and not name and unwell:
                 unwell[-1][2].append(value)

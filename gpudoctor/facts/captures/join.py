@@ -18,7 +18,7 @@ from gpudoctor.facts.captures.lines import NO_LIMIT, TimeLimit
 from gpudoctor.facts.captures.nvidia_smi.nvlink import with_remote_kinds
 from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump
 from gpudoctor.facts.captures.nvidia_smi.topology import Topology
-from gpudoctor.facts.captures.reader import Block, Part, TextReader
+from gpudoctor.facts.captures.reader import Block, NoRow, Part, TextReader
 from gpudoctor.facts.captures.readers import READERS
 from gpudoctor.facts.captures.text_statements import from_tool, worst_first
 from gpudoctor.facts.captures.transcript import Transcript
@@ -62,13 +62,14 @@ class Dumps:
             raise self._errors[0][1]
         for place, error in self._errors:
             self.could_not_read(f"{file}, {place}: not read: {error}")
+        unread = 0 if quiet else self._note_unread(transcript)
         statements = () if quiet else transcript.statements.said
         self._reported.extend(statements)
         if self._read and transcript.unrecognised.count and not quiet:
             self.notes.append(f"{file}: {transcript.unrecognised.words()}")
         if transcript.lines_over_limit:
             self.notes.append(f"{file}: {transcript.lines_over_limit} lines of a text beyond its limit were not read")
-        read = self._read + len(statements)
+        read = self._read + len(statements) + unread
         if read and file not in self.files:
             self.files.append(file)
         return read
@@ -90,9 +91,8 @@ class Dumps:
             self._errors.append((f"{reader.name} in line {block.first_line}", error))
             return
         self._read += 1
-        if block.no_row is not None and not part.whole:
-            number, text = block.no_row
-            self.could_not_read(f"{self._file}, {reader.name}: GPUs may be missing, see line {number}: {clipped(text)}")
+        if hidden := next((each for each in block.no_rows if not reader.is_whole(block, each)), None):
+            self._may_lack_gpus(reader.name, hidden)
         part.smi = tuple(replace(dump, sample=block.first_line + dump.sample) for dump in part.smi)
         self._settle(reader, block, part)
         self.notes.extend(f"{self._file}: {note}" for note in part.notes)
@@ -104,6 +104,19 @@ class Dumps:
             self._left_out += 1
         elif part != Part(notes=part.notes, reported=part.reported):
             self._parts.append((self._file, block.text if len(self._parts) < 100 else "", part))
+
+    def _note_unread(self, transcript: Transcript) -> int:
+        """Record what a text holds and no reader reads; return how much that is."""
+        if text := transcript.in_string:
+            place = f"{self._file}, line {text.number}"
+            self.could_not_read(f"{place}: a text of {text.text} in a string: give it by itself, with its line ends")
+        if row := transcript.row_below:
+            self._may_lack_gpus("rows without a head", row)
+        return (text is not None) + (row is not None)
+
+    def _may_lack_gpus(self, name: str, line: NoRow) -> None:
+        text = f"{self._file}, {name}: GPUs may be missing, see line {line.number}: {clipped(line.text)}"
+        self.could_not_read(text)
 
     def _settle(self, reader: TextReader, block: Block, part: Part) -> None:
         """Drop the failures that this success, further down in the same text, shows to be repaired."""

@@ -12,6 +12,8 @@ from typing import BinaryIO
 from gpudoctor.facts.captures import SourceError
 
 CHUNK_BYTES = 1 << 20
+_BEFORE_STRING = re.compile(r""".*["']""")
+_NUMBERS, _LEAST_COMMAS = re.compile(r"[0-9a-fA-F]+"), 4
 _LINES_A_LOOK = 1000  # lines read between two looks at the clock
 MAX_LINE = 1 << 23  # characters: a name in a dump may be megabytes long, and is clipped by its reader
 
@@ -105,6 +107,23 @@ def lines_of(chunks: Iterable[bytes]) -> Iterator[tuple[str, bool]]:
             rest, dropping = rest[:MAX_LINE], True
     if decoder is not None and (rest := rest + decoder.decode(b"", final=True)):
         yield rest, False
+
+
+def lines_in_string(line: str) -> Iterator[str]:
+    r"""Yield the lines that a string of JSON or the like in this line holds, as the text that it was.
+
+    >>> list(lines_in_string(r'{"smi": "GPU 0: A\n\tLink 0\n"}'))
+    ['GPU 0: A', '\tLink 0', '"}']
+    """
+    first, *rest = line.split("\\n")
+    if rest:
+        yield _BEFORE_STRING.sub("", first)
+        yield from (text.replace("\\t", "\t").removesuffix("\\r") for text in rest)
+
+
+def form_of_row(line: str) -> str:
+    """A row of many cells without its numbers; "" for any other line."""
+    return _NUMBERS.sub("0", line) if line.count(",") >= _LEAST_COMMAS else ""
 
 
 def chunks_of(head: bytes, stream: BinaryIO) -> Iterator[bytes]:

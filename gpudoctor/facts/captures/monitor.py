@@ -89,7 +89,6 @@ def _unread_errors(tool: str, rows: _Rows, form: str) -> list[Reported]:
     "nvidia-smi dmon",
     _BEGIN.match,
     lambda line: _UNITS.match(line) or _SAMPLE.match(line),
-    row=re.compile(rf"\s*{_WHEN}\d{{1,4}}(?:\s|$)").match,
 )
 def _read_dmon(block: Block) -> Part:
     rows: _Rows = {}
@@ -123,7 +122,6 @@ def _read_dmon(block: Block) -> Part:
     "dcgmi dmon",
     _ENTITIES.match,
     r"\s*I[Dd](?:\s+[^\s\d]{1,8})*\s*$|\s*(?:GPU|GPU-I|GPU-CI|Switch|Link|CPU|CPU Core) \d+\s",
-    row=re.compile(r"\s*GPU \d").match,
 )
 def _read_entities(block: Block) -> Part:
     rows: _Rows = {}

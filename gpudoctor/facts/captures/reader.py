@@ -21,6 +21,14 @@ Form = Callable[[str], object]
 NO_MORE = r"(?!)"  # no further line
 
 
+class NoRow(msgspec.Struct):
+    """A line that may stand for rows of a list: its number and text, and how many lines of the block are above it."""
+
+    number: int
+    text: str
+    above: int
+
+
 class Block(msgspec.Struct):
     """Consecutive lines of one tool's output, without anything that surrounded them.
 
@@ -28,8 +36,8 @@ class Block(msgspec.Struct):
     `first_line` is the first line's number in the source, from 1. `command` is the command at the prompt above, or the
     heading, which often is the command; "" if there was neither. `file` is the name of the source. `whole_end` is False
     if the source ends in the block's last line without a line end: a number there may lack its last digits.
-    `goes_on_from`: this block continues the previous one. `no_row`: number and text of the first line beside its rows
-    that may stand for others of them, see `TextReader.row`.
+    `goes_on_from`: this block continues the previous one. `no_rows`: the first lines among or below its lines that may
+    stand for rows, see `TextReader.row`.
     """
 
     lines: list[str]
@@ -38,7 +46,7 @@ class Block(msgspec.Struct):
     file: str = ""
     whole_end: bool = True
     goes_on_from: bool = False
-    no_row: tuple[int, str] | None = None
+    no_rows: list[NoRow] = []
 
     @property
     def text(self) -> str:
@@ -57,7 +65,6 @@ class Part(msgspec.Struct):
     and port of an `RdmaPort`, the bus id of a `PciDevice`). The other fields are for readers whose text must be
     joined to GPUs by index, bus id or UUID. `notes` are shown in the report; they do not contain the file's name.
     `reported`: the tool's own verdicts, which no other fact holds, and parts of the text that were not understood.
-    `whole`: a list of devices whose end is there.
     """
 
     node: Node = Node()
@@ -66,7 +73,6 @@ class Part(msgspec.Struct):
     smi: tuple[SmiDump, ...] = ()
     topology: Topology | None = None
     pci_tree: PciTree | None = None
-    whole: bool = False
 
 
 class TextReader(msgspec.Struct, frozen=True):
@@ -88,8 +94,7 @@ class TextReader(msgspec.Struct, frozen=True):
       prefix.
     - `row(line)`: the text is a list of devices, and a line in this form is a row of it, even if it cannot be read. If
       such a line, or one that says that something is left out, stands right below a line of the text, it may hide a
-      device: see `Block.no_row`.
-    - `resumes(line)`: the text goes on with this line below a ruler, a heading or a fence.
+      device, unless `is_whole(block, no_row)`: nothing can be missing there.
     - `interleaved`: other logs may contain its lines between their own (syslog). They are collected up to the next
       prompt, ruler or heading, and end no block that is read in pieces.
     - `in_pieces`: each line means the same alone as together (a log), so a long block is read in pieces.
@@ -104,7 +109,7 @@ class TextReader(msgspec.Struct, frozen=True):
     until: Form | None = None
     may_be: Form | None = None
     row: Form | None = None
-    resumes: Form | None = None
+    is_whole: Callable[[Block, NoRow], bool] = lambda block, no_row: False
     in_pieces: bool = False
     interleaved: bool = False
 

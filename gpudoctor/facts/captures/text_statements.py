@@ -53,11 +53,11 @@ _WELL = re.compile(
 _UNWELL = re.compile(
     r"(?<![/\w])(?<![|:=,(] 0 )(?:[A-Z]+_)?(?:FAIL(?:ED|URES?)?|Fail(?:ed|ure)?|FAULTY?|BAD|DEGRADED"
     r"|UNHEALTHY|Unhealthy|ERROR|LOST|NOK|(?:NOT|Not) (?:OK|HEALTHY|Healthy))"
-    r"(?=\s*(?:[|,;()]|$)|\s+(?:GPU|NVLink|Link|mlx\d_) ?\d)"
+    r"(?!\s*[|:=]\s*(?:0|no|none|false)\b)(?=\s*(?:[|,;()]|$)|\s+(?:GPU|NVLink|Link|mlx\d_) ?\d)"
 )
 # of several GPUs in a line, what is said of each
-_EACH_GPU = re.compile(r"\bGPU ?#?\d{1,3}\s*(?:[:=|]| - )\s*(?!GPU\b)([^\s,;|]+)")
-_GOOD_WORD = re.compile(r"(?i)(?:pass(?:ed)?|ok|okay|healthy|success|good|up|active)\W*")
+_EACH_GPU = re.compile(r"\bGPU ?#?\d{1,3}\s*(?:[:=|]| - )\s*(?!GPU\b)([A-Za-z]+)(?=\s*[,;|]|\s*$|\s+GPU\b)")
+_GOOD_WORD = re.compile(r"(?i)(?:pass(?:ed)?|ok|okay|healthy|success|good|up|active)")
 # in its place: "| GPU 3 | FAULT |", "GPU 1: not ok"
 _OTHER_VERDICT = re.compile(r"(?:[|:=]|\.\.|[ \t]{1,2})[ \t]*(?:-|[A-Za-z]+(?: ?-? ?[A-Za-z]+){0,2})[\s|.]*")
 # a warning that names neither a device nor a known error is kept only if it is about one of these
@@ -321,10 +321,8 @@ def _reported(statement: Statement, file: str, *, of_a_rank: bool = False) -> Re
 
 def _says_more_than_good(text: str) -> bool:
     """Whether a line that ends in a good verdict has another one in it."""
-    each_gpu = _EACH_GPU.findall(text)
-    return _UNWELL.search(text) is not None or (
-        len(each_gpu) > 1 and any(_GOOD_WORD.fullmatch(word) is None for word in each_gpu)
-    )
+    good = [_GOOD_WORD.fullmatch(word) is not None for word in _EACH_GPU.findall(text)]
+    return _UNWELL.search(text) is not None or (True in good and False in good)
 
 
 def _is_prose(reported: Reported) -> bool:

@@ -24,8 +24,8 @@ from gpudoctor.facts.captures.boundaries import (
     ROOT,
     RULER,
 )
-from gpudoctor.facts.captures.lines import unescaped, unprefixed, without_terminal
-from gpudoctor.facts.captures.reader import Block, TextReader
+from gpudoctor.facts.captures.lines import form_of_row, lines_in_string, unescaped, unprefixed, without_terminal
+from gpudoctor.facts.captures.reader import Block, NoRow, TextReader
 from gpudoctor.facts.captures.text_statements import TextStatements
 from gpudoctor.statements.catalogue import ONE_DIGIT
 
@@ -40,6 +40,7 @@ _LEAST_COUNTED = 32  # for an empty line too: millions of them take as long as a
 _MOST_REMEMBERED, _LONGEST_REMEMBERED = 10_000, 1000
 _HIDES = ("", " ", "\t", ">", "-")  # first characters of blank, indented and quoted lines and of grep's gap
 _MOST_RANGES = 1000
+_MOST_NO_ROWS = 16
 
 
 class Unrecognised(msgspec.Struct):
@@ -99,7 +100,7 @@ class Transcript:
         self._reader: TextReader | None = None
         self._block = Block([])
         self._characters = 0
-        self._blank = self._by_command = self._divided = False
+        self._blank = self._by_command = False
         self._beside = False  # whether the line before is in the block
         self._command = ""
         # the lines of each reader that is `interleaved`, until the next boundary
@@ -111,6 +112,10 @@ class Transcript:
         self.unrecognised = Unrecognised()
         self.lines_over_limit = 0
         self.hosts: set[str | None] = set()  # whose prompts there are; None: a command went elsewhere
+        self._row_above = ""  # the form of the last row of a list of devices
+        # first lines that hold what is not read: rows below their list, and a tool's text in a string
+        self.row_below: NoRow | None = None
+        self.in_string: NoRow | None = None
         self.statements = TextStatements(file)
         self.blocks = 0
 
@@ -151,8 +156,6 @@ class Transcript:
         return line
 
     def _classified(self, line: str) -> _Line:
-        if self._divided and line and not line.isspace():
-            self._look_beyond_divider(line)
         reader = self._reader
         # a short cut for the many lines of a log; the code below would have the same result
         if reader is not None and reader.in_pieces and line[:1] not in _HIDES and reader.begins(line):
@@ -176,13 +179,6 @@ class Transcript:
     def _was_unknown_before(self, line: str) -> bool:
         short = len(line) < _LONGEST_REMEMBERED and not self._by_command
         return short and (self._reader, line.translate(ONE_DIGIT)) in self._unknown
-
-    def _look_beyond_divider(self, line: str) -> None:
-        """Close the block above a ruler or the like, unless this line continues it or is another one."""
-        if self._reader is not None and self._reader.resumes is not None and self._reader.resumes(line):
-            self._divided = False
-        elif (found := self._boundary(line)) is None or found.step not in (self._divide, self._head):
-            self._close_all()
 
     @property
     def _may_hide_rows(self) -> bool:
@@ -297,15 +293,13 @@ class Transcript:
         block.lines.append(line.text[:MAX_ASIDE_LINE])
 
     def _note_no_row(self, line: _Line, number: int) -> None:
-        self._block.no_row = self._block.no_row or (number, line.text.strip())
+        if len(self._block.no_rows) < _MOST_NO_ROWS:
+            self._block.no_rows.append(NoRow(number, line.text.strip(), len(self._block.lines)))
         self._pass(line, number)
         self._beside = True
 
     def _note_command(self, line: _Line, number: int) -> None:
-        if line.command:
-            self._close_all()
-        else:
-            self._divide(line, number)
+        self._close_all()
         self._command = line.command
         if PLAIN_WORDS.match(line.text):
             self.statements.offer_command(line.text, number)
@@ -320,14 +314,10 @@ class Transcript:
                 return
 
     def _divide(self, line: _Line, number: int) -> None:
-        self._beside = False
-        if self._reader is not None and self._reader.resumes is not None:
-            self._divided = True
-        else:
-            self._close_all()
+        self._close_all()
 
     def _head(self, line: _Line, number: int) -> None:
-        self._divide(line, number)
+        self._close_all()
         self._command = line.command
         self.statements.offer(line.whole, number)
 
@@ -337,8 +327,17 @@ class Transcript:
 
     def _pass(self, line: _Line, number: int) -> None:
         self._beside = False
+        self._look_for_unread(line.text, number)
         self.unrecognised.add(number)
         self.statements.offer(line.text, number)
+
+    def _look_for_unread(self, text: str, number: int) -> None:
+        if self._row_above and self.row_below is None and form_of_row(text) == self._row_above:
+            self.row_below = NoRow(number, text.strip(), 0)
+        if "\\n" in text and self.in_string is None:
+            lines = lines_in_string(text[:_LONGEST_BEGINNING])
+            begun = next((reader for line in lines for reader in self._readers if reader.begins(line)), None)
+            self.in_string = NoRow(number, begun.name, 0) if begun is not None else None
 
     def _pass_and_remember(self, line: _Line, number: int) -> None:
         self._pass(line, number)
@@ -363,7 +362,8 @@ class Transcript:
     def _close(self) -> None:
         reader, block = self._reader, self._block
         self._reader, self._block = None, Block([])
-        self._blank = self._by_command = self._divided = self._beside = False
+        self._blank = self._by_command = self._beside = False
         if reader is not None and block.lines:
+            self._row_above = form_of_row(block.lines[-1]) if reader.row is not None else ""
             self.blocks += 1
             self._take(reader, block)

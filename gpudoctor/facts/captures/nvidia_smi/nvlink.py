@@ -12,7 +12,7 @@ from gpudoctor.facts.captures import ABSENT, SourceError, clipped
 from gpudoctor.facts.captures.nvidia_smi.query_dump import ANSWERED, SmiDump, count_by_index, numbered
 from gpudoctor.facts.captures.nvidia_smi.query_gpu import CUT, GpuDump, GpuDumps
 from gpudoctor.facts.captures.nvidia_smi.values import Values, missing_word
-from gpudoctor.facts.captures.reader import Block, Part, text_reader
+from gpudoctor.facts.captures.reader import Block, NoRow, Part, text_reader
 from gpudoctor.facts.model.gpu import UNKNOWN_BUS, Gpu, NvLink
 from gpudoctor.facts.model.links import ALL_INACTIVE
 from gpudoctor.facts.model.missing import NOT_READ, UNSUPPORTED, Missing, known
@@ -25,7 +25,9 @@ _MORE = re.compile(
     r"|(?:NVLE|Firmware Version|MSE|NETIR[A-Z ]{0,8}):)",
     re.IGNORECASE,
 )
-_BEGIN_OF_ROW = re.compile(r"\s*(?:GPU ?(?:(\d{1,3})(?:$|:)|\?)|Link \d)")
+_BEGIN_OF_ROW = re.compile(
+    r"\s*(?:GPU ?(?:(\d{1,3})|\?)(?::?\s*$|:\s*(?:(?:NVIDIA|Tesla|GeForce|Quadro)\b|.{0,200}\(UUID)|: ?<<<)|Link \d)"
+)
 _WHOLE_LINE = re.compile(r"(?:GB/s|[>)]|\d|\.\d|N/A\]?|active)$")
 _LINK = re.compile(r"Link (\d{1,3}):\s*(.{0,200})")
 _WORD = re.compile(r"<[^<>]{1,40}>|[A-Za-z]{3,20}")
@@ -209,29 +211,28 @@ def with_remote_kinds(gpus: tuple[Gpu, ...], all_gpus: bool) -> tuple[Gpu, ...]:
     )
 
 
+def _is_of_listed(block: Block, no_row: NoRow) -> bool:
+    """Whether the line tells more of a GPU that is listed, as another program does ("GPU 0: NVIDIA H100")."""
+    named = _BEGIN_OF_ROW.match(no_row.text)
+    listed = {found[1] for found in map(_GPU.match, map(str.lstrip, block.lines)) if found is not None}
+    return named is not None and named[1] in listed
+
+
 @text_reader(
     "nvidia-smi -L or nvlink",
     lambda line: _GPU.match(line.lstrip()),
     lambda line: _MORE.match(line.lstrip()),
     row=_BEGIN_OF_ROW.match,
-    resumes=re.compile(rf"(?!GPU 0:){_GPU.pattern}").match,
+    is_whole=_is_of_listed,
 )
 def read_gpu_list(block: Block) -> Part:
     if not _shows_links(block.text, block.command):
-        listed = _parse_gpu_list(block.text)
-        return Part(smi=(listed,), whole=_is_of_listed(block.no_row, listed.gpus))
-    found = parse_nvlink(block.text, whole_end=block.whole_end, gaps=block.no_row is not None)
+        return Part(smi=(_parse_gpu_list(block.text),))
+    found = parse_nvlink(block.text, whole_end=block.whole_end, gaps=bool(block.no_rows))
     gpus = tuple(
         Gpu(gpu.index, f"{UNKNOWN_BUS}{gpu.index}", gpu.uuid, clipped(gpu.name) or NOT_READ, nvlinks=gpu.nvlinks)
         for gpu in found
     )
     driver = Driver(device_count=count_by_index([gpu.index for gpu in gpus]))
     notes = tuple(gpu.cut for gpu in found if gpu.cut)
-    smi = numbered(gpus, "nvidia-smi nvlink", driver)
-    return Part(smi=(smi,), notes=notes, whole=_is_of_listed(block.no_row, gpus))
-
-
-def _is_of_listed(no_row: tuple[int, str] | None, gpus: Collection[Gpu]) -> bool:
-    """Whether the line below the list tells more of one of its GPUs, as another program does ("GPU 0: PASS")."""
-    named = _BEGIN_OF_ROW.match(no_row[1]) if no_row is not None else None
-    return named is not None and named[1] in [str(gpu.index) for gpu in gpus]
+    return Part(smi=(numbered(gpus, "nvidia-smi nvlink", driver),), notes=notes)

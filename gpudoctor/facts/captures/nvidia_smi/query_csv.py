@@ -14,7 +14,7 @@ from gpudoctor.facts.captures.nvidia_smi.names import PATHS
 from gpudoctor.facts.captures.nvidia_smi.query_dump import ANSWERED, SmiDump, count_by_index, is_selected, unwell
 from gpudoctor.facts.captures.nvidia_smi.query_gpu import CUT, GpuDump, GpuDumps
 from gpudoctor.facts.captures.nvidia_smi.values import missing_word
-from gpudoctor.facts.captures.reader import Block, Part, text_reader
+from gpudoctor.facts.captures.reader import Block, NoRow, Part, text_reader
 from gpudoctor.facts.captures.text_statements import from_tool
 from gpudoctor.facts.model.gpu import EVENT_REASONS, Gpu
 from gpudoctor.facts.model.missing import NOT_READ, Missing
@@ -94,8 +94,7 @@ class _Rows:
         index = values.get("index", "")
         known_as = (index, bus_id, values.get("uuid"), values.get("gpu_uuid"))
         identity = next(filter(None, known_as), f"row {len(self._dumps)}")
-        unread = [*_unread_errors(values, identity), *_unread_address(bus_id, identity)]
-        self.unread |= {text: from_tool("nvidia-smi", text, "unread") for text in unread}
+        self.unread |= {text: from_tool("nvidia-smi", text, "unread") for text in _unread_errors(values, identity)}
         before, now = self._dumps.at(identity), GpuDump(bus_id, _by_path(values))
         self.unread |= {each.text: each for each in unwell(now.values, identity)}
         order = self._indices.get(identity, len(self._dumps) - 1)
@@ -110,6 +109,14 @@ class _Rows:
             now.cut = _BROKEN_ROW
             self.notes.append(f"{counted} could not be read")
         self.of_driver |= {name: values[name] for name in ("driver_version", "count") if name in values}
+
+    def without_address(self) -> tuple[Reported, ...]:
+        """What the driver answered in place of a bus id, for each GPU beside others that have one."""
+        if not any(dump.address for dump in self._dumps.values()):
+            return ()
+        named = ((name, dump.bus_id, missing_word(dump.bus_id)) for name, dump in self._dumps.items())
+        texts = [f"GPU {name} has no bus id: {said}" for name, said, word in named if word not in (None, ABSENT)]
+        return tuple(from_tool("nvidia-smi", text, "unread") for text in texts)
 
     def gpus(self, *, last_is_cut: bool) -> tuple[Gpu, ...]:
         if last_is_cut and self._last is not None:
@@ -126,19 +133,18 @@ def _unread_errors(values: dict[str, str], gpu: str) -> Iterator[str]:
             yield f"GPU {gpu}: column {name} is {text}, which gpudoctor does not read"
 
 
-def _unread_address(bus_id: str, gpu: str) -> Iterator[str]:
-    if (refused := missing_word(bus_id)) is not None and refused != ABSENT:
-        yield f"GPU {gpu} has no bus id: {refused.reason}"
-
-
 def _higher_counters(before: dict[str, str], now: dict[str, str]) -> dict[str, str]:
     counts = {path: text for path, text in before.items() if path.startswith(_COUNTED) and text.isdecimal()}
     return {path: text for path, text in counts.items() if now.get(path, "").isdecimal() and int(text) > int(now[path])}
 
 
-@text_reader(
-    NAME, _begins, _ROW.match, after=_QUERY, restarts=_begins, row=_BEGIN_OF_ROW.match, resumes=_BEGIN_OF_ROW.match
-)
+def _is_of_a_loop(block: Block, no_row: NoRow) -> bool:
+    """Whether GPUs have several rows above (-l): whoever ends that leaves out nothing."""
+    begun = [row.group() for row in map(_BEGIN_OF_ROW.match, block.lines[: no_row.above]) if row is not None]
+    return len(set(begun)) < len(begun)
+
+
+@text_reader(NAME, _begins, _ROW.match, after=_QUERY, restarts=_begins, row=_BEGIN_OF_ROW.match, is_whole=_is_of_a_loop)
 def read_query(block: Block) -> Part:
     """The GPUs in the rows. Raise SourceError if neither a header nor the command names the columns.
 
@@ -159,7 +165,7 @@ def read_query(block: Block) -> Part:
         device_count=_count(rows.of_driver.get("count"), shown),
     )
     dump = SmiDump(gpus, driver, notes=tuple(dict.fromkeys(rows.notes)), name=NAME, indexed=indexed)
-    return Part(smi=(dump,), reported=tuple(rows.unread.values())[:_MOST_NAMED])
+    return Part(smi=(dump,), reported=(*rows.unread.values(), *rows.without_address())[:_MOST_NAMED])
 
 
 @text_reader(

@@ -27,7 +27,9 @@ _GPU = re.compile(
     rf"\|\s*(?P<bus_id>{BUS_ID})\s+(?P<display>On|Off|N/A|ERR!)\s*\|\s*(?P<ecc>\S.{{0,20}}?)?\s*\|?\s*$"
 )
 # the row of a GPU that is not in the form above, such as the integrated one of a Jetson: no bus id
-_OTHER_GPU = re.compile(r"\s*\|\s*\d{1,4}\s+(\S[^|]{0,60}?)(?:\s+(?:On|Off|N/A))?\s*(?:\||$)")
+_OTHER_GPU = re.compile(
+    r"\s*\|\s*\d{1,4}\s+((?=(?:NVIDIA|Tesla|GeForce|Quadro)\b|[^|]*\|)\S[^|]{0,60}?)(?:\s+(?:On|Off|N/A))?\s*(?:\||$)"
+)
 # "N/A" contains the slash that separates two values
 _CELL = r"N/A|[^\s/|][^/|]{0,16}?"
 _STATE = re.compile(
@@ -59,6 +61,7 @@ _MIG_DEVICES = re.compile(r"\s*\|\s*MIG devices:")
     lambda line: _LINE.match(line) is not None and OTHER_TABLE.match(line) is None,
     restarts=_DATE.match,
     row=re.compile(NO_MORE).match,
+    is_whole=lambda block, no_row: any(map(_PROCESSES.match, block.lines[: no_row.above])),
 )
 def read_table(block: Block) -> Part:
     """The tables in their order, without those that contain neither a GPU nor the driver's version.
@@ -79,8 +82,7 @@ def read_table(block: Block) -> Part:
     if tables and not block.whole_end and not block.text.rstrip().endswith(("|", "+")):
         tables[-1].cut_in_line()
     dumps = tuple(dump for table in tables if (dump := table.dump()) is not None)
-    reported = tuple(each for dump in dumps for each in dump.reported)
-    return Part(smi=dumps, reported=reported, whole=bool(tables) and tables[-1].lists_processes)
+    return Part(smi=dumps, reported=tuple(each for dump in dumps for each in dump.reported))
 
 
 class _Table:
@@ -165,11 +167,6 @@ class _Table:
         gpu.mig_devices.append(
             {"gpu_instance_id": row[2], "compute_instance_id": row[3], "fb_memory_usage/total": row[6]}
         )
-
-    @property
-    def lists_processes(self) -> bool:
-        """Whether the part that stands below all GPUs was begun."""
-        return self._has_processes
 
     def cut_in_line(self) -> None:
         """Drop the values of the last row, which has no line end and may be cut off inside a word."""

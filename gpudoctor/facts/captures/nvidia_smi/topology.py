@@ -23,7 +23,7 @@ _DEVICE = re.compile(rf"GPU\d{{1,4}}|{_NIC}")
 _COLUMN = re.compile(rf"GPU\d{{0,4}}|{_NIC}|CPU|NUMA|Affinity|ID")
 _HEADER_CELL = re.compile(rf"GPU\d{{1,4}}|{_NIC}|(?:CPU|NUMA) Affinity|GPU NUMA ID|\S+")
 _ROW = re.compile(rf"\s*(?:{_DEVICE.pattern})[ \t]+(?:X|OK|CNS|GNS|TNS|NS|DR|U|NV\d+|PIX|PXB|PHB|NODE|SYS|SOC|N/A)\b")
-_BEGIN_OF_ROW = re.compile(r"\s*GPU\d{1,4}\s")
+_BEGIN_OF_ROW = re.compile(r"\s*GPU\d{1,4}[ \t](?:.{0,200}[ \t])?X(?:[ \t]|$)")
 _LEGEND = re.compile(
     r"\s*(?:NIC )?Legend:|[ \t]+(?:X|SYS|SOC|NODE|PHB|PXB|PIX|PSB|NV#|OK|CNS|GNS|TNS|NS|DR|U) +=|\s*NIC\d+: "
 )
