@@ -52,18 +52,15 @@ RULER = re.compile(r"[ \t]*(?:[-_=*#~.]{3,}|(?:[-*_] ){2,}[-*_]|[─━═]{3,}|
 # that something is left out, or that the program was ended before it had printed all
 _LINES = r"(?:more |other |remaining |further )?(?:lines?|rows?|GPUs?|entries|characters|bytes)"
 _WHAT = rf"(?:the )?(?:output|rest|remainder|list|text|log|(?:\d+ |some |the )?{_LINES})"
-_GONE = (
-    r"(?:(?:is|was|are|were) )?(?:omitted|truncated|elided|snipped|clipped|removed|left out|cut|skipped"
-    r"|not shown|hidden)"
-)
+_GONE = r"(?:(?:is|was|are|were) )?(?:omitted|truncated|elided|snipped|removed|left out|cut|skipped|not shown)"
 LEFT_OUT = re.compile(
     r"[^\w.]{0,40}(?:\.{3,5}|…|⋮)[^\w.]{0,40}$"
-    rf"|(?i:\W{{0,40}}(?:snip(?:ped)?|cut here|more|(?:{_WHAT} )?{_GONE}(?: \w+){{0,4}}"
-    rf"|(?!0\b)\d+ (?:more |other |further ){_LINES}"
-    r"|same (?:for|on|as) .{0,20}(?:other|remaining|rest)\b.{0,20})\W{0,40}$)"
+    rf"|(?i:\W{{0,40}}(?:{_WHAT} {_GONE}(?: for \w+)?|(?!0\b)\d+ (?:more |other |further ){_LINES}"
+    r"|same (?:for|on|as) .{0,20}(?:other|remaining|rest).{0,10}(?:GPU|card)s?)\W{0,40}$)"
+    # in brackets, or between rules
+    rf"|(?i:[ \t]*(?:[\[(<{{]|[-*#=~.]{{2,40}})\W*(?:snip(?:ped)?|cut here|more|{_GONE}(?: \w+){{0,4}})\W{{0,40}}$)"
     # ended by a signal, or by who reads
-    r"|\^C$|(?:Killed|Terminated|Aborted|Segmentation fault|Bus error)(?: \(core dumped\))?\W?$"
-    r"|timeout: the monitored command .{1,40}$|.{0,60}\bBroken pipe\W?$"
+    r"|\^C$|(?:Killed|Terminated)\W?$|timeout: the monitored command .{1,40}$|.{0,60}\bBroken pipe\W?$"
 )
 # a heading between two runs of a ruler: "==> dmesg.txt <==" of head and tail, "===== nvidia-smi =====", "## dmesg"
 HEADING = re.compile(

@@ -50,7 +50,7 @@ _TABLE = (
 )
 _NOT_RUN = re.compile(r"Error(?:: Unable to (?:complete|run)| when executing the) diagnostic.{0,300}")
 _RESULT = re.compile(r"(?:GPU ?(\d{1,4}): )?(Pass|Fail|Warn|Skip|Not Run)(?:p?ed)?\b[ -]*(.{0,60})", re.IGNORECASE)
-_NO_TEST = re.compile(r"(?i)(?:GPU ?\d{1,4}: *)?(?:disabled|not ?applicable|not ?run|n/?a)$")
+_NO_TEST = re.compile(r"(?i)(?:GPU ?\d{1,4}: *)?(?:disabled|not ?applicable|not ?supported|not ?run|n/?a)(?: - .*)?$")
 _OF_ONE_GPU = re.compile(r"GPU ?\d{1,4}:")
 _DIAG_JSON = re.compile(r'[\s{]{0,40}"DCGM (?:GPU )?Diagnostic"\s*:')
 _JSON_FIELD = re.compile(

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator
 from time import monotonic
 from typing import BinaryIO
 
-from gpudoctor.facts.captures import SourceError
+from gpudoctor.facts.captures import BUS_ID, SourceError
 
 CHUNK_BYTES = 1 << 20
-_BEFORE_STRING = re.compile(r""".*["']""")
+_NAMES_A_GPU = re.compile(rf"{BUS_ID}|\bGPU-[0-9a-f]{{8}}|\b(?:NVIDIA|Tesla|GeForce|Quadro) ")
 _NUMBERS, _LEAST_COMMAS = re.compile(r"[0-9a-fA-F]+"), 4
 _LINES_A_LOOK = 1000  # lines read between two looks at the clock
 MAX_LINE = 1 << 23  # characters: a name in a dump may be megabytes long, and is clipped by its reader
@@ -117,13 +117,13 @@ def lines_in_string(line: str) -> Iterator[str]:
     """
     first, *rest = line.split("\\n")
     if rest:
-        yield _BEFORE_STRING.sub("", first)
+        yield first[max(first.rfind('"'), first.rfind("'")) + 1 :]
         yield from (text.replace("\\t", "\t").removesuffix("\\r") for text in rest)
 
 
 def form_of_row(line: str) -> str:
-    """A row of many cells without its numbers; "" for any other line."""
-    return _NUMBERS.sub("0", line) if line.count(",") >= _LEAST_COMMAS else ""
+    """A row of many cells that names a GPU, without its numbers; "" for any other line."""
+    return _NUMBERS.sub("0", line) if line.count(",") >= _LEAST_COMMAS and _NAMES_A_GPU.search(line) else ""
 
 
 def chunks_of(head: bytes, stream: BinaryIO) -> Iterator[bytes]:

@@ -49,15 +49,16 @@ _WELL = re.compile(
     r"(?:[|:=]|\.\.|[ \t]{2})[ \t]?(?:PASS(?:ED)?|Pass(?:ed)?|Healthy|HEALTHY|SUCCESS)\b"
     r"(?: ?- ?All)?[\s|.]*$"
 )
-# a bad one at the end of a cell or a part: "GPU 0 FAIL | GPU 1 | PASS"; not "Fail: 0", "Pass/Fail", "0 FAILED"
+# a bad one that is a cell, or follows a colon or a device: "GPU 0 FAIL | GPU 1 | PASS"; not "| GPU LOST | PASS |"
 _UNWELL = re.compile(
-    r"(?<![/\w])(?<![|:=,(] 0 )(?:[A-Z]+_)?(?:FAIL(?:ED|URES?)?|Fail(?:ed|ure)?|FAULTY?|BAD|DEGRADED"
-    r"|UNHEALTHY|Unhealthy|ERROR|LOST|NOK|(?:NOT|Not) (?:OK|HEALTHY|Healthy))"
-    r"(?!\s*[|:=]\s*(?:0|no|none|false)\b)(?=\s*(?:[|,;()]|$)|\s+(?:GPU|NVLink|Link|mlx\d_) ?\d)"
+    r"(?:^|[|:=,;]\s{0,4}|\b(?:GPU ?|NVLink ?|Link ?|mlx\d_)\d{1,3}[ \t]+(?:[A-Z]+_)?)"
+    r"(?:FAIL(?:ED|URES?)?|Fail(?:ed|ure)?|FAULTY?|BAD|DEGRADED|UNHEALTHY|Unhealthy|ERROR|LOST|NOK"
+    r"|(?:NOT|Not) (?:OK|HEALTHY|Healthy))"
+    r"(?!\s*[|:=]\s*(?:0|no|none|false)\b)(?=\s*(?:[|,;)]|$)|\s+(?:GPU|NVLink|Link|mlx\d_) ?\d)"
 )
 # of several GPUs in a line, what is said of each
 _EACH_GPU = re.compile(r"\bGPU ?#?\d{1,3}\s*(?:[:=|]| - )\s*(?!GPU\b)([A-Za-z]+)(?=\s*[,;|]|\s*$|\s+GPU\b)")
-_GOOD_WORD = re.compile(r"(?i)(?:pass(?:ed)?|ok|okay|healthy|success|good|up|active)")
+_GOOD_WORD = re.compile(r"(?i)(?:pass(?:ed)?|ok|okay|healthy|success|good|up|active|idle|skip(?:ped)?|none|n)")
 # in its place: "| GPU 3 | FAULT |", "GPU 1: not ok"
 _OTHER_VERDICT = re.compile(r"(?:[|:=]|\.\.|[ \t]{1,2})[ \t]*(?:-|[A-Za-z]+(?: ?-? ?[A-Za-z]+){0,2})[\s|.]*")
 # a warning that names neither a device nor a known error is kept only if it is about one of these

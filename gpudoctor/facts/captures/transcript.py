@@ -296,7 +296,8 @@ class Transcript:
         if len(self._block.no_rows) < _MOST_NO_ROWS:
             self._block.no_rows.append(NoRow(number, line.text.strip(), len(self._block.lines)))
         self._pass(line, number)
-        self._beside = True
+        if (found := self._boundary(line.text)) is not None and found.step in (self._divide, self._head):
+            self._close_all()
 
     def _note_command(self, line: _Line, number: int) -> None:
         self._close_all()
@@ -336,7 +337,8 @@ class Transcript:
             self.row_below = NoRow(number, text.strip(), 0)
         if "\\n" in text and self.in_string is None:
             lines = lines_in_string(text[:_LONGEST_BEGINNING])
-            begun = next((reader for line in lines for reader in self._readers if reader.begins(line)), None)
+            of_gpus = [reader for reader in self._readers if reader.name.startswith(("nvidia-smi", "dcgmi"))]
+            begun = next((reader for line in lines for reader in of_gpus if reader.begins(line)), None)
             self.in_string = NoRow(number, begun.name, 0) if begun is not None else None
 
     def _pass_and_remember(self, line: _Line, number: int) -> None:

@@ -26,7 +26,7 @@ _MORE = re.compile(
     re.IGNORECASE,
 )
 _BEGIN_OF_ROW = re.compile(
-    r"\s*(?:GPU ?(?:(\d{1,3})|\?)(?::?\s*$|:\s*(?:(?:NVIDIA|Tesla|GeForce|Quadro)\b|.{0,200}\(UUID)|: ?<<<)|Link \d)"
+    r"\s*(?:GPU ?(?:(\d{1,3})|\?):(?:\s*$|\s*(?:(?:NVIDIA|Tesla|GeForce|Quadro)\b|.{0,200}\(UUID)| ?<<<))"
 )
 _WHOLE_LINE = re.compile(r"(?:GB/s|[>)]|\d|\.\d|N/A\]?|active)$")
 _LINK = re.compile(r"Link (\d{1,3}):\s*(.{0,200})")
@@ -85,14 +85,14 @@ def _parse_gpu_list(text: str) -> SmiDump:
     return SmiDump(gpus.by_index(), driver, name="nvidia-smi -L", indexed=True)
 
 
-def parse_nvlink(text: str, *, whole_end: bool = True, gaps: bool = False) -> list[LinkDump]:
+def parse_nvlink(text: str, *, whole_end: bool = True, gaps: Collection[int] = ()) -> list[LinkDump]:
     """The GPUs in the dump's order. Raise SourceError if there is none.
 
     The outputs of `--status`, `-e` and `-R` may be in one text; what is not in a link's lines is not read. If
     nvidia-smi only reports that all links are inactive, their number is taken from a GPU of the same model; without
     one, the links are Missing. If the dump ends inside its last GPU, the links that this GPU lacks and another one of
-    its model has are Missing (failed). `whole_end`: False if the last line had no line end. `gaps`: any GPU may lack
-    lines.
+    its model has are Missing (failed). `whole_end`: False if the last line had no line end. `gaps`: numbers of
+    lines below which others may be left out.
     """
     gpus: dict[tuple[int, str], LinkDump] = {}
     listings: list[_Listing] = []
@@ -105,7 +105,7 @@ def parse_nvlink(text: str, *, whole_end: bool = True, gaps: bool = False) -> li
         last = line or last
         if header := _GPU.match(line):
             gpu = LinkDump(int(header[1]), header[2], header[3])
-            listings.append(_Listing(gpus.setdefault((gpu.index, gpu.uuid), gpu), number))
+            listings.append(_Listing(gpus.setdefault((gpu.index, gpu.uuid), gpu), number, number))
         elif listings and "all links are inactive" in line.lower():
             listings[-1].gpu.all_inactive = True
         elif listings and (link := _LINK.match(line)):
@@ -116,8 +116,9 @@ def parse_nvlink(text: str, *, whole_end: bool = True, gaps: bool = False) -> li
         raise SourceError("no line like 'GPU 0: NAME (UUID: GPU-...)'")
     if _LINK.match(last) or _GPU.match(last):
         _mark_cut(listings[-1], listings[:-1])
-    for listing in listings if gaps else ():
-        _mark_cut(listing, listings)
+    for gap in gaps:
+        if above := [listing for listing in listings if listing.first_line <= gap]:
+            _mark_cut(above[-1], listings)
     _add_inactive(gpus.values())
     return list(gpus.values())
 
@@ -135,6 +136,7 @@ class _Listing(msgspec.Struct):
     """A GPU's header and the lines of links below it: the output of one option for that GPU."""
 
     gpu: LinkDump
+    first_line: int
     last_line: int
     option: str = ""  # until the first link
     lines: int = 0
@@ -228,7 +230,7 @@ def _is_of_listed(block: Block, no_row: NoRow) -> bool:
 def read_gpu_list(block: Block) -> Part:
     if not _shows_links(block.text, block.command):
         return Part(smi=(_parse_gpu_list(block.text),))
-    found = parse_nvlink(block.text, whole_end=block.whole_end, gaps=bool(block.no_rows))
+    found = parse_nvlink(block.text, whole_end=block.whole_end, gaps=[each.above for each in block.no_rows])
     gpus = tuple(
         Gpu(gpu.index, f"{UNKNOWN_BUS}{gpu.index}", gpu.uuid, clipped(gpu.name) or NOT_READ, nvlinks=gpu.nvlinks)
         for gpu in found

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 import re
+from collections import Counter
 from collections.abc import Iterator
 from itertools import zip_longest
 
 from msgspec.structs import replace
 
-from gpudoctor.facts.captures import ABSENT, BUS_ID, SourceError, clipped
+from gpudoctor.facts.captures import BUS_ID, SourceError, clipped
 from gpudoctor.facts.captures.nvidia_smi.names import PATHS
 from gpudoctor.facts.captures.nvidia_smi.query_dump import ANSWERED, SmiDump, count_by_index, is_selected, unwell
 from gpudoctor.facts.captures.nvidia_smi.query_gpu import CUT, GpuDump, GpuDumps
@@ -30,6 +31,7 @@ _ROW = re.compile(
 _BEGIN_OF_ROW = re.compile(
     rf"\s*(?:\d{{1,3}}|GPU-[0-9a-f]{{8}}[0-9a-f-]*|{BUS_ID}|\d{{4}}/\d\d/\d\d [\d:.]+|(?:NVIDIA|Tesla) [^,]{{1,60}}),"
 )
+_NAME_IN_ROW = re.compile(rf"GPU-[0-9a-f]{{8}}[0-9a-f-]*|{BUS_ID}|(?:^|, *)\d{{1,3}}(?=,)")
 _REASONS = re.compile(r"clocks_(?:throttle|event)_reasons\.(\w+)$")
 # fields that no fact holds
 _OTHER = frozenset(
@@ -115,7 +117,7 @@ class _Rows:
         if not any(dump.address for dump in self._dumps.values()):
             return ()
         named = ((name, dump.bus_id, missing_word(dump.bus_id)) for name, dump in self._dumps.items())
-        texts = [f"GPU {name} has no bus id: {said}" for name, said, word in named if word not in (None, ABSENT)]
+        texts = [f"GPU {name} has no bus id: {said}" for name, said, word in named if word and word.kind == "failed"]
         return tuple(from_tool("nvidia-smi", text, "unread") for text in texts)
 
     def gpus(self, *, last_is_cut: bool) -> tuple[Gpu, ...]:
@@ -139,9 +141,10 @@ def _higher_counters(before: dict[str, str], now: dict[str, str]) -> dict[str, s
 
 
 def _is_of_a_loop(block: Block, no_row: NoRow) -> bool:
-    """Whether GPUs have several rows above (-l): whoever ends that leaves out nothing."""
-    begun = [row.group() for row in map(_BEGIN_OF_ROW.match, block.lines[: no_row.above]) if row is not None]
-    return len(set(begun)) < len(begun)
+    """Whether each GPU has as many rows above, and several (-l): whoever ends that leaves out nothing."""
+    named = (_NAME_IN_ROW.search(line) for line in block.lines[: no_row.above])
+    rows = {*Counter(found.group() for found in named if found is not None).values()}
+    return len(rows) == 1 and rows != {1}
 
 
 @text_reader(NAME, _begins, _ROW.match, after=_QUERY, restarts=_begins, row=_BEGIN_OF_ROW.match, is_whole=_is_of_a_loop)
