@@ -208,7 +208,7 @@ def run_prepared(
     workers = None
     if placement is not None and prep.wants_ranks:
         workers = local_workers.LocalWorkers(placement)
-    sourced = Sourced(nothing_read(request.node))
+    sourced = unread = Sourced(nothing_read(request.node))
     measurements: Measurements | None = None
     partial: list[Measurements] = []
     half_read: list[Node] = []
@@ -228,8 +228,11 @@ def run_prepared(
         if hold_signals is None:
             raise
         signals = hold_signals(stop)
+        was_reading_text = sourced is unread and request.node is not None
         sourced = Sourced(half_read[0]) if half_read else sourced
-        measurements = measure.cut_short(partial[0] if partial else Measurements(), f"interrupted by {stop}")
+        measurements = partial[0] if partial else Measurements()
+        if not was_reading_text:  # no load was near
+            measurements = measure.cut_short(measurements, f"interrupted by {stop}")
     if workers is not None and not signals:
         workers.end()
     return report_on(prep, sourced.node, measurements, argv=argv, signals=signals)

@@ -134,7 +134,8 @@ def _nothing_known(gathered: GatheredLogs) -> str:
     lines = sum(file.lines for file in gathered.files if file.text and not file.like_a_job)
     return (
         f"{f'none of {lines} lines' if lines else 'no line'} is known as output of a training, its launcher or a "
-        "kernel: no log of a job; give the job's own output and the logs of its ranks"
+        "kernel: no log of a job; give the job's own output and the logs of its ranks. What tools print of a node is "
+        "for gpudoctor check --node FILE"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -54,7 +55,8 @@ def find_sources(names: list[str]) -> tuple[list[LogSource], list[Unread]]:
         try:
             found = path.stat()
         except OSError as error:
-            raise UserError(f"{name}: {error.strerror or error}") from None
+            example = "; a job to look at: gpudoctor diagnose --example hang" if error.errno == errno.ENOENT else ""
+            raise UserError(f"{name}: {error.strerror or error}{example}") from None
         if stat.S_ISDIR(found.st_mode):
             _add_logs(path, sources, unread)
         else:

@@ -100,6 +100,8 @@ def test_a_node_can_be_changed_and_judged() -> None:
         (lambda: untyped.check(node=NODE, faults="pcie-x8"), "no fault is called 'pcie-x8'"),
         (lambda: untyped.check(faults=[FAULT]), "--fault is for simulated nodes"),
         (lambda: untyped.check(node=NODE, only=["pcei"]), "no check is called 'pcei'; did you mean pcie"),
+        (lambda: untyped.check(node=NODE, only=["pcie,gpu"]), "'pcie,gpu'; blanks part the names of checks"),
+        (lambda: untyped.check(node="ssh:gpu17"), "here: ssh gpu17 gpudoctor facts | gpudoctor check --node -"),
         (lambda: untyped.check(only=["smi-q.txt"]), "no check is called 'smi-q.txt'; to judge a text"),
         (lambda: untyped.check(only=[NODE]), f"simulated node: --node {NODE}"),
         (lambda: untyped.check(node=NODE, skip=[3]), "skip 3: text is wanted"),

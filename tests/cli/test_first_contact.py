@@ -179,9 +179,10 @@ def test_a_long_page_goes_through_the_pager_of_a_terminal() -> None:
         ("diagnose -", b"Traceback (most recent call last):\nKeyError: 'x'\n\x04", 1, b"user_exception"),
         ("cluster report -", b"{}\n\x04", 2, b"no report there"),
         ("check --level quick --node -", signal.SIGINT, 130, b"interrupted by SIGINT"),
+        ("check --node -", signal.SIGINT, 130, b"interrupted by SIGINT"),
         ("check --level quick --node -", None, 2, b"there is nothing in it"),
     ],
-    ids=["a text", "a log", "a report", "Ctrl-C", "the terminal is closed"],
+    ids=["a text", "a log", "a report", "Ctrl-C", "Ctrl-C before a load", "the terminal is closed"],
 )
 def test_who_types_is_asked_for_it_and_ends_it_once(
     command: str, given: bytes | signal.Signals | None, code: int, said: bytes

@@ -291,6 +291,7 @@ def test_no_faults_leave_a_node_as_it_was() -> None:
             r"pcie-width-x8@9: there is no GPU '9'; this node has GPU 0, 1, 2, 3, 4, 5, 6, 7",
         ),
         ("hgx-h100-8", "pcie-width-x8@", r"^no GPU stands after the @ of 'pcie-width-x8@'"),
+        ("hgx-h100-8", "pcie-width-x8@3,4", r"6, 7; one fault for each GPU: give --fault again"),
         ("hgx-h100-8", "pcie-width-x8@one", r"there is no GPU 'one'"),
         ("hgx-h100-8", "pcie-width-x8@1:2", r"there is no link to strike: write pcie-width-x8@1"),
         ("hgx-h100-8", "nvlink-link-down@1:18", r"GPU 1 has the links 0 to 17, not '18'"),

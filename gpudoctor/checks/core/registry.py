@@ -220,7 +220,8 @@ def select(
     named, skipped = tuple(named), tuple(skipped)
     for word in (*named, *skipped, *required):
         if not any(matches(c, word) for c in everything):
-            raise UserError(f"no check is called {word!r}{_nearest(word, everything)}")
+            hint = "; blanks part the names of checks" if "," in word else _nearest(word, everything)
+            raise UserError(f"no check is called {word!r}{hint}")
     chosen = [c for c in everything if not named or any(matches(c, w) for w in named)]
     return tuple(c for c in chosen if not any(matches(c, s) for s in skipped))
 

@@ -122,7 +122,9 @@ def _judged(case: Case, problem: ProbeProblem) -> Finding:
         return _refused(case, problem, evidence)
     if problem.kind == "out-of-memory":
         return _out_of_memory(case, problem, evidence)
-    look = _LOOK_AT_GPUS if on_gpus(case) else _LOOK_AT_HOST
+    look: tuple[Advice, ...] = _LOOK_AT_GPUS if on_gpus(case) else _LOOK_AT_HOST
+    if text.startswith("interrupted by "):  # by who started the check
+        look = ()
     no_gpu_yet = problem.kind == "timeout" and problem.phase in _BEFORE_ANY_GPU
     if problem.kind == "error" or no_gpu_yet or (problem.rank is None and not on_gpus(case)):
         return unknown(subject, text, *evidence, advice=look)

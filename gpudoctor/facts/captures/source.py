@@ -87,6 +87,9 @@ def _simulated(name: str, environ: Mapping[str, str]) -> Node:
     names = simulated_nodes.node_names()
     if name in names:
         return simulated_nodes.load_node(name, environ)
+    if name.startswith("ssh:"):
+        piped = f"ssh {name[4:100]} gpudoctor facts | gpudoctor check --node -"
+        raise SourceError(f"{name[:100]}: only tui reads over ssh; here: {piped}")
     if os.sep in name or name.startswith("~"):
         raise SourceError(f"{name[:300]}: no such file or directory")
     # a cloud's own name, as aws-p4d, has a word of ours and not the spelling

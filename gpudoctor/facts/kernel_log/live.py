@@ -84,7 +84,8 @@ def _joined(text: str, log: KernelLog, starts_s: float | None, journal: _Journal
     if starts_s is None:
         gap = "the kernel's ring buffer was overwritten while it was read"
     else:
-        gap = f"the kernel's ring buffer has been overwritten since boot: {starts_s:.0f} s of log missing"
+        missing = f"{starts_s:.0f} s of log" if starts_s >= 1 else "its first lines"
+        gap = f"the kernel's ring buffer has been overwritten since boot: {missing} missing"
     if isinstance(journal, _Journal):
         both = _each_once(journal.records, kmsg_records(text, is_of_interest))
         log, loading = collect(both, f"{_RING_BUFFER} and {_JOURNAL_NAME}")

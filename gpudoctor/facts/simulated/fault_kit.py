@@ -154,7 +154,8 @@ def _gpu(node: Node, word: str, spec: str | None) -> int:
     found = next((index for index in indices if word == str(index)), None)
     if found is None:
         shown = ", ".join(map(str, indices))
-        raise UserError(f"{spec}: there is no GPU {word!r}; this node has GPU {shown}")
+        several = "; one fault for each GPU: give --fault again" if "," in word else ""
+        raise UserError(f"{spec}: there is no GPU {word!r}; this node has GPU {shown}{several}")
     return found
 
 
