@@ -15,9 +15,10 @@ from typing import Any, Literal
 import psutil
 import pytest
 
+from gpudoctor.api.load.request import Backend
 from gpudoctor.facts.deadlines import Deadline
 from gpudoctor.facts.model.measurements import Measurements
-from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.missing import Missing, MissingKind
 from gpudoctor.probes.runner import launch
 from gpudoctor.probes.runner import plan as probe_plan
 from gpudoctor.probes.runner.launch import ProbePlan, run_probes
@@ -318,13 +319,17 @@ def test_two_runs_at_once_do_not_meet(private_folders: Path, forked_starter: Non
     assert list(private_folders.iterdir()) == []
 
 
-def test_without_torch_every_probe_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+# CPU ranks run only for who asks for them: no answer is no skip
+@pytest.mark.parametrize(("backend", "kind"), [("gloo", "failed"), ("nccl", "absent")])
+def test_without_torch_every_probe_says_how_to_install_it(
+    backend: Backend, kind: MissingKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     venv.create(tmp_path / "bare", with_pip=False)
     bare = functools.partial(own_python, python=str(tmp_path / "bare" / "bin" / "python"))
     monkeypatch.setattr("gpudoctor.probes.runner.rank_starter_client.own_python", bare)
-    found = run_probes(ProbePlan("gloo", 2), deadline_s=DEADLINE_S, probe_deadline_s=30.0)
+    found = run_probes(ProbePlan(backend, 2), deadline_s=DEADLINE_S, probe_deadline_s=30.0)
     asked = [found.not_run[name] for name in ("torch", "collective", "train")]
-    assert asked == [Missing(INSTALL_TORCH, "absent")] * 3
+    assert asked == [Missing(INSTALL_TORCH, kind)] * 3
     assert found.problems == ()
     assert found.launch is None
 

@@ -138,7 +138,9 @@ class RunCollector:
                     for state in self._states:
                         state.phase = "import torch" if state.phase == "start" else state.phase
             case messages.NoTorch(text=text, kind=kind):
-                self._lack_of_torch = Missing(INSTALL_TORCH if kind == "absent" else text, kind)
+                text = INSTALL_TORCH if kind == "absent" else text
+                # CPU ranks run only for who asks for them
+                self._lack_of_torch = Missing(text, "failed" if self._plan.backend == "gloo" else kind)
 
     def garbled(self, rank: int) -> None:
         """Note that a line could not be parsed: this process's figures are lost, whatever it does next."""
