@@ -327,7 +327,8 @@ def test_without_torch_every_probe_says_how_to_install_it(
     venv.create(tmp_path / "bare", with_pip=False)
     bare = functools.partial(own_python, python=str(tmp_path / "bare" / "bin" / "python"))
     monkeypatch.setattr("gpudoctor.probes.runner.rank_starter_client.own_python", bare)
-    found = run_probes(ProbePlan(backend, 2), deadline_s=DEADLINE_S, probe_deadline_s=30.0)
+    gpus = ((0, "GPU-a", "0000:01:00.0"), (1, "GPU-b", "0000:02:00.0")) if backend == "nccl" else ()
+    found = run_probes(ProbePlan(backend, 2, gpus), deadline_s=DEADLINE_S, probe_deadline_s=30.0)
     asked = [found.not_run[name] for name in ("torch", "collective", "train")]
     assert asked == [Missing(INSTALL_TORCH, kind)] * 3
     assert found.problems == ()
