@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from gpudoctor.checks.core.finding import Finding, Status
+from gpudoctor.facts.captures.source import load_source
 from gpudoctor.facts.simulated.load import load_node
 from gpudoctor.report.judge import judge as judge_all
 from tests.checks.one_check import finds, judge, text_of
@@ -91,6 +94,28 @@ def test_rows_below_a_ruler_may_be_of_another_table_and_pass_nothing(line: str) 
 @pytest.mark.parametrize("name", LISTS)
 def test_what_says_that_nothing_is_left_out_takes_no_pass(name: str, line: str) -> None:
     assert verdict(f"{LISTS[name]}{line}\n") == "pass"
+
+
+XID = "NVRM: Xid (PCI:0000:1b:00): 79, pid=1, name=python, GPU has fallen off the bus."
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{table(NODE)}root@node7:~# [ 1234.567890] {XID}\n",
+        gpu_list(NODE).replace("\n", f"[ 1234.567890] {XID}\n", 1),
+        table(NODE).replace("No running processes found", f"No running processes found [ 12.3] {XID}"),
+    ],
+    ids=["behind a prompt", "in a list", "in a table"],
+)
+def test_what_the_kernel_writes_into_other_lines_is_seen(text: str) -> None:
+    assert [XID in text, verdict(text)] == [True, "fail"]
+
+
+def test_a_folder_with_a_tools_text_in_a_string_is_no_pass(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(table(NODE))
+    (tmp_path / "b.json").write_text(f'{{"smi": "{gpu_list(NODE)!r}"}}\n')
+    assert judge_all(load_source(str(tmp_path)).node).verdict == "unknown"
 
 
 def test_who_ends_a_loop_leaves_nothing_out() -> None:

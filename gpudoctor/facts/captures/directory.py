@@ -93,8 +93,9 @@ def is_dump(head: bytes) -> bool:
     if is_binary(head):
         return False
     found: list[TextReader] = []
-    Transcript(READERS, lambda reader, _: found.append(reader)).read(lines_of([head]))
-    return bool(found)
+    transcript = Transcript(READERS, lambda reader, _: found.append(reader))
+    transcript.read(lines_of([head]))
+    return bool(found) or transcript.in_string is not None
 
 
 class _File(NamedTuple):

@@ -41,6 +41,7 @@ _MOST_REMEMBERED, _LONGEST_REMEMBERED = 10_000, 1000
 _HIDES = ("", " ", "\t", ">", "-")  # first characters of blank, indented and quoted lines and of grep's gap
 _MOST_RANGES = 1000
 _MOST_NO_ROWS = 16
+_OF_KERNEL = "NVRM: "
 
 
 class Unrecognised(msgspec.Struct):
@@ -240,8 +241,10 @@ class Transcript:
         found = PROMPT.match(line) or ROOT.match(line) or BARE.match(line)
         if found is not None:
             groups = found.groupdict()
-            command = groups.get("command") or groups.get("attached") or ""
-            return _Line(self._note_command, line, command=command.strip())
+            command = (groups.get("command") or groups.get("attached") or "").strip()
+            # the kernel writes to a console behind its prompt
+            by_kernel = (begun := self._begun_by(command)) is not None and begun.in_pieces
+            return (self._of_reader(command) if by_kernel else None) or _Line(self._note_command, line, command=command)
         if FENCE.match(line) or RULER.match(line):
             return _Line(self._divide, line)
         if (heading := HEADING.match(line)) is None:
@@ -267,6 +270,8 @@ class Transcript:
         self._blank = False
         self._beside = True
         block.lines.append(line.text)
+        if reader is not None and reader.row is not None and (at := line.text.find(_OF_KERNEL)) > 0:
+            self.statements.offer(line.text[at:], number)  # written into the line by somebody else
         self._last_line = number
 
     def _end(self, line: _Line, number: int) -> None:
