@@ -85,11 +85,7 @@ def _unread_errors(tool: str, rows: _Rows, form: str) -> list[Reported]:
     return found[:_MOST_NAMED]
 
 
-@text_reader(
-    "nvidia-smi dmon",
-    _BEGIN.match,
-    lambda line: _UNITS.match(line) or _SAMPLE.match(line),
-)
+@text_reader("nvidia-smi dmon", _BEGIN.match, lambda line: _UNITS.match(line) or _SAMPLE.match(line))
 def _read_dmon(block: Block) -> Part:
     rows: _Rows = {}
     processes: dict[tuple[int, str], dict[str, str]] = {}

@@ -27,7 +27,7 @@ _COLUMN = re.compile(r" *([a-z][a-z0-9_]*(?:\.[a-z0-9_]+)*)(?: \[[\w/%]{1,8}\])?
 _ROW = re.compile(
     r"(?=[^,]{0,2000},)(?:[\w.]|\[(?:N/A|Not |Unknown|Insufficient|GPU |Requested))[\w \[\]/.:%!+\-()*\"',]{0,2000}$"
 )
-# a row below a ruler, or one that lacks its end
+# of a row that may lack its end
 _BEGIN_OF_ROW = re.compile(
     rf"\s*(?:\d{{1,3}}|GPU-[0-9a-f]{{8}}[0-9a-f-]*|{BUS_ID}|\d{{4}}/\d\d/\d\d [\d:.]+|(?:NVIDIA|Tesla) [^,]{{1,60}}),"
 )
