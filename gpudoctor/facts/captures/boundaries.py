@@ -58,7 +58,8 @@ LEFT_OUT = re.compile(
     rf"|(?i:\W{{0,40}}(?:{_WHAT} {_GONE}(?: for \w+)?|(?!0\b)\d+ (?:more |other |further ){_LINES}"
     r"|same (?:for|on|as) .{0,20}(?:other|remaining|rest).{0,10}(?:GPU|card)s?)\W{0,40}$)"
     # in brackets, or between rules
-    rf"|(?i:[ \t]{{0,40}}(?:[\[(<{{]|[-*#=~.]{{2}})\W{{0,40}}(?:snip(?:ped)?|cut here|more|{_GONE}(?: \w+){{0,4}})\W{{0,40}}$)"
+    rf"|(?i:[ \t]{{0,40}}(?:[\[(<{{]|[-*#=~.]{{2}})\W{{0,40}}(?:snip(?:ped)?|cut here|more"
+    rf"|{_GONE}(?: \w+){{0,4}})\W{{0,40}}$)"
     # ended by a signal, or by who reads
     r"|\^C$|(?:Killed|Terminated)\W?$|timeout: the monitored command .{1,40}$|.{0,60}\bBroken pipe\W?$"
 )
