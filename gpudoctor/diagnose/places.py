@@ -123,14 +123,15 @@ def _is_of_a_later_attempt(events: list[Event], one: Event, other: Event) -> boo
     return later or any(_begins_again(e) for e in events if one.line < e.line < other.line)
 
 
-def _steps(events: list[Event]) -> list[int]:
+def steps_of(events: list[Event]) -> list[int]:
+    """The numbers of the steps that these lines of progress tell of, in their order."""
     return [e.number("step") or 0 for e in events if e.role == "progress"]
 
 
 def _works_again(events: list[Event], line: int) -> bool:
     """Whether a job that a scheduler ended made progress later: it was requeued and writes to the same file."""
     after = [e for e in events if e.line > line]
-    steps, before = _steps(after), _steps([e for e in events if e.line < line])
+    steps, before = steps_of(after), steps_of([e for e in events if e.line < line])
     if len(steps) < STEPS_OF_WORK or not before or max(steps) <= max(before):
         return False
     # standard output that was written behind standard error begins at the first step, a resumed job near the last
@@ -147,7 +148,7 @@ def _goes_on_well(events: list[Event], line: int) -> bool:
     after = [e for e in events if e.line > line]
     if any(e.role in ("wrapper", "exit", "closed", *TROUBLE) for e in after):
         return False
-    steps, before = _steps(after), _steps([e for e in events if e.line <= line])
+    steps, before = steps_of(after), steps_of([e for e in events if e.line <= line])
     finished = any(e.role == "done" for e in after)
     return bool(before) and len(steps) >= 2 and (max(steps) > max(before) or finished)
 

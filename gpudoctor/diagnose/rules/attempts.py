@@ -7,7 +7,7 @@ from signal import SIGKILL
 
 from gpudoctor.diagnose.events import TROUBLE, Event, only
 from gpudoctor.diagnose.job import Attempt, Job, is_work
-from gpudoctor.diagnose.places import REQUEUED
+from gpudoctor.diagnose.places import REQUEUED, steps_of
 from gpudoctor.diagnose.rules import outside, silence
 from gpudoctor.diagnose.rules.ends import NO_FAILURE_OF_ITS_OWN
 from gpudoctor.diagnose.rules.model import Hypothesis, host_of, only_rank, ranks_of
@@ -126,10 +126,6 @@ def _ended_a_step(job: Job, trouble: Event) -> bool:
     before = [e for e in of_file if e.line < trouble.line]
     behind = [e for e in of_file if e.line > trouble.line]
     resumed = any(e.what == "resumed" for e in behind)
-    reached, steps = max(_steps(before), default=0), _steps(behind)
+    reached, steps = max(steps_of(before), default=0), steps_of(behind)
     goes_further = bool(steps) and steps[0] > reached / 2 and max(steps) > reached
     return any(map(is_work, before)) and not (resumed and goes_further)
-
-
-def _steps(events: list[Event]) -> list[int]:
-    return [e.number("step") or 0 for e in events if e.role == "progress"]

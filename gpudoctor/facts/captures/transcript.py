@@ -96,6 +96,7 @@ class Transcript:
         self, readers: Iterable[TextReader], take: Callable[[TextReader, Block], None], file: str = ""
     ) -> None:
         self._readers = tuple(readers)
+        self._of_gpus = [reader for reader in self._readers if reader.name.startswith(("nvidia-smi", "dcgmi"))]
         self._take = take
         self._file = file
         self._reader: TextReader | None = None
@@ -342,8 +343,7 @@ class Transcript:
             self.row_below = NoRow(number, text.strip(), 0)
         if "\\n" in text and self.in_string is None:
             lines = lines_in_string(text[:_LONGEST_BEGINNING])
-            of_gpus = [reader for reader in self._readers if reader.name.startswith(("nvidia-smi", "dcgmi"))]
-            begun = next((reader for line in lines for reader in of_gpus if reader.begins(line)), None)
+            begun = next((reader for line in lines for reader in self._of_gpus if reader.begins(line)), None)
             self.in_string = NoRow(number, begun.name, 0) if begun is not None else None
 
     def _pass_and_remember(self, line: _Line, number: int) -> None:
